@@ -10,6 +10,7 @@ import pyarrow as pa
 from stateflow.errors import InvalidArgument, KeyColumnMissing
 from stateflow.partitioner import partition_of
 from stateflow.rpc.rows import BatchRows
+from stateflow.runtime.exact import Misfit, column_of, type_of
 from stateflow.types import OperatorSpec
 
 
@@ -27,28 +28,56 @@ def by_partition(spec: OperatorSpec, schema: pa.Schema | None, rows: list[Mappin
 def numbered(
     spec: OperatorSpec, schema: pa.Schema | None, rows: list[Mapping[str, Any]]
 ) -> tuple[pa.RecordBatch, list[int]]:
-    """The rows, of which one at least, in one schema, which has every column that any of them has; and the partition of
-    each. Args and errors as of :func:`by_partition`."""
-    key, partitions = spec.key, spec.partitions
+    """The rows, of which one at least, in one schema, and the partition of each: the one way from rows to batches, for
+    clients and the harness. Without a schema it has every column that any of the rows has. What a row lacks is null;
+    what it has is taken exactly as it is, or refused. Args and errors as of :func:`by_partition`."""
     for index, row in enumerate(rows):
-        missing = [column for column in key if column not in row]
-        if missing:
+        if missing := [column for column in spec.key if column not in row]:
             raise _no_key(spec, f"row {index} has no {missing[0]!r}")
-    names = schema.names if schema is not None else dict.fromkeys(name for row in rows for name in row)
-    for column in key:
+    names = dict.fromkeys(name for row in rows for name in row) if schema is None else dict.fromkeys(schema.names)
+    for column in spec.key:
         if column not in names:
             raise _no_key(spec, f"the schema has no {column!r}")
-    try:
-        columns = {name: [row.get(name) for row in rows] for name in names}
-        table = pa.RecordBatch.from_pydict(columns, schema=schema)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise InvalidArgument(
-            f"the rows do not fit one schema: {str(error).splitlines()[0]}",
-            remedy="give schema=, or mend the rows",
-        ) from error
+    if schema is not None:
+        _check_names(spec, names, rows)
+    fields, arrays = [], []
+    for number, name in enumerate(names):
+        values = [row.get(name) for row in rows]
+        try:
+            field = pa.field(name, type_of(values, name in spec.key)) if schema is None else schema.field(number)
+            arrays.append(column_of(field).array(values))
+            fields.append(field)
+        except Misfit as misfit:
+            raise _refused(spec, name, misfit, schema is not None) from misfit
+    table = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields) if schema is None else schema)
     # of the keys as the replica will see them: an int in a double column is a double
-    keys = zip(*(table.column(column).to_pylist() for column in key), strict=True)
-    return table, [partition_of(values, partitions) for values in keys]
+    keys = zip(*(table.column(column).to_pylist() for column in spec.key), strict=True)
+    return table, [partition_of(values, spec.partitions) for values in keys]
+
+
+def _check_names(spec: OperatorSpec, names: Mapping[str, None], rows: list[Mapping[str, Any]]) -> None:
+    for index, row in enumerate(rows):
+        if not row.keys() <= names.keys():
+            unknown = next(name for name in row if name not in names)
+            raise InvalidArgument(
+                f"a row has {unknown!r}, which the schema does not name",
+                remedy=f"leave it out, or add it to schema=, which has {', '.join(names)}",
+                operator=spec.name,
+                column=unknown,
+                row=index,
+            )
+
+
+def _refused(spec: OperatorSpec, name: str, misfit: Misfit, declared: bool) -> InvalidArgument:
+    what = misfit.what if declared else misfit.what.replace("is declared", "would be")
+    remedy = "mend the row, or declare another type in schema=" if declared else "give schema=, or mend the rows"
+    return InvalidArgument(
+        f"the rows do not fit {'the' if declared else 'one'} schema: column {name!r}{misfit.path} {what}",
+        remedy=f"{misfit.how}; {remedy}" if misfit.how else remedy,
+        operator=spec.name,
+        column=f"{name}{misfit.path}",
+        row=misfit.row,
+    )
 
 
 def _no_key(spec: OperatorSpec, what: str) -> KeyColumnMissing:

@@ -54,7 +54,9 @@ class StreamClient:
     send every batch from the one it names on again, in order, with ``rewind=True``. Outputs were given the first time.
 
     Args:
-        schema: Spark DDL or Arrow schema of the rows; without it the types are inferred, batch by batch.
+        schema: Spark DDL or Arrow schema of the rows; without it the types are inferred, batch by batch. Either way a
+            value is taken exactly as it is, or refused (InvalidArgument); what a row lacks is null, and what the schema
+            does not name is refused.
         acknowledged: the newest batch the application knows was acknowledged to a predecessor, or a function that
             looks it up, called when the source is this client's: until then a predecessor may be told of more.
             Partitions tell each other's losses; but where all that knew of a batch lost it, only the application can

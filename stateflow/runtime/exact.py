@@ -9,6 +9,7 @@ A ``float`` is the one type that rounds, as its 32 bits mean that. What would be
 
 from __future__ import annotations
 
+import functools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -18,6 +19,7 @@ from itertools import accumulate, chain
 from operator import attrgetter
 from types import NoneType
 from typing import Any
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -460,6 +462,177 @@ def items_of(value: Any) -> list[Any]:
     if isinstance(value, str | bytes | bytearray | memoryview | Mapping) or not isinstance(value, Sequence | Set):
         raise TypeError("it is no list")
     return list(value)
+
+
+# -- types of values that declare none ---------------------------------------------------------------------
+
+
+def type_of(values: list[Any], key: bool = False) -> pa.DataType:
+    """The type that takes all of these as each would be taken alone. Raises Misfit where there is none: a value does
+    not depend on those beside it.
+
+    Ints beside floats or Decimals are the one exception, as they equal what they become. Args: key: of a key column,
+    where they do not, as another number is another key.
+    """
+    kinds = {kind: _family(kind) for kind in set(map(type, values))}
+    families = frozenset(kinds.values()) - {"null"}
+    if "arrow" in families:
+        return type_of(list(map(_python, values)), key)
+    if len(families) > 1 and (key or families not in _WIDER):
+        raise _unlike(values, lambda value: kinds[type(value)])
+    family = _WIDER.get(families) or next(iter(families), "null")
+    match family:
+        case "list":
+            return _type_of_lists(values)
+        case "dict":
+            return _type_of_dicts(values)
+        case "datetime" | "numpy":
+            return _type_of_times(values)
+        case "Decimal":
+            return _type_of_decimals(values)
+        case "":
+            row, value = next((row, value) for row, value in enumerate(values) if value is not None)
+            raise Misfit(f"got {short(value)}, of which no type is known", "send plain values: text, numbers, …", row)
+    return _PLAIN_TYPES[family]
+
+
+_FAMILIES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
+    ("null", NoneType),
+    ("arrow", pa.Scalar),
+    ("bool", (bool, np.bool_)),
+    ("numpy", np.datetime64),
+    ("int", (int, np.integer)),
+    ("float", (float, np.floating)),
+    ("str", str),
+    ("bytes", (bytes, bytearray, memoryview)),
+    ("datetime", datetime),
+    ("date", date),
+    ("time", time),
+    ("timedelta", timedelta),
+    ("Decimal", Decimal),
+    ("UUID", UUID),
+    ("dict", Mapping),
+    ("list", (list, tuple, Sequence, Set, np.ndarray, pa.Array, pa.ChunkedArray)),
+)
+_WIDER = {frozenset({"int", "float"}): "float", frozenset({"int", "Decimal"}): "Decimal"}
+_PLAIN_TYPES: dict[str, pa.DataType] = {
+    "null": pa.null(),
+    "bool": pa.bool_(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "str": pa.string(),
+    "bytes": pa.binary(),
+    "date": pa.date32(),
+    "time": pa.time64("us"),
+    "timedelta": pa.duration("us"),
+    "UUID": pa.uuid() if hasattr(pa, "uuid") else pa.null(),  # Arrow of before 19 refuses them
+}
+
+
+@functools.lru_cache(maxsize=1024)
+def _family(kind: type) -> str:
+    found = next((name for name, kinds in _FAMILIES if issubclass(kind, kinds)), "")
+    return "list" if not found and hasattr(kind, "__array__") and not issubclass(kind, np.generic) else found
+
+
+def _unlike(values: list[Any], of: Callable[[Any], Any]) -> Misfit:
+    """The first value that is of another kind than the first one."""
+    there = [(row, value) for row, value in enumerate(values) if value is not None]
+    first = there[0][1]
+    row, value = next((row, value) for row, value in there if of(value) != of(first))
+    return Misfit(f"got {short(value)} beside {short(first)}", "", row)
+
+
+def _type_of_lists(values: list[Any]) -> pa.DataType:
+    settled = []
+    for row, value in enumerate(values):
+        try:
+            settled.append(None if value is None else items_of(value))
+        except TypeError:
+            raise Misfit(f"got {short(value)}, of which no type is known", "", row) from None
+    try:
+        return pa.list_(type_of(list(chain.from_iterable(filter(None, settled)))))
+    except Misfit as misfit:
+        raise _in_one_of(settled, misfit, lambda value, at: f"[{at}]") from None
+
+
+def _type_of_dicts(values: list[Any]) -> pa.DataType:
+    """A struct where all have the same keys, else a map: in a struct each would gain the keys of the others."""
+    rows, there = zip(*((row, value) for row, value in enumerate(values) if value is not None), strict=True)
+    names = there[0].keys()
+    if not all(isinstance(name, str) for name in names) or any(value.keys() != names for value in there):
+        return _type_of_maps(values)
+    fields = []
+    for name in names:
+        try:
+            fields.append(pa.field(name, type_of([value[name] for value in there])))
+        except Misfit as misfit:
+            raise misfit.within(f".{name}", None if misfit.row is None else rows[misfit.row]) from None
+    return pa.struct(fields)
+
+
+def _type_of_maps(values: list[Any]) -> pa.DataType:
+    there = [value for value in values if value is not None]
+    try:
+        keys = type_of(list(chain.from_iterable(there)), key=True)
+    except Misfit as misfit:
+        raise _in_one_of(values, misfit, lambda value, at: ".key") from None
+    if t.is_null(keys):
+        row = next(row for row, value in enumerate(values) if value)
+        raise Misfit("is None, which no map has as a key", "", row, ".key")
+    try:
+        return pa.map_(keys, type_of(list(chain.from_iterable(value.values() for value in there))))
+    except Misfit as misfit:
+        raise _in_one_of(values, misfit, lambda value, at: f"[{short(list(value)[at])}]") from None
+
+
+def _type_of_times(values: list[Any]) -> pa.DataType:
+    """In the zone that all of them have: in another one they would have another hour, and another date."""
+    zones: dict[Any, Any] = {}
+
+    def zone_of(value: Any) -> Any:
+        if isinstance(value, np.datetime64):
+            return "date" if np.datetime_data(value.dtype)[0] == "D" else None
+        if value.tzinfo not in zones:
+            zones[value.tzinfo] = _zone_name(value)
+        return zones[value.tzinfo]
+
+    found = set()
+    for row, value in enumerate(values):
+        try:
+            found |= set() if value is None else {zone_of(value)}
+        except RAISED as error:
+            how = "convert it: value.astimezone(timezone.utc)"
+            raise Misfit(
+                f"got {short(value)}, of whose time zone no type is known: {_line(error)}", how, row
+            ) from error
+    if len(found) > 1:
+        misfit = _unlike(values, zone_of)
+        misfit.how = "convert all to one zone: value.astimezone(timezone.utc)"
+        raise misfit
+    (zone,) = found
+    return pa.date32() if zone == "date" else pa.timestamp("us", zone)
+
+
+def _zone_name(value: Any) -> str | None:
+    """As Arrow has it. Raises ValueError for a zone that it would change."""
+    offset = value.utcoffset()
+    if offset is None:
+        return None
+    name: str = pa.array([value]).type.tz
+    if name[0] in "+-" and offset % timedelta(minutes=1):
+        raise ValueError(f"no time zone has the offset of {short(value)}")
+    return name
+
+
+def _type_of_decimals(values: list[Any]) -> pa.DataType:
+    for row, value in enumerate(values):
+        if isinstance(value, Decimal) and not value.is_finite():
+            raise Misfit(f"got {short(value)}, which no column of decimals holds", "send null for it", row)
+    try:
+        return pa.infer_type([None if value is None else exact_decimal(value) for value in values])
+    except RAISED as error:
+        raise Misfit(f"has Decimals of no one type: {_line(error)}", "send at most 38 digits") from error
 
 
 # -- of Arrow ----------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class OperatorHarness:
         self._stores: list[PartitionStore] = []
         self._stores = [self._new_store(p) for p in range(partitions)]
         self._hosts = [self._new_host(p) for p in range(partitions)]
-        if rows := list(initial_state):
+        if rows := rows_given(initial_state):
             self._apply(*self._messages(rows), source=INITIAL)
 
     def _described(self) -> OperatorSpec:
@@ -107,8 +107,8 @@ class OperatorHarness:
         )
 
     def send(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """One batch; returns the outputs, grouped by partition, in order per key. Rows may have different columns: what
-        one lacks is null.
+        """One batch; returns the outputs, grouped by partition, in order per key. Rows are taken as a client without
+        ``schema=`` takes them. They may have different columns: what one lacks is null.
 
         Raises what ``process`` raises, as OperatorFailed; the state of that partition is then as before. Raises
         InvalidArgument for rows that do not fit one schema, KeyColumnMissing, NullKey."""
