@@ -12,8 +12,9 @@ from typing import Any
 import msgpack
 import pyarrow as pa
 
-from stateflow.errors import DecodeError
+from stateflow.errors import DecodeError, OutputMismatch
 from stateflow.runtime.arrow import BatchReader, read_schema
+from stateflow.runtime.rows import NOT_PYTHONS, readable
 
 _MARK = b"\x00"
 VERSION = 1
@@ -44,7 +45,10 @@ def split_output(data: bytes) -> tuple[bytes, dict[str, bytes]]:
 
 
 class OutputReader:
-    """Rows of outputs, as dictionaries. Args: side: tag → schema."""
+    """Rows of outputs, as dictionaries. A value that Python has not, as a time in the year 12000 that a batch operator
+    gave, is refused when it is looked at: it is committed, and the rows beside it are to be had.
+
+    Args: side: tag → schema."""
 
     def __init__(self, schema: pa.Schema, side: Mapping[str, pa.Schema]) -> None:
         self._main = BatchReader(schema)
@@ -78,12 +82,33 @@ class OutputReader:
 
 def _rows(reader: BatchReader, messages: Iterable[bytes]) -> list[dict[str, Any]]:
     batches = [reader.read(message) for message in messages if message]
-    return pa.Table.from_batches(batches, reader.schema).to_pylist() if batches else []
+    if not batches:
+        return []
+    table = pa.Table.from_batches(batches, reader.schema)
+    try:
+        rows: list[dict[str, Any]] = table.to_pylist()
+        return rows
+    except NOT_PYTHONS:  # of some value, as a batch operator may give them: the others are to be had
+        columns = [_values(table[number], name) for number, name in enumerate(table.column_names)]
+        return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _values(column: pa.ChunkedArray, name: str) -> list[Any]:
+    try:
+        values: list[Any] = column.to_pylist()
+        return values
+    except NOT_PYTHONS:
+        return [readable(scalar, name, row) for row, scalar in enumerate(column)]
 
 
 def _append(one: bytes, two: bytes, reader: BatchReader) -> bytes:
     if not one or not two:
         return one or two
     table = pa.Table.from_batches([reader.read(one), reader.read(two)])
-    message: bytes = table.combine_chunks().to_batches()[0].serialize().to_pybytes()
+    whole, *more = table.combine_chunks().to_batches()
+    if more:
+        raise OutputMismatch(
+            "what timers and rows gave together has more than 2 GiB of text in a column", remedy="send smaller batches"
+        )
+    message: bytes = whole.serialize().to_pybytes()
     return message

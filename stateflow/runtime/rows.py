@@ -125,20 +125,12 @@ class RowReader:
             return [self._value(column.slice(row, 1), index, row) for row in range(len(column))]
 
     def _value(self, column: pa.Array, index: int, row: int) -> Any:
-        why: Exception | None = None
-        scalar = column[0]
         if (coarse := self._coarse.get(index)) is not None:
             try:
-                scalar = column.cast(coarse)[0]
+                column = column.cast(coarse)
             except NOT_PYTHONS as error:
-                return Unreadable(self.schema.names[index], row, str(scalar.type), _first_line(error))
-        for read in _WAYS:
-            try:
-                return read(scalar)
-            except NOT_PYTHONS as error:
-                why = why or error
-        assert why is not None
-        return Unreadable(self.schema.names[index], row, str(scalar.type), _first_line(why))
+                return Unreadable(self.schema.names[index], row, str(column.type), _first_line(error))
+        return readable(column[0], self.schema.names[index], row)
 
 
 @functools.lru_cache(maxsize=64)
@@ -159,6 +151,18 @@ _WAYS: tuple[Callable[[pa.Scalar], Any], ...] = (
     lambda scalar: scalar.as_py(),
     lambda scalar: scalar.cast(pa.timestamp("us", tz="UTC")).as_py(),
 )
+
+
+def readable(scalar: pa.Scalar, column: str, row: int) -> Any:
+    """A value as Python has it, or what is there in its place where Python has none such."""
+    why: Exception | None = None
+    for read in _WAYS:
+        try:
+            return read(scalar)
+        except NOT_PYTHONS as error:
+            why = why or error
+    assert why is not None
+    return Unreadable(column, row, str(scalar.type), _first_line(why))
 
 
 def _holds_map(type_: pa.DataType) -> bool:

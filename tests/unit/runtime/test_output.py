@@ -1,0 +1,34 @@
+"""Outputs as they are stored, read by those who asked for them."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pyarrow as pa
+import pytest
+
+from stateflow.errors import InvalidArgument
+from stateflow.runtime.output import OutputReader, join_output
+
+FAR_US = 10**18  # in the year 33658
+
+
+def message(batch: pa.RecordBatch) -> bytes:
+    found: bytes = batch.serialize().to_pybytes()
+    return found
+
+
+def test_rows_beside_a_value_that_python_has_not_are_to_be_had() -> None:
+    """A batch operator may give it, and Spark has it: a client that asked again got the same error for ever."""
+    schema = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", "UTC")), ("d", pa.date32())])
+    times = pa.array([0, FAR_US], pa.int64()).cast(schema.field("at").type)
+    days = pa.array([0, 10**8], pa.int32()).cast(pa.date32())
+    batch = pa.record_batch([pa.array(["a", "b"]), times, days], schema)
+    reader = OutputReader(schema, {"late": schema})
+    main, side = reader.rows([join_output(message(batch), {"late": message(batch.slice(1))})])
+    assert main[0] == {"k": "a", "at": dt.datetime(1970, 1, 1, tzinfo=dt.UTC), "d": dt.date(1970, 1, 1)}
+    assert [row["k"] for row in main] == ["a", "b"]
+    assert [row["k"] for row in side["late"]] == ["b"]
+    for column in ("at", "d"):
+        with pytest.raises(InvalidArgument, match=rf"beyond what Python has: .*\(column={column} row=1\)"):
+            str(main[1][column].year)
