@@ -55,7 +55,7 @@ class OperatorInstance:
         self._event_time, self._key = cls.event_time, key_columns(cls)
         side = side_schemas(cls)
         self._writer = OutputWriter(output_schema(cls), partition.operator)
-        self._side_writers = {tag: OutputWriter(schema, partition.operator) for tag, schema in side.items()}
+        self._side_writers = {tag: OutputWriter(schema, partition.operator, tag) for tag, schema in side.items()}
         self._freeze = self._writer.freeze
         self._outputs = OutputReader(output_schema(cls), side)
         keyed = state if isinstance(state, KeyedState) else None

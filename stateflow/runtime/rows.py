@@ -178,11 +178,13 @@ def null_key(column: str, count: int, operator: str) -> NullKey:
 
 
 class OutputWriter:
-    """Encodes output rows as one record batch message in the operator's declared schema."""
+    """Encodes output rows as one record batch message in the operator's declared schema.
 
-    def __init__(self, schema: pa.Schema, operator: str) -> None:
+    Args: tag: of a side output."""
+
+    def __init__(self, schema: pa.Schema, operator: str, tag: str | None = None) -> None:
         self.schema = schema
-        self._operator = operator
+        self._operator, self._tag = operator, tag
         self._names = schema.names
         self._columns = [column_of(field) for field in schema]
         self._changeable = frozenset(i for i, field in enumerate(schema) if _may_change(field.type))
@@ -238,9 +240,12 @@ class OutputWriter:
         arrays = []
         for index, field in enumerate(self.schema):
             try:
-                arrays.append(self._columns[index].array(list(map(itemgetter(index), rows))))
+                array = self._columns[index].array(list(map(itemgetter(index), rows)))
             except Misfit as misfit:
                 raise self._misfit(field, misfit) from misfit
+            if isinstance(array, pa.ChunkedArray):
+                raise self._mismatch("the rows of one batch have more than 2 GiB of text in it", column=field.name)
+            arrays.append(array)
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def columns(self, produced: Any, method: str) -> pa.RecordBatch:
@@ -289,7 +294,10 @@ class OutputWriter:
 
     def _mismatch(self, what: str, how: str = "", **where: Any) -> OutputMismatch:
         remedy = "make process() produce what `output` declares, in that order"
-        return OutputMismatch(what, remedy=f"{how}; {remedy}" if how else remedy, operator=self._operator, **where)
+        if self._tag is not None:
+            remedy = f"emit what `side_outputs` declares for {self._tag!r}, in that order"
+        remedy = f"{how}; {remedy}" if how else remedy
+        return OutputMismatch(what, remedy=remedy, operator=self._operator, side_output=self._tag, **where)
 
 
 def _message(part: pa.RecordBatch) -> bytes:

@@ -203,6 +203,13 @@ def test_a_row_is_refused_with_operator_column_row_and_remedy() -> None:
     assert "value.replace(tzinfo=timezone.utc)" in caught.value.remedy
 
 
+def test_a_row_of_a_side_output_is_refused_with_its_tag() -> None:
+    with pytest.raises(OutputMismatch) as caught:
+        OutputWriter(parse_ddl("tags array<long>"), "Op", "late").write([([1.5],)])
+    assert caught.value.where == {"operator": "Op", "side_output": "late", "column": "tags[0]", "row": 0}
+    assert "`side_outputs` declares for 'late'" in caught.value.remedy
+
+
 # -- of Arrow -----------------------------------------------------------------------------------------------
 
 
