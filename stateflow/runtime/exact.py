@@ -431,12 +431,15 @@ def _is_there(value: Any) -> bool:
 
 def _offsets(values: list[Any], has_nulls: bool, kind: pa.DataType) -> pa.Array:
     """Where each value begins among the items of all; null for one that is null itself."""
-    lengths = [0 if value is None else len(value) for value in values] if has_nulls else list(map(len, values))
-    ends: list[int | None] = list(accumulate(lengths, initial=0))
-    width = pa.int64() if t.is_large_list(kind) else pa.int32()
-    if has_nulls:
-        ends = [None if value is None else end for value, end in zip(values, ends, strict=False)] + ends[-1:]
-    return pa.array(ends, width)
+    ends = np.zeros(len(values) + 1, np.int64)
+    lengths = (0 if value is None else len(value) for value in values) if has_nulls else map(len, values)
+    np.cumsum(np.fromiter(lengths, np.int64, len(values)), out=ends[1:])
+    if not t.is_large_list(kind):
+        if ends[-1] >= 1 << 31:
+            raise OverflowError("more than 2^31 items in a column")
+        ends = ends.astype(np.int32)
+    null = np.fromiter((value is None for value in chain(values, [()])), bool, len(ends)) if has_nulls else None
+    return pa.array(ends, mask=null)
 
 
 def _in_one_of(values: list[Any], misfit: Misfit, path: Callable[[Any, int], str]) -> Misfit:
