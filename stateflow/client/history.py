@@ -353,7 +353,8 @@ def _decoded(known: bytes) -> _Known:
     try:
         version, generation_us, session_id, number, *rest = msgpack.unpackb(known)
         if version == KNOWN_VERSION:
-            behind, among = msgpack.unpackb(zlib.decompressobj().decompress(*rest, INNER_MAX))
+            (inner,) = rest
+            behind, among = msgpack.unpackb(zlib.decompressobj().decompress(inner, INNER_MAX))
             partitions = [partition for partition, is_there in enumerate(among) if is_there]
         elif version == 1:
             behind, partitions = rest
