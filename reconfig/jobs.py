@@ -9,7 +9,7 @@ from typing import Any
 
 from reconfig.affinity import Affinity
 from reconfig.placement import PolicyName, policies_named
-from stateflow.errors import InvalidArgument
+from stateflow.errors import REPORT_LINE, InvalidArgument, StateflowError
 from stateflow.moves import MoveOptions
 from stateflow.schedule import Schedule
 from stateflow.types import check_name
@@ -60,6 +60,20 @@ class Job:
         if self.coordinator is not None and self.coordinator.least > 1:
             raise InvalidArgument("one controller coordinates a job", remedy="say which, not how many", job=self.name)
 
+    def prove(self, now_us: int) -> None:
+        """Raises InvalidArgument where its record would not be read as it is, or would never be due: what is recorded
+        is there for good."""
+        self.check()
+        match read_job(self.name, self.to_payload(), self.since_us):
+            case Unreadable() as found:
+                raise InvalidArgument(f"that is no job: {found.why}", remedy="correct it", job=self.name)
+            case found if found != self:
+                raise InvalidArgument("the job would not be read as it is", remedy=REPORT_LINE, job=self.name)
+        if self.schedule.once_us is not None and self.schedule.once_us <= now_us:
+            raise InvalidArgument("that time has passed", remedy="name one to come", job=self.name)
+        if self.schedule.next_us(now_us, now_us, None, None) is None:
+            raise InvalidArgument("that time never comes", remedy="name one that does", job=self.name)
+
     def to_payload(self) -> dict[str, Any]:
         return {
             "schedule": self.schedule.text,
@@ -92,6 +106,33 @@ class Job:
             Affinity.parse(text) if (text := payload.get("coordinator", "")) else None,
             Affinity.parse(text) if (text := payload.get("workers", "")) else None,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A record of a job that cannot be read, as one of a newer version or of an earlier one that checked less. It is
+    told and can be deleted; it is never due."""
+
+    name: str
+    payload: Mapping[str, Any]
+    why: str
+
+    def refused(self) -> InvalidArgument:
+        return InvalidArgument(
+            f"the record of the job cannot be read: {self.why}",
+            remedy=f"delete it with `stateflow job delete {self.name}`, and create it again",
+            job=self.name,
+        )
+
+
+def read_job(name: str, payload: Mapping[str, Any], since_us: int) -> Job | Unreadable:
+    """Reads what the ledger has of a job. One that cannot be read holds up no other."""
+    try:
+        return Job.of(name, payload, since_us)
+    except StateflowError as error:
+        return Unreadable(name, payload, error.what)
+    except Exception as error:  # noqa: BLE001 - whatever another version wrote there
+        return Unreadable(name, payload, f"{type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -338,7 +338,8 @@ class JobRun(Report):
 @dataclass(frozen=True, slots=True)
 class JobReport(Report):
     """What is done by itself. ``next_us``: when again; 0: never, or it is paused. ``runs``: the newest hundred, in
-    their order. ``coordinator``, ``workers``: which controller, and which nodes; empty: any.
+    their order. ``coordinator``, ``workers``: which controller, and which nodes; empty: any. ``error``: why its record
+    cannot be read, and what to do about it.
 
     Example: ``[each.name for each in cluster.jobs() if not each.paused]``
     """
@@ -356,6 +357,7 @@ class JobReport(Report):
     coordinator: str = ""
     workers: str = ""
     follower: FollowerReport | None = None
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

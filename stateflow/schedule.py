@@ -17,6 +17,8 @@ from cronsim import CronSim, CronSimError
 from stateflow.errors import InvalidArgument
 from stateflow.types import shown
 
+#: s; jobs are looked at every half second, and what is done more often than this is no job
+EVERY_MIN_S = 0.1
 #: s, a hundred years
 EVERY_MAX_S = 3_155_760_000
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -27,12 +29,13 @@ _REMEDY = "write once 2030-01-01T18:00:00Z, every 20s (15m, 2h, 7d), or cron 0 1
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """``once <ISO time with zone>``, ``every <length>``, from the end of the run before, or ``cron <five fields>
-    [zone]``, UTC where none is named. See :meth:`parse`."""
+    [zone]``, UTC where none is named. Exactly one of ``once_us``, ``every_us`` and ``cron`` is given; the others are
+    None, as 0 is a time. See :meth:`parse`."""
 
     text: str
-    once_us: int = 0
-    every_us: int = 0
-    cron: str = ""
+    once_us: int | None = None
+    every_us: int | None = None
+    cron: str | None = None
     zone: str = "UTC"
 
     @classmethod
@@ -43,13 +46,13 @@ class Schedule:
             match words:
                 case ["once", at] if (moment := datetime.fromisoformat(at)).tzinfo is not None:
                     return cls(text, once_us=_us(moment))
-                case ["every", seconds] if 0 < float(seconds) <= EVERY_MAX_S:
+                case ["every", seconds] if EVERY_MIN_S <= float(seconds) <= EVERY_MAX_S:
                     return cls(text, every_us=round(float(seconds) * 1e6))
                 case ["cron", *fields] if len(fields) in (5, 6):
                     zone = fields[5] if len(fields) == 6 else "UTC"
-                    found = cls(text, cron=" ".join(fields[:5]), zone=zone)
-                    next(CronSim(found.cron, datetime.now(ZoneInfo(zone))))  # of 50 years
-                    return found
+                    cron = " ".join(fields[:5])
+                    next(CronSim(cron, datetime.now(ZoneInfo(zone))))  # of 50 years
+                    return cls(text, cron=cron, zone=zone)
         except (ValueError, OSError, KeyError, CronSimError, StopIteration):  # ZoneInfo's, and a day that never comes
             pass
         raise InvalidArgument(f"{shown(text)} is no schedule", remedy=_REMEDY)
@@ -61,9 +64,9 @@ class Schedule:
             since_us: when it was made, or went on. What was due before is not made up for.
             fired_us: the newest time that it ran for. ended_us: when that run ended.
         """
-        if self.once_us:
+        if self.once_us is not None:
             return self.once_us if self.once_us <= now_us and not self._is_over(fired_us) else None
-        if self.every_us:
+        if self.every_us is not None:
             at = max(since_us, ended_us or 0) + self.every_us
             return at if at <= now_us else None
         after = max(since_us, fired_us or 0)
@@ -71,19 +74,26 @@ class Schedule:
 
     def next_us(self, now_us: int, since_us: int, fired_us: int | None, ended_us: int | None) -> int | None:
         """When it will be due, where it is not now. None: never."""
-        if self.once_us:
+        if self.once_us is not None:
             return None if self._is_over(fired_us) else self.once_us
-        if self.every_us:
+        if self.every_us is not None:
             return max(since_us, ended_us or 0) + self.every_us
-        return _us(next(CronSim(self.cron, self._local(max(now_us, fired_us or 0)))))
+        after = self._local(max(now_us, fired_us or 0))
+        return next((_us(at) for at in CronSim(self._line, after)), None)
 
     def _is_over(self, fired_us: int | None) -> bool:
-        return fired_us is not None and fired_us >= self.once_us
+        return fired_us is not None and self.once_us is not None and fired_us >= self.once_us
+
+    @property
+    def _line(self) -> str:
+        if self.cron is None:
+            raise InvalidArgument(f"{shown(self.text)} is no schedule", remedy=_REMEDY)
+        return self.cron
 
     def _before(self, now_us: int) -> int | None:
         """The newest time up to now."""
         just_behind = self._local(now_us) + timedelta(seconds=1)
-        return next((_us(at) for at in CronSim(self.cron, just_behind, reverse=True)), None)
+        return next((_us(at) for at in CronSim(self._line, just_behind, reverse=True)), None)
 
     def _local(self, us: int) -> datetime:
         return datetime.fromtimestamp(us // 1_000_000, UTC).astimezone(ZoneInfo(self.zone))

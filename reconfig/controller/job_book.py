@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from reconfig.jobs import RUNS_MAX, Job, Run, RunState, Stage, next_us
+from reconfig.jobs import RUNS_MAX, Do, Job, Run, RunState, Stage, Unreadable, next_us, read_job
 from stateflow.errors import InvalidArgument
 from stateflow.ledger import Record, RecordState
 from stateflow.reports import FollowerReport, JobReport, JobRun, JobStage
@@ -16,13 +16,18 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(slots=True)
 class JobBook:
-    """``there``: those there are. ``orders``: records of each. ``runs``: the newest of each, in their order.
-    ``records``: the newest of each run under way, by item."""
+    """``there``: those there are. ``unreadable``: those whose records cannot be read. ``orders``: records of each.
+    ``runs``: the newest of each, in their order. ``records``: the newest of each run under way, by item."""
 
     there: dict[str, Job] = field(default_factory=dict)
+    unreadable: dict[str, Unreadable] = field(default_factory=dict)
     orders: dict[str, int] = field(default_factory=dict)
     runs: dict[str, list[Run]] = field(default_factory=dict)
     records: dict[str, Record] = field(default_factory=dict)
+
+    def names(self) -> list[str]:
+        """Names all jobs, in order."""
+        return sorted(self.there.keys() | self.unreadable.keys())
 
     def newest(self, job: str) -> Run | None:
         return self.runs[job][-1] if self.runs.get(job) else None
@@ -31,7 +36,9 @@ class JobBook:
         return [run for runs in self.runs.values() for run in runs if run.state is RunState.IN_PROCESS]
 
     def found(self, name: str) -> Job:
-        """Raises InvalidArgument."""
+        """Raises InvalidArgument, also where its record cannot be read."""
+        if name in self.unreadable:
+            raise self.unreadable[name].refused()
         try:
             return self.there[name]
         except KeyError:
@@ -51,8 +58,11 @@ class JobBook:
     def report(
         self, name: str, now_us: int, waits: Mapping[str, str] = NOTHING, follower: FollowerReport | None = None
     ) -> JobReport:
-        """Args: waits: for what, by id of runs under way. Raises InvalidArgument."""
-        job, runs = self.found(name), self.runs.get(name, [])
+        """Args: waits: for what, by id of runs under way. Raises InvalidArgument where there is none of that name."""
+        runs = self.runs.get(name, [])
+        if name in self.unreadable:
+            return _unread(self.unreadable[name], runs, waits, follower)
+        job = self.found(name)
         return JobReport(
             name,
             job.schedule.text,
@@ -72,10 +82,14 @@ class JobBook:
     def fold_job(self, rest: str, record: Record) -> None:
         name, _, number = rest.rpartition("/")
         self.orders[name] = int(number)
+        self.there.pop(name, None)
+        self.unreadable.pop(name, None)
         if record.payload:
-            self.there[name] = Job.of(name, record.payload, record.timestamp_us)
-        else:
-            self.there.pop(name, None)
+            match read_job(name, record.payload, record.timestamp_us):
+                case Unreadable() as found:
+                    self.unreadable[name] = found
+                case job:
+                    self.there[name] = job
 
     def fold_run(self, rest: str, record: Record) -> None:
         job, _, at_us = rest.rpartition("/")
@@ -107,6 +121,27 @@ class JobBook:
         self.runs[job] = [
             replace(run, stages=(*run.stages, stage)) if run.id == of else run for run in self.runs.get(job, [])
         ]
+
+
+def _unread(
+    job: Unreadable, runs: Sequence[Run], waits: Mapping[str, str], follower: FollowerReport | None
+) -> JobReport:
+    """Tells what can be told of a job whose record cannot be read."""
+    do = job.payload.get("do", "")
+    return JobReport(
+        job.name,
+        str(job.payload.get("schedule", "")),
+        do if isinstance(do, str) and do in set(Do) else "",
+        "",
+        (),
+        (),
+        "",
+        False,
+        0,
+        tuple(told(run, waits) for run in runs),
+        follower=follower,
+        error=str(job.refused()),
+    )
 
 
 def told(run: Run, waits: Mapping[str, str] = NOTHING, follower: FollowerReport | None = None) -> JobRun:

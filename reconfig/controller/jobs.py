@@ -50,12 +50,13 @@ class Jobs:
         self._ordering = asyncio.Lock()
         self._there = asyncio.Event()  # there may be jobs
         self._waits: dict[str, str] = {}  # runs under way, by id: what they wait for
+        self._trouble: dict[str, str] = {}  # by job: why it is not begun, as it was logged last
 
     # -- commands -----------------------------------------------------------------------------------------
 
     async def create(self, job: Job) -> JobReport:
         """Raises InvalidArgument, also for a name that there is and a time that has passed; OperatorNotDeployed."""
-        job.check()
+        job.prove(self._context.clock.now_us())
         if job.operator:
             self._cluster.operator(job.operator)
         # of controllers only those are known here that have led
@@ -63,10 +64,8 @@ class Jobs:
             job.workers.check(self._cluster.roster.nodes().values(), "nodes")
         self._check_target(job)
         async with self._ordering:
-            if job.name in self._book.there:
+            if job.name in self._book.names():
                 raise InvalidArgument("there is a job of that name", remedy="delete it first", job=job.name)
-            if 0 < job.schedule.once_us <= self._context.clock.now_us():
-                raise InvalidArgument("that time has passed", remedy="name one to come", job=job.name)
             await self._context.record(ClusterState.define_job, job.name, job)
             self._there.set()
         return self.report(job.name)
@@ -91,7 +90,7 @@ class Jobs:
     async def delete(self, name: str) -> JobReport:
         """Its runs stay in the ledger. Raises InvalidArgument."""
         async with self._ordering:
-            found = self.report(self._found(name).name)
+            found = self.report(name)
             await self._context.record(ClusterState.define_job, name, None)
         return found
 
@@ -109,7 +108,7 @@ class Jobs:
         return self._book.report(name, self._context.clock.now_us(), self._waits)
 
     def reports(self) -> list[JobReport]:
-        return [self.report(name) for name in sorted(self._book.there)]
+        return [self.report(name) for name in self._book.names()]
 
     def run(self, run_id: str) -> JobRun:
         """Raises InvalidArgument."""
@@ -129,19 +128,30 @@ class Jobs:
                 self._there.clear()
                 await self._there.wait()
             await asyncio.sleep(LOOK_S)
-            try:
-                await self._look()
-            except StateflowError as error:
-                log.warning("no job is begun: %s", error)
-            except Exception:
-                log.exception("no job is begun")
+            await self._look()
 
     async def _look(self) -> None:
+        """Begins what is due. A job that cannot be begun holds up no other; it is tried again at the next look."""
         async with self._ordering:
             for job in list(self._book.there.values()):
-                at_us = due(job, self._book.runs.get(job.name, []), self._context.clock.now_us())
-                if at_us is not None:
-                    await self._begin(job, at_us)
+                try:
+                    at_us = due(job, self._book.runs.get(job.name, []), self._context.clock.now_us())
+                    if at_us is not None:
+                        await self._begin(job, at_us)
+                    self._trouble.pop(job.name, None)
+                except Exception as error:  # noqa: BLE001 - it is logged
+                    self._say(job.name, error)
+
+    def _say(self, job: str, error: Exception) -> None:
+        """Logs why a job is not begun, once for each reason."""
+        why = f"{type(error).__name__}: {error}"
+        if self._trouble.get(job) == why:
+            return
+        self._trouble[job] = why
+        if isinstance(error, StateflowError):
+            log.warning("job %s is not begun: %s", job, error)
+        else:
+            log.error("job %s is not begun: %s; %s", job, why, REPORT_LOG, exc_info=error)
 
     async def _begin(self, job: Job, at_us: int) -> None:
         operators = [job.operator] if job.operator else sorted(self._cluster.deployed)
@@ -173,7 +183,9 @@ class Jobs:
                 stage = await self._stage(run, job, operator, workers.nodes)
                 run = await self._context.record(ClusterState.end_stage, run, stage)
         elif not run.stages and not self._cluster.begun_by(run.mark):
-            return RunState.FAILED, (), "the job was deleted before it began"
+            unreadable = self._book.unreadable.get(run.job)
+            why = "the job was deleted before it began" if unreadable is None else str(unreadable.refused())
+            return RunState.FAILED, (), why
         ids = [each for stage in run.stages for each in stage.reconfigurations]
         failed = [f"{stage.operator}: {stage.error}" for stage in run.stages if stage.error]
         failed += [each for each in ids if not await self._completed(each)]
@@ -223,6 +235,9 @@ class Jobs:
             except StateflowError as error:  # replicas may be about to register with a controller that has just begun
                 if not error.retryable or self._context.clock.monotonic() > until:
                     return Stage(operator, error=str(error))
+            except Exception as error:
+                log.exception("%s: %s", run.mark, operator)
+                return Stage(operator, error=f"{type(error).__name__}: {error}; {REPORT_LOG}")
             await asyncio.sleep(self._context.settings.retry_interval_s)
 
     async def _completed(self, reconfiguration: str) -> bool:

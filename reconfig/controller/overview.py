@@ -83,7 +83,7 @@ class Overview:
     def job_reports(self, name: str) -> list[JobReport]:
         """Raises InvalidArgument."""
         jobs, now = self.cluster.jobs, self.cluster.now_us()
-        return [jobs.report(each, now, follower=self.follower) for each in ([name] if name else sorted(jobs.there))]
+        return [jobs.report(each, now, follower=self.follower) for each in ([name] if name else jobs.names())]
 
     def job_run(self, run_id: str) -> JobRun:
         """Raises InvalidArgument."""

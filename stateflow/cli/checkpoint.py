@@ -312,10 +312,17 @@ def restore(
     names = [each.name for each in cluster.status().operators] if operator == "all" else [operator]
     exact = position(at) if at else None
     reports: list[tuple[str, RestoredPartition]] = []
+    refused: list[tuple[str, StateflowError]] = []
     for name in names:
         numbers = partition_numbers(" ".join(partition), cluster.operator(name).partitions) if partition else []
-        with waiting(f"restoring {name}", as_json=as_json):
-            done = cluster.restore(name, numbers, to=to, url=url, savepoint=savepoint, at=exact)
+        try:
+            with waiting(f"restoring {name}", as_json=as_json):
+                done = cluster.restore(name, numbers, to=to, url=url, savepoint=savepoint, at=exact)
+        except StateflowError as error:
+            if len(names) == 1:
+                raise
+            refused.append((name, error))  # what was restored of others is told all the same
+            continue
         reports += [(name, each) for each in done]
     failed = [(name, each) for name, each in reports if each.error]
     rewinds = _rewinds(reports)
@@ -334,10 +341,13 @@ def restore(
             }
             for name, each in reports
         ]
-        emit({"partitions": partitions, "sources": rewinds})
+        told = [{"operator": name, **why.to_wire()} for name, why in refused]
+        emit({"partitions": partitions, "sources": rewinds, "refused": told})
     else:
         _show_restored(reports, rewinds)
-    if failed or not reports:
+        for name, why in refused:
+            console.print(Text(f"{name} was not restored: {why}", "red"))
+    if failed or refused or not reports:
         raise typer.Exit(1)
 
 

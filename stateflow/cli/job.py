@@ -19,7 +19,7 @@ from stateflow.cli.options import (
     Strategy,
     move_options,
 )
-from stateflow.cli.output import console, emit, fields_of, shown_time
+from stateflow.cli.output import console, emit, errors, fields_of, shown_time
 from stateflow.client import Cluster
 from stateflow.client.words import partition_numbers
 from stateflow.reports import JobReport, JobRun
@@ -83,6 +83,9 @@ def list_jobs(controller: Controller = LOCAL, as_json: Json = False) -> None:
     if as_json:
         emit({"jobs": [fields_of(each) for each in found]})
         return
+    for each in found:
+        if each.error:
+            errors.print(show.plain(each.error), highlight=False)
     table = show.new_table(
         "job", "does", "schedule", "next", "last for", "state", "came of it", spare=("came of it", "last for")
     )
@@ -94,7 +97,7 @@ def list_jobs(controller: Controller = LOCAL, as_json: Json = False) -> None:
             each.schedule,
             "paused" if each.paused else _time(each.next_us),
             "" if last is None else _time(last.at_us),
-            "" if last is None else last.state,
+            "unreadable" if each.error else "" if last is None else last.state,
             "" if last is None else last.note,
         )
     console.print(table)
@@ -169,8 +172,11 @@ def _show(report: JobReport, as_json: bool) -> None:
     if as_json:
         emit(fields_of(report))
         return
-    when = "paused" if report.paused else f"next {_time(report.next_us)}"
-    console.print(f"{report.name}: {report.do} {report.operator or 'all operators'}, {report.schedule}, {when}")
+    if report.error:
+        errors.print(show.plain(report.error), highlight=False)
+    else:
+        when = "paused" if report.paused else f"next {_time(report.next_us)}"
+        console.print(f"{report.name}: {report.do} {report.operator or 'all operators'}, {report.schedule}, {when}")
     for what, affinity in (("coordinated by", report.coordinator), ("moves go to", report.workers)):
         if affinity:
             console.print(f"{what}: {affinity}", highlight=False)

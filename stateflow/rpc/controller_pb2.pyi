@@ -538,7 +538,7 @@ class AutopilotOrders(_message.Message):
     def __init__(self, policies: _Optional[_Iterable[str]] = ..., max_pause_ms: _Optional[float] = ..., cool_down_s: _Optional[float] = ..., moves_per_minute: _Optional[float] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("name", "schedule", "do", "operator", "policies", "partitions", "to", "options", "paused", "next_us", "runs", "coordinator", "workers", "follower")
+    __slots__ = ("name", "schedule", "do", "operator", "policies", "partitions", "to", "options", "paused", "next_us", "runs", "coordinator", "workers", "follower", "error")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     DO_FIELD_NUMBER: _ClassVar[int]
@@ -553,6 +553,7 @@ class Job(_message.Message):
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     FOLLOWER_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     name: str
     schedule: str
     do: str
@@ -567,7 +568,8 @@ class Job(_message.Message):
     coordinator: str
     workers: str
     follower: Follower
-    def __init__(self, name: _Optional[str] = ..., schedule: _Optional[str] = ..., do: _Optional[str] = ..., operator: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., partitions: _Optional[_Iterable[int]] = ..., to: _Optional[str] = ..., options: _Optional[_Union[MoveOptions, _Mapping]] = ..., paused: _Optional[bool] = ..., next_us: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[JobRun, _Mapping]]] = ..., coordinator: _Optional[str] = ..., workers: _Optional[str] = ..., follower: _Optional[_Union[Follower, _Mapping]] = ...) -> None: ...
+    error: str
+    def __init__(self, name: _Optional[str] = ..., schedule: _Optional[str] = ..., do: _Optional[str] = ..., operator: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., partitions: _Optional[_Iterable[int]] = ..., to: _Optional[str] = ..., options: _Optional[_Union[MoveOptions, _Mapping]] = ..., paused: _Optional[bool] = ..., next_us: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[JobRun, _Mapping]]] = ..., coordinator: _Optional[str] = ..., workers: _Optional[str] = ..., follower: _Optional[_Union[Follower, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
 
 class JobRun(_message.Message):
     __slots__ = ("at_us", "began_us", "ended_us", "state", "reconfigurations", "note", "id", "stages", "follower")

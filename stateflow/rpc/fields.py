@@ -267,6 +267,7 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "PartitionFault.error": TEXT,
     "Job.name": NAMED,
     "Job.schedule": TEXT,
+    "Job.error": TEXT,
     "ChangeJobRequest.name": NAMED,
     "JobRun.reconfigurations": IDENTIFIED,
     "JobRun.id": optional(LABELLED),

@@ -34,6 +34,7 @@ def us(text: str) -> int:
             "every 99999999d",
         ),
         *("every", "every 0", "every -1", "every inf", "every nan", "every 1e99"),
+        *("every 0.0000001", "every 0.09"),
         *("cron", "cron * * * *", "cron 61 * * * *", "cron 0 0 31 2 *", "cron 0 18 * * * UTC UTC"),
         *("cron 0 18 * * * Atlantis/Poseidonis", "cron 0 18 * * * ../../etc"),
     ],
@@ -80,6 +81,13 @@ def test_once_comes_though_it_was_run_by_hand_before() -> None:
     once, at = Schedule.parse("once 2030-01-01T18:00:00Z"), us("2030-01-01T18:00:00+00:00")
     assert once.due(at, 0, at - MINUTE, at - MINUTE + 1) == at
     assert once.due(at + 2, at + 1, at + 1, at + 2) is None
+
+
+def test_zero_is_a_time() -> None:
+    once = Schedule.parse("once 1970-01-01T00:00:00Z")
+    assert once.due(S, 0, None, None) == 0
+    assert once.next_us(S, 0, None, None) == 0
+    assert once.due(S, 0, 0, S) is None
 
 
 def test_every_counts_from_the_end_of_the_run_before() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,8 @@ from reconfig.affinity import Affinity
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.jobs import Do, Job, Run, RunState, Stage, due, next_at_us, next_us
 from stateflow.errors import InvalidArgument
-from stateflow.ledger import Ledger
+from stateflow.ledger import Ledger, RecordState
+from stateflow.rpc.reports import job_of, job_to_pb
 from stateflow.schedule import Schedule
 
 S = 1_000_000
@@ -65,3 +68,50 @@ def test_a_run_of_an_earlier_version_has_a_stage_for_whatever_is_deployed() -> N
 def test_one_controller_coordinates() -> None:
     with pytest.raises(InvalidArgument, match="one controller coordinates"):
         Job("j", Schedule.parse("every 60"), Do.CHECKPOINT, coordinator=Affinity.parse("site cloud:2")).check()
+
+
+BAD = [
+    {"schedule": "every 0.0000001", "do": "checkpoint"},
+    {"schedule": "fortnightly", "do": "checkpoint"},
+    {"schedule": "every 60", "do": "dance"},
+    {"schedule": "every 60", "do": "checkpoint", "options": {"colour": "red"}},
+    {"do": "checkpoint"},
+    {"schedule": 7, "do": ["checkpoint"]},
+]
+
+
+@pytest.mark.parametrize("payload", BAD, ids=str)
+def test_a_record_that_cannot_be_read_holds_up_no_other_and_can_be_deleted(
+    tmp_path: Path, payload: dict[str, Any]
+) -> None:
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        cluster = ClusterState(ledger)
+        cluster._append("job/bad/1", RecordState.NEW, None, payload)
+        cluster.define_job("nightly", EVERY)
+        again = ClusterState.read(ledger)
+        assert again.jobs.names() == ["bad", "nightly"]
+        told = [job_of(job_to_pb(again.jobs.report(name, 0))) for name in again.jobs.names()]
+        assert "cannot be read" in told[0].error
+        assert "job delete bad" in told[0].error
+        assert (told[1].error, told[1].next_us > 0) == ("", True)
+        with pytest.raises(InvalidArgument, match="cannot be read"):
+            again.jobs.found("bad")
+        again.define_job("bad", None)
+        assert ClusterState.read(ledger).jobs.names() == ["nightly"]
+
+
+@pytest.mark.parametrize(
+    "text", ["once 1970-01-01T00:00:00Z", "once 1969-12-31T00:00:00Z", "once 2020-01-01T00:00:00Z"]
+)
+def test_a_time_that_has_passed_is_refused_before_it_is_recorded(text: str) -> None:
+    """Before, 0 was taken for a time that is not given: such a job was recorded, and could not be told any more."""
+    job = Job("late", Schedule.parse(text), Do.CHECKPOINT)
+    with pytest.raises(InvalidArgument, match="that time has passed"):
+        job.prove(1_700_000_000 * S)
+    assert next_us(job, [], 0) == job.schedule.once_us, "one that an earlier version recorded is told"
+
+
+def test_a_job_whose_record_would_say_something_else_is_not_recorded() -> None:
+    EVERY.prove(0)
+    with pytest.raises(InvalidArgument, match="would not be read as it is"):
+        Job("nightly", replace(EVERY.schedule, text="every 61"), Do.CHECKPOINT).prove(0)

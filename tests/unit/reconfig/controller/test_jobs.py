@@ -1,0 +1,94 @@
+"""Jobs that are due, of which one cannot be begun or carried out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from reconfig.affinity import Node
+from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.jobs import Jobs
+from reconfig.jobs import Do, Job, Run, RunState
+from stateflow.errors import InvalidArgument
+from stateflow.ledger import Ledger
+from stateflow.schedule import Schedule
+
+S = 1_000_000
+
+
+class Book:
+    """Jobs over a ledger, whose records are written at once."""
+
+    def __init__(self, ledger: Ledger, deployed: Sequence[str] = ()) -> None:
+        self.cluster = ClusterState(ledger)
+        self.cluster.deployed = dict.fromkeys(deployed)  # type: ignore[arg-type]
+        self.refused: set[str] = set()
+
+        async def record(method: Any, *arguments: Any) -> Any:
+            if method is ClusterState.begin_run and arguments[0] in self.refused:
+                raise ValueError("who knows")
+            return method(self.cluster, *arguments)
+
+        self.carried_on: list[Any] = []
+        context: Any = SimpleNamespace(
+            cluster=self.cluster, clock=ledger.clock, record=record, alive=dict, spawn=self.carried_on.append
+        )
+        nothing: Any = None
+        self.jobs = Jobs(context, nothing, nothing, nothing, nothing, Node("ctl"))
+        self.jobs._carry_on = lambda run: self.carried_on.append(run.job)  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Any:
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        yield ledger
+
+
+def test_a_job_that_cannot_be_begun_holds_up_none_behind_it(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
+    book = Book(ledger)
+    for name in ("a", "b", "c"):
+        book.cluster.define_job(name, Job(name, Schedule.parse("once 2020-01-01T00:00:00Z"), Do.CHECKPOINT))
+    book.refused = {"b"}
+    for _ in range(3):
+        asyncio.run(book.jobs._look())
+    assert book.carried_on == ["a", "c"]
+    assert [line.getMessage().partition(";")[0] for line in caplog.records] == [
+        "job b is not begun: ValueError: who knows"
+    ]
+
+
+def test_what_is_refused_is_not_recorded(ledger: Ledger) -> None:
+    book = Book(ledger)
+    with pytest.raises(InvalidArgument, match="that time has passed"):
+        asyncio.run(book.jobs.create(Job("late", Schedule.parse("once 1970-01-01T00:00:00Z"), Do.CHECKPOINT)))
+    assert book.jobs.reports() == []
+    assert list(ledger.records()) == []
+
+
+def test_an_operator_whose_stage_fails_with_a_bug_holds_up_none_behind_it(ledger: Ledger) -> None:
+    book = Book(ledger, ("A", "B"))
+    job = Job("nightly", Schedule.parse("every 60"), Do.CHECKPOINT)
+    done: list[str] = []
+
+    async def do(job: Job, operator: str, mark: str, nodes: Any) -> list[str]:
+        done.append(operator)
+        if operator == "A":
+            raise ValueError("who knows")
+        return []
+
+    book.jobs._do = do  # type: ignore[method-assign]
+
+    async def scenario() -> tuple[RunState, str]:
+        await book.jobs.create(job)
+        run: Run = book.cluster.begin_run("nightly", 7, ["A", "B"])
+        state, _, note = await book.jobs._done(run)
+        return state, note
+
+    state, note = asyncio.run(scenario())
+    assert (done, state) == (["A", "B"], RunState.FAILED)
+    assert "A: ValueError: who knows" in note
