@@ -57,14 +57,14 @@ _STATE_STYLES = {
 
 def _file_of(url: str) -> Path | None:
     from sqlalchemy import make_url
-    from sqlalchemy.exc import ArgumentError
+    from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+    from stateflow.ledger.database import file_of
 
     try:
-        parsed = make_url(url)
-        file = parsed.database if parsed.get_backend_name() == "sqlite" else None
-    except (ArgumentError, ValueError):
+        return file_of(make_url(url))
+    except (ArgumentError, ValueError, NoSuchModuleError):
         return None  # the ledger says what is wrong with it
-    return Path(file) if file and not file.startswith("file:") and file != ":memory:" else None
 
 
 def keep_file_private(url: str) -> None:

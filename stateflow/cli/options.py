@@ -49,10 +49,12 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 def default_ledger(*, make: bool = False) -> str:
     """The ledger of who names none: one file for each user, wherever a command is started. URL."""
+    from stateflow.ledger.database import sqlite_url
+
     file = state_directory() / "ledger.db"
     if make:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return f"sqlite:///{file.absolute()}"
+    return sqlite_url(file)
 
 
 def seconds(text: str) -> float:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
 
 from stateflow.errors import InvalidArgument
+from stateflow.types import ADDRESS, check_name, shown
 
 ROLES = ("agent", "replica", "controller")
 #: where a process keeps what it has, in a container
@@ -37,6 +38,10 @@ def _tls(prefix: str = "") -> dict[str, str]:
 
 _SIZE = re.compile(r"[1-9][0-9]*(?:Ki|Mi|Gi|Ti)")
 _DNS = re.compile(r"[a-z0-9](?:[a-z0-9\-]{0,40}[a-z0-9])?")
+_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,30}|[0-9]{1,10}")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@\-]{0,254}")
+#: a directory that a unit may name as its own; systemd takes others apart at ``:``, and ``..`` it does not take
+_STATE = re.compile(r"/var/lib/[^:\\\"']+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,24 @@ class Plan:
             raise InvalidArgument(f"there are no files for {self.role!r}", remedy=f"use {', '.join(ROLES)}")
         if self.role != "controller" and not self.site:
             raise InvalidArgument(f"{self.role} is at a site", remedy="say --site SITE")
+        for what, name in (("site", self.site), (self.role, self.name)):
+            if name:
+                check_name(what, name)
+        for address in self.controller.split(","):
+            ADDRESS.check(address.strip(), "controller")
+        for what, pattern, text in (("user", _USER, self.user), ("image", _IMAGE, self.image)):
+            if pattern.fullmatch(text) is None:
+                raise InvalidArgument(f"{shown(text)} is no {what}", remedy=f"say --{what} as it is called there")
+        if _DNS.fullmatch(self.namespace) is None:
+            raise InvalidArgument(
+                f"{shown(self.namespace)} is no namespace", remedy="use lower-case letters, digits and '-'"
+            )
+        for text in (self.executable, self.data_dir, *self.labels, *self.labels.values()):
+            if not text.isprintable():
+                raise InvalidArgument(
+                    f"{shown(text)} cannot stand in a file of one line each",
+                    remedy="use a name without line breaks and control characters",
+                )
         if self.data_dir and not PurePosixPath(self.data_dir).is_absolute():
             raise InvalidArgument(f"{self.data_dir!r} is not the whole path", remedy="begin it with /")
         for size in (self.memory, self.storage):
@@ -99,20 +122,31 @@ class Plan:
 
 
 def _quoted(word: str) -> str:
-    """As a unit's command line has it: ``%`` and ``$`` mean something there."""
-    word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    """Quotes a word of a unit, as systemd takes words apart: at blanks, with quotes and backslashes. ``%`` begins a
+    specifier there."""
+    word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{word}"' if not word or re.search(r"[\s\"';\\]", word) else word
 
 
+def _argument(word: str) -> str:
+    """Quotes a word of a command line, where ``$`` begins a variable, too."""
+    return _quoted(word.replace("$", "$$"))
+
+
 def systemd(plan: Plan) -> dict[str, str]:
-    """A unit. Below /var/lib systemd makes the directory."""
-    data_dir = plan.data_dir or f"{DATA}/{plan.role}"
+    """A unit. Below /var/lib systemd makes the directory. Raises InvalidArgument for what systemd would not take."""
+    if re.search(r"[$\"'\\]", plan.executable):
+        raise InvalidArgument(
+            f"systemd starts nothing at {shown(plan.executable)}",
+            remedy="install stateflow at a path without quotes, '$' and backslashes",
+        )
+    data_dir = str(PurePosixPath(plan.data_dir or f"{DATA}/{plan.role}"))
     named = plan.name or (plan.site if plan.role != "controller" else "")
     unit = f"stateflow-{plan.role}{'-' + named if named else ''}.service"
     words = [plan.executable, *plan.arguments(plan.name, f"0.0.0.0:{PORTS[plan.role]}", "", data_dir)]
     # the machine's own name, which others find it by
     advertise = "%H" if plan.role == "agent" else f"%H:{PORTS[plan.role]}"
-    command = " ".join([*map(_quoted, words), "--advertise", advertise])
+    command = " ".join([*map(_argument, words), "--advertise", advertise])
     environment = _tls() | ({"STATE_DIRECTORY": data_dir} if plan.role == "controller" else {})
     stop_s = {"agent": 60, "replica": 30, "controller": 20}[plan.role]
     lines = [
@@ -125,7 +159,7 @@ def systemd(plan: Plan) -> dict[str, str]:
         "Type=exec",
         f"ExecStart={command}",
         "# the next file comes last: for plain text it sets these to nothing, and STATEFLOW_INSECURE=1",
-        f"Environment={' '.join(f'{name}={value}' for name, value in environment.items())}",
+        f"Environment={' '.join(_quoted(f'{name}={value}') for name, value in environment.items())}",
         f"EnvironmentFile=-/etc/stateflow/{SECRETS}.env",
         f"User={plan.user}",
         f"Group={plan.user}",
@@ -142,9 +176,9 @@ def systemd(plan: Plan) -> dict[str, str]:
         "PrivateTmp=yes",
         "ProtectSystem=strict",
         *(
-            [f"StateDirectory={data_dir.removeprefix('/var/lib/')}", "StateDirectoryMode=0700"]
-            if data_dir.startswith("/var/lib/")
-            else [f"ReadWritePaths={data_dir}"]
+            [f"StateDirectory={_quoted(data_dir.removeprefix('/var/lib/'))}", "StateDirectoryMode=0700"]
+            if _STATE.fullmatch(data_dir) and ".." not in PurePosixPath(data_dir).parts
+            else [f"ReadWritePaths={_quoted(data_dir)}"]
         ),
         "",
         "[Install]",
@@ -198,8 +232,21 @@ def compose(plan: Plan) -> dict[str, str]:
         described["mem_limit"] = plan.memory.removesuffix("i").lower()
     if plan.role == "controller":
         described["ports"] = [f"{port}:{port}"]
-    text = _yaml([{"services": {service: described}, "volumes": {service: {}}}])
+    text = _yaml([_each_text({"services": {service: described}, "volumes": {service: {}}}, _composed)])
     return {"compose.yaml": text, **docker(plan)}
+
+
+def _composed(text: str) -> str:
+    """Has compose take ``$`` for itself."""
+    return text.replace("$", "$$")
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _each_text(each, change) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_each_text(each, change) for each in value]
+    return change(value) if isinstance(value, str) else value
 
 
 class _Plain(yaml.SafeDumper):
@@ -274,6 +321,13 @@ def kubernetes(plan: Plan) -> dict[str, str]:
     return {f"{name}.yaml": _yaml([service, stateful, budget])}
 
 
+def _literal(plan: Plan) -> Plan:
+    """Has Kubernetes take ``$(NAME)`` in what was given for itself; labels are all that may have it."""
+    return replace(
+        plan, labels={key.replace("$(", "$$("): each.replace("$(", "$$(") for key, each in plan.labels.items()}
+    )
+
+
 def _container(plan: Plan, port: int, host: str) -> dict[str, Any]:
     def probe(service: str, failures: int) -> dict[str, Any]:
         # from within: a kubelet has no certificate
@@ -289,7 +343,7 @@ def _container(plan: Plan, port: int, host: str) -> dict[str, Any]:
         "name": plan.role,
         "image": plan.image,
         "command": ["stateflow"],
-        "args": plan.arguments("$(POD_NAME)", f"0.0.0.0:{port}", f"{host}:{port}", DATA),
+        "args": _literal(plan).arguments("$(POD_NAME)", f"0.0.0.0:{port}", f"{host}:{port}", DATA),
         "env": [
             {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
             *({"name": variable, "value": file} for variable, file in _tls("$(POD_NAME).").items()),

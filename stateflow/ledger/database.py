@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
@@ -80,8 +81,8 @@ class Database:
             raise self.cannot_open(error) from None
         event.listen(self.engine, "before_cursor_execute", _check_texts)
         self.dialect = self.engine.dialect.name
-        in_file = self.dialect == "sqlite" and not _in_memory(parsed) and not str(parsed.database).startswith("file:")
-        self._file = str(parsed.database) if in_file else None
+        file = file_of(parsed)
+        self._file = None if file is None else str(file)
         self._inode: tuple[int, int] | None = None  # of the file, once there is one
 
     # -- transactions -------------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ class Database:
         if code in _READ_ONLY["sqlite"] and self._file is not None and not self.is_missing():
             return LedgerReadOnly(
                 "the ledger or its directory cannot be written, and SQLite reads it then only while nobody writes it",
-                remedy=f"then as sqlite:///file:{Path(self._file).absolute()}?mode=ro&immutable=1&uri=true",
+                remedy=f"then as {_read_only_url(Path(self._file))}",
                 ledger=self.shown,
             )
         return InvalidArgument(
@@ -214,6 +215,38 @@ class Database:
 
 
 # -- urls -----------------------------------------------------------------------------------------------------
+
+
+def sqlite_url(file: Path) -> str:
+    """The URL of a ledger in a file, whatever its path is made of.
+
+    Raises InvalidArgument for a path that a URL of this SQLAlchemy does not hold: before 2.1 it has no escapes.
+    """
+    path = str(file.absolute())
+    url = URL.create("sqlite", database=path).render_as_string(hide_password=False)
+    read = make_url(url)
+    if (read.database, dict(read.query)) != (path, {}):
+        raise InvalidArgument(
+            "the path of the ledger cannot be written as a URL", remedy="choose another directory", path=path
+        )
+    return url
+
+
+def file_of(url: URL) -> Path | None:
+    """The file of a SQLite database. None: it is in memory, at a ``file:`` URI, or no SQLite database."""
+    if url.get_backend_name() != "sqlite" or _in_memory(url) or _is_uri(url):
+        return None
+    return Path(str(url.database))
+
+
+def _is_uri(url: URL) -> bool:
+    return str(url.query.get("uri", "")).lower() in ("true", "yes", "on", "y", "t", "1")  # as SQLAlchemy has it
+
+
+def _read_only_url(file: Path) -> str:
+    """A URI within a URL: each has escapes of its own."""
+    query = {"mode": "ro", "immutable": "1", "uri": "true"}
+    return URL.create("sqlite", database=f"file:{quote(str(file.absolute()))}", query=query).render_as_string()
 
 
 def _parse(url: str) -> URL:
@@ -245,7 +278,8 @@ def _secrets(url: URL) -> tuple[str, ...]:
 
 
 def _in_memory(url: URL) -> bool:
-    return url.database in (None, "", ":memory:") or "mode=memory" in str(url)
+    inside = _is_uri(url) and str(url.database).startswith("file::memory:")
+    return url.database in (None, "", ":memory:") or inside or url.query.get("mode") == "memory"
 
 
 def _inode(file: str) -> tuple[int, int] | None:

@@ -84,7 +84,7 @@ class LocalCluster:
         self._sites = _checked_sites({"local": 1} if sites is None else sites)
         self._partitions = partitions
         self._temporary = data_dir is None
-        self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="stateflow-"))
+        self.data_dir = Path(tempfile.mkdtemp(prefix="stateflow-") if data_dir is None else data_dir)
         self._deploy_to = deploy_to
         self._interval_s, self._workers = checkpoint_interval_s, workers
         if not 1 <= controllers <= CONTROLLERS_MAX:
@@ -100,7 +100,9 @@ class LocalCluster:
     @property
     def ledger(self) -> str:
         """Its URL."""
-        return f"sqlite:///{self.data_dir / 'ledger.db'}"
+        from stateflow.ledger.database import sqlite_url
+
+        return sqlite_url(self.data_dir / "ledger.db")
 
     # -- life ---------------------------------------------------------------------------------------------
 
@@ -168,7 +170,7 @@ class LocalCluster:
             *("--controller", self.address),
             *("--listen", self._listen(name)),
             *("--data-dir", str(self.data_dir / name)),
-            *("--checkpoints", str(self.data_dir / "checkpoints")),
+            *("--checkpoints", str(self.data_dir.absolute() / "checkpoints")),  # one that begins with @ names a file
             *("--checkpoint-interval", str(self._interval_s)),
             *("--workers", str(self._workers)),
             *_NOWHERE,

@@ -5,16 +5,33 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from stateflow.agent.local import LocalLauncher
-from stateflow.errors import Unavailable
+from stateflow.errors import InvalidArgument, Unavailable
 from stateflow.launching import Command, Launcher, Listening, Started, heard
 from stateflow.launching import Process as Child
 from stateflow.local.fork_server import ForkLauncher, readable
 
 START_TIMEOUT_S = 60.0
+
+
+def python_path(paths: Iterable[str]) -> str:
+    """What PYTHONPATH holds for a process that is to import from these directories.
+
+    Raises InvalidArgument for a directory that it cannot hold: what is there would not be found, and nothing would say
+    why.
+    """
+    found = list(dict.fromkeys(filter(None, paths)))
+    for path in found:
+        if os.pathsep in path and Path(path).exists():
+            raise InvalidArgument(
+                f"a process cannot import from a directory with {os.pathsep!r} in its name",
+                remedy="rename it, or move the program elsewhere",
+                path=path,
+            )
+    return os.pathsep.join(found)
 
 
 class Process:
@@ -58,8 +75,8 @@ class Process:
     def start(self) -> None:
         """Without waiting; call :meth:`wait_ready`."""
         arguments = [*self._arguments, "--json", "--stop-with-parent"]
-        paths = [*self._python_path, *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = os.environ | self._environment | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+        paths = [*self._python_path, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        environment = os.environ | self._environment | {"PYTHONPATH": python_path(paths)}
         self._started = self._launcher.start(Command(self.name, arguments, environment, self._log, self._within))
 
     def wait_ready(self) -> str:

@@ -99,7 +99,9 @@ class SparkCluster:
             raise
 
     def _process(self) -> Process:
-        ledger = f"sqlite:///{self._directory / 'ledger.db'}"
+        from stateflow.ledger.database import sqlite_url
+
+        ledger = sqlite_url(self._directory / "ledger.db")
         arguments = ["controller", "--listen", f"{self._host}:0", "--ledger", ledger]
         arguments += ["--insecure"] if self._insecure else []
         environment = {} if self._credentials is None else self._credentials.of_controller

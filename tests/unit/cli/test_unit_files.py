@@ -64,13 +64,25 @@ def test_a_unit_has_what_it_needs(role: str) -> None:
     elsewhere = unit(role, data_dir="/data/it has%")["Service"]
     assert "StateDirectory" not in elsewhere
     assert role == "controller" or '"/data/it has%%"' in elsewhere["ExecStart"]
+    assert elsewhere["ReadWritePaths"] == '"/data/it has%%"', "a blank began another path"
+    if role == "controller":
+        assert '"STATE_DIRECTORY=/data/it has%%"' in elsewhere["Environment"]
+    below = unit(role, data_dir="/var/lib/it has//it/")["Service"]
+    assert below["StateDirectory"] == '"it has/it"'
+    for odd in ("/var/lib/a:b", "/var/lib/../etc", "/var/lib/"):
+        assert "StateDirectory" not in unit(role, data_dir=odd)["Service"]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
 @pytest.mark.parametrize("role", ROLES)
-def test_systemd_takes_the_unit(role: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("odd", ["", """\\t "quotes" 'too': $x;"""])
+def test_systemd_takes_the_unit(role: str, odd: str, tmp_path: Path) -> None:
     user = os.environ.get("USER") or "root"
-    ((name, text),) = systemd(plan(role, executable="/bin/true", user=user)).items()
+    executable = tmp_path / "it has%h" / "stateflow"
+    executable.parent.mkdir()
+    shutil.copy("/bin/true", executable)
+    planned = plan(role, executable=str(executable), data_dir=str(tmp_path / f"it has%h{odd}"), user=user)
+    ((name, text),) = systemd(planned).items()
     (tmp_path / name).write_text(text)
     done = subprocess.run(
         ["systemd-analyze", "verify", str(tmp_path / name)], capture_output=True, text=True, check=False, timeout=60
@@ -141,6 +153,42 @@ def test_manifests_have_what_they_need(role: str) -> None:
         drain = container["lifecycle"]["preStop"]["exec"]["command"]
         assert drain[:2] == ["sh", "-c"]
         assert 'stateflow drain "$POD_NAME" --controller ctl:7070' in drain[2]
+
+
+def test_what_compose_and_kubernetes_would_fill_in_stays_as_it_is() -> None:
+    odd = Plan("agent", site="edge-1", labels={"price": "$5 or $(HOME)"})
+    ((_, service),) = yaml.safe_load(compose(odd)["compose.yaml"])["services"].items()
+    assert "price=$$5 or $$(HOME)" in service["command"]
+    (text,) = kubernetes(odd).values()
+    (container,) = list(yaml.safe_load_all(text))[1]["spec"]["template"]["spec"]["containers"]
+    assert "price=$5 or $$(HOME)" in container["args"]
+    assert "$(POD_NAME)" in container["args"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"executable": "/opt/a\nExecStartPre=/bin/sh"},
+        {"data_dir": "/data\nUser=root"},
+        {"user": "root\nUMask=0"},
+        {"image": "a b"},
+        {"namespace": "a: b"},
+        {"controller": "ctl:7070 --insecure"},
+        {"name": "../../x"},
+        {"site": "edge\n1"},
+        {"labels": {"a": "b\nc"}},
+    ],
+    ids=str,
+)
+def test_text_that_would_become_another_line_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        Plan("agent", **{"site": "edge-1", **given})
+
+
+@pytest.mark.parametrize("path", ["/opt/$x/stateflow", '/opt/"/stateflow', "/opt/\\/stateflow"])
+def test_a_path_that_systemd_does_not_start_is_refused(path: str) -> None:
+    with pytest.raises(InvalidArgument, match="systemd starts nothing at"):
+        systemd(plan("agent", executable=path))
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, event, make_url
 
+from stateflow.cli.options import default_ledger
 from stateflow.errors import (
     IllegalRecord,
     InvalidArgument,
@@ -24,8 +25,10 @@ from stateflow.errors import (
     Locked,
     Unavailable,
 )
-from stateflow.ledger import App, Entry, Ledger, Record, RecordState, rules
+from stateflow.ledger import App, Entry, Ledger, Record, RecordState, database, rules
+from stateflow.ledger.database import _read_only_url, file_of, sqlite_url
 from stateflow.ledger.reading import PAGE
+from stateflow.local.cluster import LocalCluster
 from tests.contract.databases import SERVERS, fresh_database
 
 APP = App("tests", "1", "i-7")
@@ -103,6 +106,43 @@ def test_authors_and_runs_that_are_refused(url: str, options: dict[str, str]) ->
         Ledger(url, **options)  # type: ignore[arg-type]
 
 
+#: of directories, each of which means something in a URL
+ODD = ["a?b", "a%20b", "a b", "feature%2Fx", "a#b", "a&mode=memory", "mode=memory", "ü", "a:b@c", "100%", "file:x"]
+
+
+def test_a_ledger_is_where_its_directory_is_and_nowhere_else(tmp_path: Path) -> None:
+    """Before, `a?b` had its ledger beside it, and `a%20b` that of another cluster, in `a b`."""
+    few = ("a?b", "a%20b", "a b", "mode=memory")
+    for name in few:
+        (tmp_path / name).mkdir()
+        file = tmp_path / name / "ledger.db"
+        with Ledger(sqlite_url(file)) as ledger:
+            assert file.is_file()
+            assert file_of(make_url(sqlite_url(file))) == file
+            assert ledger.database._file == str(file)
+            assert list(ledger.records()) == [], "another cluster's"
+            ledger.put(f"item/{few.index(name)}", APP, NEW)
+        with Ledger(_read_only_url(file)) as reader:  # what a remedy says
+            assert [record.item_id for record in reader.records()] == [f"item/{few.index(name)}"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(few)
+
+
+def test_whoever_names_no_ledger_has_one_below_his_own_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    for name in ODD:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / name))
+        assert file_of(make_url(default_ledger())) == tmp_path / name / "stateflow" / "ledger.db"
+        assert file_of(make_url(LocalCluster(data_dir=tmp_path / name).ledger)) == tmp_path / name / "ledger.db"
+
+
+def test_a_path_that_a_url_does_not_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "make_url", lambda url: make_url(url.replace("%3F", "?")))  # as before 2.1
+    with pytest.raises(InvalidArgument, match="cannot be written as a URL"):
+        sqlite_url(tmp_path / "a?b")
+
+
 def test_a_file_that_can_only_be_read(url: str) -> None:
     with Ledger(url) as ledger:
         ledger.put("item", APP, NEW)
@@ -131,7 +171,9 @@ def test_a_file_in_a_directory_that_can_only_be_read(url: str) -> None:
         place.chmod(place.stat().st_mode | 0o055)
     os.seteuid(65534)
     try:
-        with pytest.raises(LedgerReadOnly, match=r"cannot be written.*as sqlite:///file:/.*immutable=1") as caught:
+        with pytest.raises(
+            LedgerReadOnly, match=r"cannot be written.*as sqlite:///file(?::|%3A)/.*immutable=1"
+        ) as caught:
             Ledger(url, create=False)
         with Ledger(caught.value.remedy.removeprefix("then as "), create=False) as reader:
             assert reader.fetch() == ["item"]

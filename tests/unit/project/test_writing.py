@@ -20,6 +20,12 @@ def test_what_is_written(tmp_path: Path) -> None:
     write_project(tmp_path / "empty")
 
 
+@pytest.mark.parametrize("name", ["no", "1.10", "null", "2026-01-01", "0x1f", "1e3"])
+def test_a_name_that_is_something_else_in_yaml_stays_a_name(name: str, tmp_path: Path) -> None:
+    write_project(tmp_path / name)
+    assert load_pipeline(tmp_path / name / "pipeline.yml", {}, {}).config.name == name
+
+
 def test_what_is_there_stays(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "ops.py").write_text("x")
