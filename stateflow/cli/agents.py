@@ -14,7 +14,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from stateflow.cli import show
-from stateflow.cli.configuring import warn_of_variables
 from stateflow.cli.group import Commands
 from stateflow.cli.options import LOCAL, Controller, Insecure, Json, byte_count, labels_of
 from stateflow.cli.output import console, emit, errors, guarded, keep_stdout, log_to_stderr, size
@@ -26,6 +25,7 @@ from stateflow.launching import Listening
 from stateflow.private import UMASK
 from stateflow.runtime.code import check_outside
 from stateflow.settings import ReplicaSettings
+from stateflow.settings.variables import check_variables
 from stateflow.storage.files import raise_limit
 from stateflow.types import WORKERS_MAX, check_name
 
@@ -83,7 +83,7 @@ def agent(
     os.umask(UMASK)
     named = check_name("agent", name or f"{site}-{socket.gethostname()}")
     log_to_stderr(verbose, named)
-    warn_of_variables()
+    check_variables()
     stop_s = ReplicaSettings().stop_timeout_s
     environment = dict(os.environ) | ({"STATEFLOW_CHECKPOINTS": checkpoints} if checkpoints else {})
     config = Config(

@@ -6,7 +6,6 @@ are then is the command's parameter; all else is in the models, which whoever ne
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +13,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from stateflow.cli.completing import UNCONFIGURED
 from stateflow.cli.effective import Part, effective
 from stateflow.cli.options import LISTEN, allow_plain_text, labels_of
-from stateflow.cli.output import flush, telling
+from stateflow.cli.output import errors, flush, telling
 from stateflow.errors import StateflowError
 from stateflow.local.place import running_in
 from stateflow.release import VERSION
@@ -43,9 +43,9 @@ from stateflow.settings import (
     Settings,
     configured_by,
 )
-from stateflow.settings.variables import unknown_variables
+from stateflow.settings.base import leave_unchecked
+from stateflow.settings.variables import STRICT, check_variables, is_strict
 
-log = logging.getLogger(__name__)
 _EVERY: tuple[type[Settings], ...] = (ConnectionSettings, ServerSettings, LogSettings, ClientSettings)
 #: of a process of a cluster: all that it is made of, looked at before it begins
 PROCESSES: Mapping[str, tuple[type[Settings], ...]] = {
@@ -71,6 +71,9 @@ def _shared(
         bool,
         typer.Option("--print-config", expose_value=False, help="Only say which settings hold, as such a file."),
     ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", expose_value=False, help="Refuse variables STATEFLOW_… that nothing reads.")
+    ] = False,
 ) -> None: ...
 
 
@@ -80,7 +83,7 @@ def _shared_options() -> list[Any]:
     return list(typer.main.get_command(alone).params)
 
 
-_CONFIG, _PRINT = _shared_options()
+_CONFIG, _PRINT, _STRICT = _shared_options()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ class Configured:
         for bound in self._bound():  # a group would look at them for each of its commands
             if bound.option.envvar is None and not bound.is_table and not hasattr(self, "commands"):
                 bound.option.envvar = bound.kind.variable(bound.name)
-        self.params = [*self.params, _CONFIG, *([_PRINT] if self.path else [])]
+        self.params = [*self.params, _CONFIG, *([_PRINT] if self.path else []), _STRICT]
 
     @property
     def _kinds(self) -> tuple[type[Settings], ...]:
@@ -131,11 +134,16 @@ class Configured:
         for."""
         if self.path is None or {"help", "version"} & said.keys():
             return
+        leave_unchecked()  # how it is said is decided here
         if context.resilient_parsing:
             return self._configure_completion(context, said, is_above)
         with telling(as_json=bool(said.get("as_json"))):
+            if said.get(_STRICT.name):
+                os.environ[STRICT] = "1"
             if is_above:
                 return use_file(said.get(_CONFIG.name))
+            if self.path not in PROCESSES or is_strict(os.environ):  # processes say it in their logs
+                check_variables(say=_warn)
             bound, given = self._read(said)
             if said.get(_PRINT.name):
                 if context.parent is not None and _is_said(context.parent, "insecure"):
@@ -198,10 +206,8 @@ def use_file(named: str | None) -> None:
         configured_by()  # what is wrong with it is said now
 
 
-def warn_of_variables(environment: Mapping[str, str] = os.environ) -> None:
-    """Of a process that stays: it begins nevertheless, as a variable may be for another release of the fleet."""
-    for name, meant in unknown_variables(environment).items():
-        log.warning("nothing reads %s, which is set%s", name, f": did you mean {meant}?" if meant else "")
+def _warn(line: str) -> None:
+    errors.print(Text.assemble(("warning", "bold yellow"), f": {line}"), highlight=False)
 
 
 def _given(bound: Sequence[Bound], said: Mapping[str, Any]) -> dict[type[Settings], dict[str, Any]]:

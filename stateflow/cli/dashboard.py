@@ -14,6 +14,7 @@ from stateflow.cli.options import LOCAL, Controller, Insecure, Json
 from stateflow.cli.output import console, emit, log_to_stderr
 from stateflow.cli.processes import STOP_S, stop_on_signal
 from stateflow.private import url_of
+from stateflow.settings.variables import check_variables
 
 app = Commands()
 
@@ -47,6 +48,7 @@ def dashboard(
     from stateflow.dashboard import Dashboard, DashboardOptions  # SQLAlchemy and a web server: no other command waits
 
     log_to_stderr(verbose, "dashboard")
+    check_variables()
     options = DashboardOptions(
         controller,
         listen,

@@ -21,7 +21,6 @@ from rich.text import Text
 
 from stateflow.cli import checkpoint
 from stateflow.cli import ledger as ledger_commands
-from stateflow.cli.configuring import warn_of_variables
 from stateflow.cli.group import Commands
 from stateflow.cli.options import LISTEN, LOCAL, Controller, Insecure, Json, default_ledger
 from stateflow.cli.output import console, emit, keep_stdout, log_to_stderr
@@ -35,6 +34,7 @@ from stateflow.runtime.code import INSIDE, check_outside
 from stateflow.runtime.lease import Lease
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ControllerSettings, ReplicaSettings
+from stateflow.settings.variables import check_variables
 from stateflow.storage.files import raise_limit
 from stateflow.types import WORKERS_MAX, ReplicaInfo, check_name, worker_name
 
@@ -94,7 +94,7 @@ def controller(
         keep_stdout()
     raise_limit()
     log_to_stderr(verbose, "controller")
-    warn_of_variables()
+    check_variables()
     os.umask(UMASK)
     url = url_of(ledger) if ledger else default_ledger(make=True)
     ledger_commands.keep_file_private(url)
@@ -203,7 +203,7 @@ def replica(
     named = check_name("replica", name or f"{site}-{socket.gethostname()}")
     log_to_stderr(verbose, worker_name(named, worker or 0), one_of_several=worker is not None)
     if worker is None:
-        warn_of_variables()
+        check_variables()
     check_name("site", site)
     claimed = claim_node(data_dir) if worker is None else None  # until this process ends
     if claimed is not None and (workers > 1 or left_behind(data_dir, 1)):

@@ -41,6 +41,7 @@ class Settings(BaseSettings):
     section: ClassVar[str] = ""
 
     def __init__(self, **values: Any) -> None:
+        check_once()
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -155,6 +156,24 @@ def configured_by() -> ConfigurationFile | None:
 @functools.lru_cache(maxsize=16)
 def _read(path: Path) -> ConfigurationFile:
     return file.read(path, SECTIONS)
+
+
+#: processes that have looked for variables that nobody reads; a child that was forked looks again
+_looked: set[int] = set()
+
+
+def check_once() -> None:
+    """Looks for variables that nobody reads when a process has its first settings. Raises InvalidArgument."""
+    if os.getpid() not in _looked:
+        from stateflow.settings.variables import check_variables
+
+        check_variables()
+        leave_unchecked()
+
+
+def leave_unchecked() -> None:
+    """Has this process say by itself what :func:`check_once` would, or not at all."""
+    _looked.add(os.getpid())
 
 
 def _variable_is_set(name: str) -> bool:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import logging
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from stateflow.errors import InvalidArgument
 from stateflow.settings.base import CONFIG, SECTIONS
+
+log = logging.getLogger(__name__)
 
 PREFIX = "STATEFLOW_"
 #: of the project's own tests
 _TESTS = "STATEFLOW_TEST_"
+#: refuses what nobody reads, in this process and those that it starts
+STRICT = "STATEFLOW_STRICT"
 #: that are no settings, with what they are for
 OTHERS = {
     CONFIG: "names the file of settings, as `--config` does",
+    STRICT: "1: a variable `STATEFLOW_…` that nothing reads is refused, as `--strict` does; else it is said",
     "STATEFLOW_TRACEBACKS": "1: errors are shown with all of their tracebacks",
     "STATEFLOW_INSIDE": "set by stateflow for processes that run operators; not to be set by anybody else",
 }
@@ -34,7 +42,9 @@ def own_variables(environment: Mapping[str, str]) -> list[str]:
     return sorted(
         name
         for name in environment
-        if name.startswith(PREFIX) and not name.startswith(_TESTS) and not _OF_KUBERNETES.search(name)
+        if (upper := name.upper()).startswith(PREFIX)  # settings are found in either case
+        and not upper.startswith(_TESTS)
+        and not _OF_KUBERNETES.search(upper)
     )
 
 
@@ -42,7 +52,28 @@ def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
     """That are set and nobody reads, each with the name that may have been meant."""
     known = known_variables()
     return {
-        name: next(iter(difflib.get_close_matches(name, known, 1, ALIKE)), None)
+        name: next(iter(difflib.get_close_matches(name.upper(), known, 1, ALIKE)), None)
         for name in own_variables(environment)
-        if name not in known
+        if name.upper() not in known
     }
+
+
+def is_strict(environment: Mapping[str, str]) -> bool:
+    return environment.get(STRICT, "") not in ("", "0")
+
+
+def check_variables(environment: Mapping[str, str] = os.environ, say: Callable[[str], None] | None = None) -> None:
+    """Says which variables nobody reads, each with the name that may have been meant. Raises InvalidArgument instead
+    where STRICT is set. What is said is no error otherwise: a variable may be for another release of the fleet.
+
+    Args: say: takes a line; by default it is logged as a warning.
+    """
+    unknown = unknown_variables(environment)
+    for name, meant in unknown.items():
+        hint = f"did you mean {meant}?" if meant else ""
+        if is_strict(environment):
+            raise InvalidArgument(
+                f"nothing reads {name}, which is set",
+                remedy=hint or "remove it, or do without --strict and STATEFLOW_STRICT",
+            )
+        (say or log.warning)(f"nothing reads {name}, which is set{f': {hint}' if hint else ''}")

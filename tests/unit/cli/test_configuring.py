@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +15,10 @@ from typer.testing import CliRunner, Result
 from stateflow.cli import cluster as commands
 from stateflow.cli import configuring
 from stateflow.cli.app import app
-from stateflow.cli.configuring import PROCESSES, warn_of_variables
+from stateflow.cli.configuring import PROCESSES
 from stateflow.errors import Unavailable
 from stateflow.settings import CONFIG, AgentProcess, ControllerProcess, ReplicaProcess, Settings, base
+from stateflow.settings.variables import STRICT
 
 PROGRAM: Any = typer.main.get_command(app)
 NOBODY = "127.0.0.1:1"
@@ -27,7 +27,7 @@ NOBODY = "127.0.0.1:1"
 @pytest.fixture(autouse=True)
 def restored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """What a command sets for those that it starts."""
-    for name in (CONFIG, "STATEFLOW_INSECURE", "STATEFLOW_CONTROLLER"):
+    for name in (CONFIG, STRICT, "STATEFLOW_INSECURE", "STATEFLOW_CONTROLLER"):
         monkeypatch.setenv(name, "")
     monkeypatch.chdir(tmp_path)
     yield
@@ -79,7 +79,16 @@ def test_every_flag_of_a_model_is_an_option_with_the_same_default(path: str) -> 
 @pytest.mark.parametrize("kind", [ControllerProcess, ReplicaProcess, AgentProcess])
 def test_every_option_that_says_where_a_process_is_has_a_key(kind: type[Settings]) -> None:
     known = {each.flag(name) for each in PROCESSES[kind.section] for name in each.model_fields}
-    of_a_call = {"--config", "--print-config", "--json", "--stop-with-parent", "--worker", "--lock", "--help"}
+    of_a_call = {
+        "--config",
+        "--print-config",
+        "--strict",
+        "--json",
+        "--stop-with-parent",
+        "--worker",
+        "--lock",
+        "--help",
+    }
     options = {option.opts[0] for option in PROGRAM.commands[kind.section].params}
     assert options - of_a_call - known == set()
 
@@ -203,10 +212,30 @@ def test_what_must_be_said_has_three_ways() -> None:
     assert "STATEFLOW_REPLICA_SITE" in said.stderr
 
 
-def test_a_variable_that_nothing_reads_is_said_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        warn_of_variables({"STATEFLOW_REPLICA_ACKNOWLEGDE": "fsync", "STATEFLOW_ZZZZ": "1", "STATEFLOW_LOG_FORMAT": ""})
-    assert caplog.messages == [
-        "nothing reads STATEFLOW_REPLICA_ACKNOWLEGDE, which is set: did you mean STATEFLOW_REPLICA_ACKNOWLEDGE?",
-        "nothing reads STATEFLOW_ZZZZ, which is set",
+def test_a_variable_that_nothing_reads_is_said_and_stops_no_command() -> None:
+    said = run("examples", STATEFLOW_REPLICA_ACKNOWLEGDE="fsync", STATEFLOW_ZZZZ="1", STATEFLOW_LOG_FORMAT="")
+    assert said.exit_code == 0, said.output
+    wrong, right = "STATEFLOW_REPLICA_ACKNOWLEGDE", "STATEFLOW_REPLICA_ACKNOWLEDGE"
+    assert said.stderr.splitlines() == [
+        f"warning: nothing reads {wrong}, which is set: did you mean {right}?",
+        "warning: nothing reads STATEFLOW_ZZZZ, which is set",
     ]
+    assert run("examples").stderr == ""
+
+
+@pytest.mark.parametrize(
+    "words", [("examples", "--strict"), ("--strict", "examples"), ("--strict", "job", "list"), ("agent", "--strict")]
+)
+def test_a_variable_that_nothing_reads_is_refused_by_who_is_strict(words: tuple[str, ...]) -> None:
+    said = run(*words, STATEFLOW_REPLICA_ACKNOWLEGDE="fsync")
+    assert said.exit_code == 1
+    assert said.stderr == (
+        "invalid_argument: nothing reads STATEFLOW_REPLICA_ACKNOWLEGDE, which is set: "
+        "did you mean STATEFLOW_REPLICA_ACKNOWLEDGE?\n"
+    )
+
+
+def test_strictness_is_a_variable_too_and_holds_for_what_is_started() -> None:
+    assert run("examples", STATEFLOW_STRICT="1").exit_code == 0
+    assert run("examples", STATEFLOW_STRICT="1", STATEFLOW_ZZZZ="").exit_code == 1
+    assert run("examples", STATEFLOW_STRICT="0", STATEFLOW_ZZZZ="").exit_code == 0

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
+import pytest
+
+from stateflow.errors import InvalidArgument
+from stateflow.settings import ConnectionSettings, ReplicaSettings, base
 from stateflow.settings.variables import known_variables, unknown_variables
 
 REPOSITORY = Path(__file__).parents[3]
@@ -31,6 +36,30 @@ def test_what_nobody_reads_has_the_name_that_may_be_meant() -> None:
         "STATEFLOW_REPLICA_ACKNOWLEGDE": "STATEFLOW_REPLICA_ACKNOWLEDGE",
         "STATEFLOW_ZZZZ": None,
     }
+
+
+def test_a_program_says_it_once_with_its_first_settings(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "_looked", set[int]())
+    monkeypatch.setenv("STATEFLOW_REPLICA_ACKNOWLEGE", "fsync")
+    monkeypatch.setenv("stateflow_replica_sitte", "edge")
+    with caplog.at_level(logging.WARNING):
+        for kind in (ReplicaSettings, ConnectionSettings):
+            kind()
+    assert caplog.messages == [
+        "nothing reads STATEFLOW_REPLICA_ACKNOWLEGE, which is set: did you mean STATEFLOW_REPLICA_ACKNOWLEDGE?",
+        "nothing reads stateflow_replica_sitte, which is set: did you mean STATEFLOW_REPLICA_SITE?",
+    ]
+
+
+def test_a_program_that_is_strict_has_no_settings_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "_looked", set[int]())
+    monkeypatch.setenv("STATEFLOW_REPLICA_ACKNOWLEGE", "fsync")
+    monkeypatch.setenv("STATEFLOW_STRICT", "1")
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="nothing reads STATEFLOW_REPLICA_ACKNOWLEGE"):
+            ReplicaSettings()
 
 
 def test_what_kubernetes_sets_for_a_service_is_passed_over() -> None:
