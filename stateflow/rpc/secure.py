@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from stateflow.errors import BadCertificate
-from stateflow.security.connections import tls_files
+from stateflow.security.connections import connection_settings, tls_files
 from stateflow.security.plain import check_dialled, check_served
 
 if TYPE_CHECKING:
@@ -37,9 +37,15 @@ def _of(material: Material) -> grpc.ChannelCredentials:
     return _credentials(material.ca, material.cert, material.key)
 
 
+def _routed(options: Options) -> Options:
+    """Has a channel go directly to its member. gRPC would ask a proxy of the environment for every address, also for
+    those of this machine, and a proxy that does not know them looks like a member that does not answer."""
+    return [*options, ("grpc.enable_http_proxy", int(connection_settings().http_proxy))]
+
+
 def blocking_channel(address: str, options: Options) -> grpc.Channel:
     """With the files as they are now. Raises InsecureRefused, BadCertificate, InvalidArgument."""
-    files = tls_files()
+    files, options = tls_files(), _routed(options)
     if files is None:
         check_dialled(address)
         return grpc.insecure_channel(address, options=options)
@@ -48,7 +54,7 @@ def blocking_channel(address: str, options: Options) -> grpc.Channel:
 
 def channel(address: str, options: Options) -> grpc.aio.Channel:
     """Raises InsecureRefused, BadCertificate, InvalidArgument."""
-    files = tls_files()
+    files, options = tls_files(), _routed(options)
     if files is None:
         check_dialled(address)
         return grpc.aio.insecure_channel(address, options=options)

@@ -22,6 +22,7 @@ _NAMES = (
     "STATEFLOW_TOKEN",
     "STATEFLOW_TOKEN_FILE",
     "STATEFLOW_INSECURE",
+    "STATEFLOW_HTTP_PROXY",
     CONFIG,
 )
 _handed = ""

@@ -39,6 +39,11 @@ class ConnectionSettings(Settings):
     token: SecretStr = Field(default=NO_TOKEN, description="of a client: in place of the three files")
     token_file: str = Field(default="", description="a file with it, which nobody else can read")
     insecure: Annotated[bool, Flag("--insecure")] = Field(default=False, description="plain text may go over a network")
+    http_proxy: bool = Field(
+        default=False,
+        description="members are reached through the proxy that http_proxy or https_proxy of the environment names, but"
+        " for those of no_proxy; else directly",
+    )
 
     def model_post_init(self, _: Any) -> None:
         """Raises InvalidArgument."""

@@ -76,6 +76,35 @@ async def refused(channel: grpc.aio.Channel, address: str) -> Unavailable:
     return error
 
 
+@pytest.mark.parametrize("name", ["http_proxy", "https_proxy", "grpc_proxy"])
+def test_members_are_reached_directly_unless_the_proxy_is_asked_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, nothing on this machine was reached where the environment named a proxy, and nothing said why."""
+
+    async def answers(address: str) -> list[bytes | str]:
+        found: list[bytes | str] = []
+        async with connect(address) as channel:
+            try:
+                found.append(await channel.unary_unary(CALL)(b"1", timeout=1))
+            except grpc.aio.AioRpcError as error:
+                found.append(str(error.code()))
+        with secure.blocking_channel(address, CHANNEL_OPTIONS) as blocking:
+            try:
+                found.append(await asyncio.to_thread(blocking.unary_unary(CALL), b"1", timeout=1))
+            except grpc.RpcError as error:
+                found.append(str(error.code()))
+        return found
+
+    async def run() -> None:
+        nobody = {"no_proxy": "", "no_grpc_proxy": "", name: "http://127.0.0.1:1"}
+        async with serving() as address:
+            with environment(monkeypatch, nobody):
+                assert await answers(address) == [b"1", b"1"]
+            with environment(monkeypatch, nobody | {"STATEFLOW_HTTP_PROXY": "1"}):
+                assert await answers(address) == ["StatusCode.UNAVAILABLE"] * 2
+
+    asyncio.run(run())
+
+
 def test_both_have_certificates(certificates: Certificates, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     node = certificates.issue("edge-0", "node", "127.0.0.1")
     elsewhere = certificates.issue("edge-1", "node", "edge-1.lan")
