@@ -48,7 +48,7 @@ def url_of(text: str) -> str:
         return text
     path = Path(text[1:])
     try:
-        lines = path.read_text().split()
+        lines = path.read_text(encoding="utf-8").split()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it is no text"
         raise InvalidArgument(

@@ -38,7 +38,7 @@ from stateflow.cli import (
 )
 from stateflow.cli.group import Commands
 from stateflow.cli.options import Insecure
-from stateflow.cli.output import console, telling
+from stateflow.cli.output import console, show_everything, telling
 from stateflow.release import VERSION
 
 app = Commands(root=True, help="Stateful stream operators whose state can move while the pipeline runs.")
@@ -101,6 +101,7 @@ def _common(
 
 
 def main() -> None:
+    show_everything()
     try:
         with telling():
             app()

@@ -78,7 +78,7 @@ def _write(files: Mapping[str, str], out: Path | None, as_json: bool) -> None:
         return
     out.mkdir(parents=True, exist_ok=True)
     for file, text in files.items():
-        (out / file).write_text(text)
+        (out / file).write_text(text, encoding="utf-8")
     if as_json:
         emit({"files": [str(out / file) for file in files]})
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import logging
 import math
@@ -31,6 +32,18 @@ _looked_at = (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os
 #: what is printed is text, wherever it comes from: nothing in it is markup or an emoji. Style is in Text and Style
 console = Console(markup=False, emoji=False, width=None if _looked_at else _UNFOLDED)
 errors = Console(stderr=True, soft_wrap=True, markup=False, emoji=False)
+
+
+def show_everything(stream: TextIO | None = None) -> None:
+    """Has what a terminal cannot show written as an escape, whoever writes it. An ASCII or Latin-1 terminal lacks most
+    characters, and any lacks half of a surrogate pair, as names of files may have. Else the command would end in the
+    middle of its output.
+
+    Args: stream: by default standard output; standard error does so by itself.
+    """
+    found = sys.stdout if stream is None else stream
+    if isinstance(found, io.TextIOWrapper):  # it is something else where a program has put its own there
+        found.reconfigure(errors="backslashreplace")
 
 
 def emit(value: dict[str, Any]) -> None:
@@ -151,7 +164,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             said["exception"] = self.formatException(record.exc_info)
-        return json.dumps(said, ensure_ascii=False, default=str)
+        return json.dumps(said, default=str)  # of ASCII: a stream that escapes would make no JSON of it
 
 
 def log_to_stderr(verbose: bool, who: str, *, one_of_several: bool = False) -> None:

@@ -95,7 +95,7 @@ class Process:
         raise Unavailable(f"{self.name} did not start: {self._tail()}", remedy="see its log", log=self._log)
 
     def _tail(self) -> str:
-        lines = self._log.read_text().strip().splitlines()
+        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1] if lines else "no output"
 
     def kill(self) -> None:

@@ -112,4 +112,4 @@ FIGURES = {each.name: each for each in (*COMMON, *REPLICA, *CONTROLLER, *AGENT, 
 def monitoring() -> dict[str, str]:
     """Rules for Prometheus, and a dashboard for Grafana: file → text."""
     folder = Path(__file__).parent / "files"
-    return {path.name: path.read_text() for path in sorted(folder.iterdir())}
+    return {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.iterdir())}

@@ -38,5 +38,6 @@ def _copied(source: Path, files: Sequence[str], folder: Path, name: str) -> list
     written = []
     for file in files:
         written.append(folder / file)
-        written[-1].write_text((source / file).read_text().replace("NAME", name))
+        text = (source / file).read_text(encoding="utf-8")
+        written[-1].write_text(text.replace("NAME", name), encoding="utf-8")
     return written

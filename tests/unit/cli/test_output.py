@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
 from datetime import datetime
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
+from stateflow.cli import app
 from stateflow.cli.output import JsonLines, shown_time
+from stateflow.cli.show import new_table
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [("ascii", r"Z\xfcrich \u2192 \udcff"), ("latin-1", r"Zürich \u2192 \udcff"), ("utf-8", "Zürich → " + r"\udcff")],
+)
+def test_what_a_terminal_cannot_show_is_escaped(encoding: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, `ledger show` ended in UnicodeEncodeError, in the middle of what it had to say."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", stream)
+
+    def say() -> None:
+        table = new_table("place")
+        table.add_row(Text("Zürich → \udcff", "bold"))
+        Console(width=60).print(table, Text("Zürich → \udcff"))
+        print("Zürich → \udcff")
+
+    monkeypatch.setattr(app, "app", say)
+    app.main()
+    stream.flush()
+    written = stream.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+    assert sum(shown in line for line in written.splitlines()) == 3
+
+
+def test_lines_of_a_log_are_json_on_any_terminal() -> None:
+    line = JsonLines("r").format(record("Zürich → \udcff"))
+    assert line.isascii()
+    assert json.loads(line)["message"] == "Zürich → \udcff"
 
 
 def record(message: str, *arguments: object, error: bool = False) -> logging.LogRecord:
