@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,6 +17,8 @@ from stateflow.cli.output import guarded
 from stateflow.cli.panels import BRIEFLY, in_order, panel_of
 
 F = TypeVar("F", bound=Callable[..., Any])
+#: a number, as a key may be one
+_NEGATIVE = re.compile(r"-\.?\d")
 #: options of a flag show no type: it takes none
 _NO_TYPE = ""
 
@@ -36,6 +39,8 @@ class _Command(Configured, TyperCommand):
         return _untyped(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if any(map(_NEGATIVE.match, args)):  # no option begins so
+            ctx.ignore_unknown_options = True
         said, *_ = self.make_parser(ctx).parse_args(args=list(args))
         self.configure(ctx, said)
         return super().parse_args(ctx, args)

@@ -20,19 +20,21 @@ from stateflow.cli.options import LOCAL, Controller, Json
 from stateflow.cli.output import console, emit, errors, size
 from stateflow.cli.waiting import waiting
 from stateflow.client import Cluster
-from stateflow.client.words import keys_meant
-from stateflow.errors import EncodeError, InvalidArgument, StateflowError, UnsupportedKeyType
+from stateflow.client.words import entries_under
+from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.private import url_of
 from stateflow.runtime.arrow import read_table
 from stateflow.runtime.offline import read_checkpoint
 from stateflow.runtime.operator import load
 from stateflow.runtime.reading import joined
+from stateflow.types import shown
 
 app = Commands("state", help="Read state, of a live cluster or of a checkpoint.")
 Operator = Annotated[str, typer.Argument(help="Its name.")]
 State = Annotated[str, typer.Argument(help="A state's name, as the operator declares it.")]
 From = Annotated[str, typer.Option("--from", help="A checkpoint store, read without any cluster.")]
 Savepoint = Annotated[str, typer.Option(help="With --from: a savepoint instead of the newest checkpoints.")]
+_KEY = 'As text; other types as 7, 2013-01-01, 2013-01-01T05:00:00Z, 0xff, true; of several columns ["a", 1].'
 Incomplete = Annotated[
     bool, typer.Option("--incomplete", help="With --from: leave out partitions that cannot be read, and say which.")
 ]
@@ -69,7 +71,7 @@ def _telling(lacking: list[StateflowError] | None) -> Callable[[StateflowError],
 def get(
     operator: Operator,
     state: State,
-    key: Annotated[str, typer.Argument(help='As text, or JSON for other types: 7, ["a", 1], "7".')],
+    key: Annotated[str, typer.Argument(help=_KEY)],
     controller: Controller = LOCAL,
     url: From = "",
     savepoint: Savepoint = "",
@@ -77,18 +79,21 @@ def get(
     incomplete: Incomplete = False,
     as_json: Json = False,
 ) -> None:
-    """The entries of one key."""
-    rows: list[dict[str, Any]] = []
+    """Show the entries of one key. Status 1 where it has none."""
     lacking: list[StateflowError] | None = [] if incomplete else None
-    for candidate in keys_meant(key):
-        try:
-            pages = _pages(operator, state, controller, url, savepoint, target, lacking, candidate)
-            rows = joined([read_table(page) for page in pages]).to_pylist()
-        except (UnsupportedKeyType, EncodeError):
-            continue
-        if rows:
-            break
-    _show(rows, lacking, as_json)
+    found = entries_under(
+        key, lambda meant: _pages(operator, state, controller, url, savepoint, target, lacking, meant)
+    )
+    if lacking is not None:  # each meaning of the key may be of another partition
+        lacking[:] = {str(error): error for error in lacking}.values()
+    if found is None and not as_json:
+        _warn(lacking)
+    else:
+        _show([] if found is None else found.to_pylist(), lacking, as_json)
+    if found is None:
+        said = f"{state} of {operator} has no entry for the key {shown(key)}: see `stateflow state scan`"
+        errors.print(Text(said), highlight=False)
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -3,17 +3,27 @@ called for it."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date, datetime
 from typing import Any
+
+import pyarrow as pa
 
 from stateflow.client.cluster import Cluster
 from stateflow.client.commands import Migration
-from stateflow.errors import InvalidArgument, UnknownPartition
+from stateflow.errors import EncodeError, InvalidArgument, UnknownPartition, UnsupportedKeyType
 from stateflow.moves import MoveOptions
 from stateflow.reports import Placement
+from stateflow.runtime.arrow import read_table
+from stateflow.runtime.reading import joined
 
+#: columns of a key, and keys that a list of them may stand for
+KEY_COLUMNS_MAX, KEYS_MAX = 16, 200
 #: batches that the controller runs, as the ledger's board names them: ``sweep/…``
 CONTROLLERS = ("reconfiguration", "roll", "sweep", "restores")
 
@@ -36,13 +46,71 @@ def partition_numbers(text: str, count: int) -> list[int]:
 
 
 def keys_meant(text: str) -> Iterator[Any]:
-    """What somebody wrote for a key may stand for: itself, else what it is as JSON."""
-    yield text
-    try:
+    """Keys that a text may stand for, each once and with its type: the keys of an operator are of one type, which
+    nothing declares.
+
+    Text is itself; what it is as JSON, where a list is a key of several columns, and a whole number is a double, too; a
+    date; a timestamp with its zone; bytes, as ``0xff``, as Python shows them, or as UTF-8.
+    """
+    found: list[tuple[Any, ...]] = [(each,) for each in _meant(text)]
+    with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(text)
-    except ValueError:
-        return
-    yield tuple(value) if isinstance(value, list) else value
+        if isinstance(value, list) and 1 <= len(value) <= KEY_COLUMNS_MAX:
+            columns = [list(_meant(each) if isinstance(each, str) else _numbers(each)) for each in value]
+            found += itertools.islice(itertools.product(*columns), KEYS_MAX)
+    said: set[str] = set()
+    for key in found:
+        if repr(key) not in said:  # 1, 1.0 and True are equal
+            said.add(repr(key))
+            yield key if len(key) > 1 else key[0]
+
+
+def _meant(text: str) -> Iterator[Any]:
+    """What a text may stand for, by itself."""
+    yield text
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(text)
+        yield from [value] if isinstance(value, str) else _numbers(value)
+    if text in ("True", "False"):  # as a scan shows them
+        yield text == "True"
+    if re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+        with contextlib.suppress(ValueError):
+            yield date.fromisoformat(text)
+    elif re.match(r"\d{4}-\d\d-\d\d[T ]\d", text):
+        with contextlib.suppress(ValueError):
+            if (moment := datetime.fromisoformat(text)).tzinfo is not None:
+                yield moment
+    if re.fullmatch(r"0[xX](?:[0-9a-fA-F]{2})*", text):
+        yield bytes.fromhex(text[2:])
+    if re.match(r"b['\"]", text):
+        with contextlib.suppress(ValueError, SyntaxError):
+            yield ast.literal_eval(text)
+    with contextlib.suppress(UnicodeEncodeError):
+        yield text.encode()
+
+
+def _numbers(value: Any) -> Iterator[Any]:
+    """What a number or truth value of JSON may stand for; nothing else is a column of a key."""
+    if isinstance(value, bool | int | float):
+        yield value
+    if isinstance(value, int) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            yield float(value)
+
+
+def entries_under(text: str, scan: Callable[[Any], Iterable[bytes]]) -> pa.Table | None:
+    """Entries of the key that a text stands for. None: there are none.
+
+    Args: scan: gives the pages of a key.
+    """
+    for key in keys_meant(text):
+        try:
+            found = joined([read_table(page) for page in scan(key)])
+        except (UnsupportedKeyType, EncodeError):
+            continue
+        if found.num_rows:
+            return found
+    return None
 
 
 def by_share(policies: Sequence[str]) -> bool:

@@ -12,7 +12,7 @@ from stateflow.client import Cluster, Migration, MoveOptions
 from stateflow.client.words import (
     by_share,
     call_off,
-    keys_meant,
+    entries_under,
     partition_numbers,
     redistribute,
     runner_of,
@@ -21,9 +21,7 @@ from stateflow.client.words import (
 from stateflow.dashboard.access import Access
 from stateflow.dashboard.records import Records
 from stateflow.dashboard.view import plan_view
-from stateflow.errors import EncodeError, InvalidArgument, UnsupportedKeyType
-from stateflow.runtime.arrow import read_table
-from stateflow.runtime.reading import joined
+from stateflow.errors import InvalidArgument
 
 #: entries of a key that are shown
 ENTRIES_MAX = 500
@@ -168,18 +166,12 @@ class Acts:
         """The entries of one key; ``partition``: where they are."""
         access.check("state")
         access.check_operator(wanted.operator)
-        for key in keys_meant(wanted.key):
-            try:
-                pages = [read_table(page) for page in self._cluster.scan_state(wanted.operator, wanted.state, key)]
-            except (UnsupportedKeyType, EncodeError):
-                continue
-            rows = joined(pages).slice(0, ENTRIES_MAX + 1).to_pylist()
-            if rows:
-                entries = [
-                    {"map_key": _shown(row["map_key"]), "value": _shown(row["value"])} for row in rows[:ENTRIES_MAX]
-                ]
-                return {"entries": entries, "partition": rows[0]["partition"], "more": len(rows) > ENTRIES_MAX}
-        return {"entries": [], "partition": None, "more": False}
+        found = entries_under(wanted.key, lambda key: self._cluster.scan_state(wanted.operator, wanted.state, key))
+        if found is None:
+            return {"entries": [], "partition": None, "more": False}
+        rows = found.slice(0, ENTRIES_MAX + 1).to_pylist()
+        entries = [{"map_key": _shown(row["map_key"]), "value": _shown(row["value"])} for row in rows[:ENTRIES_MAX]]
+        return {"entries": entries, "partition": rows[0]["partition"], "more": len(rows) > ENTRIES_MAX}
 
 
 #: of a batch that whoever runs it looks at

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+from datetime import UTC
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from stateflow.client.words import (
     call_off,
+    entries_under,
     keys_meant,
     partition_numbers,
     redistribute,
     runner_of,
     would_redistribute,
 )
-from stateflow.errors import InvalidArgument, UnknownPartition
+from stateflow.errors import EncodeError, InvalidArgument, UnknownPartition, UnsupportedKeyType
 from stateflow.moves import MoveOptions
+from stateflow.state import encode_row_key
 
 
 class Asked:
@@ -72,10 +79,81 @@ def test_partitions_that_there_are_not(word: str) -> None:
         partition_numbers(word, 12)
 
 
-def test_a_key_is_text_first_and_json_then() -> None:
-    assert list(keys_meant("N14228")) == ["N14228"]
-    assert list(keys_meant("7")) == ["7", 7]
-    assert list(keys_meant('["a", 1]')) == ['["a", 1]', ("a", 1)]
+def test_a_key_is_text_first_and_then_what_else_it_may_be() -> None:
+    assert list(keys_meant("N14228")) == ["N14228", b"N14228"]
+    assert list(map(repr, keys_meant("7"))) == ["'7'", "7", "7.0", "b'7'"]
+    assert list(keys_meant("null")) == ["null", b"null"], "no key is all keys"
+    assert list(keys_meant("2013-02-30")) == ["2013-02-30", b"2013-02-30"]
+    assert "2013-01-01T05:00:00" in keys_meant("2013-01-01T05:00:00"), "and no moment: it has no zone"
+    assert len(list(keys_meant("2013-01-01T05:00:00"))) == 2
+    assert [each for each in keys_meant('["a", 1]') if isinstance(each, tuple)] == [
+        *(("a", 1), ("a", 1.0), (b"a", 1), (b"a", 1.0)),
+    ]
+
+
+KEYS = st.one_of(
+    st.text(),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+    st.floats(allow_nan=False),
+    st.booleans(),
+    st.binary(),
+    st.dates(),
+    st.datetimes(timezones=st.just(UTC)),
+)
+
+
+def row_keys(text: str) -> list[bytes]:
+    found = []
+    for key in keys_meant(text):
+        with contextlib.suppress(UnsupportedKeyType, EncodeError):
+            found.append(encode_row_key(key))
+    return found
+
+
+@given(KEYS)
+@example(-5)
+@example(2.0)
+@example(b"\xff")
+def test_whatever_scan_shows_is_found_by_get(key: Any) -> None:
+    with contextlib.suppress(UnsupportedKeyType, EncodeError):
+        wanted = encode_row_key(key)
+        assert wanted in row_keys(str(key))
+
+
+@given(st.integers(-(1 << 53), 1 << 53))
+def test_a_whole_number_is_a_double_too(number: int) -> None:
+    assert encode_row_key(float(number)) in row_keys(str(number))
+
+
+def test_bytes_are_hexadecimal() -> None:
+    assert encode_row_key(b"\x00\xff") in row_keys("0x00ff")
+
+
+def test_of_what_a_key_may_mean_the_first_that_is_there_is_shown() -> None:
+    asked: list[Any] = []
+
+    def scan(key: Any) -> list[bytes]:
+        asked.append(key)
+        if isinstance(key, str):
+            raise UnsupportedKeyType("no text", remedy="")
+        rows = [{"key": key, "map_key": None, "value": 1, "partition": 0}] if isinstance(key, float) else []
+        return [table_bytes(pa.Table.from_pylist(rows, schema=PAGE))]
+
+    found = entries_under("2", scan)
+    assert found is not None
+    assert found.to_pylist()[0]["key"] == 2.0
+    assert list(map(repr, asked)) == ["'2'", "2", "2.0"]
+    assert entries_under("x", scan) is None
+
+
+PAGE = pa.schema([("key", pa.float64()), ("map_key", pa.null()), ("value", pa.int64()), ("partition", pa.int32())])
+
+
+def table_bytes(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue().to_pybytes())
 
 
 @pytest.mark.parametrize("policies", [[], ["ring"]])
