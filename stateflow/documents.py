@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,18 @@ DEPTH_MAX = 50
 VALUES_MAX = 100_000
 
 
-def read_document(path: Path) -> Any:
-    """What a YAML file holds. Raises InvalidArgument: it cannot be read, or is none, or is more than anybody writes."""
+#: of a value within a document: names, and numbers of list entries
+Place = tuple[str | int, ...]
+_DOUBTFUL = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "timestamp")}
+
+
+def read_document(path: Path, may_be_text: Callable[[Place], bool] | None = None) -> Any:
+    """What a YAML file holds. Raises InvalidArgument: it cannot be read, or is none, or is more than anybody writes.
+
+    Args:
+        may_be_text: says of a place whether text may be meant there. What YAML reads as something else that is written
+            otherwise, as ``no`` and ``1.10``, is refused there: which of the two is meant is not known.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(BYTES_MAX + 1)
@@ -27,7 +39,10 @@ def read_document(path: Path) -> Any:
     if len(data) > BYTES_MAX:
         raise InvalidArgument(f"{path} is larger than {BYTES_MAX >> 20} MiB", remedy="name a YAML file")
     try:
-        return parse(data.decode())
+        text = data.decode()
+        if may_be_text is not None:
+            _check_texts(text, may_be_text, path)
+        return parse(text)
     except UnicodeDecodeError as error:
         what = f"it is not UTF-8 (byte {error.start})"
     except yaml.MarkedYAMLError as error:
@@ -45,6 +60,48 @@ def parse(text: str) -> Any:
         return loader.get_single_data()
     finally:
         loader.dispose()
+
+
+def _check_texts(text: str, may_be_text: Callable[[Place], bool], file: Path) -> None:
+    """Raises InvalidArgument; what :func:`parse` does for what is no YAML."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        for place, scalar in _scalars(node, ()):
+            if scalar.style is not None or scalar.tag not in _DOUBTFUL or not may_be_text(place):
+                continue
+            value = loader.construct_object(scalar)
+            written = str(value).lower() if isinstance(value, bool) else str(value)
+            if isinstance(value, date) or written != (
+                scalar.value.lower() if isinstance(value, bool) else scalar.value
+            ):
+                other = "" if isinstance(value, date) else f", or write {written} if that is meant"
+                raise InvalidArgument(
+                    f"{place_of(place)} is {scalar.value}, which YAML reads as {written}",
+                    remedy=f'write "{scalar.value}", in quotes{other}',
+                    file=file,
+                    line=scalar.start_mark.line + 1,
+                )
+    finally:
+        loader.dispose()
+
+
+def _scalars(node: Node | None, place: Place) -> Iterator[tuple[Place, ScalarNode]]:
+    if isinstance(node, ScalarNode):
+        yield place, node
+    elif isinstance(node, SequenceNode):
+        for number, each in enumerate(node.value):
+            yield from _scalars(each, (*place, number))
+    elif isinstance(node, MappingNode):
+        for key, value in node.value:
+            if isinstance(key, ScalarNode):
+                yield from _scalars(value, place if key.value == "<<" else (*place, key.value))
+
+
+def place_of(place: Sequence[str | int]) -> str:
+    """A place as people write it: ``operators[0].source``."""
+    said = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return said.lstrip(".")
 
 
 class _Loader(yaml.SafeLoader):

@@ -202,7 +202,7 @@ def _filled(key: str, value: Any, environment: Mapping[str, str], profile: str) 
 def _document(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(source, Mapping):
         return source
-    document = read_document(Path(source))
+    document = read_document(Path(source), lambda _: True)
     if not isinstance(document, Mapping):
         raise InvalidArgument(f"{source} declares nothing", remedy="add state_manager: and connections:")
     return document

@@ -29,14 +29,19 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from stateflow.documents import parse, read_document
+from stateflow.documents import Place, parse, place_of, read_document
 from stateflow.errors import InvalidArgument
 from stateflow.ledger.config import ledger_url, state_manager_from_yaml
 from stateflow.ledger.manager import StateManager
 from stateflow.masking import MASK, masked, names_a_secret
 
 _REFERENCE = re.compile(r"\$\{(ENV:|env\.|param\.|)([A-Za-z_][A-Za-z0-9_]*)\}")
+#: what somebody may have meant for one
+_LIKE_A_REFERENCE = re.compile(r"\$\{\s*(?:env|param)s?\s*[.:][^}]*\}", re.IGNORECASE)
 Option = str | int | float | bool
+#: sections whose values are whatever Spark takes, and fields elsewhere that are no text
+_FREE = frozenset({"options", "settings", "parameters", "connections"})
+_TYPED = frozenset({"streaming", "each_batch", "tasks", "allowed_lateness", "unavailable_timeout"})
 
 
 _INTERVAL = r"^\d+ (millisecond|second|minute|hour)s?$"
@@ -143,7 +148,6 @@ class PipelineFile:
 def load_pipeline(file: Path, settings: Mapping[str, str], environment: Mapping[str, str]) -> PipelineFile:
     """Args: settings: values of parameters, as ``--set`` has them. Raises InvalidArgument, naming the YAML path."""
     document = _read(file)
-    parameters = _parameters(document, settings)
     secrets: list[str] = []
 
     def secret(name: str, at: str) -> str:
@@ -152,12 +156,12 @@ def load_pipeline(file: Path, settings: Mapping[str, str], environment: Mapping[
         secrets.append(environment[name])
         return environment[name]
 
-    real = {**_resolved(document, parameters, secret), "parameters": parameters}
-    hidden = {**_resolved(document, parameters, lambda name, at: MASK), "parameters": parameters}
+    real = _filled(document, settings, secret)
+    hidden = _filled(document, settings, lambda name, at: MASK)
     config = _validated(real)
     _check(config)
     shown = _without_secrets(_validated(hidden).model_dump(mode="json", by_alias=True, exclude_none=True))
-    for_ledger = _resolved(document, parameters, lambda name, at: f"${{{name}}}")
+    for_ledger = _filled(document, settings, lambda name, at: f"${{{name}}}")
 
     if config.state_manager is not None:
         ledger_url(for_ledger, environment)  # what is wrong with it is said now
@@ -171,16 +175,33 @@ def load_pipeline(file: Path, settings: Mapping[str, str], environment: Mapping[
 
 
 def _read(file: Path) -> dict[str, Any]:
-    document = read_document(file)
+    document = read_document(file, _may_be_text)
     if not isinstance(document, dict):
         raise InvalidArgument(f"{file} declares no pipeline", remedy="add name:, source:, operators: and sink:")
     return document
 
 
+def _may_be_text(place: Place) -> bool:
+    """Is text meant there, or may it be? What a reader's or sink's own fields are is known."""
+    return not _FREE.isdisjoint(place) or (bool(place) and place[-1] not in _TYPED)
+
+
 # -- parameters and secrets -----------------------------------------------------------------------------------
 
 
-def _parameters(document: Mapping[str, Any], settings: Mapping[str, str]) -> dict[str, Any]:
+def _filled(
+    document: Mapping[str, Any], settings: Mapping[str, str], secret: Callable[[str, str], str]
+) -> dict[str, Any]:
+    """A document with every reference replaced, and its parameters as they are."""
+    parameters = _parameters(document, settings, secret)
+    rest = {key: value for key, value in document.items() if key != "parameters"}
+    return {**_resolved(rest, parameters, secret), "parameters": parameters}
+
+
+def _parameters(
+    document: Mapping[str, Any], settings: Mapping[str, str], secret: Callable[[str, str], str]
+) -> dict[str, Any]:
+    """What is set is taken as it is; a default may refer to the environment, and to no other parameter."""
     declared = document.get("parameters") or {}
     if not isinstance(declared, Mapping):
         raise InvalidArgument("parameters are names with defaults", remedy="write name: default", at="parameters")
@@ -188,7 +209,9 @@ def _parameters(document: Mapping[str, Any], settings: Mapping[str, str]) -> dic
         if name not in declared:
             raise InvalidArgument(f"there is no parameter {name!r}", remedy=_hint(name, list(declared), "declare it"))
     values = {
-        str(name): _typed(str(name), settings[name], default) if name in settings else default
+        str(name): _typed(str(name), settings[name], default)
+        if name in settings
+        else _resolved(default, {}, secret, f"parameters.{name}")
         for name, default in declared.items()
     }
     unset = [name for name, value in values.items() if value is None]
@@ -214,16 +237,30 @@ def _typed(name: str, text: str, default: Any) -> Any:
 def _resolved(value: Any, parameters: Mapping[str, Any], secret: Callable[[str, str], str], at: str = "") -> Any:
     """``value`` with every reference replaced; a text that is one parameter and nothing else keeps its type."""
     if isinstance(value, Mapping):
+        for key in value:
+            if isinstance(key, str) and _REFERENCE.search(key):
+                raise InvalidArgument(f"the name {key!r} is not replaced", remedy="write it out", at=at)
         return {key: _resolved(each, parameters, secret, f"{at}.{key}".lstrip(".")) for key, each in value.items()}
     if isinstance(value, list):
         return [_resolved(each, parameters, secret, f"{at}[{number}]") for number, each in enumerate(value)]
     if not isinstance(value, str):
         return value
+    for match in _LIKE_A_REFERENCE.finditer(value):
+        if _REFERENCE.fullmatch(match[0]) is None:
+            raise InvalidArgument(
+                f"{match[0]} refers to nothing",
+                remedy="write ${env.NAME} or ${param.name}, of letters, digits and _",
+                at=at,
+            )
 
     def look_up(match: re.Match[str]) -> Any:
         kind, name = match.groups()
         if kind != "param.":
             return secret(name, at)
+        if at.startswith("parameters."):
+            raise InvalidArgument(
+                f"a default cannot refer to the parameter {name!r}", remedy="write its value out", at=at
+            )
         if name not in parameters:
             raise InvalidArgument(
                 f"there is no parameter {name!r}",
@@ -255,7 +292,7 @@ def _validated(document: Mapping[str, Any]) -> PipelineConfig:
         return PipelineConfig.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        at, last = _path(first["loc"]), str(first["loc"][-1])
+        at, last = place_of(first["loc"]), str(first["loc"][-1])
         fields = _fields(first["loc"][:-1])
         if first["type"] == "extra_forbidden":
             what, remedy = f"{at} is unknown", _hint(last, fields, "leave it out")
@@ -264,13 +301,6 @@ def _validated(document: Mapping[str, Any]) -> PipelineConfig:
         else:
             what, remedy = f"{at} is wrong: {first['msg']}", "correct it"
         raise InvalidArgument(what, remedy=remedy) from None
-
-
-def _path(loc: Sequence[int | str]) -> str:
-    path = ""
-    for part in loc:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return path.lstrip(".")
 
 
 def _fields(loc: Sequence[int | str]) -> list[str]:

@@ -50,6 +50,82 @@ def test_parameters_have_defaults_and_are_set_with_their_type(load: Any) -> None
     assert config.parameters == {"day": "2024-02-02", "width": 8}
 
 
+def test_a_default_may_be_of_the_environment_and_is_a_secret(load: Any) -> None:
+    """Before, `${env.DAY}` was the name of a directory."""
+    given = document(parameters={"day": "at-${env.DAY}", "width": 4})
+    pipeline = load(given, DAY="monday")
+    assert (pipeline.config.source.path, pipeline.config.parameters["day"]) == ("in/at-monday", "at-monday")
+    assert "monday" not in json.dumps(pipeline.shown)
+    assert pipeline.secrets.masked("x monday") == "x ***"
+    with pytest.raises(InvalidArgument, match=r"DAY is not set in the environment \(at=parameters\.day\)"):
+        load(given)
+    assert load(given, {"day": "${env.DAY}"}).config.source.path == "in/${env.DAY}", "what is set is taken as it is"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"parameters": {"day": "${param.width}", "width": 4}}, "a default cannot refer to the parameter 'width'"),
+        ({"name": "${env.MY-NAME}"}, r"\$\{env.MY-NAME\} refers to nothing \(at=name\)"),
+        ({"name": "${Param.day}"}, "refers to nothing"),
+        ({"name": "${params.day}"}, "refers to nothing"),
+        ({"connections": {"warehouse": {"${env.DB_USER}": "x"}}}, "is not replaced"),
+    ],
+)
+def test_a_reference_is_replaced_or_refused(load: Any, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        load(document(**changes))
+
+
+TEXTS = """
+name: {name}
+parameters: {{version: {parameter}}}
+source: {{format: csv, path: in, schema: "k string", streaming: {streaming}, options: {{header: {option}}}}}
+operators: [{{operator: "ops:Tally", allowed_lateness: {lateness}}}]
+sink: {{format: console, checkpoint: c}}
+"""
+PLAIN = {"name": "n", "parameter": "x", "streaming": "true", "option": "true", "lateness": "1.5"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"name": "no"}, 'name is no, which YAML reads as false .*line=2.*write "no", in quotes, or write false'),
+        ({"name": "1.10"}, 'name is 1.10, which YAML reads as 1.1 .*write "1.10", in quotes, or write 1.1'),
+        ({"parameter": "1.10"}, r"parameters\.version is 1\.10, which YAML reads as 1\.1"),
+        (
+            {"parameter": "2013-01-01"},
+            'version is 2013-01-01, which YAML reads as 2013-01-01 .*"2013-01-01", in quotes$',
+        ),
+        ({"parameter": "12:30"}, "reads as 750"),
+        ({"parameter": "0755"}, "reads as 493"),
+        ({"parameter": "1_000"}, "reads as 1000"),
+        ({"parameter": "0x1F"}, "reads as 31"),
+        ({"option": "yes"}, r"source\.options\.header is yes, which YAML reads as true"),
+        ({"option": "Off"}, "reads as false"),
+    ],
+)
+def test_what_yaml_reads_otherwise_than_it_is_written_is_asked_about(
+    load: Any, changes: dict[str, str], said: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        load(TEXTS.format(**PLAIN | changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": '"no"', "parameter": "'1.10'", "option": '"yes"'},
+        {"parameter": "1.1", "option": "True"},
+        {"parameter": "-7", "option": "false"},
+        {"streaming": "no", "lateness": "1.50"},  # which type they have is known
+        {"parameter": "~"},
+    ],
+)
+def test_what_is_not_in_doubt_is_taken(load: Any, changes: dict[str, str]) -> None:
+    load(TEXTS.format(**PLAIN | changes), {"version": "1.10"} if changes == {"parameter": "~"} else None)
+
+
 def test_options_of_a_connection_come_first(load: Any) -> None:
     changed = document()
     changed["sink"]["options"]["user"] = "other"
