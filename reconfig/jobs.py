@@ -57,6 +57,16 @@ class Job:
         if not all(wants):
             lacks = "operator, partitions and target" if self.do is Do.MIGRATE else "the replica"
             raise InvalidArgument(f"a job that does {self.do} names {lacks}", remedy="say which", job=self.name)
+        ignored = {
+            "policies": bool(self.policies) and self.do is not Do.REBALANCE,
+            "partitions": bool(self.partitions) and self.do is not Do.MIGRATE,
+            "a target": bool(self.to) and self.do in (Do.REBALANCE, Do.CHECKPOINT),
+        }
+        for what, is_ignored in ignored.items():
+            if is_ignored:
+                raise InvalidArgument(
+                    f"a job that does {self.do} does not take {what}", remedy="leave it out", job=self.name
+                )
         if self.coordinator is not None and self.coordinator.least > 1:
             raise InvalidArgument("one controller coordinates a job", remedy="say which, not how many", job=self.name)
 

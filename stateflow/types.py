@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from stateflow.errors import InvalidArgument
+from stateflow.errors import InvalidArgument, PortInUse, StateflowError
 
 #: their directories have five digits: ``p65535``
 PARTITIONS_MAX = 65_536
@@ -73,10 +75,12 @@ FILE = Grammar(
 )
 #: hexadecimal, of 64 to 256 bits
 DIGEST = Grammar("digest", re.compile(r"[0-9a-f]{16,64}"), "16 to 64 hexadecimal digits, in lower case")
+PORT_MAX = 65_535
+_PORT = r"[0-5]?[0-9]{1,4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
 ADDRESS = Grammar(
     "address",
-    re.compile(r"(?:[A-Za-z0-9_](?:[A-Za-z0-9_.\-]{0,253})|\[[0-9A-Fa-f:.%]{2,64}\]):\d{1,5}"),
-    "write host:port, or [IPv6]:port",
+    re.compile(rf"(?:[A-Za-z0-9_](?:[A-Za-z0-9_.\-]{{0,253}})|\[[0-9A-Fa-f:.%]{{2,64}}\]):(?:{_PORT})"),
+    "write host:port, or [IPv6]:port, with a port up to 65535",
 )
 #: of sources, states, columns and side outputs: they are keys and labels, never paths
 LABEL = Grammar("name", re.compile(r".{1,256}"), "use 1 to 256 printable characters")
@@ -91,6 +95,35 @@ URL = Grammar(
     re.compile(r".{1,4096}"),
     "use at most 4096 printable characters",
 )
+
+
+def listened_at(listen: str) -> tuple[str, int]:
+    """The host and the port of ``host:port``, where a process is to listen. Raises InvalidArgument."""
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    if not host or not (port.isascii() and port.isdecimal()) or int(port) > PORT_MAX:
+        raise InvalidArgument(
+            f"{shown(listen)} is no address", remedy=f"write host:port; a port up to {PORT_MAX}, or 0 for a free one"
+        )
+    return host, int(port)
+
+
+def cannot_listen(error: OSError, listen: str) -> StateflowError:
+    """What keeps a process from listening: the port is taken only where another one has it."""
+    host, _, port = listen.rpartition(":")
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return InvalidArgument(
+            f"this machine has no address {shown(host)}: {error.strerror}",
+            remedy="listen on one that it has, or on 0.0.0.0 for all of them",
+            address=listen,
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return InvalidArgument(
+            f"this user may not listen on port {port}", remedy="choose a port of 1024 or more", address=listen
+        )
+    return PortInUse(
+        f"the address cannot be bound: {error.strerror or error}", remedy="choose another port", address=listen
+    )
 
 
 def check_name(kind: str, name: str) -> str:

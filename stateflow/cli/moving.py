@@ -154,20 +154,39 @@ def autopilot(
     ] = None,
     max_pause: MaxPause = None,
     cool_down: Annotated[
-        str, typer.Option("--cool-down", help="A partition that has moved is left alone for so long.")
-    ] = "60s",
-    moves_per_minute: Annotated[float, typer.Option("--moves-per-minute", help="That begin, at most.")] = 60.0,
+        str | None,
+        typer.Option("--cool-down", help="A partition that has moved is left alone for so long; default 60s."),
+    ] = None,
+    moves_per_minute: Annotated[
+        float | None, typer.Option("--moves-per-minute", help="That begin, at most; default 60.")
+    ] = None,
     off: Annotated[bool, typer.Option("--off", help="Move nothing by itself any more.")] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
     """Have partitions follow their rows and their load from now on; without options: say what it is told."""
+    given = {
+        "--max-pause": max_pause is not None,
+        "--cool-down": cool_down is not None,
+        "--moves-per-minute": moves_per_minute is not None,
+    }
+    said = [option for option, is_given in given.items() if is_given]
+    if off and policy is not None:
+        raise InvalidArgument("--off ends the autopilot, and --policy begins it", remedy="leave one of them out")
+    if said and policy is None:
+        raise InvalidArgument(
+            f"{' and '.join(said)} {'says' if len(said) == 1 else 'say'} nothing without --policy",
+            remedy="say --policy, too: what the autopilot is told holds as a whole",
+        )
     cluster = Cluster(controller)
     if off or policy is not None:
         names = [] if off or policy is None else [name.strip() for name in policy.split(",")]
         most = move_options(max_pause, None, "auto", "number", None).max_pause_ms
         told = cluster.autopilot(
-            *names, max_pause_ms=most, cool_down_s=seconds(cool_down), moves_per_minute=moves_per_minute
+            *names,
+            max_pause_ms=most,
+            cool_down_s=seconds(cool_down or "60s"),
+            moves_per_minute=60.0 if moves_per_minute is None else moves_per_minute,
         )
     else:
         told = cluster.autopilot_orders()

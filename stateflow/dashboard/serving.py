@@ -20,10 +20,11 @@ from stateflow.dashboard.acts import Acts
 from stateflow.dashboard.app import Parts, make_app
 from stateflow.dashboard.records import Records
 from stateflow.dashboard.watching import Looking, Watching
-from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, PortInUse
+from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument
 from stateflow.security.connections import connection_settings, tls_files
 from stateflow.security.plain import host_of, is_loopback
 from stateflow.security.reading import described, read_certificates
+from stateflow.types import cannot_listen, listened_at
 
 log = logging.getLogger(__name__)
 #: connections that are open then are closed: event streams do not end by themselves
@@ -76,7 +77,7 @@ class Dashboard:
 
     def __init__(self, options: DashboardOptions) -> None:
         self._options = options
-        self._host, self._port = _address(options.listen)
+        self._host, self._port = listened_at(options.listen)
         self._check_plain()
         self._files = tls_files()
         self._context, names = self._tls()
@@ -135,11 +136,7 @@ class Dashboard:
             family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
             return socket.create_server((self._host, self._port), family=family, backlog=128)
         except OSError as error:
-            raise PortInUse(
-                f"the page cannot be served: {error.strerror}",
-                remedy="name another address",
-                listen=self._options.listen,
-            ) from error
+            raise cannot_listen(error, self._options.listen) from error
 
     def _run(self, controller: str, ready: Future[None]) -> None:
         try:
@@ -213,12 +210,3 @@ class Dashboard:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _address(listen: str) -> tuple[str, int]:
-    """Raises InvalidArgument."""
-    host, _, port = listen.rpartition(":")
-    host = host.strip("[]")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise InvalidArgument(f"{listen!r} is no address", remedy="write host:port, with port 0 for a free one")
-    return host, int(port)

@@ -18,13 +18,14 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stateflow.errors import BadCertificate, InvalidArgument, NotAllowed, PortInUse
+from stateflow.errors import BadCertificate, NotAllowed
 from stateflow.metrics.discovery import Target, answer
 from stateflow.metrics.figures import FIGURES, Figure, Histogram, Values
 from stateflow.metrics.own import PREFIX, OwnFigures, by_name
 from stateflow.security.connections import connection_settings, tls_files
 from stateflow.security.plain import check_served
 from stateflow.settings import ConnectionSettings
+from stateflow.types import cannot_listen, listened_at
 
 if TYPE_CHECKING:
     from stateflow.security.files import TlsFiles
@@ -222,12 +223,7 @@ class Page:
         operators: OwnFigures | None = None,
         targets: Callable[[str], Iterable[Target]] | None = None,
     ) -> None:
-        named, _, port = listen.rpartition(":")
-        host = named.strip("[]")
-        if not host or not port.isdigit() or int(port) > 65535:
-            raise InvalidArgument(
-                f"{listen!r} is no address", remedy="write --metrics host:port, with port 0 a free one"
-            )
+        host, port = listened_at(listen)
         files = tls_files()
         if files is None:
             check_served(listen, None, "read its figures")
@@ -240,13 +236,11 @@ class Page:
             registry.register(_Own(operators))
         tls = None if files is None else _Tls(files, connection_settings())
         try:
-            self._server = _Server((host, int(port)))
+            self._server = _Server((host, port))
         except OSError as error:
-            raise PortInUse(
-                f"figures cannot be served: {error.strerror}", remedy="name another", listen=listen
-            ) from error
+            raise cannot_listen(error, listen) from error
         self._server.tls = tls
-        self.address = f"{named}:{self._server.server_port}"
+        self.address = f"{listen.rpartition(':')[0]}:{self._server.server_port}"
         application = make_wsgi_app(registry)
         if targets is not None:
             application = _with_discovery(application, targets, self.address, loop)

@@ -37,7 +37,7 @@ from stateflow.node.supervising import Balance, Seen, Supervision, is_spare
 from stateflow.rpc.clients import ReplicaClient
 from stateflow.rpc.wire import reached_at, unexpected
 from stateflow.runtime.environment import claim
-from stateflow.types import WORKER, PartitionId, node_of, ranges, worker_name, worker_of
+from stateflow.types import PORT_MAX, WORKER, PartitionId, node_of, ranges, worker_name, worker_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -48,7 +48,6 @@ ENDED_LOOK_S = 0.05
 LOOK_S = 5.0
 #: whoever was asked to stop and has not is killed; longer than a replica takes by itself
 KILL_AFTER_S = 5.0
-PORT_MAX = 65_535
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from stateflow.runtime.retirement import SourceView
 from stateflow.runtime.transfer import BaseFile, Seal, SnapshotInfo
 from stateflow.runtime.view import PartitionView
 from stateflow.storage.faults import meaning
-from stateflow.types import OperatorSpec, ReplicaInfo
+from stateflow.types import OperatorSpec, ReplicaInfo, cannot_listen, listened_at
 
 #: what anybody may send: pieces of at most 3 MiB (settings); the rest is room for their envelope
 MESSAGE_BYTES_MAX = 4 << 20
@@ -255,17 +255,17 @@ def _probe(host: str, port: int) -> None:
 def bind(server: grpc.aio.Server, listen: str, advertise: str | None = None) -> str:
     """Bind and return the address with the real port. Raises PortInUse, InvalidArgument, InsecureRefused,
     BadCertificate."""
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal():
-        raise InvalidArgument(f"{listen!r} is not an address", remedy="write host:port; port 0 takes a free one")
+    host, port = listened_at(listen)
     try:
-        _probe(host.strip("[]"), int(port))
+        _probe(host, port)
         bound = add_port(server, listen, advertise)
-    except (RuntimeError, OSError, OverflowError) as error:
+    except OSError as error:
+        raise cannot_listen(error, listen) from error
+    except (RuntimeError, UnicodeError) as error:  # gRPC's, and of a host that no name server would be asked for
         raise PortInUse("the address cannot be bound", remedy="choose another port", address=listen) from error
     if bound == 0:
         raise PortInUse("the address cannot be bound", remedy="choose another port", address=listen)
-    return f"{host}:{bound}"
+    return f"{listen.rpartition(':')[0]}:{bound}"
 
 
 def reached_at(advertise: str | None, bound: str) -> str:

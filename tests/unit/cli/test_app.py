@@ -312,6 +312,21 @@ def test_a_fault_of_ours_is_not_dressed_up_as_the_users() -> None:
         raising(ZeroDivisionError())()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--max-pause", "50ms"), "--max-pause says nothing without --policy"),
+        (("--cool-down", "60s", "--moves-per-minute", "6"), "--cool-down and --moves-per-minute say nothing without"),
+        (("--off", "--max-pause", "50ms"), "says nothing without --policy"),
+        (("--off", "--policy", "load"), "--off ends the autopilot, and --policy begins it"),
+    ],
+)
+def test_the_autopilot_ignores_no_option(words: tuple[str, ...], said: str) -> None:
+    found = invoke("autopilot", *words, "--controller", NOBODY)
+    assert found.exit_code == 1
+    assert said in found.stderr
+
+
 def test_migrate_passes_on_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 

@@ -91,7 +91,7 @@ def test_who_says_so_is_warned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
 
 def test_a_port_that_is_taken() -> None:
     def use(page: Page) -> None:
-        with pytest.raises(PortInUse, match="figures cannot be served"):
+        with pytest.raises(PortInUse, match="the address cannot be bound"):
             served(lambda _: None, page.address)
 
     served(use)

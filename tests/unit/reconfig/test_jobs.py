@@ -11,6 +11,7 @@ import pytest
 from reconfig.affinity import Affinity
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.jobs import Do, Job, Run, RunState, Stage, due, next_at_us, next_us
+from reconfig.placement import PolicyName
 from stateflow.errors import InvalidArgument
 from stateflow.ledger import Ledger, RecordState
 from stateflow.rpc.reports import job_of, job_to_pb
@@ -109,6 +110,20 @@ def test_a_time_that_has_passed_is_refused_before_it_is_recorded(text: str) -> N
     with pytest.raises(InvalidArgument, match="that time has passed"):
         job.prove(1_700_000_000 * S)
     assert next_us(job, [], 0) == job.schedule.once_us, "one that an earlier version recorded is told"
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        (replace(EVERY, policies=(PolicyName.LOAD,)), "a job that does checkpoint does not take policies"),
+        (replace(EVERY, partitions=(3,)), "does not take partitions"),
+        (replace(EVERY, do=Do.DRAIN, to="edge-0", partitions=(3,)), "a job that does drain does not take partitions"),
+        (replace(EVERY, do=Do.REBALANCE, to="edge-0"), "does not take a target"),
+    ],
+)
+def test_what_a_job_would_ignore_is_refused(job: Job, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        job.check()
 
 
 def test_a_job_whose_record_would_say_something_else_is_not_recorded() -> None:

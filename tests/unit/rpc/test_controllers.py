@@ -64,3 +64,11 @@ def test_a_list_of_addresses() -> None:
     for wrong in ("", " , ", "a:1,b", "a:1 b:1", "a:1;b:1"):
         with pytest.raises(InvalidArgument):
             addresses_of(wrong)
+
+
+def test_a_port_that_there_is_not_is_refused() -> None:
+    numbers = [0, 9, 7070, 59_999, 60_000, 64_999, 65_499, 65_529, 65_535]
+    assert addresses_of(",".join(f"h:{number}" for number in numbers)) == [f"h:{number}" for number in numbers]
+    for number in (65_536, 65_540, 65_600, 66_000, 70_000, 99_999, 100_000):
+        with pytest.raises(InvalidArgument, match="a port up to 65535"):
+            addresses_of(f"h:{number}")

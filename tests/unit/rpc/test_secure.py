@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from stateflow.errors import BadCertificate, InsecureRefused, Unavailable
+from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, PortInUse, Unavailable
 from stateflow.local.certificates import Certificates
 from stateflow.rpc import replica_pb2, secure
 from stateflow.rpc.secure import _SecureChannel
@@ -74,6 +75,27 @@ async def refused(channel: grpc.aio.Channel, address: str) -> Unavailable:
     error = remote_error(caught.value, address)
     assert isinstance(error, Unavailable)
     return error
+
+
+@pytest.mark.parametrize(
+    ("listen", "kind", "said"),
+    [
+        ("127.0.0.1:99999", InvalidArgument, "'127.0.0.1:99999' is no address.*a port up to 65535"),
+        ("127.0.0.1:²", InvalidArgument, "is no address"),
+        ("no-such-host.invalid:0", InvalidArgument, "this machine has no address 'no-such-host.invalid'"),
+        ("192.0.2.1:0", InvalidArgument, "this machine has no address '192.0.2.1'"),
+        ("TAKEN", PortInUse, "the address cannot be bound: Address already in use.*choose another port"),
+    ],
+)
+def test_why_nothing_listens_is_said(listen: str, kind: type[Exception], said: str) -> None:
+    """Before, a host that nobody knows was a port in use."""
+
+    async def run() -> None:
+        server = grpc.aio.server(options=OPTIONS)
+        with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(kind, match=said):
+            bind(server, listen.replace("TAKEN", f"127.0.0.1:{taken.getsockname()[1]}"))
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("name", ["http_proxy", "https_proxy", "grpc_proxy"])
