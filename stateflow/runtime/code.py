@@ -82,13 +82,24 @@ def find(target: str, text: str = "", package: str = "") -> Any:
     except (Exception, SystemExit) as error:  # a module that exits must not take the replica with it
         raise OperatorNotImportable(
             f"{type(error).__name__}: {error}",
-            remedy="install the code where this process runs, or start it in a directory that has it",
+            remedy=_remedy(error, f"{package}.{place}" if package else place),
             target=target,
             process=f"{Path(sys.argv[0]).name or 'python'} {os.getpid()}",
             directory=_here(),
             python=sys.executable,
         ) from error
     return found
+
+
+def _remedy(error: BaseException, place: str) -> str:
+    """What is missing is not always the operator: it may be what its code imports, or the file that was named."""
+    if isinstance(error, ModuleNotFoundError) and error.name and not f"{place}.".startswith(f"{error.name}."):
+        return f"install {error.name}, which the operator's code imports, where this process runs"
+    if isinstance(error, FileNotFoundError) and place.endswith(".py"):
+        return "name a file that is there, seen from the directory where this process runs"
+    if place.endswith(".py") or place.startswith("<"):
+        return "correct what the operator's code does when it is loaded"
+    return "install the code where this process runs, or start it in a directory that has it"
 
 
 def _here() -> str | None:

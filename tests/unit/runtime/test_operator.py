@@ -160,6 +160,20 @@ def test_places_where_no_operator_is(target: str, what: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_what_is_missing_is_named_by_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the remedy was to install the operator, also where it was there and what it imports was not."""
+    (tmp_path / "needs.py").write_text("import no_such_library\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for target, remedy in (
+        ("needs:Count", "install no_such_library, which the operator's code imports"),
+        ("no_such_package.ops:Count", "install the code where this process runs"),
+        ("/no/such/file.py:Count", "name a file that is there"),
+    ):
+        with pytest.raises(OperatorNotImportable) as caught:
+            load(target)
+        assert caught.value.remedy.startswith(remedy)
+
+
 def test_an_import_that_fails_says_in_which_process_and_from_where() -> None:
     with pytest.raises(OperatorNotImportable) as caught:
         load("no.such.module:Count")
