@@ -1,21 +1,26 @@
 """stateflow: keyed, stateful stream operators for PySpark whose state can move while the pipeline runs."""
 
-from stateflow import state
-from stateflow.client import Cluster, StreamClient
-from stateflow.errors import StateflowError
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from stateflow.release import VERSION
-from stateflow.runtime.operator import BatchOperator, Context, Operator
-from stateflow.runtime.timers import Timer, TimerColumns
-from stateflow.runtime.windows import SessionWindows, SlidingWindows, TumblingWindows, Window
-from stateflow.state import (
-    Namespace,
-    TrackedCounter,
-    TrackedList,
-    TrackedMap,
-    TrackedReducing,
-    TrackedSet,
-    TrackedValue,
-)
+
+if TYPE_CHECKING:
+    from stateflow import state
+    from stateflow.client import Cluster, StreamClient
+    from stateflow.errors import StateflowError
+    from stateflow.runtime.operator import BatchOperator, Context, Operator
+    from stateflow.runtime.timers import Timer, TimerColumns
+    from stateflow.runtime.windows import SessionWindows, SlidingWindows, TumblingWindows, Window
+    from stateflow.state import (
+        Namespace,
+        TrackedCounter,
+        TrackedList,
+        TrackedMap,
+        TrackedReducing,
+        TrackedSet,
+        TrackedValue,
+    )
 
 __version__ = VERSION
 __all__ = [
@@ -40,3 +45,29 @@ __all__ = [
     "Window",
     "state",
 ]
+#: where each is; imported when it is asked for, as a command needs little of it
+_PLACES = {
+    "stateflow.client": ("Cluster", "StreamClient"),
+    "stateflow.errors": ("StateflowError",),
+    "stateflow.runtime.operator": ("BatchOperator", "Context", "Operator"),
+    "stateflow.runtime.timers": ("Timer", "TimerColumns"),
+    "stateflow.runtime.windows": ("SessionWindows", "SlidingWindows", "TumblingWindows", "Window"),
+    "stateflow.state": (
+        *("Namespace", "TrackedCounter", "TrackedList", "TrackedMap", "TrackedReducing", "TrackedSet", "TrackedValue"),
+    ),
+}
+_PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "state":
+        return importlib.import_module("stateflow.state")
+    if name not in _PLACE_OF:
+        raise AttributeError(f"module 'stateflow' has no attribute {name!r}")
+    found = getattr(importlib.import_module(_PLACE_OF[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,76 +1,91 @@
-"""The ``stateflow`` command. Each command is a thin shell around the library: parse, call, show."""
+"""The ``stateflow`` command. Each command is a thin shell around the library: parse, call, show.
+
+A command imports its own module only, and the help of the program none: what a whole command line imports takes longer
+than most commands.
+"""
 
 from __future__ import annotations
 
+import importlib
+import os
 import platform
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from stateflow.cli import (
-    agents,
-    batch,
-    beginning,
-    certs,
-    checkpoint,
-    cluster,
-    dashboard,
-    demo,
-    generate,
-    job,
-    leaving,
-    ledger,
-    maintenance,
-    moving,
-    operator,
-    processes,
-    reconfig,
-    run,
-    savepoint,
-    source,
-    spark,
-    stages,
-    state,
-    sweeps,
-    token,
-)
 from stateflow.cli.group import Commands
 from stateflow.cli.options import Insecure
 from stateflow.cli.output import console, show_everything, telling
+from stateflow.cli.panels import BRIEFLY, PANELS
 from stateflow.release import VERSION
 
-app = Commands(root=True, help="Stateful stream operators whose state can move while the pipeline runs.")
-for module in (
-    agents,
-    batch,
-    beginning,
-    certs,
-    checkpoint,
-    cluster,
-    dashboard,
-    demo,
-    generate,
-    job,
-    leaving,
-    ledger,
-    maintenance,
-    moving,
-    operator,
-    processes,
-    reconfig,
-    run,
-    savepoint,
-    source,
-    spark,
-    stages,
-    state,
-    sweeps,
-    token,
-):
-    app.add_typer(module.app)
-app.add_typer(agents.agents)
+#: set by a shell that asks what may follow
+COMPLETING = "_STATEFLOW_COMPLETE"
+HELP = "Stateful stream operators whose state can move while the pipeline runs."
+#: which commands a module has
+COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "agents": (
+        "spawn",
+        "stop",
+        "restart",
+        "logs",
+        "agent",
+    ),
+    "batch": ("batch",),
+    "beginning": (
+        "init",
+        "examples",
+        "doctor",
+    ),
+    "certs": ("certs",),
+    "checkpoint": ("checkpoint",),
+    "cluster": (
+        "deploy",
+        "status",
+        "takeover",
+        "upgrade",
+        "migrate",
+    ),
+    "dashboard": ("dashboard",),
+    "demo": ("demo",),
+    "generate": ("generate",),
+    "job": ("job",),
+    "leaving": (
+        "undeploy",
+        "forget",
+    ),
+    "ledger": ("ledger",),
+    "maintenance": ("maintenance",),
+    "moving": (
+        "adopt",
+        "nodes",
+        "partitions",
+        "rebalance",
+        "autopilot",
+        "drain",
+        "replace",
+        "standby",
+    ),
+    "operator": ("operator",),
+    "processes": (
+        "controller",
+        "replica",
+        "health",
+    ),
+    "reconfig": ("reconfig",),
+    "run": ("run",),
+    "savepoint": ("savepoint",),
+    "source": ("source",),
+    "spark": ("spark",),
+    "stages": ("stages",),
+    "state": ("state",),
+    "sweeps": ("verify",),
+    "token": ("token",),
+}
+_MODULE_OF = {command: module for module, commands in COMMANDS.items() for command in commands}
 
 
 def _say_version(wanted: bool) -> None:
@@ -90,7 +105,6 @@ def _beside() -> str:
     return ", ".join(found)
 
 
-@app.callback()
 def _common(
     version: Annotated[
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is.")
@@ -100,10 +114,55 @@ def _common(
     """Stateful stream operators whose state can move while the pipeline runs."""
 
 
+def _root() -> Commands:
+    root = Commands(root=True, help=HELP)
+    root.callback()(_common)
+    return root
+
+
+def app_of(modules: Iterable[str]) -> Commands:
+    """The program with the commands of these modules."""
+    root = _root()
+    for name in modules:
+        module = importlib.import_module(f"stateflow.cli.{name}")
+        root.add_typer(module.app)
+        if name == "agents":
+            root.add_typer(module.agents)
+    return root
+
+
+def outline() -> Commands:
+    """The program as its help shows it, whose commands do nothing: no module of theirs is imported."""
+    root = _root()
+    for name in (name for names in PANELS.values() for name in names):
+        root.command(name, short_help=BRIEFLY[name])(lambda: None)
+    return root
+
+
+def app_for(arguments: Sequence[str]) -> Commands:
+    """The part of the program that a command line needs: all of it where that cannot be told."""
+    if COMPLETING in os.environ:  # the command line that is completed is not among the arguments
+        return app_of(COMMANDS)
+    first = arguments[0] if arguments else "--help"
+    if first in _MODULE_OF:
+        return app_of([_MODULE_OF[first]])
+    if list(arguments) in ([], ["--help"], ["-h"], ["--version"]):
+        return outline()
+    return app_of(COMMANDS)
+
+
+def __getattr__(name: str) -> Any:
+    """``app``: the whole program, which is made when it is asked for."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()["app"] = found = app_of(COMMANDS)
+    return found
+
+
 def main() -> None:
     show_everything()
     try:
         with telling():
-            app()
+            app_for(sys.argv[1:])()
     except typer.Exit as ended:  # what failed was telling of it
         sys.exit(ended.exit_code)

@@ -23,7 +23,6 @@ from rich.text import Text
 from stateflow.about import ids_of
 from stateflow.errors import StateflowError
 from stateflow.settings import LogSettings
-from stateflow.storage.faults import meaning
 
 F = TypeVar("F", bound=Callable[..., Any])
 #: where nobody looks at the lines, none is cut or folded: an id in a pipe is whole
@@ -96,6 +95,8 @@ def telling(*, as_json: bool = False) -> Iterator[None]:
     except BrokenPipeError:  # whoever read it has seen enough
         os._exit(1)
     except Exception as error:
+        from stateflow.storage.faults import meaning  # with it comes the database
+
         meant = meaning(error)
         if meant is None:  # a fault of ours is told with all that there is to know of it
             raise

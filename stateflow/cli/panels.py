@@ -1,6 +1,7 @@
 """What `stateflow --help` shows: commands in the order in which people need them, and one line about each.
 
-A command that is in no panel comes with the tools. One whose docstring begins with a short line needs none here.
+A command that is in no panel comes with the tools. One within a group whose docstring begins with a short line needs no
+line here.
 """
 
 from __future__ import annotations
@@ -16,8 +17,23 @@ PANELS: dict[str, tuple[str, ...]] = {
     "Tools": ("generate", "certs", "token", "spark"),
 }
 OTHERS = "Tools"
-#: by how they are called
+#: by how they are called; of whatever the program's help lists, which imports none of them, there is a line
 BRIEFLY: dict[str, str] = {
+    "status": "What runs where.",
+    "partitions": "Each partition's owner, epoch and standbys.",
+    "state": "Read state, of a live cluster or of a checkpoint.",
+    "source": "Sources of an operator: queries, batch runs, stream clients.",
+    "reconfig": "Reconfigurations: what moved, moves and failed.",
+    "checkpoint": "Take, list, prove, restore and collect checkpoints.",
+    "savepoint": "Checkpoints with a name, kept until they are deleted.",
+    "logs": "What a replica of an agent logged.",
+    "job": "What is done by itself: at a time, or again and again.",
+    "batch": "Batches of work: how far they are, their entities and jobs.",
+    "ledger": "Items and their records: what was decided and done.",
+    "replica": "Run a replica: an operator process at a site.",
+    "certs": "Certificates for TLS, from an authority of your own.",
+    "token": "Tokens of some hours, for people and Spark jobs.",
+    "spark": "Spark queries: their executors and checkpoints.",
     "init": "Write a small project that runs at once.",
     "examples": "The examples that `stateflow init --example` writes.",
     "dashboard": "Serve the live page of a cluster.",

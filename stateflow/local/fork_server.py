@@ -271,7 +271,7 @@ def _import_all() -> None:
     import gc
     import importlib
 
-    for module in ("stateflow.cli.app", "reconfig.controller.server", "stateflow.ledger"):
+    for module in ("stateflow.cli.app", "stateflow.cli.processes", "reconfig.controller.server", "stateflow.ledger"):
         importlib.import_module(module)
     with contextlib.suppress(ImportError):  # pyarrow's, for the first array it makes of Python objects
         importlib.import_module("pandas")

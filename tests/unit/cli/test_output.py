@@ -32,7 +32,7 @@ def test_what_a_terminal_cannot_show_is_escaped(encoding: str, shown: str, monke
         Console(width=60).print(table, Text("Zürich → \udcff"))
         print("Zürich → \udcff")
 
-    monkeypatch.setattr(app, "app", say)
+    monkeypatch.setattr(app, "app_for", lambda _: say)
     app.main()
     stream.flush()
     written = stream.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
