@@ -33,16 +33,18 @@ console = Console(markup=False, emoji=False, width=None if _looked_at else _UNFO
 errors = Console(stderr=True, soft_wrap=True, markup=False, emoji=False)
 
 
-def show_everything(stream: TextIO | None = None) -> None:
+def show_everything() -> None:
     """Has what a terminal cannot show written as an escape, whoever writes it. An ASCII or Latin-1 terminal lacks most
     characters, and any lacks half of a surrogate pair, as names of files may have. Else the command would end in the
-    middle of its output.
-
-    Args: stream: by default standard output; standard error does so by itself.
+    middle of its output. Standard error does so by itself.
     """
-    found = sys.stdout if stream is None else stream
-    if isinstance(found, io.TextIOWrapper):  # it is something else where a program has put its own there
+    found = sys.stdout
+    if not isinstance(found, io.TextIOWrapper):  # a program has put something of its own there
+        return
+    try:
         found.reconfigure(errors="backslashreplace")
+    except OSError:  # of a forked process, which was given a pipe in place of the file that this was made for
+        sys.stdout = os.fdopen(found.fileno(), "w", encoding=found.encoding, errors="backslashreplace", closefd=False)
 
 
 def emit(value: dict[str, Any]) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import sys
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -37,6 +39,18 @@ def test_what_a_terminal_cannot_show_is_escaped(encoding: str, shown: str, monke
     stream.flush()
     written = stream.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
     assert sum(shown in line for line in written.splitlines()) == 3
+
+
+def test_a_forked_process_has_a_pipe_in_place_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process of a cluster on one machine would start: where a file stands cannot be asked of a pipe."""
+    reads, writes = os.pipe()
+    with (tmp_path / "null").open("w", encoding="ascii") as file, os.fdopen(reads, encoding="ascii") as reader:
+        os.dup2(writes, file.fileno())
+        os.close(writes)
+        monkeypatch.setattr(sys, "stdout", file)
+        monkeypatch.setattr(app, "app_for", lambda _: lambda: print("→", flush=True))
+        app.main()
+        assert reader.readline() == "\\u2192\n"
 
 
 def test_lines_of_a_log_are_json_on_any_terminal() -> None:
