@@ -135,6 +135,8 @@ class Leading:
             assert self.serving is not None
             why = await self._lead(self.serving)
             log.error("term %d ends here: %s", self._tenure.term, why)
+            if not self.serving.over.done():  # requests under way are told the reason
+                self.serving.over.set_result(why)
             await self._end()
 
     async def _wait(self) -> None:

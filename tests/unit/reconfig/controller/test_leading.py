@@ -20,6 +20,7 @@ from stateflow.errors import (
     HoldLost,
     LedgerCorrupt,
     LedgerReadOnly,
+    LedgerReplaced,
     NotLeading,
     StateflowError,
     Unavailable,
@@ -285,6 +286,33 @@ def test_a_ledger_that_stays_so_ends_the_term_and_what_waits_for_it(tmp_path: Pa
                 await record
             await server.close()
             await terms.leading.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_request_under_way_is_told_why_the_term_ended() -> None:
+    """Not only that it did, where the renewal finds out first."""
+    moved = LedgerReplaced("the ledger's file was deleted or moved", remedy="put it back")
+
+    async def scenario() -> None:
+        terms = Terms()
+        await terms.leading.try_once()
+        terms.leading._tenure.lease_s = 0.01  # of how often it is renewed
+        begun = asyncio.Event()
+
+        async def request() -> None:
+            async with terms.leading.term():
+                begun.set()
+                await asyncio.Event().wait()
+
+        asked = asyncio.ensure_future(request())
+        await begun.wait()
+        terms.ledger.fails["renew_hold"] = moved
+        running = asyncio.ensure_future(terms.leading.run())
+        with pytest.raises(LedgerReplaced):
+            await asked
+        running.cancel()
+        await terms.leading.close()
 
     asyncio.run(scenario())
 
