@@ -86,6 +86,7 @@ def test_only_prose_and_payloads_hold_anything() -> None:
         "OperatorSpec.source",
     } | {
         "Move.reason",
+        "Job.error",
         "Job.schedule",
         "JobRun.note",
         "ProposedMove.reason",

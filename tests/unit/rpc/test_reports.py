@@ -81,7 +81,7 @@ PLACEMENT = Placement(
 RUN = JobRun(1, 2, 3, "FAILED", ("r",), "why", "j/1", (JobStage("Op", ("r",), "no room"),), FOLLOWER)
 JOB = JobReport(
     *("j", "every 5", "migrate", "Op", ("load",), (1, 2), "edge", True, 5, (RUN,)),
-    *("soft:5 site cloud", "hard label disk=ssd:2-4", FOLLOWER),
+    *("soft:5 site cloud", "hard label disk=ssd:2-4", FOLLOWER, "it cannot be read"),
 )
 ROLLING = Rolling("r", "FAILED", "edge", 2, (RollingNode("gw-0", "FAILED", "it died", 5),))
 _SWEPT = SweepNode("gw-0", "FAILED", "it died", 5, 1, 2, 3, 4, 6, 7, (PartitionFault("Op", 1, "gw-0", "away", True),))
