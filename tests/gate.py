@@ -320,6 +320,7 @@ class Gate:
             "STATEFLOW_TEST_TIER": tier,
             "STATEFLOW_TEST_SEED": str(self._seed),
             "STATEFLOW_TEST_SLOWNESS": f"{self._slowness:.1f}",
+            "PYTHONHASHSEED": str(self._seed % (1 << 32)),  # workers collect the same tests, and a run can be repeated
         }
         self._deadline = time.monotonic() + CAP_S[tier]
         self.lanes: list[Lane] = []

@@ -243,7 +243,7 @@ UTC_PLUS_1 = dt.timezone(dt.timedelta(hours=1), "one")
             np.arange(300.0),
         ),
     ],
-    ids=lambda value: f"{type(value).__name__} {value!r}"[:40],
+    ids=lambda value: type(value).__name__,  # how a set is shown is another in each process
 )
 def test_data_that_can_be_written(value: object) -> None:
     live = {"VALUE": value, "Op": type("Op", (), {})}
