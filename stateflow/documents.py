@@ -25,7 +25,7 @@ _DOUBTFUL = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "t
 
 
 def read_document(path: Path, may_be_text: Callable[[Place], bool] | None = None) -> Any:
-    """What a YAML file holds. Raises InvalidArgument: it cannot be read, or is none, or is more than anybody writes.
+    """Reads a YAML file. Raises InvalidArgument: it cannot be read, is no YAML, or is more than anybody writes.
 
     Args:
         may_be_text: says of a place whether text may be meant there. What YAML reads as something else that is written

@@ -109,7 +109,7 @@ def listened_at(listen: str) -> tuple[str, int]:
 
 
 def cannot_listen(error: OSError, listen: str) -> StateflowError:
-    """What keeps a process from listening: the port is taken only where another one has it."""
+    """Makes the error of a process that cannot listen. It is port_in_use only where another one has it."""
     host, _, port = listen.rpartition(":")
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return InvalidArgument(

@@ -71,8 +71,8 @@ class Jobs:
         return self.report(job.name)
 
     def _check_target(self, job: Job) -> None:
-        """What no replica, site or partition is named like would fail with each run. Raises InvalidArgument,
-        UnknownSite, UnknownPartition."""
+        """Checks that a job's replica, site and partitions exist; without them each of its runs would fail. Raises
+        InvalidArgument, UnknownSite, UnknownPartition."""
         match job.do:
             case Do.DRAIN:
                 self._reconfigurations.check_replica(job.to)

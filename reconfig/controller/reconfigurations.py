@@ -44,7 +44,7 @@ ANY = Asked()
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Of one operator, before anything is recorded."""
+    """The moves of one operator, in their order, before anything is recorded."""
 
     deployed: Deployed
     strategy: policies.Strategy

@@ -75,7 +75,7 @@ class Survey:
         )
 
     def _has_ended(self, name: str) -> bool:
-        """By command, as its agent says: it was heard a moment ago all the same."""
+        """Says whether its agent has ended a replica by command. It may have been heard a moment ago."""
         child = self._child(node_of(name))
         return child is not None and child.state == "STOPPED" and self._context.cluster.roster.is_stopping(name)
 

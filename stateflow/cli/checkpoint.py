@@ -398,7 +398,7 @@ def _show_restored(reports: list[tuple[str, RestoredPartition]], rewinds: list[d
 
 
 def _failures(reports: Iterable[tuple[str, RestoredPartition]]) -> list[tuple[str, str]]:
-    """What went wrong, and where: once for all partitions of an operator with which the same did."""
+    """Pairs each failure with where it happened. Partitions of one operator that failed alike are one pair."""
     alike: dict[tuple[str, str, str], list[RestoredPartition]] = {}
     for name, each in reports:
         if each.fault is not None:

@@ -126,7 +126,7 @@ class Cluster:
         self._client.deploy(signed(spec), sites, failover)
 
     def _partitions_of(self, operator: str) -> int:
-        """Those that it has; of one that is not deployed the default."""
+        """Returns how many partitions an operator has; the default for one that is not deployed."""
         try:
             return self.operator(operator).partitions
         except OperatorNotDeployed:

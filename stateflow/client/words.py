@@ -66,7 +66,7 @@ def keys_meant(text: str) -> Iterator[Any]:
 
 
 def _meant(text: str) -> Iterator[Any]:
-    """What a text may stand for, by itself."""
+    """Yields the values that a text alone may stand for."""
     yield text
     with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(text)
@@ -90,7 +90,7 @@ def _meant(text: str) -> Iterator[Any]:
 
 
 def _numbers(value: Any) -> Iterator[Any]:
-    """What a number or truth value of JSON may stand for; nothing else is a column of a key."""
+    """Yields the values that a JSON number or truth value may stand for; nothing else is a column of a key."""
     if isinstance(value, bool | int | float):
         yield value
     if isinstance(value, int) and not isinstance(value, bool):

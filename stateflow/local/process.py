@@ -18,7 +18,7 @@ START_TIMEOUT_S = 60.0
 
 
 def python_path(paths: Iterable[str]) -> str:
-    """What PYTHONPATH holds for a process that is to import from these directories.
+    """Makes the PYTHONPATH of a process that is to import from these directories.
 
     Raises InvalidArgument for a directory that it cannot hold: what is there would not be found, and nothing would say
     why.

@@ -141,7 +141,7 @@ class CheckpointShell:
         return Taken(report, tuple(partition.partition for partition in done)), errors
 
     async def _answers(self, store: CheckpointStore) -> bool:
-        """Whether what failed is one partition's, such as a damaged database, and not the store's."""
+        """Asks the store whether it answers. Then what failed is one partition, such as a damaged database."""
         try:
             await self._loop.run_in_executor(self._uploads, _begin, store)
         except StateflowError:

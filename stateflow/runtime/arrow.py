@@ -99,7 +99,8 @@ class BatchReader:
 
     @staticmethod
     def of(schema: bytes) -> BatchReader:
-        """Of an IPC schema message, the same one as before. Times are in zones of Python. Raises InvalidArgument."""
+        """Returns the reader of an IPC schema message, one for each. It has times in Python's zones. Raises
+        InvalidArgument."""
         return _batch_reader(schema)
 
     def read(self, message: bytes) -> pa.RecordBatch:

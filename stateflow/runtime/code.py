@@ -92,7 +92,7 @@ def find(target: str, text: str = "", package: str = "") -> Any:
 
 
 def _remedy(error: BaseException, place: str) -> str:
-    """What is missing is not always the operator: it may be what its code imports, or the file that was named."""
+    """Names what is missing: the operator, a module that its code imports, or the file that was named."""
     if isinstance(error, ModuleNotFoundError) and error.name and not f"{place}.".startswith(f"{error.name}."):
         return f"install {error.name}, which the operator's code imports, where this process runs"
     if isinstance(error, FileNotFoundError) and place.endswith(".py"):

@@ -48,7 +48,7 @@ def schema_of(declared: str | pa.Schema) -> pa.Schema:
 
 
 def _twice(fields: Iterable[pa.Field], what: str) -> str:
-    """What is wrong where two fields have one name, at whatever level: no reader could tell them apart."""
+    """Describes the first two fields, at whatever level, that have one name; empty where all differ."""
     seen: set[str] = set()
     for field in fields:
         if field.name in seen:

@@ -99,7 +99,7 @@ def _converted(
     before: int,
     times_us: tuple[int, int | None],
 ) -> Mutations:
-    """What is to be written so that the states become those that are declared. Args: before: the version that they
+    """Makes the mutations that turn the stored states into the declared ones. Args: before: the version that they
     have; times_us: processing time and watermark."""
     keyed = KeyedState(operator, declarations_of(type(instance.operator)), reader)
 
@@ -144,7 +144,7 @@ _STATE = len(CELL) + 8
 
 
 def _row(address: bytes) -> bytes:
-    """What orders the cells of a state by their keys."""
+    """Returns the part of a cell's address that orders the cells of a state by their keys."""
     length, start = read_varint(address, _STATE)
     return address[_STATE : start + length]
 
@@ -182,7 +182,7 @@ def try_out(
 
 
 def is_to_be_tried(operator: str, cls: type[Operator], stored: bytes, deployed: DeployedStates) -> bool:
-    """Whether what is stored so is changed, or read as another type. Raises SchemaMismatch."""
+    """Says whether a version changes the stored states, or reads them as other types. Raises SchemaMismatch."""
     needed = evolution_of(operator, cls, stored, deployed).needed
     return needed or bool(_retyped(cls, read_schema(stored)["states"]))
 

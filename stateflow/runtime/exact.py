@@ -283,7 +283,7 @@ class _Duration(Column):
 
 
 class _Other(Column):
-    """Of a type without a rule: what is read back must be what was given."""
+    """A column of a type without a rule of its own: what is read back must be what was given."""
 
     def _one(self, value: Any) -> Any:
         (found,) = pa.array([value], self.type).to_pylist()
@@ -618,7 +618,7 @@ def _type_of_times(values: list[Any]) -> pa.DataType:
 
 
 def _zone_name(value: Any) -> str | None:
-    """As Arrow has it. Raises ValueError for a zone that it would change."""
+    """Returns Arrow's name of a datetime's zone. Raises ValueError for a zone that Arrow would change."""
     offset = value.utcoffset()
     if offset is None:
         return None

@@ -199,8 +199,8 @@ def read_checkpoint(
 
 
 def _fetched(store: CheckpointStore, manifest: Manifest, folder: Path, *, moves_on: bool) -> tuple[Manifest, Path]:
-    """Whose files are in which directory: the manifest's; or, where it may move on and was collected beside this, as a
-    newer one was published, the newest one's. Raises CheckpointMissing, CheckpointCorrupt."""
+    """Fetches a checkpoint's files and returns its manifest with their directory. Where it may move on, and the
+    checkpoint is collected meanwhile, the newest one is fetched. Raises CheckpointMissing, CheckpointCorrupt."""
     for attempt in itertools.count():
         directory = folder / f"files-{attempt}"
         try:

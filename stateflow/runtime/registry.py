@@ -289,14 +289,14 @@ class PartitionRegistry:
         self._operators[spec.name] = spec, cls
 
     def _stored_schemas(self, operator: str) -> set[bytes]:
-        """Of the operator's partitions that are served here, each once."""
+        """Returns the schemas that the operator's partitions here are stored with, each once."""
         found = {self.stored_schema(slot) for slot in self.slots() if slot.id.operator == operator}
         return {schema for schema in found if schema is not None}
 
     @staticmethod
     def stored_schema(slot: Slot) -> bytes | None:
-        """Of a partition that is served here; None of others, and where nothing is stored. No database is opened for
-        it."""
+        """Returns the schema that a partition served here is stored with; None for others, and where nothing is stored.
+        It opens no database."""
         if slot.lifecycle.state is not State.OWNED:
             return None
         with slot.mutex:

@@ -1,4 +1,4 @@
-"""Which statements of a program change what others made: whoever takes the second alone has half of it. No I/O."""
+"""Finds the statements of a program that change what others made: without them it is half made. No I/O."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def functions_of(bodies: Iterable[list[ast.stmt]]) -> dict[str, _Function]:
 def touches(
     node: ast.stmt, order: tuple[int, int], binds: Iterable[str], functions: Mapping[str, _Function]
 ) -> Iterator[Touch]:
-    """What a statement at the top level changes of what it does not bind itself.
+    """Yields where a statement at the top level may change what it does not bind itself.
 
     Args: binds: the names that it makes.
     """
@@ -157,7 +157,7 @@ def _of_call(
 
 
 def _run_by(node: ast.AST) -> Iterator[ast.AST]:
-    """What runs when a statement does: not the bodies of functions."""
+    """Yields the nodes that run with a statement: not the bodies of functions."""
     yield node
     if isinstance(node, _INNER):
         left: list[ast.AST] = [*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None)]

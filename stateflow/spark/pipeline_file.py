@@ -201,7 +201,7 @@ def _filled(
 def _parameters(
     document: Mapping[str, Any], settings: Mapping[str, str], secret: Callable[[str, str], str]
 ) -> dict[str, Any]:
-    """What is set is taken as it is; a default may refer to the environment, and to no other parameter."""
+    """Returns the parameters. A value that is set is taken as it is; a default may refer to the environment only."""
     declared = document.get("parameters") or {}
     if not isinstance(declared, Mapping):
         raise InvalidArgument("parameters are names with defaults", remedy="write name: default", at="parameters")

@@ -154,7 +154,7 @@ class OperatorTask:
 
     @property
     def __name__(self) -> str:
-        """As plans show it; :mod:`stateflow.spark.whole` finds it there. No operator's name has a ``~``."""
+        """The name that plans show, where :mod:`stateflow.spark.whole` finds it. No operator's name has a ``~``."""
         return f"stateflow_{self.operator}{'~' if self.streaming else '_'}{self.run}"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -206,8 +206,8 @@ def _tasks_of(frame: DataFrame) -> list[OperatorTask]:
 
 
 def _runs_of(frame: DataFrame) -> dict[str, None]:
-    """Of operators in its plan, which are used now. Raises InvalidArgument for one that is not remembered any more: its
-    batches could not be seen to."""
+    """Returns the runs of the operators in a frame's plan, and notes that they are used. Raises InvalidArgument for a
+    run that is no longer remembered: its batches could not be seen to."""
     runs = dict.fromkeys(_NAME.findall(frame._jdf.queryExecution().analyzed().toString()))
     for run in runs:
         table = _TASKS if run in _TASKS else _REAL_TIME

@@ -328,8 +328,8 @@ class Field:
 
 
 def _read_both(plain: Any, hint: str) -> str:
-    """What makes a stored value readable that the declared type is not. Its old type alone would not: others may have
-    been stored with the new one since."""
+    """Returns a remedy for a stored value that is not of the declared type. Its old type alone is none: others may
+    have been stored with the new one since."""
     migrate = "write migrate_state and raise state_version"
     if not isinstance(plain, bool | int | float | str | bytes):
         return migrate
