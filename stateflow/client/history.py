@@ -80,7 +80,7 @@ class History:
         self.heard(contained)
         self._before = self._contained[:]
         none = _Known(Session(0, ""), -1, [-1] * self.partitions, [])
-        newest = max((_decoded(each) for each in set(known)), default=none)
+        newest = max((_decoded(each, self.partitions) for each in set(known)), default=none)
         self._acknowledged = [max(pair) for pair in zip(newest.acknowledged, self._contained, strict=True)]
         if acknowledged is not None:
             if acknowledged >= newest.number:
@@ -349,20 +349,31 @@ class _Known(NamedTuple):
     partitions: list[int]
 
 
-def _decoded(known: bytes) -> _Known:
+def _decoded(known: bytes, partition_count: int) -> _Known:
+    """Raises DecodeError for what no client of this operator can have written."""
     try:
         version, generation_us, session_id, number, *rest = msgpack.unpackb(known)
         if version == KNOWN_VERSION:
             (inner,) = rest
             behind, among = msgpack.unpackb(zlib.decompressobj().decompress(inner, INNER_MAX))
+            if len(among) != partition_count:
+                raise ValueError(f"partitions of {len(among)} instead of {partition_count}")
             partitions = [partition for partition, is_there in enumerate(among) if is_there]
         elif version == 1:
             behind, partitions = rest
         else:
             raise ValueError(f"version {version}")
-        return _Known(Session(generation_us, session_id), number, [number - each for each in behind], partitions)
+        whole = (generation_us, number, *behind, *partitions)
+        if not isinstance(session_id, str) or any(type(each) is not int for each in whole):
+            raise ValueError("types that no client writes")
+        if len(behind) != partition_count or not all(0 <= each < partition_count for each in partitions):
+            raise ValueError(f"other partitions than the {partition_count} there are")
+        acknowledged = [number - each for each in behind]
+        if not -1 <= max(acknowledged) <= number or min(acknowledged) < -1:
+            raise ValueError("batches that there cannot be")
+        return _Known(Session(generation_us, session_id), number, acknowledged, partitions)
     except (ValueError, TypeError, zlib.error, msgpack.UnpackException) as error:
         raise DecodeError(
-            "what the source's last client left cannot be read",
+            f"what the source's last client left cannot be read ({error})",
             remedy="run the stateflow version of that client, or use another source name",
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from random import Random
 
 import msgpack
@@ -107,8 +108,47 @@ def test_a_successor_knows_what_its_predecessor_was_acknowledged() -> None:
         unsure.rewinding(number)
         sent(unsure, batch(number, 0))
     assert not unsure.incomplete
-    with pytest.raises(DecodeError):
-        history().resume({}, [msgpack.packb([2, "?"])])
+
+
+def packed(behind: object, among: object, number: object = 2, id: object = "me", version: int = 2) -> bytes:
+    if version == 1:
+        return bytes(msgpack.packb([1, 5, id, number, behind, among]))
+    return bytes(msgpack.packb([version, 5, id, number, zlib.compress(msgpack.packb([behind, among]))]))
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        b"",
+        msgpack.packb([2, "?"]),
+        packed([0, 0, 0], b"\0\0\1", version=3),
+        packed([0, 0], b"\0\1"),
+        packed([0, 0, 0], b"\0\1"),
+        packed([0, 0, 0, 0], b"\0\1\0\0"),
+        packed([0, 0, 0], 7),
+        packed(7, b"\0\0\1"),
+        packed([0, "a", 0], b"\0\0\1"),
+        packed([0, True, 0], b"\0\0\1"),
+        packed([0, -1, 0], b"\0\0\1"),
+        packed([0, 4, 0], b"\0\0\1"),
+        packed([0, 0, 0], b"\0\0\1", number="2"),
+        packed([0, 0, 0], b"\0\0\1", id=7),
+        packed([0, 0, 0], [3], version=1),
+        packed([0, 0, 0], [-1], version=1),
+        packed([0, 0, 0], ["0"], version=1),
+        packed([], [], version=1),
+    ],
+    ids=str,
+)
+def test_what_no_client_writes_is_refused(known: bytes) -> None:
+    with pytest.raises(DecodeError, match="what the source's last client left cannot be read"):
+        history().resume({0: 0}, [history().known(ME, 1, [1]), known])
+
+
+def test_what_the_release_before_wrote_is_read() -> None:
+    h = history()
+    h.resume({1: 1}, [packed([3, 1, 0], [2], version=1)])
+    assert (h.lost, h.position) == ({2}, 2)
 
 
 def test_a_loss_that_is_accepted_is_forgotten() -> None:
