@@ -144,7 +144,9 @@ def test_one_key_is_one_key_however_its_number_is_written(local: LocalCluster) -
     assert sorted(row["k"] for row in stream.send([{"k": 1}, {"k": 2.5}])) == [1.0, 2.5]
     assert [row["n"] for row in stream.send([{"k": 1.0}])] == [2]
     inferred = local.stream("Reading", source="inferred")
-    inferred.send([{"k": 7}, {"k": 7.5}])
+    with pytest.raises(InvalidArgument, match=r"column 'k' got 7\.5 beside 7"):
+        inferred.send([{"k": 7}, {"k": 7.5}])
+    inferred.send([{"k": 7.0}, {"k": 7.5}])
     assert [row["n"] for row in inferred.send([{"k": 7.0}])] == [2]
     assert read(local.cluster, "Reading", "n") == {(1.0, None): 2, (2.5, None): 1, (7.0, None): 2, (7.5, None): 1}
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
 from stateflow.partitioner import partition_of, spark_xxhash64
-from stateflow.spark.apply import _hashable
+from stateflow.spark.apply import _hashable, _placed
 
 pytestmark = pytest.mark.spark
 
@@ -90,7 +90,7 @@ def hashed_by_spark(spark: SparkSession, table: pa.Table, keys: list[tuple[str, 
         number = F.xxhash64(*(_hashable(frame, column, "Op") for column in columns))
         return F.array(number, *(F.pmod(number, F.lit(count)).cast("int").cast("long") for count in PARTITIONS))
 
-    row = frame.agg(*(F.collect_list(figures(columns)) for columns in keys)).first()
+    row = _placed(frame).agg(*(F.collect_list(figures(columns)) for columns in keys)).first()
     assert row is not None
     for column in row:
         yield tuple(map(tuple, column))
@@ -163,7 +163,7 @@ def test_int_and_long_columns_of_one_value_share_a_partition(spark: SparkSession
     assert row is not None
     assert row[0] != row[1] == spark_xxhash64(7)
     frame = spark.createDataFrame([(7, 7, 7, 7)], "a tinyint, b smallint, c int, d bigint")
-    hashes = frame.select(*(F.xxhash64(_hashable(frame, column, "Op")) for column in "abcd")).first()
+    hashes = _placed(frame).select(*(F.xxhash64(_hashable(frame, column, "Op")) for column in "abcd")).first()
     assert hashes is not None
     assert set(hashes) == {spark_xxhash64(7)}
 

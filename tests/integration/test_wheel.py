@@ -189,7 +189,7 @@ def installed(request: pytest.FixtureRequest, built: Built, tmp_path_factory: py
     if not THOROUGH:
         pytest.skip(f"python{request.param} needs everything installed: make test-all does so")
     _call(python, "-m", "venv", str(place), cwd=empty)
-    _call(str(bin_ / "pip"), "install", "-q", f"{built.wheel}[demo]", "pytest", cwd=empty)
+    _call(str(bin_ / "pip"), "install", "-q", f"{built.wheel}[connect,demo,jetstream]", "pytest", cwd=empty)
     return Installed(bin_, empty)
 
 
