@@ -81,6 +81,7 @@ BRIEFLY: dict[str, str] = {
     "savepoint delete": "Delete a savepoint.",
     "source list": "Each source's newest batch, its age and its watermark.",
     "source retire": "Keep of a source only which batch is contained.",
+    "source drop-output": "Let a query go on that cannot read a stored output.",
     "spark package": "Write stateflow as a zip, for `spark-submit --py-files`.",
     "spark rewind": "Put a stopped query back to a batch. Nothing is deleted.",
     "reconfig summary": "All together: by state, their moves, bytes and pauses.",

@@ -66,3 +66,28 @@ def retire(
         emit({"operator": operator, "source": source, "partitions": partitions})
     else:
         console.print(f"{source} is retired in {partitions} partitions; it goes on where it was, should it come back")
+
+
+@app.command("drop-output")
+def drop_output(
+    operator: Operator,
+    source: Annotated[str, typer.Argument(help="As `stateflow source list` shows it.")],
+    batch: Annotated[int, typer.Option(help="The batch that the query repeats, as its error names it.", min=0)],
+    apply: Annotated[bool, typer.Option("--apply", help="Do it; without, only say what would be done.")] = False,
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Let a query go on that cannot read a batch's stored output. The state keeps what the batch did; the rows that
+    it gave reach no sink."""
+    report = Cluster(controller).drop_output(operator, source, batch, apply=apply)
+    if as_json:
+        emit(report.to_dict())
+        return
+    count = f"{len(report.sizes)} partition{'s' if len(report.sizes) > 1 else ''}"
+    done = "is dropped" if apply else "would be dropped"
+    console.print(
+        f"the output of batch {batch}, {size(sum(report.sizes.values()))} in {count}, {done}", highlight=False
+    )
+    console.print("the state keeps what the batch did; a retry of it gives no rows, and the query goes on behind it")
+    if not apply:
+        console.print("this was a dry run: repeat it with --apply")

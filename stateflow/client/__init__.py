@@ -5,7 +5,7 @@ from stateflow.client.commands import Migration, RollingRestart, Spawning, Sweep
 from stateflow.client.forwarding import ForwardingClient, Waiting
 from stateflow.client.outbox import Refused
 from stateflow.client.packing import Bundle, pack
-from stateflow.client.sources import SourceReport
+from stateflow.client.sources import OutputDropReport, SourceReport
 from stateflow.client.stream import StreamClient
 from stateflow.moves import MoveOptions
 from stateflow.reports import (
@@ -55,6 +55,7 @@ __all__ = [
     "MoveReport",
     "OperatorStatus",
     "OperatorVersion",
+    "OutputDropReport",
     "PartitionFault",
     "Placement",
     "ProposedMove",

@@ -19,7 +19,7 @@ from stateflow.client.commands import POLL_S, Migration, RollingRestart, Spawnin
 from stateflow.client.forwarding import ForwardingClient
 from stateflow.client.given import iterable_given
 from stateflow.client.packing import Bundle
-from stateflow.client.sources import SourceReport
+from stateflow.client.sources import OutputDropReport, SourceReport
 from stateflow.client.stream import StreamClient
 from stateflow.errors import (
     AlreadyThere,
@@ -200,6 +200,17 @@ class Cluster:
         Raises InvalidArgument for one that nobody knows.
         """
         return sources.retire(Router(self.address, operator), source)
+
+    def drop_output(self, operator: str, source: str, batch: int, *, apply: bool = False) -> OutputDropReport:
+        """Keep no output of a batch that was applied: whoever sends it again is given no rows of it. The state keeps
+        what the batch did. For a query that stands still because what is stored cannot be read.
+
+        Args:
+            apply: else only say what is kept.
+
+        Raises InvalidArgument where no partition keeps an output of that batch.
+        """
+        return sources.drop_output(Router(self.address, operator), source, batch, apply)
 
     def load_state(
         self, operator: str, rows: Iterable[Mapping[str, Any]], *, schema: str | pa.Schema | None = None

@@ -1,8 +1,8 @@
-"""Who sends to an operator: seen and retired."""
+"""The sources of an operator: what is kept of each, and how to keep less."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from time import sleep
@@ -36,6 +36,22 @@ class SourceReport(Report):
     watermark_us: int | None
     retired: bool
     holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDropReport(Report):
+    """The stored output of one batch of a source, which is dropped, or would be.
+
+    ``sizes``: partition → bytes of its output; partitions that keep none are left out.
+
+    Example: ``cluster.drop_output("Count", source, 12, apply=True).sizes``
+    """
+
+    operator: str
+    source: str
+    batch: int
+    sizes: Mapping[int, int]
+    applied: bool
 
 
 def sources(router: Router) -> list[SourceReport]:
@@ -75,13 +91,34 @@ def retire(router: Router, source: str) -> int:
     """Have all partitions keep a tombstone only; returns how many had more. Raises InvalidArgument for a source that
     is not known, Unavailable."""
 
-    if source not in {each.source for each in sources(router)}:
+    _known(router, source)
+    return sum(_everywhere(router, lambda replica, p: replica.retire_source(router.operator, source, p)))
+
+
+def drop_output(router: Router, source: str, batch: int, apply: bool) -> OutputDropReport:
+    """Have all partitions keep no output of a batch. Raises InvalidArgument where none keeps any, Unavailable."""
+    known = _known(router, source)
+    found = _everywhere(router, lambda replica, p: replica.drop_output(router.operator, source, batch, p, apply))
+    sizes = {partition: size for partition, size in enumerate(found) if size}
+    if not sizes:
+        raise InvalidArgument(
+            f"no partition keeps an output of batch {batch} of the source",
+            remedy=f"its newest batch is {known.batch}; whoever sends a batch again that gave no rows is given none",
+            operator=router.operator,
+            source=source,
+        )
+    return OutputDropReport(router.operator, source, batch, sizes, apply)
+
+
+def _known(router: Router, source: str) -> SourceReport:
+    found = [each for each in sources(router) if each.source == source]
+    if not found:
         raise InvalidArgument(
             f"no partition knows a source {source!r}",
             remedy=f"`stateflow source list {router.operator}` shows them",
             operator=router.operator,
         )
-    return sum(_everywhere(router, lambda replica, p: replica.retire_source(router.operator, source, p)))
+    return found[0]
 
 
 def _everywhere(router: Router, ask: Callable[[ReplicaClient, int], T]) -> list[T]:

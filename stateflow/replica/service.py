@@ -242,6 +242,13 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         retired = await self._sources.retire(request.operator, request.source, request.partitions)
         return rpb.RetireSourceReply(retired=retired)
 
+    @unary
+    async def DropOutput(
+        self, request: rpb.DropOutputRequest, context: grpc.aio.ServicerContext
+    ) -> rpb.DropOutputReply:
+        named = request.operator, request.source, request.batch
+        return rpb.DropOutputReply(sizes=await self._sources.drop_output(*named, request.partitions, request.apply))
+
     # -- moves, at the target -----------------------------------------------------------------------------
 
     @streaming

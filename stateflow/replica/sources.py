@@ -78,3 +78,15 @@ class Sources:
                 self._node.batches.retire_source, PartitionId(operator, number), source
             )
         return retired
+
+    async def drop_output(
+        self, operator: str, source: str, batch: int, partitions: Collection[int], apply: bool
+    ) -> dict[int, int]:
+        """Partition → bytes of the output that it kept of a batch; those that kept none are left out."""
+        found: dict[int, int] = {}
+        for number in partitions:
+            partition = PartitionId(operator, number)
+            size = await self._turns.in_turn(self._node.batches.drop_output, partition, source, batch, apply)
+            if size:
+                found[number] = size
+        return found

@@ -357,6 +357,14 @@ class ReplicaClient:
         request = rpb.PositionsRequest(operator=operator, source=source, partitions=[partition])
         return bool(self.call("RetireSource", request).retired)
 
+    def drop_output(self, operator: str, source: str, batch: int, partition: int, apply: bool) -> int:
+        """Have a partition keep no output of a batch. Returns its bytes, 0: there is none. Args: apply: else only
+        look."""
+        request = rpb.DropOutputRequest(
+            operator=operator, source=source, partitions=[partition], batch=batch, apply=apply
+        )
+        return int(self.call("DropOutput", request).sizes.get(partition, 0))
+
     def statistics(
         self, after: int, newest: int = 0, sizes: bool = False, timeout_s: float | None = None
     ) -> ReplicaStatistics:

@@ -308,6 +308,7 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "OperatorSpec.partitions": PARTITIONS,
     "CheckpointReply.partitions": COUNT,
     "RetireSourceReply.retired": COUNT,
+    "DropOutputReply.sizes": (PARTITION, _whole("size", 1, 1 << 48)),
     "ReplicaStatus.partitions": COUNT,
     "ReplaceReply.partitions": COUNT,
     "Deploying.partitions": COUNT,

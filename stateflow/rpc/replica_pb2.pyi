@@ -736,6 +736,33 @@ class RetireSourceReply(_message.Message):
     retired: int
     def __init__(self, retired: _Optional[int] = ...) -> None: ...
 
+class DropOutputRequest(_message.Message):
+    __slots__ = ("operator", "source", "partitions", "batch", "apply")
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    APPLY_FIELD_NUMBER: _ClassVar[int]
+    operator: str
+    source: str
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    batch: int
+    apply: bool
+    def __init__(self, operator: _Optional[str] = ..., source: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., batch: _Optional[int] = ..., apply: _Optional[bool] = ...) -> None: ...
+
+class DropOutputReply(_message.Message):
+    __slots__ = ("sizes",)
+    class SizesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    sizes: _containers.ScalarMap[int, int]
+    def __init__(self, sizes: _Optional[_Mapping[int, int]] = ...) -> None: ...
+
 class OpenSourceRequest(_message.Message):
     __slots__ = ("asked", "session", "settled")
     ASKED_FIELD_NUMBER: _ClassVar[int]

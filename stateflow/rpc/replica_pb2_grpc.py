@@ -160,6 +160,11 @@ class ReplicaServiceStub:
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.PositionsRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_replica__pb2.RetireSourceReply.FromString,
                 _registered_method=True)
+        self.DropOutput = channel.unary_unary(
+                '/stateflow.rpc.ReplicaService/DropOutput',
+                request_serializer=stateflow_dot_rpc_dot_replica__pb2.DropOutputRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_replica__pb2.DropOutputReply.FromString,
+                _registered_method=True)
         self.RoundTrips = channel.unary_unary(
                 '/stateflow.rpc.ReplicaService/RoundTrips',
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.RoundTripsRequest.SerializeToString,
@@ -329,6 +334,13 @@ class ReplicaServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DropOutput(self, request, context):
+        """To keep no output of one batch of it: whoever sends that batch again is answered without rows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RoundTrips(self, request, context):
         """How far away others are, for the controller, which cannot see it.
         """
@@ -463,6 +475,11 @@ def add_ReplicaServiceServicer_to_server(servicer, server):
                     servicer.RetireSource,
                     request_deserializer=stateflow_dot_rpc_dot_replica__pb2.PositionsRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_replica__pb2.RetireSourceReply.SerializeToString,
+            ),
+            'DropOutput': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropOutput,
+                    request_deserializer=stateflow_dot_rpc_dot_replica__pb2.DropOutputRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_replica__pb2.DropOutputReply.SerializeToString,
             ),
             'RoundTrips': grpc.unary_unary_rpc_method_handler(
                     servicer.RoundTrips,
@@ -1145,6 +1162,33 @@ class ReplicaService:
             '/stateflow.rpc.ReplicaService/RetireSource',
             stateflow_dot_rpc_dot_replica__pb2.PositionsRequest.SerializeToString,
             stateflow_dot_rpc_dot_replica__pb2.RetireSourceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropOutput(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stateflow.rpc.ReplicaService/DropOutput',
+            stateflow_dot_rpc_dot_replica__pb2.DropOutputRequest.SerializeToString,
+            stateflow_dot_rpc_dot_replica__pb2.DropOutputReply.FromString,
             options,
             channel_credentials,
             insecure,

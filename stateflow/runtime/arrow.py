@@ -32,7 +32,9 @@ _CONTINUED = b"\xff\xff\xff\xff"
 _ENVELOPE = 8
 _RECORD_BATCH = 3  # in the union of headers
 #: what pyarrow raises for bytes that are none of its own
-_RAISED = (*(pa.ArrowException, ValueError, OSError, EOFError, LookupError, TypeError, MemoryError, OverflowError),)
+ARROW_RAISES = (
+    *(pa.ArrowException, ValueError, OSError, EOFError, LookupError, TypeError, MemoryError, OverflowError),
+)
 
 
 @functools.lru_cache(maxsize=16)
@@ -43,7 +45,7 @@ def read_schema(data: bytes) -> pa.Schema:
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data))
         check_types(schema)
-    except _RAISED as error:
+    except ARROW_RAISES as error:
         raise _unreadable("a schema", error) from error
     return schema
 
@@ -110,7 +112,7 @@ class BatchReader:
         try:
             _check_plain(message, _ENVELOPE if message.startswith(_CONTINUED) else 4)
             return self._proved(pa.ipc.read_record_batch(pa.py_buffer(message), self.schema), len(message))
-        except _RAISED as error:
+        except ARROW_RAISES as error:
             raise _unreadable("rows", error) from error
 
     def _proved(self, batch: pa.RecordBatch, size: int) -> pa.RecordBatch:
@@ -148,7 +150,7 @@ def read_table(stream: bytes) -> pa.Table:
         reader = BatchReader(pa.ipc.read_schema(first))
         batches = [reader.read_message(each, len(stream)) for each in _rest(messages)]
         return pa.Table.from_batches(batches, reader.schema)
-    except (*_RAISED, StopIteration) as error:
+    except (*ARROW_RAISES, StopIteration) as error:
         raise _unreadable("a stream of rows", error) from error
 
 

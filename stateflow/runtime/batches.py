@@ -270,6 +270,10 @@ class Batches:
         """See :meth:`~stateflow.runtime.host.PartitionHost.retire`. Raises NotOwner, LeaseLost."""
         return self._beside_batches(partition, lambda host: host.retire(source))
 
+    def drop_output(self, partition: PartitionId, source: str, batch: int, apply: bool) -> int:
+        """See :meth:`~stateflow.runtime.host.PartitionHost.drop_output`. Raises NotOwner, LeaseLost."""
+        return self._beside_batches(partition, lambda host: host.drop_output(source, batch, apply))
+
     def _beside_batches(self, partition: PartitionId, work: Callable[[PartitionHost], T]) -> T:
         """What commits to a partition and is no batch."""
         slot = self._registry.look(partition)

@@ -218,6 +218,15 @@ class PartitionHost:
         self._committer.known()
         return True
 
+    def drop_output(self, source: str, batch: int, apply: bool) -> int:
+        """Keep no output of a batch that is contained. Returns its bytes; 0: there is none. Args: apply: else only
+        look."""
+        size, mutations = self._sources.without_output(source, batch)
+        if size and apply:
+            self._committer.commit(source, batch, mutations, sync=True)
+            self._committer.known()
+        return size
+
     # -- batches that pass --------------------------------------------------------------------------------
 
     def contains(self, source: str) -> layout.Position | None:

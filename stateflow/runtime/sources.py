@@ -215,3 +215,19 @@ class Sources:
 
     def retired(self, source: str) -> None:
         self._positions.retired([source])
+
+    def without_output(self, source: str, batch: int) -> tuple[int, Mutations]:
+        """(bytes of the output that is kept of one batch, what keeps none); the batch stays contained, and is answered
+        with no rows. Of a batch that is not here, or whose output is not, (0, nothing)."""
+        mutations, key = Mutations(), layout.piece_key(source, batch)
+        stored = self._store.get(key)
+        if stored is not None:
+            piece = layout.Piece.decode(stored)
+            if piece.output:
+                mutations.puts.append((key, replace(piece, output=b"").encode()))
+            return len(piece.output), mutations
+        key = layout.OUTPUT + source.encode()
+        if source in self._passed or self._positions.last(source) != batch or not (output := self._store.get(key)):
+            return 0, mutations
+        mutations.puts.append((key, b""))
+        return len(output), mutations

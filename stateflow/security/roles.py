@@ -102,6 +102,7 @@ _REPLICA = {
     "Scan": Rule(_DATA, operator="operator"),
     "Sources": Rule(_READERS, operator="operator"),
     "RetireSource": Rule(_OPERATORS, operator="operator"),
+    "DropOutput": Rule(_OPERATORS, operator="operator"),
     "Inspect": Rule(_READERS | _NODES | {CONTROLLER}, operator="operator"),
     "Stats": Rule(_READERS | _NODES | {CONTROLLER}),
     "Create": _COMMAND,

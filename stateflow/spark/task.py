@@ -7,6 +7,7 @@ first use and kept.
 from __future__ import annotations
 
 import gc
+import shlex
 import sys
 import uuid
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from stateflow.client.everywhere import look
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import (
     BatchIncomplete,
+    DecodeError,
     InputIncomplete,
     InvalidArgument,
     PositionGap,
@@ -31,7 +33,7 @@ from stateflow.errors import (
 from stateflow.router import Asked, Delivery, Reached, Router, check_whole, newest_event_us
 from stateflow.rpc.rows import BatchRows
 from stateflow.runtime.allocator import keep_buffers
-from stateflow.runtime.arrow import BatchReader, read_schema
+from stateflow.runtime.arrow import ARROW_RAISES, BatchReader, read_schema
 from stateflow.runtime.layout import BATCH_RUN, REAL_TIME, Attempt
 from stateflow.runtime.output import split_output
 from stateflow.runtime.positions import INITIAL, Batch
@@ -237,7 +239,19 @@ class OperatorTask:
         batch = replace(batch, event_us=rows.newest_us)
         delivery = self.router().deliver(batch, rows.batch)
         work.delivered(delivery, len(rows.batch))
-        tables = self.tables(delivery.outputs)
+        try:
+            tables = self.tables(delivery.outputs)
+        except MemoryError:
+            raise
+        except (*ARROW_RAISES, StateflowError) as error:
+            raise DecodeError(
+                f"the output that is stored of batch {batch.number} cannot be read: {error}",
+                remedy="have the operator give what Spark can read, and deploy it; `stateflow source drop-output "
+                f"{shlex.quote(self.operator)} {shlex.quote(batch.source)} --batch {batch.number}` lets the query go "
+                "on without these rows",
+                operator=self.operator,
+                source=batch.source,
+            ) from error
         work.routed()
         return tables
 

@@ -285,6 +285,27 @@ def test_sources_are_seen_and_retired_by_command(local: LocalCluster) -> None:
         local.cluster.retire_source("Tally", "nobody")
 
 
+def test_an_output_that_nobody_can_read_is_dropped_by_command(local: LocalCluster) -> None:
+    keys = [f"dropped-{i}" for i in range(20)]
+    rows = [{"k": key, "v": 1} for key in keys]
+    stream = local.stream("Tally", source="it's stuck")
+    stream.send(rows)
+    assert len(stream.send(rows, sequence=0)) == 20
+    command = ["source", "drop-output", "Tally", "it's stuck", "--batch", "0", "--controller", local.address]
+    dry = CliRunner().invoke(app, command).output
+    assert "would be dropped" in dry
+    assert "dry run" in dry
+    assert len(stream.send(rows, sequence=0)) == 20, "nothing is done yet"
+    assert "is dropped" in CliRunner().invoke(app, [*command, "--apply"]).output
+    assert stream.send(rows, sequence=0) == []
+    assert total(local, "dropped-") == 20
+    with pytest.raises(InvalidArgument, match="no partition keeps an output of batch 0"):
+        local.cluster.drop_output("Tally", "it's stuck", 0, apply=True)
+    with pytest.raises(InvalidArgument, match="no partition knows a source"):
+        local.cluster.drop_output("Tally", "nobody", 0)
+    assert len(stream.send(rows)) == 20
+
+
 def test_what_is_kept_of_sources_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that were silent for long go by themselves, in a batch of any other; one that comes back goes on."""
     monkeypatch.setenv("STATEFLOW_REPLICA_SOURCE_IDLE_S", "0.001")

@@ -322,6 +322,7 @@ MET = {
     a_name_is_whose_asks_last: (1191,),
     a_registration_is_believed_whenever_it_comes: (215, 420),
     served_without_a_lease: (294,),
+    a_lease_for_one_that_does_not_know_what_it_lost: (449,),
     take_over_before_the_lease_has_lapsed: (387,),
     ownership_is_not_synced: (17, 122),
     taken_over_though_it_may_be_served_alone: (132,),

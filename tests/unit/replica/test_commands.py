@@ -39,7 +39,7 @@ SERVICE = rpb.DESCRIPTOR.services_by_name["ReplicaService"]
 NOT_CONTROL = {
     *("Apply", "Inspect", "Scan", "Stats", "Positions"),
     *("Snapshot", "Fetch", "Follow", "Confirm"),  # of replicas among each other
-    *("OpenSource", "Outputs", "Sources", "RetireSource"),  # of clients, for their sources
+    *("OpenSource", "Outputs", "Sources", "RetireSource", "DropOutput"),  # of clients, for their sources
 }
 CONTROL = sorted(method.name for method in SERVICE.methods if method.name not in NOT_CONTROL)
 LEDGER, TERM, SESSION = "a-ledger", 5, "a-secret-of-the-two"

@@ -120,6 +120,37 @@ def test_a_new_client_of_a_retired_source_fences_the_old_one(restarted: bool) ->
     one.send("s", 5, session=Session(8, "y"), after=4)
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("prefix", ["query:", "batch:", "real-time:", "a client's "])
+def test_an_output_that_is_dropped_is_gone_and_its_batch_stays(prefix: str, restarted: bool) -> None:
+    one, source = One(), f"{prefix}1"
+    kept = [one.send(source, 0, sparse=False), one.send(source, 1, sparse=False)]
+    assert all(kept)
+    before = dict(one.store.scan(b""))
+    assert one.host.drop_output(source, 1, apply=False) == len(kept[1])
+    for batch, name in ((2, source), (1, "nobody"), *(() if prefix in ("batch:", "real-time:") else ((0, source),))):
+        assert one.host.drop_output(name, batch, apply=True) == 0
+    assert dict(one.store.scan(b"")) == before
+    assert one.host.drop_output(source, 1, apply=True) == len(kept[1])
+    if restarted:
+        one.start()
+    assert one.host.drop_output(source, 1, apply=True) == 0
+    assert one.send(source, 1, sparse=False) == b"", "contained, and a retry is told of no rows"
+    assert one.send(source, 2, sparse=False)
+    if prefix == "batch:":
+        assert one.send(source, 0, sparse=False) == kept[0], "others are kept"
+
+
+def test_no_output_is_dropped_of_a_source_that_is_retired_or_passed_by() -> None:
+    one = One()
+    one.send("s", 4)
+    assert one.host.retire("s")
+    assert one.host.drop_output("s", 4, apply=True) == 0
+    one.send("t", 4)
+    one.host.adopt({"t": Position(5)})
+    assert one.host.drop_output("t", 5, apply=True) == one.host.drop_output("t", 4, apply=True) == 0
+
+
 @pytest.mark.parametrize(("prefix", "spared_us"), [("batch:", SPARED_RUN_US), ("query:", SPARED_US)])
 def test_too_many_sources_are_too_many_but_not_those_of_a_moment_ago(prefix: str, spared_us: int) -> None:
     one = One(sources_max=3)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from stateflow.clock import ManualClock
-from stateflow.errors import InputIncomplete, InvalidArgument, OperatorFailed
+from stateflow.errors import DecodeError, InputIncomplete, InvalidArgument, OperatorFailed
 from stateflow.router import Delivery
 from stateflow.rpc.rows import BatchRows
 from stateflow.runtime.positions import Batch
@@ -118,6 +118,21 @@ def test_more_than_can_be_one_batch_is_refused_as_soon_as_it_is_read(
     with pytest.raises(InvalidArgument, match=r"bytes of rows came to one task.*maxFilesPerTrigger"):
         list(task._whole_batch(Batch("query:q", 0), 0, iter(source), work, None))
     assert source.asked_for == 8
+
+
+def test_a_stored_output_that_cannot_be_read_names_the_command_that_drops_it(
+    task: OperatorTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stored:
+        def deliver(self, _batch: Batch, rows: BatchRows) -> Delivery:
+            return Delivery({0: b"no rows"}, 0, 0, 0)
+
+    monkeypatch.setattr(OperatorTask, "router", lambda _: Stored())
+    batch = Batch("query:it's mine", 7)
+    work = tasks.Work(task, "q", batch, 0, ManualClock())
+    rows = task._by_partition([next(iter(Input()))], 0, digests=False)
+    with pytest.raises(DecodeError, match=r"stored of batch 7.*drop-output Op 'query:it'\"'\"'s mine' --batch 7`"):
+        task._delivered(batch, rows, work)
 
 
 def test_columns_that_come_by_their_places_have_their_own_names_again() -> None:
