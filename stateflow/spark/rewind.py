@@ -11,6 +11,9 @@ stands in the logs it refuses to start beside such a file (STATE_STORE_CHECKPOIN
 checkpoint file managers wrote it; later it does not care. Another ``checkpointLocation`` would be another query, which
 in real-time mode begins anew with rows that were applied: so they are taken out.
 
+A machine that loses its power may leave an entry of these logs without bytes, at which Spark refuses to start
+("Incomplete log file"). A rewind to its batch takes it out, and the batch is planned anew.
+
 Nothing is deleted. What is taken out goes to ``_rewound/<time>/`` beside it, in the order in which a rewind that was
 cut short can be done again.
 """
@@ -18,7 +21,7 @@ cut short can be done again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +35,7 @@ SINK_LOG = "_spark_metadata"
 _BATCH = re.compile(r"\d+\Z")
 #: a file of one of the logs that was to be renamed, and its checksum
 _LEFT = re.compile(r"(?:offsets|commits)/\.{1,2}\d+\.[0-9a-f\-]{36}\.tmp(?:\.crc)?\Z")
+_ENTRY = re.compile(r"(?:offsets|commits)/\d+\Z")
 _VERSION = re.compile(r"\.?(\d+)(?:_[0-9a-f\-]+)*\.(?:delta|snapshot|zip|changelog)(?:\.crc)?\Z")
 
 
@@ -56,17 +60,21 @@ class Rewind:
         }
 
 
-def plan_rewind(files: Iterable[str], to_batch: int, sink_log: Iterable[str] = ()) -> Rewind:
+def plan_rewind(
+    files: Iterable[str], to_batch: int, sink_log: Iterable[str] = (), empty: Collection[str] = ()
+) -> Rewind:
     """What to take out.
 
     Args:
         files: of the checkpoint directory, relative, with ``/``.
         sink_log: names in the sink's ``_spark_metadata``.
+        empty: those of ``files`` that have no bytes. As entries of a log they say nothing, and are taken out.
 
     Raises InvalidArgument when this is no checkpoint of a query, or the batch cannot be gone back to.
     """
     names = set(files)
-    offsets, commits = _batches(names, "offsets"), _batches(names, "commits")
+    said = names.difference(empty)
+    offsets, commits = _batches(said, "offsets"), _batches(said, "commits")
     left = sorted(filter(_LEFT.match, names))
     if "metadata" not in names or not (offsets or left):
         raise InvalidArgument(
@@ -82,7 +90,8 @@ def plan_rewind(files: Iterable[str], to_batch: int, sink_log: Iterable[str] = (
             f"Spark keeps too little to go back to batch {to_batch}",
             remedy=f"the oldest possible is {oldest}; spark.sql.streaming.minBatchesToRetain keeps more",
         )
-    out = [f"commits/{number}" for number in sorted(commits, reverse=True) if number >= to_batch]
+    out = [name for name in sorted(names - said) if _ENTRY.match(name)]
+    out += [f"commits/{number}" for number in sorted(commits, reverse=True) if number >= to_batch]
     out += [f"offsets/{number}" for number in sorted(offsets, reverse=True) if number > to_batch]
     for name in sorted(names):
         match = _VERSION.match(name.rpartition("/")[2]) if name.startswith("state/") else None
@@ -146,6 +155,7 @@ def rewind(
         _files(root),
         to_batch,
         () if log is None else (path.name for path in log.iterdir() if path.is_file()),
+        _empty(root),
     )
     if apply:
         moment = _moment(clock)
@@ -172,6 +182,12 @@ def take_out_left(directory: str | Path) -> tuple[str, ...]:
 def _files(root: Path) -> list[str]:
     files = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
     return [name for name in files if not name.startswith(ASIDE)]
+
+
+def _empty(root: Path) -> set[str]:
+    """A log's entries without bytes, as a machine leaves them that loses its power: Spark refuses to start at one."""
+    entries = (path for folder in ("offsets", "commits") for path in (root / folder).glob("*") if path.is_file())
+    return {path.relative_to(root).as_posix() for path in entries if not path.stat().st_size}
 
 
 def _moment(clock: Clock) -> str:

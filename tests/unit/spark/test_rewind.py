@@ -70,6 +70,34 @@ def test_it_is_taken_out_where_a_query_is_about_to_start(tmp_path: Path) -> None
     assert take_out_left(tmp_path) == (), "Spark does not care, and a query that runs may be about to rename it"
 
 
+@pytest.mark.parametrize("to", [2, 3])
+def test_an_entry_without_bytes_goes_and_says_nothing(to: int) -> None:
+    """As a loss of power leaves it."""
+    empty = {"offsets/3"}
+    plan = plan_rewind(checkpoint_of(3, 2), to, empty=empty)
+    assert set(checkpoint_of(3, 2)) - set(plan.moved) == checkpoint_of(min(to, 2), to - 1)
+    assert plan.last_batch == 2
+    with pytest.raises(InvalidArgument, match="there is no batch 4"):
+        plan_rewind(checkpoint_of(3, 3), 4, empty=empty)
+    both = plan_rewind(checkpoint_of(3, 3), 3, empty={"offsets/3", "commits/3"})
+    assert sorted(both.moved) == ["commits/.3.crc", "commits/3", "offsets/.3.crc", "offsets/3"]
+    with pytest.raises(InvalidArgument, match="keeps too little to go back to batch 3"):
+        plan_rewind(checkpoint_of(3, 3), 3, empty={"commits/2"})
+    with pytest.raises(InvalidArgument, match="no checkpoint"):
+        plan_rewind(checkpoint_of(0, -1), 0, empty={"offsets/0"})
+
+
+def test_entries_without_bytes_are_found_on_disk(tmp_path: Path) -> None:
+    for name in checkpoint_of(2, 1) | {"sources/0/0"}:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("v1")
+    (tmp_path / "offsets/2").write_text("")
+    assert rewind(tmp_path, 2).moved == ("offsets/.2.crc", "offsets/2")
+    rewind(tmp_path, 2, apply=True)
+    assert not (tmp_path / "offsets/2").exists()
+    assert rewind(tmp_path, 2).moved == ()
+
+
 def test_to_the_first_batch_and_to_where_it_is() -> None:
     assert "commits/0" in plan_rewind(checkpoint_of(2, 2), 0).moved
     assert plan_rewind(checkpoint_of(2, 2), 3).moved == ()
