@@ -140,6 +140,7 @@ class PlannedRestore:
     savepoint: str = ""
     source: str = ""
     batch: int = 0
+    stop_sources: bool = False
 
     @property
     def item_id(self) -> str:
@@ -163,6 +164,8 @@ def to_payload(work: Work) -> dict[str, Any]:
     if isinstance(work, PlannedRestore):
         fields = asdict(work)
         del fields["restore_id"], fields["partition"]
+        if not work.stop_sources:
+            del fields["stop_sources"]  # the release before knows none
         return fields | place
     move = work if isinstance(work, PlannedMove) else None
     takeover = work if isinstance(work, PlannedTakeover) else None

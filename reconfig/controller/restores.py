@@ -41,13 +41,15 @@ FETCHED_AGAIN = (MoveUnknown, StaleCheckpoint)
 @dataclass(frozen=True, slots=True)
 class Request:
     """``partitions``: none: all. ``to``: a replica, or a site; empty: the present owner, or any where that is dead.
-    ``url``: of a checkpoint store; empty: each replica's own."""
+    ``url``: of a checkpoint store; empty: each replica's own. ``stop_sources``: clients that have sent so far are
+    refused afterwards."""
 
     operator: str
     partitions: tuple[int, ...] = ()
     to: str = ""
     url: str = ""
     wanted: Wanted = NEWEST
+    stop_sources: bool = False
 
 
 class Restores:
@@ -105,6 +107,7 @@ class Restores:
                     request.wanted.savepoint,
                     request.wanted.source,
                     request.wanted.batch,
+                    request.stop_sources,
                 )
             )
         await self._context.record(ClusterState.plan_restores, planned)
@@ -207,6 +210,7 @@ class Restores:
             planned.epoch,
             url,
             Wanted(planned.savepoint, planned.source, planned.batch),
+            planned.stop_sources,
         )
 
     async def _own(self, planned: PlannedRestore, order: Restore, fetched: Restored) -> tuple[Restored, Restored]:

@@ -678,4 +678,5 @@ def _options_of(message: cpb.MoveOptions) -> MoveOptions:
 
 def _restore_of(message: cpb.RestoreOperatorRequest) -> Request:
     wanted = Wanted(message.savepoint, message.source, message.batch)
-    return Request(message.operator, tuple(message.partitions), message.to, message.url, wanted)
+    named = message.operator, tuple(message.partitions), message.to, message.url
+    return Request(*named, wanted, message.stop_sources)

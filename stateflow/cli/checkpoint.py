@@ -31,6 +31,7 @@ from stateflow.errors import (
 )
 from stateflow.masking import masked
 from stateflow.private import url_of
+from stateflow.runtime.layout import BATCH_RUN, REAL_TIME
 from stateflow.runtime.offline import Verified, without_checkpoint
 from stateflow.runtime.offline import drop_damaged as drop_still_damaged
 from stateflow.runtime.offline import verify as verify_manifest
@@ -296,6 +297,16 @@ def _verified(found: Iterable[Verified]) -> Table:
 # -- restoring ------------------------------------------------------------------------------------------------
 
 
+CLIENTS_GO_ON = (
+    "stream clients that run, also those that began since, send again by themselves what they keep, and the state is "
+    "where it was; restore with --stop-sources to have them refused"
+)
+CLIENTS_STOPPED = (
+    "stream clients that have sent so far are refused (source_taken); one that is started anew goes on behind the "
+    "checkpoint"
+)
+
+
 @app.command()
 def restore(
     operator: Annotated[str, typer.Argument(help="It must be deployed; every operator: all.")],
@@ -304,10 +315,13 @@ def restore(
     url: Annotated[str, typer.Option("--from", help="Another store than the replicas' own.")] = "",
     savepoint: Annotated[str, typer.Option(help="Its name; default: the newest checkpoint.")] = "",
     at: Annotated[str, typer.Option(help="SOURCE=BATCH: the newest that ends with exactly this batch.")] = "",
+    stop_sources: Annotated[
+        bool, typer.Option("--stop-sources", help="Refuse the clients so far, which else send again what was undone.")
+    ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Put partitions back to a checkpoint. What was applied to them since is gone: rewind their sources."""
+    """Put partitions back to a checkpoint. What was applied to them since is gone, until its sources send it again."""
     cluster = Cluster(controller)
     names = [each.name for each in cluster.status().operators] if operator == "all" else [operator]
     exact = position(at) if at else None
@@ -317,7 +331,9 @@ def restore(
         numbers = partition_numbers(" ".join(partition), cluster.operator(name).partitions) if partition else []
         try:
             with waiting(f"restoring {name}", as_json=as_json):
-                done = cluster.restore(name, numbers, to=to, url=url, savepoint=savepoint, at=exact)
+                done = cluster.restore(
+                    name, numbers, to=to, url=url, savepoint=savepoint, at=exact, stop_sources=stop_sources
+                )
         except StateflowError as error:
             if len(names) == 1:
                 raise
@@ -345,6 +361,8 @@ def restore(
         emit({"partitions": partitions, "sources": rewinds, "refused": told})
     else:
         _show_restored(reports, rewinds)
+        if any(not each.error for _, each in reports):
+            console.print(CLIENTS_STOPPED if stop_sources else CLIENTS_GO_ON)
         for name, why in refused:
             console.print(Text(f"{name} was not restored: {why}", "red"))
     if failed or refused or not reports:
@@ -360,9 +378,24 @@ def _rewinds(reports: Iterable[tuple[str, RestoredPartition]]) -> list[dict[str,
                 continue
             batches.setdefault((name, source), []).append(batch)
     return [
-        {"operator": name, "source": source, "next_batch": min(found) + 1, "agree": min(found) == max(found)}
+        {
+            "operator": name,
+            "source": source,
+            "next_batch": min(found) + 1,
+            "agree": min(found) == max(found),
+            "then": _then(source, min(found) + 1),
+        }
         for (name, source), found in sorted(batches.items())
     ]
+
+
+def _then(source: str, next_batch: int) -> str:
+    """Says what a source of Spark does now; nothing of a stream client's."""
+    if source.startswith(BATCH_RUN):
+        return "a run that is under way is refused; another source= applies its frame again"
+    if source.startswith(("query:", REAL_TIME)):
+        return f"refused (position_gap) until `stateflow spark rewind CHECKPOINT_LOCATION --to-batch {next_batch}`"
+    return ""
 
 
 def _show_restored(reports: list[tuple[str, RestoredPartition]], rewinds: list[dict[str, Any]]) -> None:
@@ -386,8 +419,9 @@ def _show_restored(reports: list[tuple[str, RestoredPartition]], rewinds: list[d
     for where, error in _failures(reports):
         console.print(Text(f"{where}: {error}", "red"))
     for rewind in rewinds:
-        console.print(f"source {rewind['source']} goes on with batch {rewind['next_batch']}")
-        if not rewind["agree"]:
+        goes_on = f"source {rewind['source']} goes on with batch {rewind['next_batch']}"
+        console.print(goes_on, rewind["then"], sep=": " if rewind["then"] else "", highlight=False, markup=False)
+        if not rewind["agree"] and rewind["then"]:  # a client sends to each partition what that one lacks
             console.print(
                 Text(
                     f"partitions of {rewind['operator']} contain different batches of it: restore all of them to one "

@@ -639,6 +639,7 @@ class Cluster:
         url: str = "",
         savepoint: str = "",
         at: tuple[str, int] | None = None,
+        stop_sources: bool = False,
     ) -> list[RestoredPartition]:
         """Put partitions back to a checkpoint, each at a newer epoch; all of them by default.
 
@@ -647,10 +648,15 @@ class Cluster:
             url: of another store than the replicas' own, as an exported savepoint is.
             savepoint: its name; the newest checkpoint by default.
             at: (source, batch): the newest checkpoint that ends with exactly this batch.
+            stop_sources: refuse the stream clients that have sent so far (SourceTaken): else one that runs sends again
+                what it keeps, and the state is soon where it was. One that is started anew goes on behind the
+                checkpoint. Spark queries are refused either way, until they are rewound.
 
         A partition that could not be restored is as it was, and says so in its ``error``.
         """
-        return self._client.restore(operator, _numbers(partitions), to=to, url=url, savepoint=savepoint, at=at)
+        return self._client.restore(
+            operator, _numbers(partitions), to=to, url=url, savepoint=savepoint, at=at, stop_sources=stop_sources
+        )
 
     def cancel_restore(self, restore: str) -> None:
         """Partitions that have not begun stay as they are, and say so in the report of whoever waits for it.

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from random import Random  # noqa: TID251 - the type; which one is handed in
 
 from stateflow.checkpoint import CheckpointStore, Codec
@@ -173,7 +174,7 @@ class CheckpointShell:
     async def own(self, restore: Restore, command: Command) -> Restored:
         """Serve what was proved, at its epoch or a newer one. Raises as :meth:`prepare`."""
         _check_number(restore.spec, restore.partition)
-        own = self._node.restorer.own
+        own = partial(self._node.restorer.own, stop_sources=restore.stop_sources)
         return await self._loop.run_in_executor(
             self._restores, own, restore.partition, restore.restore_id, restore.epoch, command
         )

@@ -295,6 +295,7 @@ class ClusterClient:
         url: str,
         savepoint: str,
         at: tuple[str, int] | None,
+        stop_sources: bool,
     ) -> list[RestoredPartition]:
         source, batch = at or ("", 0)
         request = cpb.RestoreOperatorRequest(
@@ -305,6 +306,7 @@ class ClusterClient:
             savepoint=savepoint,
             source=source,
             batch=batch,
+            stop_sources=stop_sources,
         )
         report = self._controller.call("Restore", request, LONG_TIMEOUT_S)
         return [restored_of(each) for each in report.partitions]

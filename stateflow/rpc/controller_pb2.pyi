@@ -660,7 +660,7 @@ class ReconfigurationList(_message.Message):
     def __init__(self, reconfigurations: _Optional[_Iterable[_Union[Reconfiguration, _Mapping]]] = ..., follower: _Optional[_Union[Follower, _Mapping]] = ...) -> None: ...
 
 class RestoreOperatorRequest(_message.Message):
-    __slots__ = ("operator", "partitions", "to", "url", "savepoint", "source", "batch")
+    __slots__ = ("operator", "partitions", "to", "url", "savepoint", "source", "batch", "stop_sources")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
@@ -668,6 +668,7 @@ class RestoreOperatorRequest(_message.Message):
     SAVEPOINT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
+    STOP_SOURCES_FIELD_NUMBER: _ClassVar[int]
     operator: str
     partitions: _containers.RepeatedScalarFieldContainer[int]
     to: str
@@ -675,7 +676,8 @@ class RestoreOperatorRequest(_message.Message):
     savepoint: str
     source: str
     batch: int
-    def __init__(self, operator: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., to: _Optional[str] = ..., url: _Optional[str] = ..., savepoint: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ...) -> None: ...
+    stop_sources: bool
+    def __init__(self, operator: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., to: _Optional[str] = ..., url: _Optional[str] = ..., savepoint: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ..., stop_sources: _Optional[bool] = ...) -> None: ...
 
 class RestoredPartition(_message.Message):
     __slots__ = ("partition", "replica", "result", "fault")

@@ -459,7 +459,7 @@ class VerifyPage(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., done: _Optional[bool] = ..., bytes_read: _Optional[int] = ..., cells: _Optional[int] = ..., digest: _Optional[str] = ..., faults: _Optional[_Iterable[_Union[_common_pb2.Fault, _Mapping]]] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("restore_id", "spec", "partition", "epoch", "url", "savepoint", "source", "batch", "own", "command")
+    __slots__ = ("restore_id", "spec", "partition", "epoch", "url", "savepoint", "source", "batch", "own", "stop_sources", "command")
     RESTORE_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -469,6 +469,7 @@ class RestoreRequest(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     OWN_FIELD_NUMBER: _ClassVar[int]
+    STOP_SOURCES_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     restore_id: str
     spec: _common_pb2.OperatorSpec
@@ -479,8 +480,9 @@ class RestoreRequest(_message.Message):
     source: str
     batch: int
     own: bool
+    stop_sources: bool
     command: _common_pb2.Command
-    def __init__(self, restore_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., url: _Optional[str] = ..., savepoint: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ..., own: _Optional[bool] = ..., command: _Optional[_Union[_common_pb2.Command, _Mapping]] = ...) -> None: ...
+    def __init__(self, restore_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., url: _Optional[str] = ..., savepoint: _Optional[str] = ..., source: _Optional[str] = ..., batch: _Optional[int] = ..., own: _Optional[bool] = ..., stop_sources: _Optional[bool] = ..., command: _Optional[_Union[_common_pb2.Command, _Mapping]] = ...) -> None: ...
 
 class RestoreReply(_message.Message):
     __slots__ = ("epoch", "sequence", "positions", "bytes", "passed_over")

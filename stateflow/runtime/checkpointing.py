@@ -26,7 +26,7 @@ from stateflow.storage import PartitionStore
 from stateflow.types import PartitionId
 
 #: what entries begin with that are not part of a partition's state: who owns this copy of it, and since when
-NOT_STATE = (layout.OWNERSHIP, layout.LAPSED)
+NOT_STATE = (layout.OWNERSHIP, layout.LAPSED, layout.STOPPED)
 #: of a processor that computing a state digest may take while batches come, so that they find the interpreter free
 DIGEST_SHARE = DutyCycle(0.2)
 

@@ -161,7 +161,8 @@ NEWEST = Wanted()
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """``epoch``: the least to own it at. ``url``: of a checkpoint store; empty: the replica's own."""
+    """``epoch``: the least to own it at. ``url``: of a checkpoint store; empty: the replica's own. ``stop_sources``:
+    clients that have sent so far are refused by who owns it."""
 
     restore_id: str
     spec: OperatorSpec
@@ -169,6 +170,7 @@ class Restore:
     epoch: int
     url: str = ""
     wanted: Wanted = NEWEST
+    stop_sources: bool = False
 
 
 @dataclass(frozen=True, slots=True)

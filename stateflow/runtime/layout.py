@@ -15,6 +15,7 @@ key       value
 ``mr``+s  tombstone of a source that was retired: msgpack ``[version, batch, when it came in µs, [generation, id] of its
           client or nil, newest event time]``; it then has none of the three above
 ``mz``    tombstones were dropped: when the newest of them had its last batch, µs, 8 bytes big endian
+``mn``    clients of sources that began no later are refused: µs, 8 bytes big endian
 ``mk``    watermark of the partition: µs, 8 bytes big endian, signed
 ``mw``    ownership: msgpack ``[version, replica, state, epoch, move id, target…]``
 ``mx``    declared state schema, JSON
@@ -26,7 +27,7 @@ names another replica is an unfinished transfer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import NamedTuple, TypeVar
@@ -46,6 +47,7 @@ SESSION = b"mf"
 LAPSED = b"ml"
 RETIRED = b"mr"
 FORGOTTEN = b"mz"
+STOPPED = b"mn"
 OWNERSHIP = b"mw"
 SCHEMA = b"mx"
 WATERMARK = b"mk"
@@ -220,6 +222,14 @@ def lapsing(store: PartitionStore) -> list[tuple[bytes, bytes]]:
     hands may be lost with it, and its former client would be let in: so none is before it was to every partition, of
     which others know better."""
     return [(LAPSED + key[len(SESSION) :], b"") for key, _ in store.scan(SESSION)]
+
+
+def stopping(stores: Iterable[PartitionStore], now_us: int) -> list[tuple[bytes, bytes]]:
+    """What to write to a copy that refuses every client so far, also one whose clock is ahead, as far as ``stores`` of
+    the partition know it."""
+    sessions = (Session.decode(value) for store in stores for _, value in store.scan(SESSION))
+    newest_us = max((session.generation_us for session in sessions), default=0)
+    return [(STOPPED, max(newest_us, now_us).to_bytes(8, "big"))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,9 +82,11 @@ class Positions:
         known: Mapping[str, Position],
         sessions: Mapping[str, Session] | None = None,
         lapsed: Iterable[str] = (),
+        stopped_us: int = 0,
     ) -> None:
         self.partition = partition
         self._sessions = dict(sessions or {})
+        self._stopped_us = stopped_us  # clients that began no later are refused
         self._lapsed = set(lapsed)  # sources whose client has to say again that it is the newest
         opened = {s: Position(-1, at_us=session.generation_us) for s, session in self._sessions.items()}
         #: by when their last batch came; a client that has sent nothing yet counts from its start
@@ -160,8 +162,19 @@ class Positions:
         return self._known.get(source)
 
     def is_newer(self, source: str, session: Session) -> bool:
-        """Whether ``session`` is to be written down. Raises SourceTaken for one that an even newer client follows."""
+        """Whether ``session`` is to be written down. Raises SourceTaken for one that an even newer client follows, or
+        that a restore has stopped."""
         present = self._sessions.get(source)
+        if session.generation_us <= self._stopped_us:
+            raise SourceTaken(
+                "the partition was put back to a checkpoint, and whoever had sent to it until "
+                f"{to_datetime(self._stopped_us):%Y-%m-%d %H:%M:%S} UTC was stopped",
+                remedy="start a client anew: it goes on behind what the checkpoint contains",
+                operator=self.partition.operator,
+                partition=self.partition.partition,
+                source=source,
+                generation_us=max(self._stopped_us, 0 if present is None else present.generation_us),
+            )
         if present is None or session > present:
             return True
         if session == present:

@@ -182,8 +182,19 @@ class Restorer:
             )
         return db
 
-    def own(self, partition: PartitionId, restore_id: str, epoch: int, command: Command = NOBODY) -> Restored:
+    def own(
+        self,
+        partition: PartitionId,
+        restore_id: str,
+        epoch: int,
+        command: Command = NOBODY,
+        *,
+        stop_sources: bool = False,
+    ) -> Restored:
         """Serve what was prepared, at ``epoch`` or a newer one. The commit point of a restore.
+
+        Args:
+            stop_sources: refuse the clients that have sent to the partition until now.
 
         Raises MoveUnknown when nothing was prepared, MoveConflict while the partition is moving, StaleCheckpoint when
         a later owner published meanwhile, LeaseLost when the controller may have given this restore up.
@@ -195,9 +206,9 @@ class Restorer:
         if restoring is None or restoring.id != restore_id:
             raise _not_under_way(restore_id)
         with restoring.owning:  # asked again beside a slow first one, it answers what became of that
-            return self._own(slot, restoring, epoch, command)
+            return self._own(slot, restoring, epoch, command, stop_sources)
 
-    def _own(self, slot: Slot, restoring: Restoring, epoch: int, command: Command) -> Restored:
+    def _own(self, slot: Slot, restoring: Restoring, epoch: int, command: Command, stop_sources: bool) -> Restored:
         partition, restore_id = slot.id, restoring.id
         if _is_owned_by(slot, restore_id):
             return self._as_it_is(slot)
@@ -207,6 +218,8 @@ class Restorer:
         # goes on at its epoch, and were the newer one published by then, it could never publish a checkpoint again
         ownership = layout.Ownership(self._registry.info.name, State.OWNED, epoch, restore_id)
         puts = [(layout.OWNERSHIP, ownership.encode()), *layout.lapsing(restoring.store)]
+        if stop_sources:
+            puts += self._stopping(slot, restoring)
         restoring.store.apply(Mutations(puts=puts), sync=True)
         if restoring.adoption is not None:  # from here on nothing of an earlier epoch can become the newest
             restoring.adoption.publish(epoch, self._registry.info.name)
@@ -242,6 +255,13 @@ class Restorer:
             restoring.adoption.release()
         manifest = restoring.manifest
         return Restored(epoch, manifest.sequence, manifest.positions, manifest.size)
+
+    def _stopping(self, slot: Slot, restoring: Restoring) -> list[tuple[bytes, bytes]]:
+        stores = [restoring.store]
+        with slot.work:
+            if slot.store is not None:
+                stores.append(slot.store)
+            return layout.stopping(stores, self._registry.clock.now_us())
 
     def abandon(self, partition: PartitionId) -> None:
         """Forget what was prepared."""

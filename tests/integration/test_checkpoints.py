@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from reconfig.controller.restores import AT_ONCE
 from stateflow.checkpoint import CheckpointStore
 from stateflow.cli.app import app
-from stateflow.errors import MoveConflict, SchemaMismatch, StateflowError
+from stateflow.errors import MoveConflict, SchemaMismatch, SourceTaken, StateflowError
 from stateflow.reports import RestoredPartition
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ReplicaClient
@@ -181,6 +181,27 @@ def test_live_partitions_are_restored_elsewhere_while_rows_come(local: LocalClus
         wanted.apply(rows_of("b-", number))
     wanted.check(local.cluster, keys="b-")
     check_owners(local)
+
+
+def test_a_restore_that_stops_sources_is_not_undone_by_clients_that_run(local: LocalCluster) -> None:
+    model = Model()
+    stream = local.stream("Tally", source="s")
+    stream.send(rows_of("a-", 0))
+    model.apply(rows_of("a-", 0))
+    local.cluster.checkpoint("Tally")
+    stream.send(rows_of("a-", 1))
+    since = local.stream("Tally", source="began since")
+    since.send(rows_of("a-", 2))
+    restored(local.cluster.restore("Tally", to="edge", stop_sources=True))
+    for each in (stream, since):
+        with pytest.raises(SourceTaken, match="put back to a checkpoint"):
+            each.send(rows_of("a-", 3))
+    model.check(local.cluster, keys="a-")
+    for source in ("s", "began since"):
+        anew = local.stream("Tally", source=source)
+        anew.send(rows_of("a-", 4))
+        model.apply(rows_of("a-", 4))
+    model.check(local.cluster, keys="a-")
 
 
 def test_restoring_falls_back_past_what_is_damaged_and_says_so(local: LocalCluster) -> None:

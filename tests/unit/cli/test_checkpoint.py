@@ -33,3 +33,29 @@ def test_an_operator_that_is_refused_keeps_none_behind_it_from_being_restored(mo
     told = json.loads(CliRunner().invoke(checkpoint.app, ["restore", "all", "--json"]).stdout)
     assert [each["operator"] for each in told["partitions"]] == ["A", "C"]
     assert [(each["operator"], each["code"]) for each in told["refused"]] == [("B", "move_conflict")]
+
+
+def test_a_restore_says_what_sources_do_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    class Cluster:
+        def __init__(self, _: str) -> None: ...
+        def restore(self, *_: Any, stop_sources: bool, **__: Any) -> list[RestoredPartition]:
+            asked.append(stop_sources)
+            positions = {"query:q": 3, "batch:b": 0, "a meter": 7, "stateflow:initial": 0}
+            return [RestoredPartition(n, "r", 2, 7, {**positions, "a meter": 7 + n}, 10) for n in (0, 1)]
+
+    monkeypatch.setattr(checkpoint, "Cluster", Cluster)
+    monkeypatch.setattr(checkpoint.console, "width", 300)
+    said = CliRunner().invoke(checkpoint.app, ["restore", "A"]).stdout.splitlines()
+    sources = [line.removeprefix("source ") for line in said if line.startswith("source ")]
+    assert [line.split(":")[0] for line in sources] == ["a meter goes on with batch 8", "batch", "query"]
+    assert sources[1].endswith("a run that is under way is refused; another source= applies its frame again")
+    assert sources[2].endswith(
+        "batch 4: refused (position_gap) until `stateflow spark rewind CHECKPOINT_LOCATION --to-batch 4`"
+    )
+    assert said[-1].startswith("stream clients that run")
+    assert "--stop-sources" in said[-1]
+    stopped = CliRunner().invoke(checkpoint.app, ["restore", "A", "--stop-sources"]).stdout.splitlines()[-1]
+    assert "are refused (source_taken)" in stopped
+    assert asked == [False, True]

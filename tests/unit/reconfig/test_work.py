@@ -109,3 +109,5 @@ def test_a_restore() -> None:
     assert restore_of("restore/r/3", payload | said) == restore
     assert to_payload(restore) == payload | said
     assert restore_of("restore/r/3", payload) == PlannedRestore("r", P, "a", "b", 5)
+    stops = PlannedRestore("r", P, "a", "b", 5, stop_sources=True)
+    assert restore_of("restore/r/3", to_payload(stops)) == stops

@@ -108,6 +108,35 @@ def test_whoever_sent_to_a_copy_that_was_lost_has_to_ask_all_partitions_first() 
     assert not list(one.store.scan(layout.LAPSED))
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_restore_that_stops_sources_refuses_whoever_had_sent_until_then(restarted: bool) -> None:
+    """Also a client that the checkpoint does not know, and one that is idle, or whose clock is ahead."""
+    one = One()
+    one.send(0, ("a", 1))
+    ahead, now_us = Session(9_000_000, "c"), 5_000_000
+    other = MemoryStore()
+    other.apply(Mutations(puts=[(layout.SESSION + b"another", ahead.encode())]))
+    assert layout.stopping([one.store], now_us) == [(layout.STOPPED, now_us.to_bytes(8, "big"))]
+    one.store.apply(Mutations(puts=[*layout.lapsing(one.store), *layout.stopping([one.store, other], now_us)]))
+    one.start()
+    before = dict(one.store.scan(b""))
+    for session in (OLD, NEW, ahead):
+        for number, rewind in ((0, False), (1, False), (0, True)):
+            with pytest.raises(SourceTaken, match="1970-01-01 00:00:09 UTC was stopped") as caught:
+                one.send(number, ("a", 1), session=session, rewind=rewind)
+        for source in ("s", "unknown"):
+            with pytest.raises(SourceTaken):
+                one.host.open_source(source, session)
+    assert dict(one.store.scan(b"")) == before
+    anew = Session(int(caught.value.where["generation_us"]) + 1, "a")
+    one.host.open_source("s", anew)
+    if restarted:
+        one.start()
+    assert one.send(0, ("a", 1), session=anew), "what is contained is answered"
+    assert one.send(1, ("a", 1), session=anew)
+    one.host.apply(Batch("query:q", 0), SCHEMA_BYTES, message([("a", 1)]), 0)  # of no client
+
+
 def test_the_same_number_with_other_rows_is_refused() -> None:
     one = One()
     first = one.send(0, ("a", 1))

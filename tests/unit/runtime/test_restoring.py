@@ -1,4 +1,4 @@
-"""A restore whose last step is asked for again while the first request is still at work."""
+"""The last step of a restore: asked for again while the first request is still at work, refused, and what it writes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from stateflow.checkpoint import Adoption, CheckpointStore, Codec
-from stateflow.errors import MoveUnknown
+from stateflow.errors import MoveUnknown, SourceTaken
 from stateflow.runtime.control import Restored
+from stateflow.runtime.layout import Session
 from stateflow.runtime.lifecycle import State
 from stateflow.storage import RocksStore
 from tests.unit.runtime.test_replica import P, Two
@@ -49,6 +50,17 @@ def test_what_is_owned_meanwhile_is_owned(two: Two, store: CheckpointStore, monk
     again = two.b.restorer.own(P, "r", 2)
     assert again.epoch == first[0].epoch == two.b.lifecycle(P).epoch
     assert two.states(two.b) == {"k1": 1, "k2": 2}
+
+
+@pytest.mark.parametrize("stop_sources", [False, True])
+def test_clients_are_stopped_where_that_is_asked_for(two: Two, store: CheckpointStore, stop_sources: bool) -> None:
+    two.b.restorer.own(P, "r", 2, stop_sources=stop_sources)
+    client = Session(1, "me")
+    if stop_sources:
+        with pytest.raises(SourceTaken, match="put back to a checkpoint"):
+            two.b.batches.open_source(P, "new", client)
+    else:
+        two.b.batches.open_source(P, "new", client)
 
 
 def test_one_after_another(two: Two, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
