@@ -260,6 +260,8 @@ def apply_operator(
     check_key(df, operator, operator_name, deployment)
     check_executors(df.sparkSession, address, deployed.owners, token)
     if initial_state is not None:
+        if initial_state.isStreaming:
+            raise InvalidArgument("initial_state is a streaming DataFrame", remedy="pass a batch DataFrame")
         check_columns(initial_state)
         check_initial_columns(operator, tuple(initial_state.columns))
         check_initial_keys(initial_state, df, key, operator_name)
@@ -356,8 +358,6 @@ def _ends_in_operator(df: DataFrame) -> bool:
 
 def _load(rows: DataFrame, task: OperatorTask, schema: Any) -> None:
     """Into every partition that has not got them."""
-    if rows.isStreaming:
-        raise InvalidArgument("initial_state is a streaming DataFrame", remedy="pass a batch DataFrame")
     loaded = positions(Router(task.controller, task.operator), INITIAL)
     if len(loaded) == task.partitions:
         log.warning("%s has had its first state: the rows of initial_state= are not looked at", task.operator)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.errors import InvalidArgument, OperatorNotDeployed
+from stateflow.errors import InvalidArgument, OperatorNotDeployed, UnknownSite
 from stateflow.ledger import Ledger
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
@@ -63,11 +63,15 @@ def test_a_job_that_has_nothing_to_do_has_done_it_and_one_that_cannot_says_why(l
     run = eventually(lambda: [each for each in local.cluster.job("there").runs if each.ended_us], "it has run")[0]
     assert (run.state, run.reconfigurations) == ("PROCESSED", ())
     assert run.note == "nothing to do"
-    local.cluster.create_job("nowhere", "every 3000", "migrate", operator="Tally", partitions=[0], to="mars")
-    local.cluster.change_job("nowhere", "run")
-    run = eventually(lambda: [each for each in local.cluster.job("nowhere").runs if each.ended_us], "it has run")[0]
+    with pytest.raises(UnknownSite, match="mars"):
+        local.cluster.create_job("nowhere", "every 3000", "migrate", operator="Tally", partitions=[0], to="mars")
+    local.cluster.deploy(Tally, 2, name="Gone")
+    local.cluster.create_job("gone", "every 3000", "migrate", operator="Gone", partitions=[0], to="edge")
+    local.cluster.undeploy("Gone", delete_state=True)
+    local.cluster.change_job("gone", "run")
+    run = eventually(lambda: [each for each in local.cluster.job("gone").runs if each.ended_us], "it has run")[0]
     assert run.state == "FAILED"
-    assert "mars" in run.note
+    assert "Gone" in run.note
 
 
 def test_a_schedule_goes_on_through_controllers_and_no_time_is_run_for_twice(local: LocalCluster) -> None:
