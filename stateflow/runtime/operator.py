@@ -464,11 +464,26 @@ def check_outputs(cls: type[Operator]) -> None:
 
 
 def _check_windows(cls: type[Operator]) -> None:
-    """Raises DeclarationError when two window helpers would share what they store."""
+    """Raises DeclarationError for windows of a batch operator or without an event time, and when two would share what
+    they store."""
     seen: dict[str, str] = {}
     for attribute in dir(cls):
         helper = inspect.getattr_static(cls, attribute)
-        if isinstance(helper, Helper) and seen.setdefault(helper.name, attribute) != attribute:
+        if not isinstance(helper, Helper):
+            continue
+        if issubclass(cls, BatchOperator):
+            raise DeclarationError(
+                f"the windows {attribute!r} take row after row, and a batch operator takes many at once",
+                remedy="derive from Operator; or keep a map from a window's start, and end it in on_timers",
+                operator=cls.__name__,
+            )
+        if cls.event_time is None:
+            raise DeclarationError(
+                f"the windows {attribute!r} are of event time, and the operator does not say which column that is",
+                remedy='set event_time = "column"',
+                operator=cls.__name__,
+            )
+        if seen.setdefault(helper.name, attribute) != attribute:
             raise DeclarationError(
                 f"the windows {seen[helper.name]!r} and {attribute!r} are both stored as {helper.name!r}",
                 remedy="give one of them a name= of its own",

@@ -20,7 +20,7 @@ from stateflow.errors import InvalidArgument, KeyColumnMissing, NullKey, OutputM
 from stateflow.runtime.arrow import read_schema
 from stateflow.runtime.exact import Misfit, column_of, short, taken
 from stateflow.runtime.row import reader_of, row_class
-from stateflow.runtime.times import in_micros, in_python_zones
+from stateflow.runtime.times import in_micros, in_python_zones, time_of
 from stateflow.runtime.unreadable import Unreadable
 
 
@@ -145,11 +145,37 @@ def _reader(schema: bytes, key: tuple[str, ...], operator: str) -> RowReader:
 
 #: what pyarrow raises for a value that Python has not
 NOT_PYTHONS = (pa.ArrowException, ValueError, ArithmeticError, LookupError, TypeError)
+
+
+def _part_by_part(scalar: pa.Scalar) -> Any:
+    """A value of which some part is a time near the ends of what Python has."""
+    kind = scalar.type
+    if not scalar.is_valid:
+        return None
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return time_of(scalar)
+    if pa.types.is_map(kind):
+        pairs = [(_part_by_part(entry[0]), _part_by_part(entry[1])) for entry in scalar.values]
+        try:
+            read = dict(pairs)
+        except TypeError:  # keys that no dict can have
+            return pairs
+        return read if len(read) == len(pairs) else pairs
+    if pa.types.is_struct(kind):
+        names = [kind.field(number).name for number in range(kind.num_fields)]
+        if len(set(names)) < len(names):
+            raise ValueError("fields of one name")
+        return {name: _part_by_part(scalar[number]) for number, name in enumerate(names)}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return [_part_by_part(each) for each in scalar.values]
+    return scalar.as_py()
+
+
 #: as it is; a map whose keys no dict can have; near the ends of time, where another zone's year is beyond them
 _WAYS: tuple[Callable[[pa.Scalar], Any], ...] = (
     lambda scalar: scalar.as_py(maps_as_pydicts="strict"),
     lambda scalar: scalar.as_py(),
-    lambda scalar: scalar.cast(pa.timestamp("us", tz="UTC")).as_py(),
+    _part_by_part,
 )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.types as t
@@ -45,6 +47,8 @@ _SHORT = {
 #: as java.time.ZoneOffset reads it, and Spark, which takes ``+h:mm`` and ``+hh:m`` too
 _OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{1,2})(?::?(\d\d))?)?", re.ASCII)
 _HOURS_MAX = 18
+_EPOCH, _MICROSECOND = datetime(1970, 1, 1), timedelta(microseconds=1)
+_FIRST_US, _LAST_US = ((end - _EPOCH) // _MICROSECOND for end in (datetime.min, datetime.max))
 
 
 @functools.lru_cache(maxsize=256)
@@ -91,6 +95,23 @@ def in_python_zones(schema: pa.Schema) -> pa.Schema:
             error.located(column=field.name)
             raise
     return schema if fields == list(schema) else pa.schema(fields, schema.metadata)
+
+
+def time_of(scalar: pa.Scalar) -> datetime:
+    """A time with a zone: in that zone where Python has its year there, also where it has not in UTC; else in UTC.
+    Raises OverflowError where it has neither."""
+    try:
+        plain: datetime = scalar.as_py()
+        return plain
+    except (ValueError, OverflowError):
+        micros = scalar.cast(pa.timestamp("us", scalar.type.tz)).value
+    zone = pa.scalar(0, pa.timestamp("us", scalar.type.tz)).as_py().tzinfo
+    offset = zone.utcoffset(datetime.max if micros > 0 else datetime.min)
+    for since_us, named in ((micros + offset // _MICROSECOND, zone), (micros, ZoneInfo("UTC"))):
+        if _FIRST_US <= since_us <= _LAST_US:
+            found: datetime = (_EPOCH + since_us * _MICROSECOND).replace(tzinfo=named)
+            return found
+    raise OverflowError("its year is outside of 1 to 9999")
 
 
 def in_micros(kind: pa.DataType) -> pa.DataType:

@@ -35,4 +35,9 @@ class Unreadable:
         raise self.refusal()
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __bool__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __reduce__ = __int__ = __float__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __truediv__ = __floordiv__ = _refuse
+    __neg__ = __abs__ = __int__ = __float__ = __index__ = __round__ = __bytes__ = __reduce__ = _refuse
+    __getitem__ = __iter__ = __len__ = __contains__ = __reversed__ = __or__ = __ror__ = _refuse
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec) if not spec else self._refuse()

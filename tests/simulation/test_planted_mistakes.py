@@ -327,7 +327,7 @@ MET = {
     ownership_is_not_synced: (17, 122),
     taken_over_though_it_may_be_served_alone: (132,),
     created_over_what_replicas_have: (98,),
-    one_that_does_not_lead_tells_of_less_than_was_seen: (60,),
+    one_that_does_not_lead_tells_of_less_than_was_seen: (261, 272),
 }
 #: what takes more seconds than the gate has for it
 SELDOM = {

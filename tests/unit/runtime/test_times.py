@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import pyarrow as pa
@@ -66,6 +68,68 @@ def test_a_zone_that_python_has_not_is_refused_before_the_first_row(zone: str) -
 )
 def test_also_within_others(kind: Any, value: Any, inner: Any) -> None:
     assert inner(row_in("GMT+2", kind, value)).hour == 14
+
+
+NEW_YEARS = [
+    ("America/New_York", dt.datetime(9999, 12, 31, 23, 30), dt.timedelta(hours=-5), "America/New_York"),
+    ("Europe/Berlin", dt.datetime(1, 1, 1, 0, 30), dt.timedelta(minutes=53, seconds=28), "Europe/Berlin"),
+    ("Europe/Berlin", dt.datetime(9999, 12, 31, 23, 30), dt.timedelta(), "UTC"),
+    ("America/New_York", dt.datetime(1, 1, 1, 0, 30), dt.timedelta(), "UTC"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrapped", "inner"),
+    [
+        (None, lambda at: at, lambda read: read),
+        (pa.list_, lambda at: pa.ListArray.from_arrays([0, 1], at), lambda read: read[0]),
+        (pa.large_list, lambda at: pa.LargeListArray.from_arrays([0, 1], at), lambda read: read[0]),
+        (
+            lambda at: pa.struct([("n", pa.int64()), ("t", at)]),
+            lambda at: pa.StructArray.from_arrays([pa.array([None], pa.int64()), at], ["n", "t"]),
+            lambda read: read["t"] if read["n"] is None else None,
+        ),
+        (
+            lambda at: pa.map_(pa.string(), at),
+            lambda at: pa.MapArray.from_arrays([0, 1], ["x"], at),
+            lambda read: read["x"],
+        ),
+        (
+            lambda at: pa.map_(pa.list_(at), pa.int64()),
+            lambda at: pa.MapArray.from_arrays([0, 1], pa.ListArray.from_arrays([0, 1], at), [1]),
+            lambda read: read[0][0][0] if read[0][1] == 1 else None,
+        ),
+    ],
+)
+@pytest.mark.parametrize(("zone", "clock", "offset", "named"), NEW_YEARS)
+def test_near_the_ends_of_time_it_is_in_its_zone_or_in_utc(
+    zone: str, clock: dt.datetime, offset: dt.timedelta, named: str, kind: Any, wrapped: Any, inner: Any
+) -> None:
+    """Python cannot have the first two in UTC, nor the last two in their zones."""
+    micros = (clock - dt.datetime(1970, 1, 1) - offset) // dt.timedelta(microseconds=1)
+    at = pa.array([micros], pa.int64()).view(pa.timestamp("us", tz=zone))
+    column = wrapped(at)
+    batch = pa.record_batch([pa.array(["a"]), column], ["k", "at"])
+    assert kind is None or column.type == kind(at.type)
+    reader = RowReader.of(batch.schema.serialize().to_pybytes(), ("k",), "Op")
+    (row,) = alone(reader, batch).read()[1]
+    read = inner(row.at)
+    assert (read.replace(tzinfo=None), str(read.tzinfo)) == (clock, named)
+
+
+def test_a_time_that_neither_zone_has_is_refused_when_it_is_looked_at() -> None:
+    at = pa.array([1 << 60, 0], pa.int64()).view(pa.timestamp("us", tz="Europe/Berlin"))
+    batch = pa.record_batch([pa.array(["a"]), pa.ListArray.from_arrays([0, 2], at)], ["k", "at"])
+    reader = RowReader.of(batch.schema.serialize().to_pybytes(), ("k",), "Op")
+    (row,) = alone(reader, batch).read()[1]
+    looks: list[Callable[[Any], object]] = [
+        *(len, list, hash, bool, copy, lambda at: at[0], lambda at: at.hour, lambda at: at == 1, lambda at: 1 in at),
+        *(lambda at: f"{at:%Y}", lambda at: at - at, lambda at: [*at], dict, lambda at: at | {}),
+    ]
+    for look in looks:
+        with pytest.raises(InvalidArgument, match=r"beyond what Python has: .*column=at row=0"):
+            look(row.at)
+    assert f"{row.at}" == str(row.at) == "<a list<item: timestamp[us, tz=Europe/Berlin]> that Python has not>"
 
 
 def test_rows_that_came_with_a_zone_of_java_are_read_in_pythons() -> None:

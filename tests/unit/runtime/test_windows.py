@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateflow import Context, Operator, SessionWindows, SlidingWindows, TumblingWindows, Window, state
+from stateflow import BatchOperator, Context, Operator, SessionWindows, SlidingWindows, TumblingWindows, Window, state
 from stateflow.errors import DeclarationError, InvalidArgument
 from stateflow.runtime.operator import describe
 from stateflow.testing import OperatorHarness
@@ -247,3 +247,37 @@ def test_a_timer_of_the_operators_own_is_not_taken_for_a_windows() -> None:
 
     with OperatorHarness(Own) as harness, pytest.raises(InvalidArgument, match="names a window's timer"):
         harness.send([{"k": "x", "at": T0, "name": "window a 1 2"}])
+
+
+def test_windows_that_no_row_can_have_are_refused_where_they_are_declared() -> None:
+    class AtOnce(BatchOperator):
+        key, event_time, output = "k", "at", "k string"
+        hourly = TumblingWindows(60 * MINUTE)
+
+        def process_batch(self, batch: Any, ctx: Any) -> Any: ...
+
+    class Timeless(Operator):
+        key, output = "k", "k string"
+        hourly = TumblingWindows(60 * MINUTE)
+
+        def process(self, row: Any, ctx: Context) -> Any: ...
+
+    with pytest.raises(
+        DeclarationError, match=r"'hourly' take row after row, .*operator=AtOnce.: derive from Operator"
+    ):
+        describe(AtOnce)
+    with pytest.raises(DeclarationError, match=r"'hourly' are of event time, .*: set event_time"):
+        describe(Timeless)
+
+
+def test_a_row_that_falls_into_an_ended_session_and_is_not_late_begins_another() -> None:
+    with OperatorHarness(Sessions) as h:
+        h.send(as_rows([("a", 0, 1)]))
+        (first,) = h.advance_watermark(T0 + 6 * MINUTE)
+        h.send(as_rows([("a", 4, 2)]))
+        assert h.side_outputs["late"] == []
+        (second,) = h.advance_watermark(T0 + 9 * MINUTE)
+    assert [(each["start"], each["end"], each["n"]) for each in (first, second)] == [
+        (T0, T0 + 5 * MINUTE, 1),
+        (T0 + 4 * MINUTE, T0 + 9 * MINUTE, 1),
+    ]
