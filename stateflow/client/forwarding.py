@@ -204,7 +204,8 @@ class ForwardingClient:
             self._check_open()
             self._ways.at_once()
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._over or not self._anything_waits, timeout_s)
+            # also until nobody is at it any more: rows for a partition that somebody forwards to are stored behind it
+            self._changed.wait_for(lambda: self._over or not (self._anything_waits or self._ways.busy), timeout_s)
             self._check_open()
             if self._anything_waits:
                 left = [way for way in self._ways if way.waiting]

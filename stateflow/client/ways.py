@@ -53,6 +53,10 @@ class Ways:
     def __iter__(self) -> Iterator[Way]:
         return iter(self._ways)
 
+    @property
+    def busy(self) -> bool:
+        return any(way.state is State.BUSY for way in self._ways)
+
     def begin(self, partition: int, waiting: int) -> None:
         """So many batches are stored for it already."""
         self[partition].waiting, self[partition].state = waiting, State.AWAY

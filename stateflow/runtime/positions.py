@@ -82,7 +82,7 @@ class Positions:
         known: Mapping[str, Position],
         sessions: Mapping[str, Session] | None = None,
         lapsed: Iterable[str] = (),
-        stopped_us: int = 0,
+        stopped_us: int = -1,
     ) -> None:
         self.partition = partition
         self._sessions = dict(sessions or {})

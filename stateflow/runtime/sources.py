@@ -42,7 +42,8 @@ class Sources:
         }
         lapsed = [entry[len(layout.LAPSED) :].decode() for entry, _ in store.scan(layout.LAPSED)]
         self._store, self._retention = store, retention
-        stopped_us = int.from_bytes(store.get(layout.STOPPED) or b"", "big")
+        stopped = store.get(layout.STOPPED)
+        stopped_us = -1 if stopped is None else int.from_bytes(stopped, "big")
         self._positions = Positions(partition, known, sessions, lapsed, stopped_us)
         self._tombstones = Tombstones(store, retention.retired_max)
         self._passed: set[str] = set()  # sources whose last batch passed, while what is stored is of the one before
