@@ -42,22 +42,30 @@ STOP_S = 25.0
 @guarded
 def agent(
     context: typer.Context,
-    site: Annotated[str | None, typer.Option(help="The place this agent is at.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Its own and its replicas'; one agent, one directory.")] = None,
+    site: Annotated[str | None, typer.Option(help="The site where this agent runs.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Data of the agent and its replicas. No two agents share one.")
+    ] = None,
     controller: Controller = LOCAL,
     name: Annotated[str | None, typer.Option(help="Default: <site>-<host name>. Keep it over restarts.")] = None,
-    label: Annotated[list[str] | None, typer.Option(help="key=value, to be chosen by; repeatable.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(help="key=value, by which jobs and spawn choose agents; repeatable.")
+    ] = None,
     listen: Annotated[
         str, typer.Option(help="host:port; port 0 takes a free one. Its replicas listen at ports of this host.")
     ] = "127.0.0.1:0",
     advertise: Annotated[
         str | None, typer.Option(help="Host others reach it and its replicas at, if not that of --listen.")
     ] = None,
-    cores: Annotated[int, typer.Option(help="That replicas may have; 0: all of the machine.", min=0)] = 0,
-    memory: Annotated[str | None, typer.Option(help="That replicas may have, e.g. 4GiB; default: all.")] = None,
+    cores: Annotated[int, typer.Option(help="Cores that its replicas may use; 0: all of the machine.", min=0)] = 0,
+    memory: Annotated[
+        str | None, typer.Option(help="Memory that its replicas may use, e.g. 4GiB; default: all.")
+    ] = None,
     checkpoints: Annotated[
         str | None,
-        typer.Option(envvar="STATEFLOW_CHECKPOINTS", help="Of its replicas: directory or fsspec URL, or @FILE."),
+        typer.Option(
+            envvar="STATEFLOW_CHECKPOINTS", help="Checkpoint store of its replicas: directory or fsspec URL, or @FILE."
+        ),
     ] = None,
     metrics: Annotated[
         str, typer.Option(help="host:port of /metrics and /sd; replicas have other ports of this host.")
@@ -129,7 +137,7 @@ def _advertised(host: str | None) -> str:
 
 @agents.command("list")
 def list_agents(controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Agents, what they have room for, and their replicas."""
+    """List agents, what they have room for, and their replicas."""
     found = Cluster(controller).agents()
     if as_json:
         emit({"agents": [each.to_dict() for each in found]})
@@ -191,11 +199,11 @@ def _state(child: ChildReport, agent: AgentReport) -> Text:
 
 @agents.command("forget")
 def forget_agent(
-    agent: Annotated[str, typer.Argument(help="One that has ended for good.")],
+    agent: Annotated[str, typer.Argument(help="The agent, which has ended for good.")],
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Know nothing any more of an agent, nor of what it was to have."""
+    """Forget an agent that has ended, and what it was to run."""
     Cluster(controller).forget_agent(agent)
     if as_json:
         emit({"agent": agent})
@@ -208,12 +216,14 @@ def forget_agent(
 
 @app.command()
 def spawn(
-    at: Annotated[str, typer.Argument(help="An agent, or a site.")],
-    count: Annotated[int, typer.Option(help="Of replicas.", min=1)] = 1,
-    workers: Annotated[int, typer.Option(help="Processes of each, a core for each.", min=1, max=WORKERS_MAX)] = 1,
-    weight: Annotated[int, typer.Option(help="Of each, as of `stateflow replica`.", min=1)] = 1,
-    memory: Annotated[str | None, typer.Option(help="That each may have, e.g. 512MB; default: no limit.")] = None,
-    label: Annotated[list[str] | None, typer.Option(help="key=value that the agent has; repeatable.")] = None,
+    at: Annotated[str, typer.Argument(help="The agent that starts them, or a site.")],
+    count: Annotated[int, typer.Option(help="How many replicas to start.", min=1)] = 1,
+    workers: Annotated[
+        int, typer.Option(help="Worker processes of each replica; each uses a core.", min=1, max=WORKERS_MAX)
+    ] = 1,
+    weight: Annotated[int, typer.Option(help="Weight of each replica, as for `stateflow replica`.", min=1)] = 1,
+    memory: Annotated[str | None, typer.Option(help="Memory limit of each replica, e.g. 512MB; default: none.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="Only agents that have this key=value; repeatable.")] = None,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -227,8 +237,8 @@ def spawn(
 
 @app.command()
 def stop(
-    replica: Annotated[str, typer.Argument(help="That an agent started.")],
-    drain: Annotated[bool, typer.Option("--drain", help="Move what it owns to others first.")] = False,
+    replica: Annotated[str, typer.Argument(help="The name of a replica that an agent started.")],
+    drain: Annotated[bool, typer.Option("--drain", help="Move its partitions to others first.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Also while it owns partitions: they wait for it, or are taken over.")
     ] = False,
@@ -241,7 +251,7 @@ def stop(
 
 @app.command()
 def restart(
-    replica: Annotated[str, typer.Argument(help="That an agent started.")] = "",
+    replica: Annotated[str, typer.Argument(help="The name of a replica that an agent started.")] = "",
     rolling: Annotated[
         bool, typer.Option("--all", help="Every replica of an agent, one node after another, while they serve.")
     ] = False,
@@ -250,7 +260,7 @@ def restart(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """End a replica, where it runs, and start it again, by its agent; or all of them, one node after another."""
+    """Have an agent end a replica and start it again; or all replicas, one node after another."""
     if bool(replica) == rolling:
         raise InvalidArgument("a replica or --all is to be given", remedy="name a replica, or say --all")
     if rolling:
@@ -300,12 +310,14 @@ def _standing(name: str, child: ChildReport | None) -> str:
 
 @app.command()
 def logs(
-    replica: Annotated[str, typer.Argument(help="That an agent started.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Then what comes, until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="Newest, to begin with.", min=0)] = 100,
+    replica: Annotated[str, typer.Argument(help="The name of a replica that an agent started.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines, until Ctrl-C.")] = False,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", help="How many of the newest lines to begin with.", min=0)
+    ] = 100,
     controller: Controller = LOCAL,
 ) -> None:
-    """What a replica of an agent logged."""
+    """Show what a replica of an agent logged."""
     for piece in Cluster(controller).logs(replica, lines=lines, follow=follow):
         sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 app = Commands("batch", help="Batches of work: how far they are, their entities and jobs.")
 Bid = Annotated[str, typer.Argument(metavar="BATCH")]
-Status = Annotated[str | None, typer.Option(help="Only in this status.")]
+Status = Annotated[str | None, typer.Option(help="Only batches in this status.")]
 
 
 @contextmanager
@@ -36,11 +36,11 @@ def _board(url: str) -> Iterator[Board]:
 @app.command("list")
 def list_(
     status: Status = None,
-    limit: Annotated[int, typer.Option(help="The newest so many.", min=1)] = 50,
+    limit: Annotated[int, typer.Option(help="How many of the newest to show.", min=1)] = 50,
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Batches, newest first."""
+    """List batches, newest first."""
     with _board(url) as board:
         rows = board.batches(status, limit=limit)
     if as_json:
@@ -55,7 +55,7 @@ def list_(
 
 @app.command()
 def info(bid: Bid, url: Url = DEFAULT, as_json: Json = False) -> None:
-    """One batch: how many of its entities are done, its pace, when it will end, and its slowest entities."""
+    """Show one batch: how many of its entities are done, its pace, when it will end, and its slowest entities."""
     with _board(url) as board:
         found = board.batch(bid)
     if as_json:
@@ -83,7 +83,7 @@ def info(bid: Bid, url: Url = DEFAULT, as_json: Json = False) -> None:
 
 @app.command()
 def entities(bid: Bid, status: Status = None, url: Url = DEFAULT, as_json: Json = False) -> None:
-    """What a batch has to do, in the order of listing."""
+    """List what a batch has to do, in the order of listing."""
     with _board(url) as board:
         board.batch(bid)  # an unknown one is an error, not an empty list
         rows = board.entities(bid, status)
@@ -99,7 +99,7 @@ def entities(bid: Bid, status: Status = None, url: Url = DEFAULT, as_json: Json 
 
 @app.command()
 def jobs(status: Status = None, url: Url = DEFAULT, as_json: Json = False) -> None:
-    """Jobs, those of a status after those of another, in the order of their making."""
+    """List jobs, those of a status after those of another, in the order of their making."""
     from stateflow.ledger.batches import JobStatus
 
     with _board(url) as board:
@@ -124,13 +124,13 @@ def pause(bid: Bid, url: Url = DEFAULT) -> None:
 
 @app.command()
 def resume(bid: Bid, url: Url = DEFAULT) -> None:
-    """It may go on: run it again."""
+    """Let it go on: run it again."""
     _move(bid, "IN_PROGRESS", url)
 
 
 @app.command()
 def cancel(bid: Bid, url: Url = DEFAULT, controller: Controller = LOCAL) -> None:
-    """For good; `batch retry --cancelled` takes it up again all the same. The controller calls off its own, as
+    """Call a batch off; `batch retry --cancelled` takes it up again all the same. The controller calls off its own, as
     `roll/…`, `sweep/…`, `restores/…` and `reconfiguration/…`: what has not begun of it does not."""
     kind, id_ = runner_of(bid)
     if kind:
@@ -142,11 +142,11 @@ def cancel(bid: Bid, url: Url = DEFAULT, controller: Controller = LOCAL) -> None
 @app.command()
 def retry(
     bid: Bid,
-    cancelled: Annotated[bool, typer.Option("--cancelled", help="Also what was cancelled.")] = False,
+    cancelled: Annotated[bool, typer.Option("--cancelled", help="Retry what was cancelled, too.")] = False,
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """What failed waits once more; whoever runs the batch does it then."""
+    """Have what failed wait once more; whoever runs the batch does it then."""
     with _board(url) as board:
         _, again = board.retry_batch(bid, allow_cancelled=cancelled)
     if as_json:

@@ -55,11 +55,11 @@ def examples(as_json: Json = False) -> None:
 
 @app.command()
 def doctor(
-    data_dir: Annotated[Path, typer.Option(help="Where state is to be.")] = Path("stateflow-data"),
+    data_dir: Annotated[Path, typer.Option(help="The directory that is to hold state.")] = Path("stateflow-data"),
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Look whether everything is here that it needs, and say what to do. Exits with 1 where something is wrong."""
+    """Check whether everything is here that stateflow needs, and say what to do. Status 1 where something is wrong."""
     from stateflow.doctor import Verdict, examined, worst
 
     findings = []

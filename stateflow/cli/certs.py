@@ -22,8 +22,8 @@ app = Commands("certs", help="Certificates for TLS, from an authority of your ow
 Dir = Annotated[
     Path | None, typer.Option("--dir", help="The authority's directory.", show_default="one of this user's")
 ]
-Days = Annotated[int, typer.Option(help="It is valid for so long.", min=1)]
-Out = Annotated[Path | None, typer.Option("--out", help="Directory of its files.", show_default="./NAME")]
+Days = Annotated[int, typer.Option(help="How long the certificate is valid.", min=1)]
+Out = Annotated[Path | None, typer.Option("--out", help="Directory for its files.", show_default="./NAME")]
 
 
 def authority_directory(given: Path | None) -> Path:
@@ -33,7 +33,7 @@ def authority_directory(given: Path | None) -> Path:
 @app.command()
 def init(
     directory: Dir = None,
-    name: Annotated[str, typer.Option(help="What people know it by.")] = "stateflow",
+    name: Annotated[str, typer.Option(help="The authority's name, as people see it.")] = "stateflow",
     as_json: Json = False,
 ) -> None:
     """Make an authority: a key that stays here, and a certificate that everybody is given."""
@@ -50,11 +50,11 @@ def init(
 
 @app.command()
 def issue(
-    name: Annotated[str, typer.Argument(help="Of the node, agent, controller, person or program.")],
-    role: Annotated[str, typer.Option(help="node, agent, controller, admin, operate, data or read.")],
-    host: Annotated[list[str] | None, typer.Option(help="Name or address that others dial; again for more.")] = None,
+    name: Annotated[str, typer.Argument(help="Name of the node, agent, controller, person or program.")],
+    role: Annotated[str, typer.Option(help="Role: node, agent, controller, admin, operate, data or read.")],
+    host: Annotated[list[str] | None, typer.Option(help="Name or address that others dial; repeatable.")] = None,
     operator: Annotated[
-        list[str] | None, typer.Option(help="The role data reaches this one only; again for more.")
+        list[str] | None, typer.Option(help="An operator that the role data may reach, and no other; repeatable.")
     ] = None,
     out: Out = None,
     days: Days = 90,
@@ -72,7 +72,7 @@ def issue(
 
 @app.command()
 def renew(
-    name: Annotated[str, typer.Argument(help="Whose certificate is in ./NAME, or in --out.")],
+    name: Annotated[str, typer.Argument(help="The name whose certificate is in ./NAME, or in --out.")],
     out: Out = None,
     days: Days = 90,
     directory: Dir = None,
@@ -104,7 +104,7 @@ def revoke(
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Put certificates on the list of those that servers refuse. Copy the list to every server."""
+    """Put certificates on the list that servers refuse. Copy the list to every server."""
     from stateflow.security.authority import Authority
 
     authority = Authority(authority_directory(directory))
@@ -119,7 +119,7 @@ def revoke(
 
 @app.command("list")
 def list_(directory: Dir = None, as_json: Json = False) -> None:
-    """All that were issued, and until when they are valid."""
+    """List the certificates that were issued, and until when they are valid."""
     from stateflow.security.authority import Authority
     from stateflow.security.files import utc
 

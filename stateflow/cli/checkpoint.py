@@ -41,7 +41,7 @@ from stateflow.types import PartitionId, ranges
 
 log = logging.getLogger(__name__)
 app = Commands("checkpoint", help="Take, list, prove, restore and collect checkpoints.")
-Operator = Annotated[str | None, typer.Argument(help="Only of this operator.")]
+Operator = Annotated[str | None, typer.Argument(help="Only this operator's.")]
 
 
 def store_for_replica(url: str, settings: ReplicaSettings, cache: Path | None) -> CheckpointStore:
@@ -122,10 +122,12 @@ def show_taken(taken: CheckpointReport, as_json: bool, **more: str) -> None:
 def list_(
     url: Checkpoints,
     operator: Operator = None,
-    every: Annotated[bool, typer.Option("--all", help="Not only the newest of each partition.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="All checkpoints, not only the newest of each partition.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """What is in a store."""
+    """List what is in a store."""
     store = opened(url)
     manifests, errors = _read(store, operator, every)
     if as_json:
@@ -235,8 +237,10 @@ def _positions(positions: dict[str, int]) -> str:
 def verify(
     url: Checkpoints,
     operator: Operator = None,
-    every: Annotated[bool, typer.Option("--all", help="Not only the newest of each partition.")] = False,
-    savepoint: Annotated[str, typer.Option(help="Those of a savepoint.")] = "",
+    every: Annotated[
+        bool, typer.Option("--all", help="All checkpoints, not only the newest of each partition.")
+    ] = False,
+    savepoint: Annotated[str, typer.Option(help="The checkpoints of this savepoint.")] = "",
     drop_damaged: Annotated[
         bool,
         typer.Option("--drop-damaged", help="Delete damaged blobs: the next checkpoint uploads them anew."),
@@ -309,14 +313,14 @@ CLIENTS_STOPPED = (
 
 @app.command()
 def restore(
-    operator: Annotated[str, typer.Argument(help="It must be deployed; every operator: all.")],
-    partition: Annotated[list[str] | None, typer.Argument(help="Partitions: 3, 5-9; default all.")] = None,
-    to: Annotated[str, typer.Option("--to", help="A site or replica; default: where each is.")] = "",
-    url: Annotated[str, typer.Option("--from", help="Another store than the replicas' own.")] = "",
-    savepoint: Annotated[str, typer.Option(help="Its name; default: the newest checkpoint.")] = "",
+    operator: Annotated[str, typer.Argument(help="A deployed operator, or all.")],
+    partition: Annotated[list[str] | None, typer.Argument(help="Partitions, e.g. 3 5-9; default: all.")] = None,
+    to: Annotated[str, typer.Option("--to", help="The site or replica that gets them; default: where each is.")] = "",
+    url: Annotated[str, typer.Option("--from", help="The store to read from; default: the replicas' own.")] = "",
+    savepoint: Annotated[str, typer.Option(help="The savepoint to restore; default: the newest checkpoint.")] = "",
     at: Annotated[str, typer.Option(help="SOURCE=BATCH: the newest that ends with exactly this batch.")] = "",
     stop_sources: Annotated[
-        bool, typer.Option("--stop-sources", help="Refuse the clients so far, which else send again what was undone.")
+        bool, typer.Option("--stop-sources", help="Refuse clients that have sent so far; else they send it again.")
     ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
@@ -452,9 +456,9 @@ def _failures(reports: Iterable[tuple[str, RestoredPartition]]) -> list[tuple[st
 @app.command()
 def gc(
     url: Checkpoints,
-    keep: Annotated[int, typer.Option(help="Newest checkpoints to keep of each partition.")] = 3,
-    keep_for: Annotated[str, typer.Option(help="Keep all that are younger, e.g. 12h or 7d.")] = "0s",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    keep: Annotated[int, typer.Option(help="How many of the newest checkpoints to keep of each partition.")] = 3,
+    keep_for: Annotated[str, typer.Option(help="Keep all checkpoints that are younger, e.g. 12h or 7d.")] = "0s",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
     drop_corrupt: Annotated[
         bool, typer.Option("--drop-corrupt", help="Delete manifests that cannot be read, with their blobs.")
     ] = False,

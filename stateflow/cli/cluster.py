@@ -45,23 +45,21 @@ def deploy(
             help=f"Slices of the key space; fixed for ever. Default: those that it has; {DEFAULT_PARTITIONS} at first."
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Default: the class's name.")] = None,
-    site: Annotated[
-        list[str] | None, typer.Option(help="Only on replicas of this site, also later; repeatable.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Its name in the cluster; default: the class's.")] = None,
+    site: Annotated[list[str] | None, typer.Option(help="Serve it only at this site, also later; repeatable.")] = None,
     anywhere: Annotated[
-        bool, typer.Option("--anywhere", help="On replicas of any site, whatever an earlier --site said.")
+        bool, typer.Option("--anywhere", help="Serve it at any site, whatever an earlier --site said.")
     ] = False,
     failover: Annotated[
         str | None, typer.Option(help="automatic, or manual: a site that is cut off serves on, and nobody takes over.")
     ] = None,
     require: Annotated[
-        list[str] | None, typer.Option(help="What its code requires, as pip takes it; repeatable.")
+        list[str] | None, typer.Option(help="A requirement of its code, as pip takes it; repeatable.")
     ] = None,
-    include: Annotated[list[str] | None, typer.Option(help="A further module or package; repeatable.")] = None,
-    installed: Annotated[
-        bool, typer.Option("--installed", help="Its module is where replicas run, and is only named.")
-    ] = False,
+    include: Annotated[
+        list[str] | None, typer.Option(help="A further module or package to send along; repeatable.")
+    ] = None,
+    installed: Annotated[bool, typer.Option("--installed", help="Send no code: replicas have the module.")] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -112,11 +110,11 @@ def _absolute(target: str) -> str:
 @app.command()
 def status(
     controller: Controller = LOCAL,
-    watch: Annotated[bool, typer.Option("--watch", help="Live, until Ctrl-C.")] = False,
-    workers: Annotated[bool, typer.Option("--workers", help="Each worker of a node, too.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
+    workers: Annotated[bool, typer.Option("--workers", help="Show each worker of a node, too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """What runs where."""
+    """Show what runs where."""
     cluster = Cluster(controller)
     if as_json:
         emit(cluster.status().to_dict())
@@ -129,9 +127,11 @@ def status(
 @app.command()
 def takeover(
     operator: Annotated[str, typer.Argument()],
-    partition: Annotated[list[str] | None, typer.Argument(help="Partitions: 3, 5-9; default: all not served.")] = None,
+    partition: Annotated[
+        list[str] | None, typer.Argument(help="Partitions, e.g. 3 5-9; default: all that are not served.")
+    ] = None,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="What their owners served since they were heard is lost.")
+        bool, typer.Option("--accept-loss", help="Accept that what their owners served since they were heard is lost.")
     ] = False,
     dry_run: DryRun = False,
     controller: Controller = LOCAL,
@@ -171,8 +171,8 @@ def upgrade(
 @app.command()
 def migrate(
     operator: Annotated[str, typer.Argument()],
-    partition: Annotated[list[str], typer.Argument(help="Partitions: 3, 5-9, or all.")],
-    to: Annotated[str, typer.Option("--to", help="A site or a replica.")],
+    partition: Annotated[list[str], typer.Argument(help="Partitions, e.g. 3 5-9, or all.")],
+    to: Annotated[str, typer.Option("--to", help="The site or replica that gets them.")],
     max_pause: MaxPause = None,
     max_bandwidth: MaxBandwidth = None,
     strategy: Strategy = "auto",

@@ -65,11 +65,13 @@ CONTROLLER = ConnectionSettings, "controller"
 def _shared(
     config: Annotated[
         str | None,
-        typer.Option("--config", metavar="FILE", envvar=CONFIG, expose_value=False, help="TOML with settings."),
+        typer.Option("--config", metavar="FILE", envvar=CONFIG, expose_value=False, help="TOML file with settings."),
     ] = None,
     print_config: Annotated[
         bool,
-        typer.Option("--print-config", expose_value=False, help="Only say which settings hold, as such a file."),
+        typer.Option(
+            "--print-config", expose_value=False, help="Print the settings that hold, as such a file, and end."
+        ),
     ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", expose_value=False, help="Refuse variables STATEFLOW_… that nothing reads.")

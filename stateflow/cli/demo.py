@@ -17,15 +17,15 @@ app = Commands()
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("demo-out"),
+    out: Annotated[Path, typer.Option(help="Directory for the report.")] = Path("demo-out"),
     rows: Annotated[
-        int | None, typer.Option(help="The first so many flights; default: what time allows.", min=1000)
+        int | None, typer.Option(help="How many flights to process; default: what time allows.", min=1000)
     ] = None,
     max_pause: Annotated[
         str | None,
         typer.Option(help="Budget of every move. Default: 250ms, and more where that is refused; with --follow 50ms."),
     ] = None,
-    source: Annotated[str, typer.Option(help="files or jetstream.")] = "files",
+    source: Annotated[str, typer.Option(help="Where rows come from: files or jetstream.")] = "files",
     nats: Annotated[
         str, typer.Option(envvar="STATEFLOW_NATS_URL", help="The server of --source jetstream.")
     ] = "nats://127.0.0.1:4222",
@@ -34,12 +34,12 @@ def demo(
         typer.Option("--follow", help="Vehicles drive between three sites, and an autopilot moves state after them."),
     ] = False,
     seconds: Annotated[
-        float | None, typer.Option(help="With --follow: for how long they drive. Default: 60.", min=6, max=3600)
+        float | None, typer.Option(help="With --follow: seconds that they drive. Default: 60.", min=6, max=3600)
     ] = None,
     rtt: Annotated[str | None, typer.Option(help="With --follow: round trip from site to site. Default: 40ms.")] = None,
     as_json: Json = False,
 ) -> None:
-    """The whole story on this machine: real flights, five processes, moves while it streams, a crash, and the proof."""
+    """Run the whole story on this machine: real flights, five processes, moves while it streams, a crash, the proof."""
     from stateflow.demo.extras import check_extras
     from stateflow.demo.telling import Telling, console_of
 

@@ -25,7 +25,7 @@ from stateflow.client.words import partition_numbers
 from stateflow.reports import JobReport, JobRun
 from stateflow.types import ranges
 
-app = Commands("job", help="What is done by itself: at a time, or again and again.")
+app = Commands("job", help="Jobs: work that begins by itself, once or on a schedule.")
 Name = Annotated[str, typer.Argument(help="The job's name.")]
 
 
@@ -38,11 +38,13 @@ def create(
             "--schedule", help="once 2030-01-01T18:00:00Z, every 20s (15m, 2h, 7d), or cron 0 18 * * 1-5 Europe/Berlin."
         ),
     ],
-    do: Annotated[str, typer.Option("--do", help="rebalance, migrate, drain or checkpoint.")],
+    do: Annotated[str, typer.Option("--do", help="What to do: rebalance, migrate, drain or checkpoint.")],
     operator: Annotated[str, typer.Option(help="Default: all.")] = "",
-    policy: Annotated[str, typer.Option("--policy", help="Of a rebalance: ring, load, locality, or several.")] = "",
-    partitions: Annotated[list[str] | None, typer.Option("--partition", help="Of a migration: 3, 5-9 or all.")] = None,
-    to: Annotated[str, typer.Option(help="Of a migration: where; of a drain: the replica that is drained.")] = "",
+    policy: Annotated[str, typer.Option("--policy", help="For rebalance: ring, load, locality, or several.")] = "",
+    partitions: Annotated[
+        list[str] | None, typer.Option("--partition", help="For migrate: partitions, e.g. 3, 5-9, or all.")
+    ] = None,
+    to: Annotated[str, typer.Option(help="For migrate: the target; for drain: the replica to drain.")] = "",
     coordinator: Annotated[
         str, typer.Option(help="Which controller: node NAME, site NAME or label KEY=VALUE, after hard or soft:SECONDS.")
     ] = "",
@@ -77,7 +79,7 @@ def create(
 
 @app.command("list")
 def list_jobs(controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """All of them, when they are due, and what became of their last run."""
+    """List jobs: when they are due, and what became of their last run."""
     found = Cluster(controller).jobs()
     show.say_who_answered(found[0].follower if found else None)
     if as_json:
@@ -105,30 +107,32 @@ def list_jobs(controller: Controller = LOCAL, as_json: Json = False) -> None:
 
 @app.command()
 def info(name: Name, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """One job and its runs."""
+    """Show one job and its runs."""
     _show(Cluster(controller).job(name), as_json)
 
 
 @app.command()
 def pause(name: Name, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Not done any more, until it is resumed; a run under way goes on."""
+    """Begin no more runs until it is resumed; a run under way goes on."""
     _show(Cluster(controller).change_job(name, "pause"), as_json)
 
 
 @app.command()
 def resume(name: Name, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Done again from now on; what was due meanwhile is not made up for."""
+    """Begin runs again from now on; what was due meanwhile is not made up for."""
     _show(Cluster(controller).change_job(name, "resume"), as_json)
 
 
 @app.command("run-now")
 def run_now(
     name: Name,
-    wait: Annotated[bool, typer.Option("--wait/--async", help="Until it has ended, or only say its id.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--async", help="Wait until it has ended; else only print its id.")
+    ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Once more, now; `stateflow job result RUN` says what came of it."""
+    """Run it once, now; `stateflow job result RUN` says what came of it."""
     cluster = Cluster(controller)
     run = cluster.run_job(name)
     _result(cluster.job_run(run.id, wait=True) if wait else run, as_json)
@@ -136,12 +140,12 @@ def run_now(
 
 @app.command()
 def result(
-    run: Annotated[str, typer.Argument(help="As `run-now` and `job info` name it.")],
-    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+    run: Annotated[str, typer.Argument(help="The run's id, as `run-now` and `job info` print it.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended.")] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """What came of a run, operator by operator, or what it waits for. Status 1 where it failed."""
+    """Show what came of a run, operator by operator, or what it waits for. Status 1 where it failed."""
     _result(Cluster(controller).job_run(run, wait=wait), as_json)
 
 
@@ -160,7 +164,7 @@ def _result(run: JobRun, as_json: bool) -> None:
 
 @app.command()
 def delete(name: Name, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Not done any more; its runs stay in the ledger."""
+    """Delete a job; its runs stay in the ledger."""
     report = Cluster(controller).change_job(name, "delete")
     if as_json:
         emit(fields_of(report))

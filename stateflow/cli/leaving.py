@@ -16,9 +16,9 @@ app = Commands()
 
 @app.command()
 def undeploy(
-    operator: Annotated[str, typer.Argument(help="Its name.")],
+    operator: Annotated[str, typer.Argument(help="The operator's name.")],
     delete_state: Annotated[
-        bool, typer.Option("--delete-state", help="Yes, delete its state on all replicas; checkpoints stay.")
+        bool, typer.Option("--delete-state", help="Confirm: delete its state on all replicas. Checkpoints stay.")
     ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
@@ -35,11 +35,11 @@ def undeploy(
 
 @app.command()
 def forget(
-    replica: Annotated[str, typer.Argument(help="One that has ended for good; of a node: all of its workers.")],
+    replica: Annotated[str, typer.Argument(help="A replica that has ended for good, or a node: all of its workers.")],
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Know nothing any more of a replica that owns nothing and has ended. One that comes under its name is new."""
+    """Forget a replica that owns nothing and has ended. One that comes under its name is new."""
     Cluster(controller).forget(replica)
     if as_json:
         emit({"replica": replica})

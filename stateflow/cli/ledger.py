@@ -124,10 +124,12 @@ def init(url: Url = DEFAULT, as_json: Json = False) -> None:
 
 @app.command()
 def show(
-    item: Annotated[str | None, typer.Argument(metavar="ITEM", help="One item with its records; else a list.")] = None,
+    item: Annotated[
+        str | None, typer.Argument(metavar="ITEM", help="The item to show with its records; default: list items.")
+    ] = None,
     state: Annotated[str | None, typer.Option(help="Only items in this state.")] = None,
     processed_by: Annotated[str | None, typer.Option(help="Only items this application has processed.")] = None,
-    limit: Annotated[int, typer.Option(help="At most so many items.", min=1)] = 100,
+    limit: Annotated[int, typer.Option(help="How many items at most.", min=1)] = 100,
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -206,8 +208,8 @@ def archive(
 
 @app.command()
 def tail(
-    lines: Annotated[int, typer.Option("--lines", "-n", help="The newest so many records.", min=0)] = 10,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="And those that come, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the newest records.", min=0)] = 10,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new records, until Ctrl-C.")] = False,
     url: Url = DEFAULT,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per record.")] = False,
 ) -> None:

@@ -17,7 +17,7 @@ app = Commands("maintenance", help="Nodes that are in maintenance: `stateflow dr
 
 @app.command("list")
 def list_(controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """By node."""
+    """List the nodes that are in maintenance."""
     status = Cluster(controller).status()
     show.say_who_answered(status.follower)
     if as_json:
@@ -33,11 +33,11 @@ def list_(controller: Controller = LOCAL, as_json: Json = False) -> None:
 
 @app.command()
 def end(
-    node: Annotated[str, typer.Argument(help="It may be given partitions again.")],
+    node: Annotated[str, typer.Argument(help="The node that may be given partitions again.")],
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """A node is as others again; `stateflow rebalance` gives it its share."""
+    """End the maintenance of a node; `stateflow rebalance` gives it its share."""
     Cluster(controller).end_maintenance(node)
     if as_json:
         emit({"node": node, "maintenance": False})

@@ -38,9 +38,9 @@ app = Commands()
 
 @app.command()
 def adopt(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what there is.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what replicas have.")] = False,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Also where partitions are missing, or only sealed copies are there.")
+        bool, typer.Option("--partial", help="Adopt even if partitions are missing or have only sealed copies.")
     ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
@@ -68,10 +68,10 @@ def adopt(
 @app.command()
 def nodes(
     controller: Controller = LOCAL,
-    workers: Annotated[bool, typer.Option("--workers", help="Each worker of a node, too.")] = False,
+    workers: Annotated[bool, typer.Option("--workers", help="Show each worker of a node, too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """The replicas: site, weight, last heard, partitions, room for state; and what is known of links between sites."""
+    """List the replicas: site, weight, last heard, partitions, room for state; and the links between sites."""
     status = Cluster(controller).status(measured=True)
     replicas = status.replicas
     show.say_who_answered(status.follower)
@@ -90,7 +90,7 @@ def partitions(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Each partition's owner, epoch and standbys."""
+    """List each partition's owner, epoch and standbys."""
     cluster = Cluster(controller)
     if operator is not None:
         cluster.operator(operator)
@@ -155,12 +155,12 @@ def autopilot(
     max_pause: MaxPause = None,
     cool_down: Annotated[
         str | None,
-        typer.Option("--cool-down", help="A partition that has moved is left alone for so long; default 60s."),
+        typer.Option("--cool-down", help="How long to leave alone a partition that moved; default 60s."),
     ] = None,
     moves_per_minute: Annotated[
-        float | None, typer.Option("--moves-per-minute", help="That begin, at most; default 60.")
+        float | None, typer.Option("--moves-per-minute", help="How many moves may begin in a minute; default 60.")
     ] = None,
-    off: Annotated[bool, typer.Option("--off", help="Move nothing by itself any more.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Stop the autopilot.")] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -204,15 +204,13 @@ def autopilot(
 
 @app.command()
 def drain(
-    replica: Annotated[str, typer.Argument(help="Everything it owns leaves it; of a node: all of its workers.")],
-    maintenance: Annotated[
-        bool, typer.Option("--maintenance", help="Nothing is given to the node from now on.")
-    ] = False,
+    replica: Annotated[str, typer.Argument(help="The replica that everything leaves, or a node: all of its workers.")],
+    maintenance: Annotated[bool, typer.Option("--maintenance", help="Give the node nothing from now on.")] = False,
     for_: Annotated[
-        str | None, typer.Option("--for", help="The maintenance ends by itself then, e.g. 2h; default: by command.")
+        str | None, typer.Option("--for", help="When the maintenance ends by itself, e.g. 2h; default: by command.")
     ] = None,
     one_of: Annotated[
-        str, typer.Option("--one-of", help="A set, by any name, of which no two are in maintenance at a time.")
+        str, typer.Option("--one-of", help="A name for a set of nodes, of which only one is in maintenance at a time.")
     ] = "",
     max_pause: MaxPause = None,
     max_bandwidth: MaxBandwidth = None,
@@ -246,8 +244,8 @@ def drain(
 
 @app.command()
 def replace(
-    replica: Annotated[str, typer.Argument(help="Whose data directory is lost for good.")],
-    directory: Annotated[str, typer.Option(help="Where several ask for the name: whose it becomes.")] = "",
+    replica: Annotated[str, typer.Argument(help="The replica whose data directory is lost for good.")],
+    directory: Annotated[str, typer.Option(help="The process that gets the name, where several ask for it.")] = "",
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -275,7 +273,7 @@ def wait_for(migrations: Sequence[Migration], as_json: bool) -> None:
 @app.command()
 def standby(
     operator: Annotated[str, typer.Argument()],
-    count: Annotated[int, typer.Argument(help="Copies beside the owner; 0 for none.")] = 1,
+    count: Annotated[int, typer.Argument(help="How many copies beside the owner; 0: none.")] = 1,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:

@@ -22,7 +22,7 @@ def versions(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """As they were deployed; the last one serves."""
+    """List an operator's versions as they were deployed; the last one serves."""
     found = Cluster(controller).versions(operator)
     if as_json:
         emit({"operator": operator, "versions": [each.to_dict() for each in found]})

@@ -15,7 +15,7 @@ from stateflow.moves import Order as MoveOrder
 from stateflow.private import state_directory
 from stateflow.types import LABEL
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Controller = Annotated[
     str,
     typer.Option("--controller", envvar="STATEFLOW_CONTROLLER", help="The controller's host:port, or a:7070,b:7070."),
@@ -84,7 +84,9 @@ def labels_of(words: Sequence[str]) -> dict[str, str]:
     return labels
 
 
-MaxPause = Annotated[str | None, typer.Option("--max-pause", help="Budget per partition, e.g. 50ms; default none.")]
+MaxPause = Annotated[
+    str | None, typer.Option("--max-pause", help="Longest pause of a partition, e.g. 50ms; default: no limit.")
+]
 MaxBandwidth = Annotated[
     str | None,
     typer.Option(
@@ -98,14 +100,19 @@ Strategy = Annotated[
 ]
 Order = Annotated[str, typer.Option(help="number, hot-first or hot-last.")]
 Patience = Annotated[
-    str | None, typer.Option("--patience", help="A budget out of reach for so long is refused, e.g. 30s.")
+    str | None,
+    typer.Option(
+        "--patience", help="How long to wait until the budget can be kept, e.g. 30s; then the move is refused."
+    ),
 ]
 
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would move, and what that takes.")]
-Limit = Annotated[int | None, typer.Option("--limit", help="So many moves at a time.", min=1)]
-PerNode = Annotated[int | None, typer.Option("--per-node", help="At a time with one node as source or target.", min=1)]
-PerLink = Annotated[int | None, typer.Option("--per-link", help="At a time between two sites.", min=1)]
+Limit = Annotated[int | None, typer.Option("--limit", help="How many moves at a time.", min=1)]
+PerNode = Annotated[
+    int | None, typer.Option("--per-node", help="How many moves at a time with one node as source or target.", min=1)
+]
+PerLink = Annotated[int | None, typer.Option("--per-link", help="How many moves at a time between two sites.", min=1)]
 Policies = Annotated[
     str, typer.Option("--policy", help="ring, load, locality, or several: the first has most say, e.g. locality,load.")
 ]

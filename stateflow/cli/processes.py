@@ -67,15 +67,17 @@ def controller(
     advertise: Annotated[str | None, typer.Option(help="host:port others reach it at, if not --listen.")] = None,
     auto_rebalance: Annotated[
         bool,
-        typer.Option("--auto-rebalance/--no-auto-rebalance", help="A replica that joins is given its share by itself."),
+        typer.Option(
+            "--auto-rebalance/--no-auto-rebalance", help="Give a replica that joins its share of partitions by itself."
+        ),
     ] = False,
-    site: Annotated[str, typer.Option(help="Where it is: jobs may want to be coordinated there.")] = "",
+    site: Annotated[str, typer.Option(help="The site where it runs: jobs may ask for a controller there.")] = "",
     metrics: Metrics = "",
     dashboard: Annotated[
         str, typer.Option(help="host:port of the live page, on this machine; see `stateflow dashboard`.")
     ] = "",
     jobs: Annotated[
-        bool, typer.Option("--jobs/--no-jobs", help="With --no-jobs it coordinates none: they wait for another.")
+        bool, typer.Option("--jobs/--no-jobs", help="With --no-jobs it runs no jobs: they wait for another controller.")
     ] = True,
     insecure: Insecure = False,
     as_json: Json = False,
@@ -158,21 +160,19 @@ def _page_of(listen: str, ledger: str, ready: asyncio.Future[str], as_json: bool
 
 @app.command()
 def replica(
-    site: Annotated[str, typer.Option(help="The place this replica is at.")],
-    data_dir: Annotated[Path, typer.Option(help="Its state; one replica, one directory.")],
+    site: Annotated[str, typer.Option(help="The site where this replica runs.")],
+    data_dir: Annotated[Path, typer.Option(help="Directory of its state. No two replicas share one.")],
     controller: Controller = LOCAL,
     name: Annotated[str | None, typer.Option(help="Default: <site>-<host name>. Keep it over restarts.")] = None,
     listen: Annotated[str, typer.Option(help="host:port; port 0 takes a free one.")] = "127.0.0.1:0",
     advertise: Annotated[str | None, typer.Option(help="host:port others reach it at, if not --listen.")] = None,
-    weight: Annotated[
-        int, typer.Option(help="Its share of partitions relative to others, for each of its workers.", min=1)
-    ] = 1,
+    weight: Annotated[int, typer.Option(help="Its share of partitions relative to others, per worker.", min=1)] = 1,
     workers: Annotated[
         int,
-        typer.Option(help="Processes: each has some of its partitions, and a core.", min=1, max=WORKERS_MAX),
+        typer.Option(help="Worker processes: each serves some of its partitions on a core.", min=1, max=WORKERS_MAX),
     ] = 1,
-    worker: Annotated[int | None, typer.Option(hidden=True, help="Which of a node's.")] = None,
-    lock: Annotated[int | None, typer.Option(hidden=True, help="A file that it has open until it ends.")] = None,
+    worker: Annotated[int | None, typer.Option(hidden=True, help="Number of this worker in its node.")] = None,
+    lock: Annotated[int | None, typer.Option(hidden=True, help="A file that it keeps open until it ends.")] = None,
     checkpoints: Annotated[
         str | None,
         typer.Option(envvar="STATEFLOW_CHECKPOINTS", help="Directory or fsspec URL for checkpoints, or @FILE with it."),

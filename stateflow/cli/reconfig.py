@@ -19,21 +19,24 @@ from stateflow.client import Cluster, MoveReport, Reconfiguration
 from stateflow.errors import InvalidArgument
 
 app = Commands("reconfig", help="Reconfigurations: what moved, moves and failed.")
-NewLimit = Annotated[int | None, typer.Option("--limit", help="So many moves at a time; 0: no limit.", min=0)]
+NewLimit = Annotated[int | None, typer.Option("--limit", help="How many moves at a time; 0: no limit.", min=0)]
 NewPerNode = Annotated[
-    int | None, typer.Option("--per-node", help="At a time with one node as source or target; 0: no limit.", min=0)
+    int | None,
+    typer.Option("--per-node", help="How many at a time with one node as source or target; 0: no limit.", min=0),
 ]
-NewPerLink = Annotated[int | None, typer.Option("--per-link", help="At a time between two sites; 0: no limit.", min=0)]
-Id = Annotated[str, typer.Argument(help="As `stateflow reconfig list` shows it.")]
+NewPerLink = Annotated[
+    int | None, typer.Option("--per-link", help="How many at a time between two sites; 0: no limit.", min=0)
+]
+Id = Annotated[str, typer.Argument(help="The id, as `stateflow reconfig list` prints it.")]
 
 
 @app.command("list")
 def list_(
-    limit: Annotated[int, typer.Option(help="The newest so many; 0 for all.", min=0)] = 20,
+    limit: Annotated[int, typer.Option(help="How many of the newest; 0: all.", min=0)] = 20,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Newest first."""
+    """List reconfigurations, newest first."""
     found = Cluster(controller).reconfigurations(limit)
     show.say_who_answered(found[0].follower if found else None)
     if as_json:
@@ -72,7 +75,7 @@ def list_(
 
 @app.command()
 def info(id: Id, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """One reconfiguration in a few lines."""
+    """Show one reconfiguration in a few lines."""
     report = Cluster(controller).reconfiguration(id)
     show.say_who_answered(report.follower)
     summary = _summary(report)
@@ -130,7 +133,7 @@ def _summary(report: Reconfiguration) -> dict[str, Any]:
 
 @app.command()
 def summary(controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """All reconfigurations together: by state, their moves, bytes and pauses."""
+    """Sum all reconfigurations up: by state, their moves, bytes and pauses."""
     found = Cluster(controller).reconfigurations(0)
     show.say_who_answered(found[0].follower if found else None)
     moves = [move for report in found for move in report.moves]
@@ -160,7 +163,7 @@ def summary(controller: Controller = LOCAL, as_json: Json = False) -> None:
 
 @app.command("in-process")
 def in_process(controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """What moves now, of every reconfiguration."""
+    """List what moves now, of every reconfiguration."""
     status = Cluster(controller).status()
     show.say_who_answered(status.follower)
     found = status.reconfigurations
@@ -191,7 +194,7 @@ def in_process(controller: Controller = LOCAL, as_json: Json = False) -> None:
 
 @app.command()
 def details(id: Id, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Every move of one reconfiguration."""
+    """List every move of one reconfiguration."""
     report = Cluster(controller).reconfiguration(id)
     show.say_who_answered(report.follower)
     if as_json:
@@ -207,7 +210,7 @@ def details(id: Id, controller: Controller = LOCAL, as_json: Json = False) -> No
 def slowest(
     count: Annotated[int, typer.Argument(min=1)] = 10, controller: Controller = LOCAL, as_json: Json = False
 ) -> None:
-    """The moves with the longest pauses."""
+    """List the moves with the longest pauses."""
     found: list[tuple[MoveReport, Reconfiguration]] = sorted(
         ((move, each) for each in Cluster(controller).reconfigurations() for move in each.moves),
         key=lambda pair: -pair[0].pause_ms,
@@ -273,7 +276,7 @@ def edit(
 @app.command()
 def retry(
     id: Id,
-    cancelled: Annotated[bool, typer.Option("--cancelled", help="Also what was cancelled.")] = False,
+    cancelled: Annotated[bool, typer.Option("--cancelled", help="Retry what was cancelled, too.")] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:

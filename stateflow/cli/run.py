@@ -29,11 +29,11 @@ app = Commands()
 
 @app.command()
 def run(
-    file: Annotated[Path, typer.Argument(help="pipeline.yml")],
+    file: Annotated[Path, typer.Argument(help="The pipeline's file, e.g. pipeline.yml.")],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Value of a parameter; repeatable.")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="NAME=VALUE of a parameter; repeatable.")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Work off what is there, then end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Process what is there, then end.")] = False,
     show: Annotated[bool, typer.Option("--print", help="Show the effective configuration and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines instead of text.")] = False,
 ) -> None:

@@ -29,7 +29,7 @@ def create(name: Savepoint, operator: Operator = None, controller: Controller = 
 
 @app.command("list")
 def list_savepoints(url: Checkpoints, as_json: Json = False) -> None:
-    """Savepoints of a store."""
+    """List the savepoints of a store."""
     found = opened(url).savepoints()
     if as_json:
         emit({"savepoints": {name: [str(each) for each in partitions] for name, partitions in found.items()}})

@@ -17,17 +17,17 @@ from stateflow.clock import SYSTEM_CLOCK
 from stateflow.runtime.timers import to_datetime
 
 app = Commands("source", help="Sources of an operator: queries, batch runs, stream clients.")
-Operator = Annotated[str, typer.Argument(help="Its name.")]
+Operator = Annotated[str, typer.Argument(help="The operator's name.")]
 
 
 @app.command("list")
 def list_(
     operator: Operator,
-    limit: Annotated[int, typer.Option(help="The newest so many; 0 for all.", min=0)] = 50,
+    limit: Annotated[int, typer.Option(help="How many of the newest; 0: all.", min=0)] = 50,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Each source's newest batch, how long ago it came, its watermark, and what is kept of it."""
+    """List each source's newest batch, how long ago it came, its watermark, and what is kept of it."""
     found = Cluster(controller).sources(operator)
     shown = found[-limit:] if limit else found
     if as_json:
@@ -56,11 +56,11 @@ def _moment(micros: int | None) -> str:
 @app.command()
 def retire(
     operator: Operator,
-    source: Annotated[str, typer.Argument(help="As `stateflow source list` shows it.")],
+    source: Annotated[str, typer.Argument(help="The source's name, as `stateflow source list` prints it.")],
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Keep of a source only which batch is contained: its output goes, and its watermark holds nobody back."""
+    """Drop a source's stored output and its watermark; keep only which batch is contained."""
     partitions = Cluster(controller).retire_source(operator, source)
     if as_json:
         emit({"operator": operator, "source": source, "partitions": partitions})
@@ -71,7 +71,7 @@ def retire(
 @app.command("drop-output")
 def drop_output(
     operator: Operator,
-    source: Annotated[str, typer.Argument(help="As `stateflow source list` shows it.")],
+    source: Annotated[str, typer.Argument(help="The source's name, as `stateflow source list` prints it.")],
     batch: Annotated[int, typer.Option(help="The batch that the query repeats, as its error names it.", min=0)],
     apply: Annotated[bool, typer.Option("--apply", help="Do it; without, only say what would be done.")] = False,
     controller: Controller = LOCAL,

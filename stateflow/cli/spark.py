@@ -16,7 +16,7 @@ app = Commands("spark", help="Spark queries: their executors and checkpoints.")
 
 @app.command()
 def package(
-    out: Annotated[Path, typer.Argument(help="The zip file.")],
+    out: Annotated[Path, typer.Argument(help="The zip file to write.")],
     as_json: Json = False,
 ) -> None:
     """Write stateflow itself as a zip, for `spark-submit --py-files`. What it requires is not in it."""
@@ -39,7 +39,7 @@ def package(
 @app.command()
 def rewind(
     directory: Annotated[Path, typer.Argument(help="The query's checkpointLocation. The query must be stopped.")],
-    to_batch: Annotated[int, typer.Option("--to-batch", help="What it shall send next.")],
+    to_batch: Annotated[int, typer.Option("--to-batch", help="The batch that it is to send next.")],
     sink: Annotated[Path | None, typer.Option(help="Directory of the file sink it writes to, if it has one.")] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Do it; without, only say what would be done.")] = False,
     as_json: Json = False,

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from stateflow.ledger import StateManager
 
 app = Commands("stages", help="Stages of pipelines: what moved from which source to which sink.")
-OfJob = Annotated[str | None, typer.Option("--job", help="Only of this job.")]
-Limit = Annotated[int, typer.Option(help="The newest so many.", min=1)]
+OfJob = Annotated[str | None, typer.Option("--job", help="Only stages of this job.")]
+Limit = Annotated[int, typer.Option(help="How many of the newest.", min=1)]
 
 
 @contextmanager
@@ -35,12 +35,12 @@ def _manager(url: str) -> Iterator[StateManager]:
 @app.command()
 def current(
     job: Annotated[str, typer.Argument(metavar="JOB")],
-    entity: Annotated[str | None, typer.Option(help="Only of this source or sink entity.")] = None,
-    entity_filter: Annotated[str | None, typer.Option("--filter", help="Only with this filter.")] = None,
+    entity: Annotated[str | None, typer.Option(help="Only stages with this source or sink entity.")] = None,
+    entity_filter: Annotated[str | None, typer.Option("--filter", help="Only stages with this filter.")] = None,
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """The newest stage of a job: what it does now, or where it stopped, and why."""
+    """Show the newest stage of a job: what it does now, or where it stopped, and why."""
     with _manager(url) as manager:
         found = manager.get_current_state(job, entity, entity_filter)
         if found is None:
@@ -50,7 +50,7 @@ def current(
 
 @app.command()
 def last(entity: Annotated[str, typer.Argument(metavar="ENTITY")], url: Url = DEFAULT, as_json: Json = False) -> None:
-    """The newest stage that pulled an entity and was pushed with success."""
+    """Show the newest stage that pulled an entity and was pushed with success."""
     with _manager(url) as manager:
         found = manager.get_last_stage(entity)
         if found is None:
@@ -60,14 +60,14 @@ def last(entity: Annotated[str, typer.Argument(metavar="ENTITY")], url: Url = DE
 
 @app.command()
 def history(job: OfJob = None, limit: Limit = 50, url: Url = DEFAULT, as_json: Json = False) -> None:
-    """Stages that have not failed, oldest first."""
+    """List stages that have not failed, oldest first."""
     with _manager(url) as manager:
         _many(manager.get_processing_history(job, limit=limit), as_json)
 
 
 @app.command()
 def failed(job: OfJob = None, limit: Limit = 50, url: Url = DEFAULT, as_json: Json = False) -> None:
-    """Stages that have failed, and why, oldest first."""
+    """List stages that have failed, and why, oldest first."""
     with _manager(url) as manager:
         rows = manager.get_failures(job, limit=limit)
     _many(rows, as_json, errors=True)
@@ -77,7 +77,7 @@ def failed(job: OfJob = None, limit: Limit = 50, url: Url = DEFAULT, as_json: Js
 def trace(
     correlation: Annotated[str, typer.Argument(metavar="CORRELATION_ID")], url: Url = DEFAULT, as_json: Json = False
 ) -> None:
-    """Every stage that the data of a correlation id went through."""
+    """List every stage that the data of a correlation id went through."""
     with _manager(url) as manager:
         rows = manager.trace(correlation)
     if not rows:

@@ -30,7 +30,7 @@ from stateflow.runtime.reading import joined
 from stateflow.types import shown
 
 app = Commands("state", help="Read state, of a live cluster or of a checkpoint.")
-Operator = Annotated[str, typer.Argument(help="Its name.")]
+Operator = Annotated[str, typer.Argument(help="The operator's name.")]
 State = Annotated[str, typer.Argument(help="A state's name, as the operator declares it.")]
 From = Annotated[str, typer.Option("--from", help="A checkpoint store, read without any cluster.")]
 Savepoint = Annotated[str, typer.Option(help="With --from: a savepoint instead of the newest checkpoints.")]
@@ -38,7 +38,7 @@ _KEY = 'As text; other types as 7, 2013-01-01, 2013-01-01T05:00:00Z, 0xff, true;
 Incomplete = Annotated[
     bool, typer.Option("--incomplete", help="With --from: leave out partitions that cannot be read, and say which.")
 ]
-Target = Annotated[str, typer.Option("--class", help="With --from: module:Class, when it has moved.")]
+Target = Annotated[str, typer.Option("--class", help="With --from: module:Class of the operator, where it has moved.")]
 
 
 def _pages(
@@ -100,7 +100,7 @@ def get(
 def scan(
     operator: Operator,
     state: State,
-    limit: Annotated[int, typer.Option(min=1, help="Entries at most.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="How many entries at most.")] = 100,
     controller: Controller = LOCAL,
     url: From = "",
     savepoint: Savepoint = "",
@@ -108,7 +108,7 @@ def scan(
     incomplete: Incomplete = False,
     as_json: Json = False,
 ) -> None:
-    """The first entries."""
+    """Show the first entries."""
     rows: list[dict[str, Any]] = []
     lacking: list[StateflowError] | None = [] if incomplete else None
     for page in _pages(operator, state, controller, url, savepoint, target, lacking):
@@ -137,7 +137,7 @@ def _show(rows: list[dict[str, Any]], lacking: list[StateflowError] | None, as_j
 def export(
     operator: Operator,
     state: State,
-    out: Annotated[Path, typer.Option("--out", help="A .parquet or .arrow file.")],
+    out: Annotated[Path, typer.Option("--out", help="The .parquet or .arrow file to write.")],
     controller: Controller = LOCAL,
     url: From = "",
     savepoint: Savepoint = "",
@@ -145,7 +145,7 @@ def export(
     incomplete: Incomplete = False,
     as_json: Json = False,
 ) -> None:
-    """All entries into a Parquet or Arrow file."""
+    """Write all entries into a Parquet or Arrow file."""
     if out.suffix not in (".parquet", ".arrow"):
         raise InvalidArgument(f"{out.name!r} says no format", remedy="end it in .parquet or .arrow")
     if not out.absolute().parent.is_dir():

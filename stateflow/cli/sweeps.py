@@ -15,13 +15,13 @@ from stateflow.cli.waiting import waiting
 from stateflow.client import Cluster, RollingRestart, Sweep, Sweeping
 
 app = Commands()
-Site = Annotated[str, typer.Option(help="Only what is at this site, or node, when it begins.")]
-Limit = Annotated[int, typer.Option(min=1, max=256, help="Nodes at a time.")]
+Site = Annotated[str, typer.Option(help="Only what is at this site or node when it begins.")]
+Limit = Annotated[int, typer.Option(min=1, max=256, help="How many nodes at a time.")]
 
 
 @app.command()
 def verify(
-    operator: Annotated[str | None, typer.Argument(help="Only of this operator.")] = None,
+    operator: Annotated[str | None, typer.Argument(help="Only this operator's partitions.")] = None,
     site: Site = "",
     limit: Limit = 1,
     controller: Controller = LOCAL,

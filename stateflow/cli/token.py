@@ -21,13 +21,13 @@ app = Commands("token", help="Tokens of some hours, for people and Spark jobs.")
 
 @app.command()
 def issue(
-    name: Annotated[str, typer.Argument(help="Of the person or job.")],
-    role: Annotated[str, typer.Option(help="read, data, operate or admin.")],
-    lasts: Annotated[str, typer.Option("--for", help="It is valid for so long: 90s, 15m, 8h, 7d; at most 31d.")] = "8h",
+    name: Annotated[str, typer.Argument(help="Name of the person or job.")],
+    role: Annotated[str, typer.Option(help="Role: read, data, operate or admin.")],
+    lasts: Annotated[str, typer.Option("--for", help="How long it is valid: 90s, 15m, 8h, 7d; at most 31d.")] = "8h",
     operator: Annotated[
-        list[str] | None, typer.Option(help="The role data reaches this one only; again for more.")
+        list[str] | None, typer.Option(help="An operator that the role data may reach, and no other; repeatable.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="A file that nobody else can read.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="A new file, which nobody else can read.")] = None,
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
@@ -52,10 +52,10 @@ def issue(
 
 @app.command()
 def show(
-    file: Annotated[Path | None, typer.Argument(help="Of the token; default: what the environment says.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="File of the token; default: what the environment says.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Whose token it is, and until when. The token itself is not shown."""
+    """Show whose token it is, and until when it is valid. The token itself is not shown."""
     from stateflow.security.connections import of_file, tls_files
     from stateflow.security.files import TlsFiles, utc
 
