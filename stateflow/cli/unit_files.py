@@ -195,7 +195,7 @@ def docker(plan: Plan) -> dict[str, str]:
     command = plan.arguments(plan.name, f"0.0.0.0:{PORTS[plan.role]}", "", DATA)
     lines = [
         "FROM python:3.12-slim",
-        "# the wheel: `make dist` in a clone of stateflow. Operators' code is not in the image: `stateflow deploy` sends it",
+        "# the wheel: `make dist` in a clone of stateflow; operators' code comes later, by `stateflow deploy`",
         "COPY dist/*.whl /tmp/",
         'RUN pip install --no-cache-dir "$(ls /tmp/*.whl)[s3,postgres]" && rm /tmp/*.whl \\',
         f"  && useradd --uid {USER} --no-create-home stateflow && install -d -m 0700 -o {USER} {DATA}",
