@@ -225,8 +225,8 @@ def lapsing(store: PartitionStore) -> list[tuple[bytes, bytes]]:
 
 
 def stopping(stores: Iterable[PartitionStore], now_us: int) -> list[tuple[bytes, bytes]]:
-    """What to write to a copy that refuses every client so far, also one whose clock is ahead, as far as ``stores`` of
-    the partition know it."""
+    """Returns what to write to a copy that refuses every client so far, also one whose clock is ahead, as far as
+    ``stores`` of the partition know it."""
     sessions = (Session.decode(value) for store in stores for _, value in store.scan(SESSION))
     newest_us = max((session.generation_us for session in sessions), default=0)
     return [(STOPPED, max(newest_us, now_us).to_bytes(8, "big"))]

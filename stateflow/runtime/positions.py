@@ -162,8 +162,8 @@ class Positions:
         return self._known.get(source)
 
     def is_newer(self, source: str, session: Session) -> bool:
-        """Whether ``session`` is to be written down. Raises SourceTaken for one that an even newer client follows, or
-        that a restore has stopped."""
+        """Returns whether ``session`` is to be written down. Raises SourceTaken for one that an even newer client
+        follows, or that a restore has stopped."""
         present = self._sessions.get(source)
         if session.generation_us <= self._stopped_us:
             raise SourceTaken(

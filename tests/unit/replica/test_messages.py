@@ -39,7 +39,7 @@ NUMBERS = {field.name: number for number, field in enumerate(fields(Progress), 1
 PROGRESS = Progress(**{**NUMBERS, "phase": Phase.OWNED, "digest": "d", "fault": WHY})  # type: ignore[arg-type]
 FENCE = Fence(P, "m", 4, B, COMMAND, True, 1.5, 2.5, "s")
 TAKE_OVER = TakeOver(SPEC, P, "t", 4, How.LOCAL, COMMAND, "s", 3)
-RESTORE = Restore("r", SPEC, P, 4, "file:///s", Wanted("named", "source", 7))
+RESTORE = Restore("r", SPEC, P, 4, "file:///s", Wanted("named", "source", 7), True)
 
 
 def plain(value: Any) -> Any:
