@@ -226,10 +226,12 @@ def lapsing(store: PartitionStore) -> list[tuple[bytes, bytes]]:
 
 def stopping(stores: Iterable[PartitionStore], now_us: int) -> list[tuple[bytes, bytes]]:
     """Returns what to write to a copy that refuses every client so far, also one whose clock is ahead, as far as
-    ``stores`` of the partition know it."""
-    sessions = (Session.decode(value) for store in stores for _, value in store.scan(SESSION))
-    newest_us = max((session.generation_us for session in sessions), default=0)
-    return [(STOPPED, max(newest_us, now_us).to_bytes(8, "big"))]
+    ``stores`` of the partition know it. An earlier stop is never lowered."""
+    known_us = [now_us]
+    for store in stores:
+        known_us += [Session.decode(value).generation_us for _, value in store.scan(SESSION)]
+        known_us.append(int.from_bytes(store.get(STOPPED) or b"", "big"))
+    return [(STOPPED, max(known_us).to_bytes(8, "big"))]
 
 
 @dataclass(frozen=True, slots=True)

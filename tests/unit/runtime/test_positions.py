@@ -118,6 +118,8 @@ def test_a_restore_that_stops_sources_refuses_whoever_had_sent_until_then(restar
     other.apply(Mutations(puts=[(layout.SESSION + b"another", ahead.encode())]))
     assert layout.stopping([one.store], now_us) == [(layout.STOPPED, now_us.to_bytes(8, "big"))]
     one.store.apply(Mutations(puts=[*layout.lapsing(one.store), *layout.stopping([one.store, other], now_us)]))
+    again = layout.stopping([one.store], now_us)
+    assert again == layout.stopping([other], now_us), "a later stop does not lower an earlier one"
     one.start()
     before = dict(one.store.scan(b""))
     for session in (OLD, NEW, ahead):
