@@ -69,6 +69,7 @@ FAILED_ONCE = {
     546: "a segment of the commit log was begun at a start before what was found of the one before was durable",
     500303: "a partition that was given up by command twice was taken over twice",
     40783: "a granted move, cancelled at its target by an earlier term, joined a standby there and waited for ever",
+    4272526655: "a move to a name that another data directory had got meanwhile waited for `stateflow replace`",
 }
 
 

@@ -1,13 +1,15 @@
 """What should be there once: a second replica of a name, with an empty data directory; a controller whose ledger is
 empty, and somebody who deploys the operator there again.
 
-The second replica may have the name only when that has nothing to lose; then it has ended as soon as it is seen. The
-ledger that is empty is followed by the one that was there before.
+The second replica may have the name only when that has nothing to lose; then it has ended as soon as it is seen. Where
+something is on its way to the name by then, the replica that had it first is refused: the operator gives it the name.
+The ledger that is empty is followed by the one that was there before.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from tests.simulation.sim.world import World
 
 SHARE = 0.15  # of seeds that have one of a kind
+REPLACED_S = 30.0  # an operator waits so long for the refused replica to be let in by itself
 
 
 class Doubles:
@@ -31,6 +34,7 @@ class Doubles:
         self._world, self._busy_s = world, busy_s
         self._random = Random(f"{world.seed}:doubles")
         self._double: Process | None = None
+        self._operator: Process | None = None
         self._stranger: Process | None = None
 
     def plan(self) -> None:
@@ -70,12 +74,26 @@ class Doubles:
         process.killed = lambda: world.killed(program)
         world.loop.spawn(process, world.guarded(boot(process)))
 
-        def registered(incarnation: str) -> None:  # before anything is planned with it
+        def registered(incarnation: str) -> None:  # what is planned from here on is planned with it
             if incarnation == "double-1":
                 world.log(f"the second {name} was let in")
                 self._end_double()
+                self._operator = Process(world.loop, "operator", 0.0, 0.0)
+                world.loop.spawn(self._operator, world.guarded(self._replace(name)))
+            elif incarnation.startswith(f"{name}-") and self._operator is not None and self._operator.alive:
+                self._operator.die()
 
         world.registered = registered
+
+    async def _replace(self, name: str) -> None:
+        """The operator does what `name_taken` advises, at whichever controller leads."""
+        addresses = self._world.controllers.addresses().split(",")
+        controllers = [controller_pb2_grpc.ControllerServiceStub(self._world.net.connect(each)) for each in addresses]
+        while True:
+            await asyncio.sleep(REPLACED_S)
+            for controller in controllers:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await controller.Replace(cpb.ReplaceRequest(replica=name), timeout=10)
 
     def _end_double(self) -> None:
         if self._double is not None and self._double.alive:
