@@ -44,6 +44,7 @@ from stateflow.errors import (
 from stateflow.private import UMASK
 from stateflow.rpc.rows import PART_BYTES, BatchRows
 from stateflow.runtime.arrow import read_schema
+from stateflow.runtime.output import rows_in
 
 FORMAT = 1
 #: that go as one, at most
@@ -434,7 +435,7 @@ class Outbox:
 
 
 def _rows(batch: BatchRows) -> list[dict[str, object]]:
-    return [] if batch.rows is None else batch.rows.to_pylist()
+    return [] if batch.rows is None else rows_in(batch.rows)
 
 
 def _checksum(*data: bytes) -> int:

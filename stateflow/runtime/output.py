@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from stateflow.errors import DecodeError, OutputMismatch
 from stateflow.runtime.arrow import BatchReader, read_schema
-from stateflow.runtime.rows import NOT_PYTHONS, readable
+from stateflow.runtime.rows import NOT_PYTHONS, holds_map, readable
 
 _MARK = b"\x00"
 VERSION = 1
@@ -45,8 +45,10 @@ def split_output(data: bytes) -> tuple[bytes, dict[str, bytes]]:
 
 
 class OutputReader:
-    """Rows of outputs, as dictionaries. A value that Python has not, as a time in the year 12000 that a batch operator
-    gave, is refused when it is looked at: it is committed, and the rows beside it are to be had.
+    """Reads outputs as rows, which are dictionaries. A map is one, too, as in the rows that an operator is given.
+
+    A value that Python has not, as a time in the year 12000 that a batch operator gave, is refused when it is looked
+    at: it is committed, and the rows beside it are to be had.
 
     Args: side: tag → schema."""
 
@@ -84,21 +86,26 @@ def _rows(reader: BatchReader, messages: Iterable[bytes]) -> list[dict[str, Any]
     batches = [reader.read(message) for message in messages if message]
     if not batches:
         return []
-    table = pa.Table.from_batches(batches, reader.schema)
+    return rows_in(pa.Table.from_batches(batches, reader.schema))
+
+
+def rows_in(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Returns its rows as dictionaries, also where some value is one that Python has not."""
+    with_maps = any(holds_map(field.type) for field in table.schema)
     try:
-        rows: list[dict[str, Any]] = table.to_pylist()
+        rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="strict" if with_maps else None)
         return rows
     except NOT_PYTHONS:  # of some value, as a batch operator may give them: the others are to be had
-        columns = [_values(table[number], name) for number, name in enumerate(table.column_names)]
-        return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+        columns = [_values(table.column(number), field) for number, field in enumerate(table.schema)]
+        return [dict(zip(table.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _values(column: pa.ChunkedArray, name: str) -> list[Any]:
+def _values(column: pa.Array | pa.ChunkedArray, field: pa.Field) -> list[Any]:
     try:
-        values: list[Any] = column.to_pylist()
+        values: list[Any] = column.to_pylist(maps_as_pydicts="strict" if holds_map(field.type) else None)
         return values
     except NOT_PYTHONS:
-        return [readable(scalar, name, row) for row, scalar in enumerate(column)]
+        return [readable(scalar, field.name, row) for row, scalar in enumerate(column)]
 
 
 def _append(one: bytes, two: bytes, reader: BatchReader) -> bytes:

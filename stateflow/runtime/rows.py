@@ -49,7 +49,7 @@ class RowReader:
         self._coarse = {
             index: coarse for index, field in enumerate(schema) if (coarse := in_micros(field.type)) != field.type
         }
-        self._maps = {index for index, field in enumerate(schema) if _holds_map(field.type)}
+        self._maps = {index for index, field in enumerate(schema) if holds_map(field.type)}
         self._make: Any = functools.partial(tuple.__new__, row_class(tuple(schema.names)))
 
     @classmethod
@@ -191,8 +191,9 @@ def readable(scalar: pa.Scalar, column: str, row: int) -> Any:
     return Unreadable(column, row, str(scalar.type), _first_line(why))
 
 
-def _holds_map(type_: pa.DataType) -> bool:
-    return pa.types.is_map(type_) or any(_holds_map(type_.field(n).type) for n in range(type_.num_fields))
+def holds_map(type_: pa.DataType) -> bool:
+    """Is there a map in it, at any depth?"""
+    return pa.types.is_map(type_) or any(holds_map(type_.field(n).type) for n in range(type_.num_fields))
 
 
 def null_key(column: str, count: int, operator: str) -> NullKey:

@@ -1,12 +1,16 @@
 """Values of every type that Spark and Arrow share, nested three deep: taken exactly, or refused with their place.
 
+The doors are six: what a client sends and what it is given back, what Spark sends and takes, the harness, and state.
+Rows of Spark and of a client with a schema reach an operator by the same way, and outputs leave by one.
+
 What is exact is said here once more, from what was given and what is read back, and not by the code that is tried.
-pyarrow alone breaks it, and that is found.
+pyarrow alone, and a state that keeps JSON, break it, and that is found.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,11 +24,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from stateflow import Operator, state
 from stateflow.client.sorting import numbered
-from stateflow.errors import InvalidArgument, OutputMismatch
+from stateflow.errors import EncodeError, InvalidArgument, OutputMismatch
 from stateflow.runtime.arrow import read_batch
 from stateflow.runtime.ddl import parse_ddl
 from stateflow.runtime.rows import OutputWriter, RowReader
+from stateflow.testing import OperatorHarness
 from stateflow.types import OperatorSpec
 from tests.sizes import sized
 
@@ -192,11 +198,12 @@ def is_exact(field: pa.Field, value: Any, read: Any) -> bool:
         return fits and all(is_exact(kind.value_field, *pair) for pair in zip(value, read, strict=True))
     if t.is_map(kind):
         value = dict(value) if isinstance(value, list) else value
-        if not isinstance(value, dict) or len(value) != len(read):
+        pairs = list(read.items()) if isinstance(read, dict) else read
+        if not isinstance(value, dict) or len(value) != len(pairs):
             return False
         return all(
             is_exact(kind.key_field, key, read_key) and is_exact(kind.item_field, item, read_item)
-            for (key, item), (read_key, read_item) in zip(value.items(), read, strict=True)
+            for (key, item), (read_key, read_item) in zip(value.items(), pairs, strict=True)
         )
     if t.is_struct(kind):
         fields = [kind.field(number) for number in range(kind.num_fields)]
@@ -353,3 +360,105 @@ def test_without_a_schema_a_row_is_what_was_sent_whatever_is_beside_it(given: li
     _, rows = RowReader(batch.schema, ("k",), "Op").read_each(batch)
     for value, row in zip(given, rows, strict=True):
         assert is_alike(value, row[1]), (value, row[1])
+
+
+# -- through an operator ------------------------------------------------------------------------------------
+
+
+class Through(Operator):
+    """Keeps the value of each row as it comes, and gives it back."""
+
+    key = "k"
+    output: Any = "n int"
+    kept = state.value(Any, default=None)
+    given: list[Any]
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        self.given.append(row[1])
+        self.kept.value = self.keeping(row[1])
+        yield tuple(row)
+
+    @staticmethod
+    def keeping(value: Any) -> Any:
+        return value
+
+
+class ThroughJson(Through):
+    @staticmethod
+    def keeping(value: Any) -> Any:
+        return json.loads(json.dumps(value, default=str))
+
+
+def is_same(value: Any, read: Any) -> bool:
+    """Is it the same value of the same type? A moment may be in another zone, as state gives it back in UTC."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(read, np.ndarray):
+        read = read.tolist()
+    if type(value) is not type(read):
+        return False
+    if isinstance(value, dict):
+        return list(value) == list(read) and all(is_same(value[key], read[key]) for key in value)
+    if isinstance(value, list | tuple):
+        return len(value) == len(read) and all(map(is_same, value, read))
+    if isinstance(value, dt.datetime):
+        return value == read and (value.tzinfo is None) == (read.tzinfo is None)
+    return bool(value == read) or (isinstance(value, float) and math.isnan(value) and math.isnan(read))
+
+
+def wrong_through(case: Case, base: type[Through] = Through) -> str:
+    """How rows of a schema, the operator's outputs of the same one, or its state break the rule; empty: they do not."""
+    schema = parse_ddl(case.ddl)
+    try:
+        rows = [row | {"k": str(number)} for number, row in enumerate(case.rows)]
+        batch, _ = numbered(SPEC, schema, rows)
+    except InvalidArgument:
+        return "what fits was refused" if case.fits else ""
+    column = schema.field(1)
+    operator = type("Echo", (base,), {"output": schema, "given": []})
+    with OperatorHarness(operator, partitions=1) as harness:
+        message = batch.serialize().to_pybytes()
+        found = harness._apply(batch.schema.serialize().to_pybytes(), {0: message})
+        for number, (sent, given, out) in enumerate(zip(rows, operator.given, found, strict=True)):
+            name, kept = column.name, harness.state(str(number)).kept.value
+            if not is_exact(column, sent[name], given):
+                return f"{case.ddl}: {sent[name]!r} became {given!r} in the row"
+            if not is_same(given, kept):
+                return f"{case.ddl}: {given!r} became {kept!r} in state"
+            if not is_same(given, out[name]):
+                return f"{case.ddl}: {given!r} became {out[name]!r} as output"
+    return ""
+
+
+@settings(max_examples=sized(480))
+@given(cases())
+def test_rows_come_to_an_operator_stay_in_its_state_and_leave_it_exactly(case: Case) -> None:
+    assert wrong_through(case) == ""
+
+
+def test_a_state_that_keeps_json_is_found() -> None:
+    case = Case("k string NOT NULL, v struct<a:timestamp>", [{"k": "a", "v": {"a": AWARE}}], True)
+    assert "in state" in wrong_through(case, ThroughJson)
+    assert wrong_through(case) == ""
+
+
+@settings(max_examples=sized(480))
+@given(st.lists(st.none() | values, min_size=1, max_size=3))
+def test_what_the_harness_sends_is_kept_or_refused(given: list[Any]) -> None:
+    operator = type("Echo", (Through,), {"given": [], "process": keep})
+    with OperatorHarness(operator, partitions=1) as harness:
+        try:
+            harness.send({"k": number, "v": value} for number, value in enumerate(given))
+        except InvalidArgument as error:
+            assert {"operator", "column"} <= error.where.keys()  # noqa: PT017
+            return
+        except EncodeError as error:
+            assert {"operator", "state", "key"} <= error.where.keys()  # noqa: PT017
+            return
+        for number, row in enumerate(operator.given):
+            assert is_same(row, harness.state(number).kept.value)
+
+
+def keep(self: Through, row: Any, ctx: Any) -> None:
+    self.given.append(row.v)
+    self.kept.value = row.v
