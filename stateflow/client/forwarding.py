@@ -204,11 +204,9 @@ class ForwardingClient:
             self._check_open()
             self._ways.at_once()
             self._changed.notify_all()
-            # also until nobody is at it any more: rows for a partition that somebody forwards to are stored behind it
-            self._changed.wait_for(lambda: self._over or not (self._anything_waits or self._ways.busy), timeout_s)
+            self._changed.wait_for(lambda: self._over or self._ways.at_rest, timeout_s)
             self._check_open()
-            if self._anything_waits:
-                left = [way for way in self._ways if way.waiting]
+            if left := [way for way in self._ways if way.waiting]:
                 raise next((way.error for way in left if way.error is not None), None) or Unavailable(
                     f"rows for {len(left)} partitions are still stored", remedy="see waiting()"
                 )
@@ -436,10 +434,6 @@ class ForwardingClient:
         found = asked_of_moving(router, partition, ask)
         # a client's word on all partitions is not for one that knows of a single one
         return {number: position._replace(known=b"") for number, position in found.items()}
-
-    @property
-    def _anything_waits(self) -> bool:
-        return any(way.waiting for way in self._ways)
 
     @property
     def _over(self) -> bool:

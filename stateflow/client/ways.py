@@ -54,8 +54,9 @@ class Ways:
         return iter(self._ways)
 
     @property
-    def busy(self) -> bool:
-        return any(way.state is State.BUSY for way in self._ways)
+    def at_rest(self) -> bool:
+        """Whether rows that come now are sent at once: nothing waits, and nobody sends."""
+        return not any(way.waiting or way.state is State.BUSY for way in self._ways)
 
     def begin(self, partition: int, waiting: int) -> None:
         """So many batches are stored for it already."""

@@ -39,6 +39,21 @@ def test_what_waits_for_nothing_is_sent_at_once_and_what_waits_comes_first() -> 
     assert found.come([0]) == [0]
 
 
+def test_nothing_is_at_rest_until_whoever_sends_has_gone() -> None:
+    """A flush that ended when the last stored batch was taken let the next one be stored behind whoever had sent it."""
+    found = ways()
+    assert found.at_rest
+    found.come([0])
+    assert not found.at_rest
+    found.took(0, 1)
+    assert not found.at_rest, "what comes now would be stored"
+    found.release(0)
+    assert found.at_rest
+    found.come([1])
+    tried(found, 1, 0.0)
+    assert not found.at_rest, "one is stored"
+
+
 def test_of_an_owner_that_does_not_answer_one_is_tried_less_and_less_often() -> None:
     found, now = ways(), 100.0
     for partition in found.come(range(5)):
