@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from typer.testing import CliRunner
 
 from stateflow.cli.app import app
 from stateflow.project.examples import EXAMPLES
+from stateflow.spark.pipeline_file import load_pipeline
 
 RUNNER = CliRunner()
 
@@ -38,3 +42,25 @@ def test_all_are_listed(as_json: bool) -> None:
         assert [each["name"] for each in json.loads(done.stdout)["examples"]] == [each.name for each in EXAMPLES]
     else:
         assert all(each.name in done.stdout for each in EXAMPLES)
+
+
+def test_a_project_that_was_begun_passes_its_own_tests_and_its_pipeline_is_sound(tmp_path: Path) -> None:
+    assert RUNNER.invoke(app, ["init", str(tmp_path / "alarms")]).exit_code == 0
+    project = tmp_path / "alarms"
+    tests = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(project),
+    ]
+    done = subprocess.run([*tests, str(project)], cwd=project, capture_output=True, text=True, check=False)
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    config = load_pipeline(project / "pipeline.yml", {}, {}).config
+    assert config.operators[0].operator == "ops.py:Alarms"
+    assert list(project.glob(config.source.path)), "what it reads is there"
