@@ -192,7 +192,7 @@ def readable(scalar: pa.Scalar, column: str, row: int) -> Any:
 
 
 def holds_map(type_: pa.DataType) -> bool:
-    """Is there a map in it, at any depth?"""
+    """Says whether the type has a map in it, at any depth."""
     return pa.types.is_map(type_) or any(holds_map(type_.field(n).type) for n in range(type_.num_fields))
 
 
