@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -220,6 +221,13 @@ def test_help_names_every_command() -> None:
         assert name in result.stdout
 
 
+@functools.cache
+def whole() -> Any:
+    """The command of the program, with all others below it: to make it takes as long as to run most of them."""
+    return typer.main.get_command(app)
+
+
+@functools.cache
 def every_command() -> list[tuple[str, ...]]:
     def below(group: Any, path: tuple[str, ...]) -> list[tuple[str, ...]]:
         found = [path]
@@ -227,7 +235,7 @@ def every_command() -> list[tuple[str, ...]]:
             found += below(each, (*path, name))
         return found
 
-    return below(typer.main.get_command(app), ())
+    return below(whole(), ())
 
 
 @pytest.mark.parametrize("path", every_command(), ids=" ".join)
@@ -248,7 +256,7 @@ def test_examples_are_commands(called: str) -> None:
     for example in EXAMPLES[called]:
         words = shlex.split(example)
         assert words[: len(called.split())] == called.split()
-        command, rest = typer.main.get_command(app), words
+        command, rest = whole(), words
         while hasattr(command, "commands"):
             command, rest = command.commands[rest[0]], rest[1:]
         command.make_context("stateflow", rest)

@@ -214,6 +214,7 @@ def test_it_is_installed_for_every_shell(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    monkeypatch.setattr(typer.testing, "_get_command", typer.main.get_command)  # it is made otherwise then
     done = CliRunner().invoke(app, ["--install-completion", shell], prog_name="stateflow")
     assert done.exit_code == 0, done.output
     written = [path for path in tmp_path.rglob("*") if path.is_file()]

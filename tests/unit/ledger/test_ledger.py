@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, event, make_url
 
@@ -30,6 +30,7 @@ from stateflow.ledger.database import _read_only_url, file_of, sqlite_url
 from stateflow.ledger.reading import PAGE
 from stateflow.local.cluster import LocalCluster
 from tests.contract.databases import SERVERS, fresh_database
+from tests.sizes import sized
 
 APP = App("tests", "1", "i-7")
 NEW, PROCESSING, PROCESSED, FAILED, RESOLVED, SKIPPED = RecordState
@@ -320,6 +321,7 @@ def test_what_blocks_is_defined_for_any_list(script: list[tuple[RecordState, int
     assert rules.blocking(records) == (open_ones[0] if open_ones else None)
 
 
+@settings(max_examples=sized(480))
 @given(st.text(max_size=260))
 def test_an_id_is_taken_or_refused_whole(item: str) -> None:
     with Ledger("sqlite://") as ledger:

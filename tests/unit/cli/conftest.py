@@ -1,0 +1,16 @@
+"""The program's commands are made once for all tests: to make them takes longer than to run most of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+import typer.testing
+
+
+@pytest.fixture(autouse=True, scope="session")
+def commands_made_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(typer.testing, "_get_command", functools.cache(typer.testing._get_command))
+        yield
