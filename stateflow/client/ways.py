@@ -55,7 +55,7 @@ class Ways:
 
     @property
     def at_rest(self) -> bool:
-        """Whether rows that come now are sent at once: nothing waits, and nobody sends."""
+        """True while nothing waits and nobody sends, so that rows that come now are sent at once."""
         return not any(way.waiting or way.state is State.BUSY for way in self._ways)
 
     def begin(self, partition: int, waiting: int) -> None:

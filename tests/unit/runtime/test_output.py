@@ -32,3 +32,12 @@ def test_rows_beside_a_value_that_python_has_not_are_to_be_had() -> None:
     for column in ("at", "d"):
         with pytest.raises(InvalidArgument, match=rf"beyond what Python has: .*\(column={column} row=1\)"):
             str(main[1][column].year)
+
+
+def test_a_map_is_a_dict_and_pairs_where_no_dict_can_have_its_keys() -> None:
+    text, lists = pa.map_(pa.string(), pa.int64()), pa.map_(pa.list_(pa.int64()), pa.int64())
+    schema = pa.schema([("m", text), ("inner", pa.list_(text)), ("odd", lists), ("twice", text)])
+    row = {"m": [("a", 1)], "inner": [[("b", 2)], None], "odd": [([1], 3)], "twice": [("a", 1), ("a", 2)]}
+    message = pa.RecordBatch.from_pylist([row], schema=schema).serialize().to_pybytes()
+    rows, _ = OutputReader(schema, {}).rows([message])
+    assert rows == [{"m": {"a": 1}, "inner": [{"b": 2}, None], "odd": [([1], 3)], "twice": [("a", 1), ("a", 2)]}]
