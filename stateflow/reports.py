@@ -454,11 +454,16 @@ class UnservedPartitions(Report, _Failing):
 
 @dataclass(frozen=True, slots=True)
 class DeployingOperator(Report):
-    """A deployment under way: so many of its partitions were created since it was begun or gone on with."""
+    """A deployment under way.
+
+    ``created``: partitions, since it was begun or gone on with; ``tried``: partitions on whose stored state a new
+    version has been tried so far, None when partitions are being created.
+    """
 
     name: str
     partitions: int
     created: int
+    tried: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

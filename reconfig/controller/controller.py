@@ -107,7 +107,7 @@ class Controller:
             self.runs,
             self.standbys,
             self.takeovers,
-            self.deployments.created,
+            self.deployments,
             self.measuring,
             self.agents.child,
         )
@@ -126,6 +126,12 @@ class Controller:
         )
         self._scrubbing = Scrubbing(context, self.sweeps)
         self._auto_rebalance = AutoRebalance(context, self.runs, self.reconfigurations)
+
+    async def try_out(self, spec: OperatorSpec) -> None:
+        """See :meth:`Deployments.try_out`. Raises CodeRefused, BundleMissing, BundleDamaged, and as that does."""
+        check_signed(spec)
+        await self.versions.check_here(spec)
+        await self.deployments.try_out(spec)
 
     async def deploy(
         self, spec: OperatorSpec, sites: Collection[str] | None, failover: Failover | None = None

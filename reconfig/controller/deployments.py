@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from reconfig.controller.claims import Claims
 from reconfig.controller.cluster_state import ClusterState, Deployed
 from reconfig.controller.context import ControllerContext
 from stateflow import ring
-from stateflow.errors import AlreadyDeployed, StateflowError
+from stateflow.errors import AlreadyDeployed, LeaseLost, ReleaseMismatch, StateflowError, Unavailable
 from stateflow.ledger import RecordState
-from stateflow.types import OperatorSpec
+from stateflow.types import OperatorSpec, ranges
 
 log = logging.getLogger(__name__)
 #: partitions in one request: each takes some durable writes, which are long on an SD card
 CREATED_AT_ONCE = 32
+#: a trial ends when it came no further so often
+IDLE_ROUNDS = 2
 #: how much later than a lease ends it is looked whether it has
 LAPSING_S = 0.05
 
 
+@dataclass(slots=True)
+class Trial:
+    """A new version that is being tried on what is stored; ``left``: the partitions it is to be tried on yet."""
+
+    partitions: int
+    left: set[int]
+
+
 class Deployments:
-    """``created``: partitions so far, of deployments under way, by operator.
+    """``created``: partitions so far, of deployments under way, by operator; ``trials`` under way, likewise.
 
     Args: drop: at every replica, what it has of an operator that is no more.
     """
@@ -34,6 +44,9 @@ class Deployments:
         self._context, self._claims, self._drop = context, claims, drop
         self._cluster, self._members = context.cluster, context.members
         self.created: dict[str, int] = {}
+        self.trials: dict[str, Trial] = {}
+        #: by operator: the newest version that was tried, and the one it was tried to follow
+        self._tried: dict[str, tuple[OperatorSpec, OperatorSpec]] = {}
 
     async def deploy(self, spec: OperatorSpec, sites: Collection[str] | None = None) -> Deployed:
         """Create its partitions, at ``sites`` or everywhere; or follow with another version of what is deployed, and
@@ -54,12 +67,71 @@ class Deployments:
                 log.info("%s is confined to %s from now on", spec.name, ", ".join(confined) or "no sites")
             return deployed
 
+    async def try_out(self, spec: OperatorSpec) -> None:
+        """Tries a new version of a deployed operator on all that is stored, before anything is decided: deploying it
+        does not try again then, and cannot be cancelled. Nothing else waits for it.
+
+        Raises what a replica refuses the version with, or what the version fails with.
+        """
+        existing = self._cluster.deployed.get(spec.name)
+        if existing is not None and _is_new(existing, spec := spec.after(existing.spec)):
+            await self._context.acquainted()
+            await self._try_out(existing, spec)
+
+    async def _try_out(self, deployed: Deployed, spec: OperatorSpec) -> None:
+        owners = Counter(deployed.assignment.owners)
+        await self._check_possible(spec, {name: owners[name] for name in owners.keys() & self._context.alive().keys()})
+        if self._tried.get(spec.name) == (deployed.spec, spec):
+            return
+        trial = self.trials[spec.name] = Trial(spec.partitions, set(range(spec.partitions)))
+        try:
+            await self._try_all(spec, trial)
+        finally:
+            if self.trials.get(spec.name) is trial:  # else somebody else tries one
+                del self.trials[spec.name]
+        self._tried[spec.name] = deployed.spec, spec
+
+    async def _try_all(self, spec: OperatorSpec, trial: Trial) -> None:
+        """Once more where nothing was tried: a partition may have been on its way. What is left then is lost, out of
+        reach, or cannot be read: none of that keeps the operator from being mended."""
+        idle = 0
+        while trial.left and idle < IDLE_ROUNDS:
+            if idle:
+                await asyncio.sleep(self._context.settings.heartbeat_interval_s)
+            before = len(trial.left)
+            await self._try_at_owners(spec, trial.left)
+            idle = idle + 1 if len(trial.left) == before else 0
+        if trial.left:
+            left = ranges(sorted(trial.left))
+            log.warning("the new version of %s is not tried on partitions %s", spec.name, left)
+
+    async def _try_at_owners(self, spec: OperatorSpec, left: set[int]) -> None:
+        """Takes out of ``left`` what has been tried. What moved meanwhile stays in."""
+        owners, by_owner = self._cluster.operator(spec.name).assignment.owners, defaultdict[str, list[int]](list)
+        for number in left:
+            by_owner[owners[number]].append(number)
+        asked = [asyncio.ensure_future(self._try_at(o, spec, by_owner[o], left)) for o in by_owner]
+        try:
+            await asyncio.gather(*asked)
+        finally:
+            for each in asked:
+                each.cancel()
+
+    async def _try_at(self, owner: str, spec: OperatorSpec, numbers: Collection[int], left: set[int]) -> None:
+        if not self._members.alive(owner):
+            return
+        try:
+            async for number in self._context.replicas.try_out(owner, spec, numbers):
+                left.discard(number)
+        except (Unavailable, ReleaseMismatch, LeaseLost) as error:  # no word on the version
+            log.warning("%s does not try the new version of %s: %s", owner, spec.name, error)
+
     async def _deploy(self, spec: OperatorSpec, sites: Collection[str]) -> Deployed:
         planned = self._cluster.planned.get(spec.name)
         existing = self._cluster.deployed.get(spec.name) or (planned[0] if planned else None)
         # the ledger orders versions, whatever a client says
         spec = replace(spec, recorded_us=0) if existing is None else spec.after(existing.spec)
-        if existing is not None and planned is None and existing.spec != spec and _may_follow(existing.spec, spec):
+        if existing is not None and planned is None and _is_new(existing, spec):
             return await self._upgrade(existing, spec)
         if existing is not None and existing.spec != spec:
             raise AlreadyDeployed(
@@ -102,8 +174,7 @@ class Deployments:
         was silent for a while hears of it when it registers again, which it must, though its lease may still run: also
         one that owns nothing of it, for a copy on its way there may be owned any time."""
         await self._context.acquainted()
-        owners = Counter(deployed.assignment.owners)
-        await self._check_possible(spec, {name: owners[name] for name in owners.keys() & self._context.alive().keys()})
+        await self._try_out(deployed, spec)
         await self._context.record(ClusterState.upgrade, spec)
         spec = deployed.spec  # as it was recorded
         alive = self._context.alive()
@@ -178,6 +249,10 @@ class Deployments:
             except Exception:  # nobody else goes on with it
                 log.exception("deployment of %s waits", deployed.spec.name)
             await asyncio.sleep(self._context.settings.heartbeat_interval_s)
+
+
+def _is_new(deployed: Deployed, spec: OperatorSpec) -> bool:
+    return deployed.spec != spec and _may_follow(deployed.spec, spec)
 
 
 def _may_follow(deployed: OperatorSpec, spec: OperatorSpec) -> bool:

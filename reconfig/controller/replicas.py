@@ -101,6 +101,21 @@ class Replicas:
         request = rpb.CreateRequest(spec=spec_to_pb(spec), total=total, asked=True)
         await self._call(name, "Create", request, _fetching_s(spec))
 
+    async def try_out(self, name: str, spec: OperatorSpec, numbers: Collection[int]) -> AsyncGenerator[int]:
+        """Yields those of the partitions on whose stored state it has tried this version. Whoever stops asking ends
+        it. Raises what the version fails with, and ReleaseMismatch where the replica cannot try."""
+        await self._connected(name)
+        call = self._stub(name).Try(
+            self._commanded(name, rpb.TryRequest(spec=spec_to_pb(spec), partitions=sorted(numbers)))
+        )
+        try:
+            async for message in call:
+                yield answered(message, self._shown(name)).partition
+        except grpc.aio.AioRpcError as error:
+            raise self._meant(error, name) from error
+        finally:
+            call.cancel()
+
     async def create(self, name: str, spec: OperatorSpec, numbers: Collection[int], epoch: int, total: int) -> None:
         """Args: total: of the operator's partitions that it is to have in the end."""
         request = rpb.CreateRequest(spec=spec_to_pb(spec), partitions=numbers, epoch=epoch, total=total)

@@ -209,8 +209,12 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 
     @unary
     @of_the_term
-    @to_the_end
     async def Deploy(self, request: cpb.DeployRequest, controller: Controller) -> cpb.Deployment:
+        await controller.try_out(spec_of(request.spec))  # which may take long, and ends with its caller
+        return await self._deploy(request, controller)
+
+    @to_the_end
+    async def _deploy(self, request: cpb.DeployRequest, controller: Controller) -> cpb.Deployment:
         sites = request.sites if request.sites or request.anywhere else None
         failover = Failover.named(request.failover) if request.failover else None
         return deployment_to_pb(await controller.deploy(spec_of(request.spec), sites, failover))
@@ -243,8 +247,12 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 
     @unary
     @of_the_term
-    @to_the_end
     async def Upgrade(self, request: cpb.UpgradeRequest, controller: Controller) -> cpb.Deployment:
+        await controller.try_out(controller.versions.version(request.operator, request.version))
+        return await self._upgrade(request, controller)
+
+    @to_the_end
+    async def _upgrade(self, request: cpb.UpgradeRequest, controller: Controller) -> cpb.Deployment:
         return deployment_to_pb(await controller.upgrade(request.operator, request.version))
 
     @unary

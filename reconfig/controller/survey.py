@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from reconfig.controller.cluster_state import Deployed
 from reconfig.controller.context import ControllerContext
+from reconfig.controller.deployments import Deployments
 from reconfig.controller.history import maintained
 from reconfig.controller.measuring import Measuring
 from reconfig.controller.run_registry import RunRegistry
@@ -27,7 +28,7 @@ from stateflow.types import PartitionId, node_of
 
 class Survey:
     """Args:
-    created: partitions so far, of deployments under way.
+    deployments: those under way.
     child: of which replica its agent said what; None: nothing, or there is none.
     """
 
@@ -37,12 +38,12 @@ class Survey:
         runs: RunRegistry,
         standbys: Standbys,
         takeovers: Takeovers,
-        created: Mapping[str, int],
+        deployments: Deployments,
         measuring: Measuring,
         child: Callable[[str], Child | None] = lambda _: None,
     ) -> None:
         self._context, self._runs, self._standbys, self._takeovers = context, runs, standbys, takeovers
-        self._created, self._measuring, self._child = created, measuring, child
+        self._deployments, self._measuring, self._child = deployments, measuring, child
 
     def deployment(self, deployed: Deployed) -> Deployment:
         assignment, replicas = deployed.assignment, self._context.cluster.roster.replicas
@@ -110,9 +111,15 @@ class Survey:
                 )
                 for refused in context.names.refused()
             ),
-            deploying=tuple(
-                DeployingOperator(name, planned.spec.partitions, self._created.get(name, 0))
-                for name, (planned, _) in sorted(cluster.planned.items())
+            deploying=(
+                *(
+                    DeployingOperator(name, planned.spec.partitions, self._deployments.created.get(name, 0))
+                    for name, (planned, _) in sorted(cluster.planned.items())
+                ),
+                *(
+                    DeployingOperator(name, trial.partitions, 0, trial.partitions - len(trial.left))
+                    for name, trial in sorted(self._deployments.trials.items())
+                ),
             ),
             links=self._measuring.links(),
             damaged=tuple(cluster.sweeps.damaged()),

@@ -61,6 +61,12 @@ class Versions:
     async def upgrade(self, operator: str, number: int) -> Deployed:
         """Serve by a version that was deployed before, from 1. It becomes the newest one. Raises OperatorNotDeployed,
         VersionUnknown, BundleMissing, and what a replica refuses it with; nothing is changed then."""
+        spec = self.version(operator, number)
+        await self.check_here(spec)
+        return await self._deployments.deploy(spec)
+
+    def version(self, operator: str, number: int) -> OperatorSpec:
+        """A version that was deployed, from 1. Raises OperatorNotDeployed, VersionUnknown."""
         versions = self.of(operator)
         if not 0 < number <= len(versions):
             raise VersionUnknown(
@@ -68,9 +74,7 @@ class Versions:
                 remedy=f"see `stateflow operator versions {operator}`",
                 operator=operator,
             )
-        spec = versions[number - 1]
-        await self.check_here(spec)
-        return await self._deployments.deploy(spec)
+        return versions[number - 1]
 
     async def drop_unused(self) -> None:
         """Bundles that no version names any more."""

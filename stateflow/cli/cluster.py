@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -73,13 +74,7 @@ def deploy(
     there = installed or is_text(target) or comes_along(operator)
     called = name or operator.__name__
     before = _version(cluster, called)
-
-    def look(shown: Shown) -> None:
-        for each in Cluster(controller).status().deploying:
-            if each.name == called:
-                shown.of(each.created, each.partitions)
-
-    with waiting(f"packing {called}", as_json=as_json, look=look) as shown:
+    with waiting(f"packing {called}", as_json=as_json, look=_deploying(controller, called)) as shown:
         bundle = pack(operator, require or (), include or ()) if require or include or not there else None
         shown.what = f"deploying {called}"
         cluster.deploy(
@@ -92,6 +87,20 @@ def deploy(
         emit({**told, "version": after, "version_before": before})
     else:
         show.deployed(status, before, after)
+
+
+def _deploying(controller: str, operator: str) -> Callable[[Shown], None]:
+    """Returns what looks how far a deployment is."""
+
+    def look(shown: Shown) -> None:
+        for each in Cluster(controller).status().deploying:
+            if each.name != operator:
+                continue
+            if each.tried is not None:
+                shown.what = f"trying the new version of {operator} on its stored state"
+            shown.of(each.created if each.tried is None else each.tried, each.partitions)
+
+    return look
 
 
 def _version(cluster: Cluster, operator: str) -> int:
@@ -161,7 +170,8 @@ def upgrade(
     as_json: Json = False,
 ) -> None:
     """Have all replicas serve by a version that was deployed before: roll forward, or back."""
-    now = Cluster(controller).upgrade(operator, to)
+    with waiting(f"upgrading {operator}", as_json=as_json, look=_deploying(controller, operator)):
+        now = Cluster(controller).upgrade(operator, to)
     if as_json:
         emit({"operator": operator, **now.to_dict()})
     else:

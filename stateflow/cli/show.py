@@ -106,9 +106,11 @@ def status(now: ClusterStatus, workers: bool = False) -> RenderableType:
     for operator in now.operators:
         parts.append(_operator(operator))
     for deploying in now.deploying:
-        parts.append(
-            Text(f"{deploying.name}: being deployed, {deploying.created} of {deploying.partitions} partitions")
-        )
+        if deploying.tried is None:
+            doing, done = "being deployed", deploying.created
+        else:
+            doing, done = "trying a new version on its stored state", deploying.tried
+        parts.append(Text(f"{deploying.name}: {doing}, {done} of {deploying.partitions} partitions"))
     running = [r for r in now.reconfigurations if r.state == "RUNNING"]
     if running:
         table = new_table("id", "operator", "moves", "done", numbers=("moves", "done"))

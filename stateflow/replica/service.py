@@ -28,7 +28,7 @@ from stateflow.replica.streams import CallStream
 from stateflow.replica.succession import Succession
 from stateflow.replica.threads import Threads
 from stateflow.replica.turns import free_caches
-from stateflow.replica.verifying import VerifyShell
+from stateflow.replica.verifying import TrialShell, VerifyShell
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
@@ -95,6 +95,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         self.bundles = Bundles(node.bundles, self.threads)
         self.checkpointing = CheckpointShell(node, checkpoints, clock, random or Random(0))
         self._verifying = VerifyShell(node, self.threads)
+        self._trials = TrialShell(node, clock, self.threads)
         self._clock, self._connect = clock, connect
         changed = Changed(node, self._free_caches)
         self._feeder = Feeder(node, clock, self.threads)
@@ -141,6 +142,14 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
             wanted = list(request.partitions), request.epoch, request.total, command_of(request)
             await self.threads.in_files(self.node.create, spec, *wanted)
         return pb.Empty()
+
+    @streaming
+    @commanded
+    async def Try(self, request: rpb.TryRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[rpb.TryPage]:
+        spec = spec_of(request.spec)
+        await self.bundles.ensure(spec)
+        async for number in self._trials.run(spec, request.partitions):
+            yield rpb.TryPage(partition=number)
 
     @unary
     @commanded

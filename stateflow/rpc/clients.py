@@ -60,7 +60,8 @@ _LINKS: dict[str, tuple[int, Link]] = {}
 #: the threads of a stream stay with the process that opened it
 os.register_at_fork(after_in_child=_LINKS.clear)
 #: of thousands of partitions on a slow disk; a controller that has gone away is noticed by the connection
-DEPLOY_TIMEOUT_S = 3600.0
+#: a new version is tried on all stored state first; a controller that dies is noticed long before
+DEPLOY_TIMEOUT_S = 86_400.0
 #: who asks reads the answers itself, instead of waking a thread of the channel's for each
 _OPTIONS = (*CHANNEL_OPTIONS, (ChannelOptions.SingleThreadedUnaryStream, 1))
 

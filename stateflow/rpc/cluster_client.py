@@ -30,7 +30,7 @@ from stateflow.rpc import agent_pb2 as apb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.agents import report_of, request_to_pb, spawned_of
-from stateflow.rpc.clients import ControllerClient
+from stateflow.rpc.clients import DEPLOY_TIMEOUT_S, ControllerClient
 from stateflow.rpc.control import taken_of
 from stateflow.rpc.matching import message_of
 from stateflow.rpc.reports import (
@@ -93,7 +93,7 @@ class ClusterClient:
 
     def upgrade(self, operator: str, version: int) -> None:
         request = cpb.UpgradeRequest(operator=operator, version=version)
-        self._controller.call("Upgrade", request, LONG_TIMEOUT_S)
+        self._controller.call("Upgrade", request, DEPLOY_TIMEOUT_S)
 
     def undeploy(self, operator: str, delete_state: bool) -> list[str]:
         """Returns the replicas that did not answer."""

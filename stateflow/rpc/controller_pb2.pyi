@@ -246,14 +246,16 @@ class StatusReply(_message.Message):
     def __init__(self, replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., deployments: _Optional[_Iterable[_Union[Deployment, _Mapping]]] = ..., reconfigurations: _Optional[_Iterable[_Union[Reconfiguration, _Mapping]]] = ..., standbys: _Optional[_Iterable[_Union[StandbyView, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[Refused, _Mapping]]] = ..., deploying: _Optional[_Iterable[_Union[Deploying, _Mapping]]] = ..., follower: _Optional[_Union[Follower, _Mapping]] = ..., maintenance: _Optional[_Iterable[_Union[Maintenance, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., damaged: _Optional[_Iterable[_Union[PartitionFault, _Mapping]]] = ...) -> None: ...
 
 class Deploying(_message.Message):
-    __slots__ = ("operator", "partitions", "created")
+    __slots__ = ("operator", "partitions", "created", "tried")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
+    TRIED_FIELD_NUMBER: _ClassVar[int]
     operator: str
     partitions: int
     created: int
-    def __init__(self, operator: _Optional[str] = ..., partitions: _Optional[int] = ..., created: _Optional[int] = ...) -> None: ...
+    tried: int
+    def __init__(self, operator: _Optional[str] = ..., partitions: _Optional[int] = ..., created: _Optional[int] = ..., tried: _Optional[int] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("replica", "directory", "fault", "asked_s")

@@ -50,4 +50,6 @@ def _reader(field: FieldDescriptor) -> Callable[[Any], Any]:
         return lambda message: error_of(getattr(message, name)) if message.HasField(name) else None
     if field.is_repeated:
         return lambda message: tuple(getattr(message, name))
+    if field.has_presence and inner is None:
+        return lambda message: getattr(message, name) if message.HasField(name) else None
     return lambda message: getattr(message, name)

@@ -132,6 +132,22 @@ class CreateRequest(_message.Message):
     command: _common_pb2.Command
     def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partitions: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ..., total: _Optional[int] = ..., asked: _Optional[bool] = ..., command: _Optional[_Union[_common_pb2.Command, _Mapping]] = ...) -> None: ...
 
+class TryRequest(_message.Message):
+    __slots__ = ("spec", "partitions", "command")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    spec: _common_pb2.OperatorSpec
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    command: _common_pb2.Command
+    def __init__(self, spec: _Optional[_Union[_common_pb2.OperatorSpec, _Mapping]] = ..., partitions: _Optional[_Iterable[int]] = ..., command: _Optional[_Union[_common_pb2.Command, _Mapping]] = ...) -> None: ...
+
+class TryPage(_message.Message):
+    __slots__ = ("partition",)
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    def __init__(self, partition: _Optional[int] = ...) -> None: ...
+
 class DropRequest(_message.Message):
     __slots__ = ("operator", "epoch", "command")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]

@@ -45,6 +45,11 @@ class ReplicaServiceStub:
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.CreateRequest.SerializeToString,
                 response_deserializer=stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
                 _registered_method=True)
+        self.Try = channel.unary_stream(
+                '/stateflow.rpc.ReplicaService/Try',
+                request_serializer=stateflow_dot_rpc_dot_replica__pb2.TryRequest.SerializeToString,
+                response_deserializer=stateflow_dot_rpc_dot_replica__pb2.TryPage.FromString,
+                _registered_method=True)
         self.Prepare = channel.unary_stream(
                 '/stateflow.rpc.ReplicaService/Prepare',
                 request_serializer=stateflow_dot_rpc_dot_replica__pb2.PrepareRequest.SerializeToString,
@@ -185,6 +190,12 @@ class ReplicaServiceServicer:
     def Create(self, request, context):
         """Control, by the controller: the request has a Command.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Try(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -360,6 +371,11 @@ def add_ReplicaServiceServicer_to_server(servicer, server):
                     servicer.Create,
                     request_deserializer=stateflow_dot_rpc_dot_replica__pb2.CreateRequest.FromString,
                     response_serializer=stateflow_dot_rpc_dot_common__pb2.Empty.SerializeToString,
+            ),
+            'Try': grpc.unary_stream_rpc_method_handler(
+                    servicer.Try,
+                    request_deserializer=stateflow_dot_rpc_dot_replica__pb2.TryRequest.FromString,
+                    response_serializer=stateflow_dot_rpc_dot_replica__pb2.TryPage.SerializeToString,
             ),
             'Prepare': grpc.unary_stream_rpc_method_handler(
                     servicer.Prepare,
@@ -541,6 +557,33 @@ class ReplicaService:
             '/stateflow.rpc.ReplicaService/Create',
             stateflow_dot_rpc_dot_replica__pb2.CreateRequest.SerializeToString,
             stateflow_dot_rpc_dot_common__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Try(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/stateflow.rpc.ReplicaService/Try',
+            stateflow_dot_rpc_dot_replica__pb2.TryRequest.SerializeToString,
+            stateflow_dot_rpc_dot_replica__pb2.TryPage.FromString,
             options,
             channel_credentials,
             insecure,

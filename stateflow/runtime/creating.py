@@ -2,61 +2,22 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterable
 
 from stateflow.changes import Mutations
-from stateflow.errors import AlreadyDeployed, DecodeError, EncodeError, OperatorFailed, SchemaMismatch, StateMissing
+from stateflow.errors import AlreadyDeployed, StateMissing
 from stateflow.runtime import layout
-from stateflow.runtime.evolving import is_to_be_tried, try_out
 from stateflow.runtime.lifecycle import State
-from stateflow.runtime.operator import Operator
 from stateflow.runtime.registry import UNFINISHED, PartitionRegistry
 from stateflow.runtime.slot import Slot
-from stateflow.state import DeployedStates
 from stateflow.types import OperatorSpec, PartitionId
-
-#: of a replica, whose states are tried before another version serves
-TRIED_PARTITIONS = 4
 
 
 def check(registry: PartitionRegistry, spec: OperatorSpec, total: int) -> None:
     """Could this version of an operator, and so many of its partitions, be here? Nothing is changed. Raises
-    OperatorNotImportable, OperatorOutdated, TooFewFiles, SchemaMismatch, and what :func:`~stateflow.runtime.evolving
-    .try_out` raises of state that is here."""
-    cls = registry.check(spec)
+    OperatorNotImportable, OperatorOutdated, TooFewFiles, SchemaMismatch."""
+    registry.check(spec)
     registry.expect(max(0, total - len(_here(registry, spec.name))))
-    _try_out(registry, spec, cls)
-
-
-def _try_out(registry: PartitionRegistry, spec: OperatorSpec, cls: type[Operator]) -> None:
-    """On a copy of some partitions as they are now, those first that are at work: what fails there would fail every
-    batch and every read later."""
-    deployed = DeployedStates.of(spec.state_schema, spec.dropped)
-    concerned = []
-    for slot in registry.slots():
-        stored = registry.stored_schema(slot) if slot.id.operator == spec.name else None
-        if stored is not None and is_to_be_tried(spec.name, cls, stored, deployed):
-            concerned.append(slot)
-    concerned.sort(key=lambda slot: (slot.store is None, slot.id.partition))
-    for slot in concerned[:TRIED_PARTITIONS]:
-        directory = registry.snapshots / f"tried-{uuid.uuid4().hex}"
-        try:
-            registry.store(slot)  # it is opened where it was not
-            with slot.mutex:
-                if slot.lifecycle.state is not State.OWNED or slot.store is None:
-                    continue
-                slot.store.snapshot(directory)
-            copy = registry.environment.open_read_only(directory)
-            try:
-                try_out(cls, slot.id, copy, deployed, registry.clock.now_us())
-            finally:
-                copy.close()
-        except (OperatorFailed, SchemaMismatch, DecodeError, EncodeError) as error:
-            error.located(operator=spec.name, partition=slot.id.partition, replica=registry.info.name)
-            raise
-        finally:
-            registry.environment.remove_tree(directory)
 
 
 def _here(registry: PartitionRegistry, operator: str) -> set[int]:

@@ -29,6 +29,7 @@ from stateflow.runtime.registry import PartitionRegistry
 from stateflow.runtime.restoring import Restorer
 from stateflow.runtime.sending import Sender
 from stateflow.runtime.takeover import Successor
+from stateflow.runtime.trial import Trials
 from stateflow.runtime.verifying import Verifier
 from stateflow.runtime.view import DiskView, PartitionView
 from stateflow.settings import ReplicaSettings
@@ -42,7 +43,7 @@ RATE_FORGOTTEN_S = 60.0
 class ReplicaNode:
     """``batches`` serves, ``reader`` reads what is there; ``sender`` and ``receiver`` are its two sides of a
     move, ``checkpointer`` and ``restorer`` those of a checkpoint, ``successor`` its part in a take-over; ``verifier``
-    looks for damage. Called from several threads.
+    looks for damage, ``trials`` try a new version. Called from several threads.
 
     Args:
         lease: without one it needs no controller to serve.
@@ -77,6 +78,7 @@ class ReplicaNode:
         self.receiver = Receiver(self._registry)
         self.checkpointer = Checkpointer(self._registry)
         self.verifier = Verifier(self._registry)
+        self.trials = Trials(self._registry, self.verifier)
         self.restorer = Restorer(self._registry, self.authority)
         self.successor = Successor(self._registry, self.lease, self.authority, clock)
         self.batches = Batches(self._registry, self.lease, self.sender, self.cache)

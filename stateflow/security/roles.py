@@ -117,6 +117,7 @@ _REPLICA = {
     "Restore": _COMMAND,
     "Surrender": _COMMAND,
     "Verify": _COMMAND,
+    "Try": _COMMAND,
     "RoundTrips": _COMMAND,
     "Snapshot": _PEER,
     "Fetch": _PEER,

@@ -46,6 +46,9 @@ _SIMPLE: dict[str, type[Coder[Any]]] = {
 #: a number of the first coder may become one of the second, where that is exact
 _WIDER: Final = frozenset({(coders.Int64, coders.Float64), (coders.Int64, coders.Decimal)})
 
+#: whose stored states are read by one reader
+KEYS_AT_ONCE = 1000
+
 #: called with a key and the plain values of its stored states by name
 Migrate = Callable[[Any, SimpleNamespace], None]
 
@@ -208,10 +211,11 @@ class Evolution:
                         operator=self._operator,
                         state=declaration.name,
                     )
-        for key in keys:
-            states = KeyedState(self._operator, old, reader)
-            if processing_us is not None:
-                states.set_time(processing_us, event_us)
+        for number, key in enumerate(keys):
+            if number % KEYS_AT_ONCE == 0:  # they stay in its cache
+                states = KeyedState(self._operator, old, reader)
+                if processing_us is not None:
+                    states.set_time(processing_us, event_us)
             tracked = vars(states.peek(key))
             yield key, SimpleNamespace(**{name: _plain(old[name].kind, each) for name, each in tracked.items()})
 

@@ -73,7 +73,9 @@ function drawCares(found) {
     ...found.missing.map((each) => [`What is known of ${each.what} is not new`, each.error]),
     ...found.deploying.map((each) => [
       each.name,
-      `is being deployed: ${count(each.created)} of ${count(each.partitions)} partitions are there`,
+      each.tried === null
+        ? `is being deployed: ${count(each.created)} of ${count(each.partitions)} partitions are there`
+        : `has a new version, tried on the state of ${count(each.tried)} of ${count(each.partitions)} partitions`,
     ]),
   ];
   $("cares").hidden = !cares.length;

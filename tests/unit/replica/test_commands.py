@@ -76,6 +76,8 @@ def sample(method: str) -> Any:
             return rpb.CheckpointRequest()
         case "RoundTrips":
             return rpb.RoundTripsRequest(addresses=["127.0.0.1:1"])
+        case "Try":
+            return rpb.TryRequest(spec=spec_to_pb(SPEC), partitions=[1])
         case "Verify":
             return rpb.VerifyRequest(**of)
     raise AssertionError(f"{method} needs a sample")
@@ -192,7 +194,7 @@ def serving(tmp_path: Path, work: Callable[[Any, ReplicaNode], Awaitable[None]])
 async def refused(stub: Any, method: str, request: Any) -> StateflowError:
     try:
         answer = getattr(stub, method)(request, timeout=30)
-        if isinstance(answer, AsyncIterator) or method in ("Prepare", "Verify"):
+        if isinstance(answer, AsyncIterator) or method in ("Prepare", "Try", "Verify"):
             async for _ in answer:
                 pass
         else:

@@ -12,13 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateflow.errors import DecodeError, EncodeError, OperatorFailed, OperatorOutdated, SchemaMismatch
-from stateflow.runtime.evolving import Sample
+from stateflow.errors import OperatorOutdated, SchemaMismatch
 from stateflow.runtime.operator import Operator, describe, load
 from stateflow.runtime.positions import Batch
 from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
-from stateflow.state.cells import CELL, COUNT, pack_cell, row_part, split_address
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 from tests.applying import apply_to
 
@@ -88,9 +86,9 @@ class Cluster:
             self.node.learn(spec)
             self.spec = spec
 
-    def send(self, *partitions: int) -> None:
+    def send(self, *partitions: int, key: str = "") -> None:
         for partition in partitions:
-            data = pa.RecordBatch.from_pylist([{"k": f"k{partition}"}], schema=SCHEMA).serialize().to_pybytes()
+            data = pa.RecordBatch.from_pylist([{"k": key or f"k{partition}"}], schema=SCHEMA).serialize().to_pybytes()
             batch = Batch("s", self._batches, sparse=True)
             self._batches += 1
             apply_to(self.node, PartitionId("Op", partition), 1, batch, SCHEMA.serialize().to_pybytes(), data)
@@ -229,130 +227,3 @@ def test_what_was_dropped_is_part_of_what_is_deployed(cluster: Cluster) -> None:
     assert second.after(second) == second
     assert first.after(second).dropped == (("s", 1),)
     assert second.after(first.after(second)).dropped == (("s", 2),)
-
-
-# --- tried before it serves ----------------------------------------------------------------------------
-
-FAILING = """
-    def migrate_state(self, version, old):
-        raise RuntimeError("no such column")
-"""
-OPENED = """
-    def open(self, ctx):
-        self.by = 10
-
-    def migrate_state(self, version, old):
-        self.s.value = {"was": [each * self.by for each in old.s]}
-"""
-
-
-def check(cluster: Cluster, cls: type[Operator]) -> None:
-    """As the controller asks before it records the version."""
-    assert cluster.spec is not None
-    cluster.node.check(describe(cls, 2).after(cluster.spec), 2)
-
-
-def test_a_migration_that_fails_is_refused_before_it_serves(cluster: Cluster) -> None:
-    cluster.deploy(cluster.install("s = state.value(list[int])", "self.s.value = [1]"))
-    cluster.send(0, 1)
-    with pytest.raises(
-        OperatorFailed,
-        match=r"migrate_state\(\) raised RuntimeError: no such column .*deploy again, or go back: .*upgrade Op --to",
-    ) as raised:
-        check(cluster, cluster.install("s = state.value(dict)", version=2, more=FAILING))
-    assert raised.value.where["key"] == "'k0'"
-    cluster.install("s = state.value(list[int])", "self.s.value += [2]")
-    cluster.send(0)
-    assert cluster.read("s") == [[1, 2], [1]], "the version that was deployed serves on"
-
-
-def test_a_migration_is_tried_as_it_will_run_and_changes_nothing(cluster: Cluster) -> None:
-    cluster.deploy(cluster.install("s = state.value(list[int])", "self.s.value = [1]"))
-    cluster.send(0, 1)
-    cls = cluster.install("s = state.value(dict)", version=2, more=OPENED)
-    check(cluster, cls)
-    assert not list((cluster.node._registry.snapshots).glob("tried-*"))
-    cluster.deploy(cls)
-    assert cluster.read("s") == [{"was": [10]}] * 2
-
-
-def test_what_a_migration_makes_of_a_state_must_fit_it(cluster: Cluster) -> None:
-    cluster.deploy(cluster.install("s = state.value(list[int])", "self.s.value = [1]"))
-    cluster.send(0)
-    more = "\n    def migrate_state(self, version, old):\n        self.s.value = str(old.s)\n"
-    with pytest.raises(EncodeError, match=r"partition=0"):
-        check(cluster, cluster.install("s = state.value(dict)", version=2, more=more))
-
-
-POINT = "s = state.value(Point)"
-LARGE = "self.s.value = self.s.value or Point(2**53 + 1)"
-LIFTED = """
-    def migrate_state(self, version, old):
-        self.s.value = Point(float(old.s["x"]))
-"""
-
-
-def test_values_that_a_wider_field_does_not_hold_are_found_before_it_serves_and_its_remedies_work(
-    cluster: Cluster,
-) -> None:
-    cluster.deploy(cluster.install(POINT, LARGE))
-    cluster.send(0, 1)
-    with pytest.raises(DecodeError, match=r"declare it as int \| float, which reads both, or write migrate_state and"):
-        check(cluster, cluster.install(POINT, point="x: float"))
-    both = cluster.install(POINT, point="x: int | float")
-    check(cluster, both)
-    cluster.deploy(both)
-    assert [point.x for point in cluster.read("s")] == [2**53 + 1] * 2
-    lifted = cluster.install(POINT, point="x: float", version=2, more=LIFTED)
-    check(cluster, lifted)
-    cluster.deploy(lifted)
-    assert [point.x for point in cluster.read("s")] == [float(2**53)] * 2
-
-
-@pytest.mark.parametrize("remedy", ["both", "migrate_state"])
-def test_a_value_that_cannot_be_read_can_be_after_each_of_its_remedies(cluster: Cluster, remedy: str) -> None:
-    """Its old type alone was refused with schema_mismatch: others were stored with the new one meanwhile."""
-    cluster.deploy(cluster.install(POINT, LARGE))
-    cluster.send(0, 1)
-    cluster.deploy(cluster.install(POINT, "self.s.value = Point(0.5)", point="x: float"))
-    cluster.send(0)
-    with pytest.raises(DecodeError, match=r"declare it as int \| float, .* or write migrate_state and raise"):
-        cluster.read("s")
-    if remedy == "both":
-        mended = cluster.install(POINT, point="x: int | float")
-        expected = [0.5, 2**53 + 1]
-    else:
-        mended = cluster.install(POINT, point="x: float", version=2, more=LIFTED)
-        expected = [0.5, float(2**53)]
-    check(cluster, mended)
-    cluster.deploy(mended)
-    assert [point.x for point in cluster.read("s")] == expected
-
-
-def test_of_many_keys_some_are_tried_and_of_every_state_those_of_the_same_keys() -> None:
-    tags = [bytes([number]) * 8 for number in (1, 2)]
-    keys = [f"k{number:03d}".encode() for number in range(50)]
-    cells = {
-        space + tag + row_part(key): pack_cell(b"v")
-        for space in (CELL, COUNT)
-        for tag, some in zip(tags, (keys, keys[::2]), strict=True)
-        for key in some
-    }
-    sample = Sample(DictReader(cells), tags, 10)
-    found = [{split_address(address)[0] for address, _ in sample.scan(CELL + tag)} for tag in tags]
-    assert found == [set(keys[:10]), set(keys[:10:2])]
-    assert {split_address(address)[0] for address, _ in sample.scan(COUNT + tags[0])} == set(keys[:10])
-    assert len(list(sample.scan(CELL + tags[0] + row_part(keys[40])))) == 1, "a key is there where it is asked for"
-    few = Sample(DictReader(cells), tags, 100)
-    assert len(list(few.scan(CELL + tags[0]))) == 50
-
-
-class DictReader:
-    def __init__(self, cells: dict[bytes, bytes]) -> None:
-        self._cells = cells
-
-    def get(self, cell: bytes, /) -> bytes | None:
-        return self._cells.get(cell)
-
-    def scan(self, prefix: bytes, /) -> Iterator[tuple[bytes, bytes]]:
-        return iter(sorted(each for each in self._cells.items() if each[0].startswith(prefix)))

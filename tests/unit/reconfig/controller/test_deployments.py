@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Collection, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +13,15 @@ import pytest
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.controller import Controller
 from reconfig.controller.roster import Home
-from stateflow.errors import CodeRefused, InvalidArgument, OperatorNotImportable, Unavailable, UnknownSite
+from stateflow.errors import (
+    CodeRefused,
+    InvalidArgument,
+    OperatorFailed,
+    OperatorNotImportable,
+    ReleaseMismatch,
+    Unavailable,
+    UnknownSite,
+)
 from stateflow.ledger import Ledger
 from stateflow.moves import MoveOptions
 from stateflow.runtime.code import digest_of
@@ -40,6 +48,14 @@ class Cluster:
         self.learnt: list[OperatorSpec] = []
         #: (replica, creates partitions) → what it refuses with
         self.refuses: dict[tuple[str, bool], Exception] = {}
+        #: (replica, partition) → what the trial of a version there ends with, where it does not return
+        self.fails: dict[tuple[str, int], Exception] = {}
+        self.hangs: set[tuple[str, int]] = set()
+        self.moves: dict[tuple[str, int], str] = {}
+        self.hung = asyncio.Event()
+        #: where versions have been tried, and who is not asked any more
+        self.tried: list[tuple[str, int]] = []
+        self.left: set[str] = set()
         #: who does not answer when something is to be dropped, and of them who had a lease when others created it
         self.untold: set[str] = set()
         self.may_serve: set[str] = set()
@@ -58,6 +74,29 @@ class Cluster:
 
     async def check(self, name: str, spec: OperatorSpec, total: int) -> None:
         self._asked(name, "check", creates=False)
+
+    async def try_out(self, name: str, spec: OperatorSpec, numbers: Collection[int]) -> AsyncGenerator[int]:
+        self._asked(name, "try", creates=False)
+        try:
+            for number in sorted(numbers):
+                if (target := self.moves.pop((name, number), "")) != "":
+                    self.move(spec.name, number, target)
+                if (name, number) in self.hangs:
+                    self.hung.set()
+                    await asyncio.Event().wait()
+                if (error := self.fails.get((name, number))) is not None:
+                    raise error
+                if self.cluster.operator(spec.name).assignment.owners[number] == name:
+                    self.tried.append((name, number))
+                    yield number
+        finally:
+            self.left.add(name)
+
+    def move(self, operator: str, number: int, to: str) -> None:
+        deployed = self.cluster.deployed[operator]
+        owners = [to if each == number else name for each, name in enumerate(deployed.assignment.owners)]
+        assignment = replace(deployed.assignment, owners=tuple(owners))
+        self.cluster.deployed[operator] = replace(deployed, assignment=assignment)
 
     async def create(self, name: str, *_: object) -> None:
         self._asked(name, "create", creates=True)
@@ -214,6 +253,80 @@ def test_a_new_version_is_told_to_all_who_serve(cluster: Cluster) -> None:
     told = [name for name, _ in cluster.sent("learn", "create")]
     assert told == ["a", "b"]
     assert cluster.cluster.upgrades == {"Count": 1}
+
+
+# -- the trial of a version ----------------------------------------------------------------------------------
+
+
+def owner(cluster: Cluster, number: int) -> str:
+    return cluster.cluster.operator("Count").assignment.owners[number]
+
+
+FAILED = OperatorFailed("migrate_state() raised ValueError: no", remedy="mend it")
+
+
+def test_a_version_that_fails_on_stored_state_does_not_serve_anywhere(cluster: Cluster) -> None:
+    cluster.deploy()
+    cluster.fails[owner(cluster, 3), 3] = FAILED
+    with pytest.raises(OperatorFailed, match="raised ValueError: no"):
+        cluster.deploy(TEXT)
+    assert cluster.cluster.operator("Count").spec.target == SPEC.target
+    assert cluster.left == {"a", "b"}, "the other one is not asked any more"
+    assert not cluster.server.deployments.trials
+    cluster.fails.clear()
+    cluster.deploy(TEXT)
+    assert cluster.cluster.operator("Count").spec.target == TEXT.target
+
+
+def test_a_version_is_tried_once_on_every_partition_and_not_again_when_it_is_deployed(cluster: Cluster) -> None:
+    cluster.deploy()
+    assert not cluster.tried, "there is nothing yet that it could fail on"
+    cluster.run(cluster.server.deployments.try_out(TEXT))
+    assert sorted(number for _, number in cluster.tried) == [0, 1, 2, 3]
+    cluster.deploy(TEXT)
+    assert len(cluster.tried) == 4
+    cluster.deploy(SPEC)
+    assert len(cluster.tried) == 8, "another version was deployed meanwhile"
+
+
+def test_a_partition_that_moves_meanwhile_is_tried_where_it_is_then(cluster: Cluster) -> None:
+    cluster.deploy()
+    source = owner(cluster, 0)
+    (target,) = {"a", "b"} - {source}
+    cluster.moves[source, 0] = target
+    cluster.deploy(TEXT)
+    assert (target, 0) in cluster.tried
+    assert len(cluster.tried) == 4
+
+
+@pytest.mark.parametrize("error", [Unavailable("no answer", remedy="see it"), ReleaseMismatch("old", remedy="upgrade")])
+def test_who_cannot_try_a_version_does_not_keep_it_from_serving(cluster: Cluster, error: Exception) -> None:
+    """A version that mends the operator is wanted most where something is wrong."""
+    cluster.deploy()
+    cluster.fails.update(((name, number), error) for name in "a" for number in range(4))
+    cluster.deploy(TEXT)
+    assert {name for name, _ in cluster.tried} == {"b"}
+    assert cluster.cluster.operator("Count").spec.target == TEXT.target
+
+
+def test_a_trial_ends_with_its_caller_and_nothing_is_deployed(cluster: Cluster) -> None:
+    cluster.deploy()
+    cluster.hangs.add((owner(cluster, 0), 0))
+
+    async def run() -> None:
+        trying = asyncio.create_task(cluster.server.deployments.try_out(TEXT))
+        await cluster.hung.wait()
+        (told,) = cluster.server.survey.status().deploying
+        assert (told.name, told.partitions, told.created) == ("Count", 4, 0)
+        assert told.tried == len(cluster.tried)
+        trying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await trying
+
+    cluster.run(run())
+    assert owner(cluster, 0) in cluster.left
+    assert not cluster.server.deployments.trials
+    assert cluster.cluster.operator("Count").spec.target == SPEC.target
 
 
 # -- sites ----------------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ def test_a_replica_has_ended_when_its_agent_says_so(tmp_path: Path, running: boo
         runs: Any = SimpleNamespace(running={})
         standbys: Any = SimpleNamespace(views=list)
         nothing: Any = None
+        deployments: Any = SimpleNamespace(created={}, trials={})
         children = {"r": Child(spawned, state, 0, None, "")}
-        (said,) = Survey(context, runs, standbys, nothing, {}, measuring, children.get).status().replicas
+        (said,) = Survey(context, runs, standbys, nothing, deployments, measuring, children.get).status().replicas
         assert (said.alive, said.stopped) == (alive, not running)
