@@ -190,8 +190,8 @@ class _Pace:
 def _too_slow(partition: PartitionId, limit_s: float) -> OperatorStuck:
     return OperatorStuck(
         f"the new version does not migrate the partition's state within {limit_s:g} s, which is what a batch may take",
-        remedy="make migrate_state faster, or raise STATEFLOW_REPLICA_BATCH_TIMEOUT_S at all replicas; the version that "
-        "is deployed serves on",
+        remedy="make migrate_state faster, or raise STATEFLOW_REPLICA_BATCH_TIMEOUT_S at all replicas; the version "
+        "that is deployed serves on",
         operator=partition.operator,
         partition=partition.partition,
     )
