@@ -16,7 +16,15 @@ import pytest
 from stateflow import Context, Operator
 from stateflow.client.given import rows_given
 from stateflow.client.sorting import by_partition, numbered
-from stateflow.errors import DeclarationError, InvalidArgument, KeyColumnMissing, NullKey, StateflowError
+from stateflow.errors import (
+    DeclarationError,
+    InvalidArgument,
+    KeyColumnMissing,
+    NullKey,
+    StateflowError,
+    UnsupportedKeyType,
+)
+from stateflow.partitioner import partition_of
 from stateflow.runtime.ddl import parse_ddl, schema_of
 from stateflow.runtime.rows import RowReader
 from stateflow.testing import OperatorHarness
@@ -199,10 +207,17 @@ def test_rows_that_are_not_of_the_schema(row: dict[str, Any], column: str, what:
     assert error.where == {"operator": "Seen", "column": column, "row": 1}
 
 
-def test_a_key_that_is_not_there() -> None:
+def test_keys_that_are_none() -> None:
     assert isinstance(refused([{"k": "a"}, {"v": 1}]), KeyColumnMissing)
     assert isinstance(refused([{"k": "a"}], "v long"), KeyColumnMissing)
     assert isinstance(refused([{"k": None}]), NullKey)
+    assert isinstance(refused([{"k": [1]}]), UnsupportedKeyType)
+
+
+def test_an_int_in_a_double_column_is_that_double_and_in_its_partition() -> None:
+    _, numbers = numbered(SPEC, parse_ddl("k double"), [{"k": 7}, {"k": 7.0}])
+    assert numbers == [partition_of(7.0, SPEC.partitions)] * 2
+    assert partition_of(7, SPEC.partitions) not in numbers
 
 
 def test_schemas_whose_columns_could_not_be_told_apart() -> None:

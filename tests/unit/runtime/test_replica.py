@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -485,7 +486,7 @@ def test_creating_twice_and_too_late(two: Two) -> None:
 
 
 def test_a_data_directory_has_one_process_and_one_name(two: Two) -> None:
-    with pytest.raises(DataDirLocked):
+    with pytest.raises(DataDirLocked, match=f"pid={os.getpid()}"):
         ReplicaNode(two.a.info, two.root / "a", SETTINGS)
     two.a.close()
     with pytest.raises(InvalidArgument, match="belongs to replica 'a'"):
