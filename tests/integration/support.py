@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stateflow.client import Cluster, StreamClient
 from stateflow.errors import StateflowError, Unavailable
 from stateflow.testing import LocalCluster
+
+if TYPE_CHECKING:
+    from typer.testing import Result
 
 T = TypeVar("T")
 Text = TypeVar("Text", str, bytes)
@@ -47,6 +51,22 @@ def ending(process: subprocess.Popen[Text]) -> Iterator[subprocess.Popen[Text]]:
             yield process
         finally:
             process.kill()
+
+
+def command(*words: str) -> Result:
+    """A command in this process: to begin one of its own takes seconds."""
+    from typer.testing import CliRunner  # programs that tests start import this module, and need no commands
+
+    from stateflow.cli.app import app
+
+    return CliRunner().invoke(app, list(words))
+
+
+def told(*words: str, status: int = 0) -> Any:
+    """What a command tells machines."""
+    result = command(*words, "--json")
+    assert result.exit_code == status, (result.stdout, result.stderr)
+    return json.loads(result.stdout)
 
 
 class Model:

@@ -21,8 +21,7 @@ from stateflow.errors import (
 from stateflow.settings import RouterSettings
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
-from tests.integration.support import Model, eventually, one_line, outputs, rows_of, wait_alive
-from tests.integration.test_cli import at
+from tests.integration.support import Model, command, eventually, one_line, outputs, rows_of, wait_alive
 
 pytestmark = pytest.mark.processes
 PARTITIONS = 6
@@ -80,8 +79,8 @@ def test_an_operator_goes_with_its_state_and_a_new_one_begins_empty(local: Local
     assert move.state == "COMPLETED"
     assert outputs(again.send(rows_of("k", 1))) == model.apply(rows_of("k", 1))
     model.check(local.cluster)
-    done = at(local, "undeploy", "Tally", "--delete-state", "--json")
-    assert (done.returncode, json.loads(done.stdout)) == (0, {"operator": "Tally", "waiting": []})
+    done = command("undeploy", "Tally", "--delete-state", "--json", "--controller", local.address)
+    assert (done.exit_code, json.loads(done.stdout)) == (0, {"operator": "Tally", "waiting": []})
     assert local.cluster.status().operators == ()
 
 
@@ -96,7 +95,7 @@ def test_a_replica_is_forgotten_when_it_owns_nothing_and_has_ended(local: LocalC
     done = eventually(lambda: _forgotten(local), "its lease lapses")
     assert done == "edge-0 is forgotten\n"
     assert [r.name for r in local.cluster.status().replicas] == ["cloud-0"]
-    assert "unknown_site" in at(local, "migrate", "Tally", "0", "--to", "edge").stderr
+    assert "unknown_site" in command("migrate", "Tally", "0", "--to", "edge", "--controller", local.address).stderr
     shutil.rmtree(local.data_dir / "edge-0")
     local.restart("edge-0")  # with another directory: a new one
     wait_alive(local, "edge-0", "cloud-0")
@@ -104,8 +103,8 @@ def test_a_replica_is_forgotten_when_it_owns_nothing_and_has_ended(local: LocalC
 
 
 def _forgotten(local: LocalCluster) -> str:
-    done = at(local, "forget", "edge-0")
-    assert done.returncode == 0 or done.stderr.startswith("name_taken: "), done.stderr
+    done = command("forget", "edge-0", "--controller", local.address)
+    assert done.exit_code == 0 or done.stderr.startswith("name_taken: "), done.stderr
     return done.stdout
 
 
@@ -127,7 +126,7 @@ def test_partitions_whose_owner_came_without_them_are_said(local: LocalCluster) 
     assert (unserved.partitions, unserved.owner) == (tuple(lost), "edge-0")
     assert unserved.error.startswith("state_missing: edge-0 came without them")
     assert "`stateflow checkpoint restore Tally" in unserved.error
-    shown = at(local, "status").stdout
+    shown = command("status", "--controller", local.address).stdout
     assert "not served" in shown
     assert "nobody" in shown
     for ask in (
