@@ -91,35 +91,3 @@ def test_a_server_whose_stdout_is_full_serves(tmp_path: Path, command: str) -> N
     finally:
         process.kill()
         process.wait()
-
-
-NESTED = "a: " + "[" * 20_000 + "]" * 20_000
-
-
-def test_a_nested_pipeline_file_is_one_line_of_the_command_too(tmp_path: Path) -> None:
-    (tmp_path / "p.yml").write_text(NESTED)
-    assert one_line(stateflow("run", "p.yml", cwd=tmp_path)).startswith("invalid_argument: p.yml is no YAML: sections")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("run", "missing.yml"),
-        ("deploy", "binary.py:Class", "--controller", "127.0.0.1:1"),
-        ("status", "--controller", "127.0.0.1:1"),
-        ("replica", "--site", "s", "--data-dir", "file/below", "--controller", "127.0.0.1:1"),
-        ("controller", "--ledger", "sqlite:///file", "--listen", "127.0.0.1:0"),
-        ("ledger", "verify", "--ledger", "sqlite:///file"),
-        ("checkpoint", "list", "--from", "file"),
-        ("state", "scan", "Op", "n", "--checkpoints", "missing"),
-    ],
-)
-def test_files_that_are_missing_or_something_else(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    (tmp_path / "file").write_bytes(os.urandom(100))
-    (tmp_path / "binary.py").write_bytes(bytes(range(256)))
-    done = stateflow(*arguments, cwd=tmp_path)
-    assert done.returncode in (1, 2), (done.stdout, done.stderr)
-    assert "Traceback" not in done.stderr
-    assert "a bug in stateflow" not in done.stderr
-    if done.returncode == 1:
-        one_line(done)

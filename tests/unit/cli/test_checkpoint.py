@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stateflow.cli import checkpoint
+from stateflow.cli.app import app
 from stateflow.client import RestoredPartition
 from stateflow.errors import MoveConflict
 
@@ -59,3 +61,31 @@ def test_a_restore_says_what_sources_do_now(monkeypatch: pytest.MonkeyPatch) -> 
     stopped = CliRunner().invoke(checkpoint.app, ["restore", "A", "--stop-sources"]).stdout.splitlines()[-1]
     assert "are refused (source_taken)" in stopped
     assert asked == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("checkpoint", "list", "--checkpoints", "/nonexistent/dir"), "checkpoint_store_missing"),
+        (("checkpoint", "list", "--checkpoints", "nosuch://x"), "invalid_argument"),
+        (("checkpoint", "gc", "--checkpoints", ".", "--keep", "0"), "invalid_argument"),
+        (("checkpoint", "gc", "--checkpoints", ".", "--keep", "-3"), "invalid_argument"),
+        (("checkpoint", "gc", "--checkpoints", ".", "--keep-for", "-1d"), "invalid_argument"),
+        (("savepoint", "export", "x", "--checkpoints", ".", "--to", "."), "checkpoint_store_missing"),
+        (("savepoint", "delete", "none", "--checkpoints", "."), "checkpoint_store_missing"),
+        (("checkpoint", "verify", "--checkpoints", "."), "checkpoint_store_missing"),
+        (("checkpoint", "gc", "--checkpoints", "."), "checkpoint_store_missing"),
+        (("state", "export", "Op", "n", "--out", "x.csv"), "invalid_argument"),
+        (("state", "scan", "Op", "n", "--savepoint", "x"), "invalid_argument"),
+        (("state", "scan", "Op", "n", "--from", "."), "checkpoint_store_missing"),
+        (("spark", "rewind", ".", "--to-batch", "3"), "invalid_argument"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    arguments: tuple[str, ...], code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 1
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith(f"{code}: ")

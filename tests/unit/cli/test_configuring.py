@@ -177,7 +177,17 @@ def test_an_agent_has_labels_from_each_of_the_three(monkeypatch: pytest.MonkeyPa
         (("replica", "--workers", "0"), {}, "--workers cannot be '0'"),
         (("replica", "--workers", "two"), {}, "--workers cannot be 'two'"),
         (("replica",), {"STATEFLOW_REPLICA_WORKERS": "0"}, "STATEFLOW_REPLICA_WORKERS cannot be '0'"),
+        (
+            ("replica", "--site", "x", "--data-dir", "there"),
+            {"STATEFLOW_REPLICA_ACKNOWLEDGE": "maybe"},
+            "STATEFLOW_REPLICA_ACKNOWLEDGE cannot be 'maybe'",
+        ),
         (("replica",), {"STATEFLOW_LOG_FORMAT": "xml"}, "STATEFLOW_LOG_FORMAT cannot be 'xml'"),
+        (
+            ("controller", "--ledger", "sqlite:///there"),
+            {"STATEFLOW_CONTROLLER_CONCURRENT_MOVES": "0"},
+            "STATEFLOW_CONTROLLER_CONCURRENT_MOVES cannot be '0'",
+        ),
         (("controller",), {"STATEFLOW_CONTROLLER_LABELS": "x"}, "STATEFLOW_CONTROLLER_LABELS cannot be 'x'"),
         (("agent", "--label", "x"), {}, "'x' is no label"),
         (("status", "--config", "nothing.toml"), {}, "the file of settings cannot be read: No such file"),
@@ -188,6 +198,7 @@ def test_one_line_says_what_is_wrong(words: tuple[str, ...], environment: dict[s
     result = run(*words, **environment)
     assert result.exit_code == 1
     assert result.stderr.startswith(f"invalid_argument: {said}")
+    assert not Path("there").exists()
 
 
 def test_programs_read_what_is_wrong_as_json() -> None:
