@@ -171,20 +171,6 @@ def test_what_a_checkpoint_lacks_is_asked_for_again(start: Start) -> None:
         eventually(lambda: owned_once(local), "one owner each, as the controller says")
 
 
-def test_an_owner_whose_data_is_lost_gets_it_back(start: Start) -> None:
-    with start({"cloud": 1, "edge": 1}) as local:
-        stream = local.stream("Tally", source="s")
-        model = Model()
-        assert outputs(stream.send(rows_of("k", 0))) == model.apply(rows_of("k", 0))
-        local.cluster.checkpoint("Tally")
-        local.kill("cloud-0")
-        local.replace("cloud-0")
-        eventually(lambda: len(failovers(local)) >= PARTITIONS, "its partitions are restored")
-        assert outputs(stream.send(rows_of("k", 1))) == model.apply(rows_of("k", 1))
-        model.check(local.cluster)
-        eventually(lambda: owned_once(local), "one owner each, as the controller says")
-
-
 def test_without_standby_and_checkpoint_a_partition_waits_for_its_owner(start: Start) -> None:
     with start({"cloud": 1, "edge": 1}) as local:
         stream = local.stream("Tally", source="s")
