@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from stateflow.cli.app import app
 from stateflow.client import Cluster
 from stateflow.local.process import Process
 from stateflow.settings import CONFIG, base
 from tests.integration.operators import Tally
-from tests.integration.support import Model, eventually, rows_of
+from tests.integration.support import Model, command, eventually, rows_of
 
 pytestmark = pytest.mark.processes
 
@@ -66,9 +64,7 @@ def test_one_file_begins_a_cluster(file: Path) -> None:
     try:
         with file.open("a") as more:
             more.write(f'[connection]\ncontroller = "{controller.address}"\n')
-        said = eventually(
-            lambda: CliRunner().invoke(app, ["status", "--config", str(file), "--workers"]).stdout, "a status"
-        )
+        said = eventually(lambda: command("status", "--config", str(file), "--workers").stdout, "a status")
         assert "of-the-flag" in said
 
         cluster = Cluster(controller.address)

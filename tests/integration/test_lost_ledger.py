@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,17 @@ import pytest
 from stateflow.errors import AdoptionRefused, PartitionsClaimed
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
-from tests.integration.support import Model, Streaming, check_owners, eventually, one_line, outputs, rows_of, wait_alive
+from tests.integration.support import (
+    Model,
+    Streaming,
+    check_owners,
+    eventually,
+    one_line,
+    outputs,
+    rows_of,
+    told,
+    wait_alive,
+)
 
 pytestmark = pytest.mark.processes
 PARTITIONS = 6
@@ -46,10 +53,7 @@ def lose_the_ledger(local: LocalCluster, *replicas: str) -> None:
 
 
 def adopt(local: LocalCluster, *options: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "stateflow", "adopt", *options, "--controller", local.address, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (operator,) = json.loads(done.stdout)["operators"]
+    (operator,) = told("adopt", *options, "--controller", local.address)["operators"]
     return dict(operator)
 
 

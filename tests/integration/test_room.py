@@ -7,16 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from stateflow.cli.app import app
 from stateflow.demo.follow.links import Links
 from stateflow.errors import NoRoom
 from stateflow.partitioner import partition_of
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Blob, Tally
 from tests.integration.slow_link import SlowLink
-from tests.integration.support import eventually
+from tests.integration.support import command, eventually
 from tests.integration.test_placing import flowing, keys_of
 
 pytestmark = pytest.mark.processes
@@ -58,7 +56,7 @@ def owners(local: LocalCluster, operator: str) -> tuple[str, ...]:
 
 
 def nodes(local: LocalCluster) -> dict[str, list[dict[str, object]]]:
-    said = CliRunner().invoke(app, ["nodes", "--json", "--controller", local.address])
+    said = command("nodes", "--json", "--controller", local.address)
     assert said.exit_code == 0, said.output
     return dict(json.loads(said.stdout))
 

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from stateflow.cli.app import app
 from stateflow.errors import InvalidArgument, MoveConflict
 from stateflow.reports import Reconfiguration
 from stateflow.testing import LocalCluster
 from tests.integration.lying import LIES, Lying
-from tests.integration.support import Model, check_owners, eventually, outputs, rows_of, wait_alive
+from tests.integration.support import Model, check_owners, command, eventually, outputs, rows_of, wait_alive
 
 pytestmark = pytest.mark.processes
 
@@ -27,10 +25,6 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalClus
         Lying, sites=sites, partitions=2, data_dir=tmp_path / "c", deploy_to=("cloud",), checkpoint_interval_s=0
     ) as local:
         yield local
-
-
-def ask(local: LocalCluster, *arguments: str) -> Result:
-    return CliRunner().invoke(app, [*arguments, "--controller", local.address])
 
 
 def stuck(local: LocalCluster, tmp_path: Path, model: Model) -> str:
@@ -55,11 +49,11 @@ def test_the_source_serves_what_it_sealed(local: LocalCluster, tmp_path: Path) -
     """Before, the move stood fenced for ever, its partitions unserved, and cancelling it had no effect."""
     model = Model()
     id_ = stuck(local, tmp_path, model)
-    mistake = ask(local, "reconfig", "resolve", id_)
+    mistake = command("reconfig", "resolve", id_, "--controller", local.address)
     assert mistake.stderr.startswith("invalid_argument: it is not said who is to serve")
     with pytest.raises(InvalidArgument, match="resolves nothing"):
         local.cluster.resolve(id_, "pray")
-    done = ask(local, "reconfig", "resolve", id_, "--serve-source")
+    done = command("reconfig", "resolve", id_, "--serve-source", "--controller", local.address)
     assert done.exit_code == 0, done.stderr
     assert f"{id_} of Lying: FAILED" in done.stdout
     with pytest.raises(MoveConflict, match="behind its fence"):
@@ -80,7 +74,7 @@ def test_a_source_that_is_not_trusted_is_passed_over(local: LocalCluster, tmp_pa
     local.cluster.checkpoint("Lying")
     model = Model()
     id_ = stuck(local, tmp_path, model)
-    assert ask(local, "reconfig", "resolve", id_, "--restore").exit_code == 0
+    assert command("reconfig", "resolve", id_, "--restore", "--controller", local.address).exit_code == 0
 
     def notes() -> list[str]:
         found = [each for each in local.cluster.reconfigurations() if each.kind == "failover"]
@@ -92,7 +86,7 @@ def test_a_source_that_is_not_trusted_is_passed_over(local: LocalCluster, tmp_pa
 def test_distrust_outlives_the_controller(local: LocalCluster, tmp_path: Path) -> None:
     """It was forgotten with the process: the next one had the source serve what was not trusted."""
     id_ = stuck(local, tmp_path, Model())
-    assert ask(local, "reconfig", "resolve", id_, "--restore").exit_code == 0
+    assert command("reconfig", "resolve", id_, "--restore", "--controller", local.address).exit_code == 0
     eventually(lambda: local.cluster.reconfiguration(id_).state == "FAILED", "it is given up")
 
     def ended() -> list[Reconfiguration]:
