@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +12,15 @@ from typing import Any
 
 import psutil
 import pytest
+from typer.testing import Result
 
 from stateflow.agent.limits import OVERHEAD_BYTES
 from stateflow.client import AgentReport, ChildReport, Cluster
-from stateflow.errors import InvalidArgument, NameTaken, NoRoom, PartitionsLive, UnknownSite
+from stateflow.errors import InvalidArgument, NameTaken, PartitionsLive
 from stateflow.local.process import Process
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Prints, Tally
-from tests.integration.support import Model, eventually, outputs, rows_of
+from tests.integration.support import Model, command, eventually, outputs, rows_of
 
 pytestmark = pytest.mark.processes
 PARTITIONS = 8
@@ -74,11 +73,8 @@ class Fleet:
         (operator,) = self.cluster.status().operators
         return set(operator.owners)
 
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "stateflow", *arguments, "--controller", self.local.address],
-            capture_output=True, text=True, check=False, timeout=600,
-        )  # fmt: skip
+    def command(self, *words: str) -> Result:
+        return command(*words, "--controller", self.local.address)
 
 
 @pytest.fixture
@@ -91,7 +87,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
 def spawned(fleet: Fleet, count: int = 3) -> list[str]:
     """So many replicas at the edge, which have all partitions of ``Tally``."""
     done = fleet.command("spawn", "edge", "--count", str(count), "--memory", "512MB", "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     names = [each["replica"] for each in json.loads(done.stdout)["replicas"]]
     fleet.cluster.deploy(Tally, PARTITIONS, sites=["edge"])
     fleet.cluster.deploy(Tally, PARTITIONS, sites=())
@@ -135,10 +131,18 @@ def test_an_agent_that_is_killed_has_its_replicas_again_with_a_controller_or_wit
     eventually(lambda: {each.state for each in fleet.children().values()} == {"RUNNING"}, "the controller knows")
 
 
-def test_a_replica_is_stopped_restarted_and_forgotten(fleet: Fleet) -> None:
+def test_a_replica_is_looked_into_stopped_and_restarted_and_its_agents_name_is_one_directorys(fleet: Fleet) -> None:
     spawned(fleet, 2)
+    second = fleet.another("gw", "second")
+    second.start()
+    second.wait_ready()
+    log = fleet.local.data_dir / "agent-second.log"
+    eventually(lambda: "name_taken: an agent of this name runs, with another data directory" in log.read_text(), "no")
+    second.stop()
+    assert "registered as gw-0" in b"".join(fleet.cluster.logs("gw-0")).decode()
+    assert fleet.command("logs", "gw-0", "--lines", "1").stdout.count("\n") == 1
     refused = fleet.command("stop", "gw-0")
-    assert refused.returncode == 1
+    assert refused.exit_code == 1
     assert refused.stderr.startswith("partitions_live: ")
     with pytest.raises(PartitionsLive, match="drain=True"):
         fleet.cluster.stop_replica("gw-0")
@@ -147,7 +151,13 @@ def test_a_replica_is_stopped_restarted_and_forgotten(fleet: Fleet) -> None:
     assert fleet.owners() == {"gw-1"}
     assert not psutil.pid_exists(pids["gw-0"])
     fleet.send()
-    assert fleet.cluster.restart_replica("gw-0").wait() == ["gw-0"]
+    following: Any = fleet.cluster.logs("gw-0", lines=0, follow=True)
+    begun = fleet.cluster.restart_replica("gw-0")
+    found = b""
+    while b"registered as gw-0" not in found:
+        found += next(following)
+    following.close()
+    assert begun.wait() == ["gw-0"]
     assert fleet.cluster.restart_replica("gw-1").wait() == ["gw-1"]
     assert fleet.pids()["gw-1"] != pids["gw-1"]
     fleet.send()
@@ -156,57 +166,10 @@ def test_a_replica_is_stopped_restarted_and_forgotten(fleet: Fleet) -> None:
         fleet.cluster.forget("gw-0")
     with pytest.raises(InvalidArgument, match="was not started by an agent"):
         fleet.cluster.stop_replica("cloud-0")
-    fleet.cluster.stop_replica("gw-1", force=True).wait()
-    assert fleet.children()["gw-1"].wanted == "stopped"
-
-
-def test_there_has_to_be_room_and_an_agent(fleet: Fleet) -> None:
-    with pytest.raises(
-        NoRoom, match="room for 4 of 5 replicas at edge, nothing was started: gw: 0 of 4 cores are left"
-    ):
-        fleet.cluster.spawn("edge", count=5)
-    with pytest.raises(NoRoom, match="MiB of memory are left"):
-        fleet.cluster.spawn("gw", memory_bytes=1 << 50)
-    with pytest.raises(UnknownSite, match=r"use a site \(edge\) or an agent \(gw\)"):
-        fleet.cluster.spawn("cloud")
-    with pytest.raises(UnknownSite, match="has the labels disk=hdd"):
-        fleet.cluster.spawn("edge", labels={"disk": "hdd"})
-    assert fleet.report().replicas == ()
-    said = fleet.command("spawn", "edge", "--count", "9")
-    assert said.returncode == 1
-    assert said.stderr.startswith("no_room: ")
-
-
-def test_a_name_is_one_directorys(fleet: Fleet) -> None:
-    spawned(fleet, 1)
-    second = fleet.another("gw", "second")
-    second.start()
-    second.wait_ready()
-    log = fleet.local.data_dir / "agent-second.log"
-    eventually(lambda: "name_taken: an agent of this name runs, with another data directory" in log.read_text(), "no")
-    second.stop()
-    here = fleet.another("gw", "gw")
-    here._log = fleet.local.data_dir / "same.log"
-    here.start()
-    with pytest.raises(Exception, match="another agent holds the data directory"):
-        here.wait_ready()
-    fleet.send()
-    fleet.check()
-
-
-def test_logs_come_from_the_agent(fleet: Fleet) -> None:
-    spawned(fleet, 1)
-    said = b"".join(fleet.cluster.logs("gw-0")).decode()
-    assert "registered as gw-0" in said
-    assert fleet.command("logs", "gw-0", "--lines", "1").stdout.count("\n") == 1
-    following: Any = fleet.cluster.logs("gw-0", lines=0, follow=True)
-    fleet.cluster.restart_replica("gw-0")
-    found = b""
-    while b"registered as gw-0" not in found:
-        found += next(following)
-    following.close()
     with pytest.raises(InvalidArgument, match="there is no replica 'gw-9'"):
         list(fleet.cluster.logs("gw-9"))
+    fleet.cluster.stop_replica("gw-1", force=True).wait()
+    assert fleet.children()["gw-1"].wanted == "stopped"
 
 
 def test_what_an_operator_prints_is_no_failure_of_it_when_its_agent_is_killed(fleet: Fleet) -> None:

@@ -111,30 +111,21 @@ def check_declared(text: str, declared: Sequence[Figure]) -> None:
             assert set(sample.labels) - {"le"} == set(each.labels), each.name
 
 
-def test_an_agent_says_how_its_replicas_stand(local: Measured) -> None:
-    place = ["--data-dir", str(local.data_dir / "gw"), "--controller", local.address, "--cores", "4"]
-    local._process("gw", ["agent", "--site", "far", "--name", "gw", *place])
-    agent = local.processes["gw"]
-    agent.start()
-    agent.wait_ready()
-    eventually(lambda: any(each.alive for each in local.cluster.agents()), "the agent registers")
-    check_declared(local.text("gw"), (*COMMON, *AGENT, *CALLS))
-    figures = local.figures("gw")
-    assert figures["stateflow_agent_cores", (("of", "all"),)] == 4
-    assert figures["stateflow_agent_cores", (("of", "workers"),)] == 0
-    eventually(lambda: ("stateflow_agent_controller_seconds", ()) in local.figures("gw"), "a controller answers it")
-    assert 0 <= local.figures("gw")["stateflow_agent_controller_seconds", ()] < 60
-    assert ("stateflow_agent_replicas", (("state", "running"),)) not in figures
-    agent.stop()
-
-
-def test_replicas_of_an_agent_are_found_by_asking_it(local: Measured) -> None:
+def test_an_agent_says_how_its_replicas_stand_and_where_their_figures_are(local: Measured) -> None:
     place = ["--data-dir", str(local.data_dir / "finder"), "--controller", local.address, "--cores", "4"]
     local._process("finder", ["agent", "--site", "far", "--name", "finder", *place])
     agent = local.processes["finder"]
     agent.start()
     agent.wait_ready()
     eventually(lambda: any(each.name == "finder" and each.alive for each in local.cluster.agents()), "it registers")
+    check_declared(local.text("finder"), (*COMMON, *AGENT, *CALLS))
+    figures = local.figures("finder")
+    assert figures["stateflow_agent_cores", (("of", "all"),)] == 4
+    assert figures["stateflow_agent_cores", (("of", "workers"),)] == 0
+    assert ("stateflow_agent_replicas", (("state", "running"),)) not in figures
+    since = ("stateflow_agent_controller_seconds", ())
+    eventually(lambda: since in local.figures("finder"), "a controller answers it")
+    assert 0 <= local.figures("finder")[since] < 60
     page = local.page("finder")
 
     def targets() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
@@ -10,7 +11,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -20,18 +20,32 @@ from stateflow.errors import DataDirLocked, InvalidArgument
 from stateflow.testing import LocalCluster
 from stateflow.types import node_of
 from tests.integration.operators import Prints, Tally
-from tests.integration.support import eventually
+from tests.integration.support import command, eventually, read
 
 pytestmark = pytest.mark.processes
 
 PARTITIONS = 8
 KEYS = 64
+NUMBERS = itertools.count()  # of sources
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[LocalCluster]:
+    with LocalCluster(Tally, sites={"edge": 1, "cloud": 1}, partitions=PARTITIONS, workers=2) as started:
+        yield started
 
 
 @pytest.fixture
-def local() -> Iterator[LocalCluster]:
-    with LocalCluster(Tally, sites={"edge": 1, "cloud": 1}, partitions=PARTITIONS, workers=2) as running:
-        yield running
+def local(running: LocalCluster) -> LocalCluster:
+    """Two nodes of two workers, all of which are there. Each test sends keys of its own."""
+
+    def complete() -> bool:
+        there = [worker for node in ("edge-0", "cloud-0") for worker in workers_of(running, node)]
+        alive = {name for name, replica in members(running.cluster).items() if replica.alive}
+        return alive == set(there) and len(there) == 4
+
+    eventually(complete, "all workers are there")
+    return running
 
 
 def members(cluster: Cluster) -> dict[str, ReplicaStatus]:
@@ -61,33 +75,59 @@ def workers_of(local: LocalCluster, node: str) -> dict[str, int]:
 class Sender:
     """Sends rows for every key, and knows what must be stored."""
 
-    def __init__(self, local: LocalCluster) -> None:
-        self.stream = local.stream("Tally", source="s")
+    def __init__(self, local: LocalCluster, name: str) -> None:
+        self.stream = local.stream("Tally", source=name)
+        self.prefix = f"{name}-"
         self.sent = 0
 
     def send(self) -> None:
-        self.stream.send([{"k": f"k{number}", "v": 1} for number in range(KEYS)])
+        self.stream.send([{"k": f"{self.prefix}{number}", "v": 1} for number in range(KEYS)])
         self.sent += 1
 
     def check(self, local: LocalCluster) -> None:
-        stored = local.cluster.read_state("Tally", "n").to_pylist()
-        assert {row["key"]: row["value"] for row in stored} == {f"k{n}": self.sent for n in range(KEYS)}
+        stored = read(local.cluster, "Tally", "n", self.prefix)
+        assert stored == {(f"{self.prefix}{n}", None): self.sent for n in range(KEYS)}
 
 
-def test_a_node_is_one_and_its_partitions_are_spread(local: LocalCluster) -> None:
+@pytest.fixture
+def sender(local: LocalCluster) -> Sender:
+    return Sender(local, f"s{next(NUMBERS)}")
+
+
+def refused(local: LocalCluster, *arguments: str) -> str:
+    """What a node of that name and directory says, which cannot be."""
+    words = [sys.executable, "-m", "stateflow", "replica", "--controller", local.address, *arguments]
+    ended = subprocess.run(words, check=False, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
+    assert ended.returncode == 1
+    return ended.stderr
+
+
+def test_a_node_is_one_and_so_is_who_has_its_directory(local: LocalCluster) -> None:
     assert set(members(local.cluster)) == {"edge-0", "edge-0~1", "cloud-0", "cloud-0~1"}
     assert {owners(local.cluster).count(name) for name in members(local.cluster)} == {PARTITIONS // 4}
-    shown = subprocess.run(
-        [sys.executable, "-m", "stateflow", "status", "--controller", local.address],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+    shown = command("status", "--controller", local.address).stdout
     assert "alive, 2 workers" in shown
     assert "~" not in shown, "people see nodes"
+    there = ("--data-dir", str(local.data_dir / "edge-0"))
+    assert "data directory" in refused(local, "--site", "x", "--name", "other", "--workers", "2", *there)
+    # there would be room for more workers
+    assert "data_dir_locked" in refused(local, "--site", "edge", "--name", "edge-0", "--workers", "4", *there)
+    assert "edge-0~2" not in members(local.cluster)
+
+
+def test_operators_print_where_the_log_is(local: LocalCluster) -> None:
+    """And do not wait for somebody to read it."""
+    local.cluster.deploy(Prints, 4, sites=["edge"])
+    local.stream("Prints", source="s").send([{"k": f"k{number}"} for number in range(400)])
+    log = local.data_dir / "edge-0.log"
+    eventually(lambda: log.read_text().count("x" * 1000) == 400, "all is there")
+    local.cluster.undeploy("Prints", delete_state=True)
 
 
 @pytest.mark.parametrize("victim", ["edge-0", "edge-0~1"])
-def test_a_worker_that_is_killed_comes_back_with_its_partitions(local: LocalCluster, victim: str) -> None:
-    sender = Sender(local)
+def test_a_worker_that_is_killed_comes_back_with_its_partitions(
+    local: LocalCluster, sender: Sender, victim: str
+) -> None:
     sender.send()
     before = owners(local.cluster)
     os.kill(workers_of(local, "edge-0")[victim], signal.SIGKILL)
@@ -97,8 +137,7 @@ def test_a_worker_that_is_killed_comes_back_with_its_partitions(local: LocalClus
     sender.check(local)
 
 
-def test_workers_end_with_their_node_however_that_does_and_it_serves_again(local: LocalCluster) -> None:
-    sender = Sender(local)
+def test_workers_end_with_their_node_however_that_does_and_it_serves_again(local: LocalCluster, sender: Sender) -> None:
     sender.send()
     pids = workers_of(local, "edge-0").values()
     local.kill("edge-0")
@@ -109,10 +148,10 @@ def test_workers_end_with_their_node_however_that_does_and_it_serves_again(local
     pids = workers_of(local, "edge-0").values()
     local.processes["edge-0"].stop()
     assert not any(map(psutil.pid_exists, pids))
+    local.restart("edge-0")
 
 
-def test_moves_and_drains_name_nodes_and_standbys_are_at_others(local: LocalCluster) -> None:
-    sender = Sender(local)
+def test_moves_and_drains_name_nodes_and_standbys_are_at_others(local: LocalCluster, sender: Sender) -> None:
     sender.send()
     assert local.migrate("Tally", list(range(PARTITIONS)), "cloud-0").wait().state == "COMPLETED"
     assert {node_of(owner) for owner in owners(local.cluster)} == {"cloud-0"}
@@ -129,6 +168,7 @@ def test_moves_and_drains_name_nodes_and_standbys_are_at_others(local: LocalClus
     assert {node_of(standby.replica) for standby in standbys} == {"cloud-0"}
     sender.send()
     sender.check(local)
+    local.cluster.standby("Tally", 0)
 
 
 def test_more_and_fewer_workers_at_the_next_start(tmp_path: Path) -> None:
@@ -141,7 +181,7 @@ def test_more_and_fewer_workers_at_the_next_start(tmp_path: Path) -> None:
         local.restart("local-0")
 
     with LocalCluster(Tally, partitions=PARTITIONS, data_dir=tmp_path, workers=1) as local:
-        sender = Sender(local)
+        sender = Sender(local, "s")
         sender.send()
         again(local, 3)
         eventually(lambda: {*owners(local.cluster)} == {"local-0", "local-0~1", "local-0~2"}, "they share")
@@ -157,7 +197,7 @@ def test_more_and_fewer_workers_at_the_next_start(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_at_every_start_leaves_the_others_alone(tmp_path: Path) -> None:
     with LocalCluster(Tally, partitions=PARTITIONS, data_dir=tmp_path, workers=2) as local:
-        sender = Sender(local)
+        sender = Sender(local, "s")
         sender.send()
         log = tmp_path / "local-0.log"
         directory = tmp_path / "local-0" / "workers" / "1"
@@ -176,52 +216,7 @@ def test_a_worker_that_dies_at_every_start_leaves_the_others_alone(tmp_path: Pat
         sender.check(local)
 
 
-def test_a_node_without_a_worker_that_starts_ends(tmp_path: Path) -> None:
-    with LocalCluster(Tally, partitions=1) as local:
-        for directory in (tmp_path / "data", tmp_path / "data" / "workers" / "1"):
-            (directory / "LOCK").mkdir(parents=True)
-        ended = subprocess.run(
-            [
-                *(sys.executable, "-m", "stateflow", "replica", "--site", "x", "--name", "n", "--workers", "2"),
-                *("--data-dir", str(tmp_path / "data"), "--controller", local.address),
-            ],
-            check=False, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    assert ended.returncode == 1
-    assert "no worker of n starts: invalid_argument: the data directory cannot be used" in ended.stderr
-    assert "worker n~1: invalid_argument" in ended.stderr, "who said what"
-
-
-@pytest.mark.parametrize("name", ["edge~1", "edge~x"])
-def test_names_of_workers_are_nobody_elses(name: str, tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "stateflow", "replica", "--site", "x", "--name", name, "--data-dir", str(tmp_path)],
-        check=False, capture_output=True, text=True,
-    )  # fmt: skip
-    assert ended.returncode != 0
-    assert "is not a valid replica name" in ended.stderr
-
-
-def test_two_nodes_on_one_directory(local: LocalCluster, tmp_path: Path) -> None:
-    arguments: list[Any] = [
-        *(sys.executable, "-m", "stateflow", "replica", "--site", "x", "--name", "other", "--workers", "2"),
-        *("--data-dir", str(local.data_dir / "edge-0"), "--controller", local.address),
-    ]
-    ended = subprocess.run(
-        arguments, check=False, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL
-    )
-    assert ended.returncode == 1
-    assert "data directory" in ended.stderr
-
-
-def test_operators_print_where_the_log_is(tmp_path: Path) -> None:
-    """And do not wait for somebody to read it."""
-    with LocalCluster(Prints, partitions=4, data_dir=tmp_path, workers=2) as local:
-        local.stream("Prints", source="s").send([{"k": f"k{number}"} for number in range(400)])
-    assert (tmp_path / "local-0.log").read_text().count("x" * 1000) == 400
-
-
-def test_a_worker_that_hangs_keeps_no_other_from_being_started_again(local: LocalCluster) -> None:
+def test_a_worker_that_hangs_keeps_no_other_from_being_started_again(local: LocalCluster, sender: Sender) -> None:
     """Here: one that is stopped while it starts."""
     first = workers_of(local, "edge-0")
     again = begun_again(local, "edge-0~1")
@@ -229,32 +224,16 @@ def test_a_worker_that_hangs_keeps_no_other_from_being_started_again(local: Loca
     os.kill(first["edge-0"], signal.SIGKILL)
     eventually(lambda: workers_of(local, "edge-0").get("edge-0", first["edge-0"]) != first["edge-0"], "as does 0")
     os.kill(again, signal.SIGCONT)
-    sender = Sender(local)
     sender.send()
     sender.check(local)
 
 
-def test_two_nodes_of_one_name_and_directory(local: LocalCluster) -> None:
-    """The second one has more workers, for whom there would be room."""
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "stateflow", "replica", "--site", "edge", "--name", "edge-0", "--workers", "4"),
-            *("--data-dir", str(local.data_dir / "edge-0"), "--controller", local.address),
-        ],
-        check=False, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert ended.returncode == 1
-    assert "data_dir_locked" in ended.stderr
-    assert "edge-0~2" not in members(local.cluster)
-
-
-def test_a_node_whose_workers_are_still_ending_is_started_at_once(local: LocalCluster) -> None:
+def test_a_node_whose_workers_are_still_ending_is_started_at_once(local: LocalCluster, sender: Sender) -> None:
     pids = workers_of(local, "edge-0")
     os.kill(pids["edge-0~1"], signal.SIGSTOP)  # it takes its time
     local.kill("edge-0")
     threading.Timer(6.0, os.kill, (pids["edge-0~1"], signal.SIGCONT)).start()
     local.restart("edge-0")
-    sender = Sender(local)
     sender.send()
     sender.check(local)
     log = (local.data_dir / "edge-0.log").read_text()
@@ -270,10 +249,9 @@ def begun_again(local: LocalCluster, worker: str) -> int:
 
 @pytest.mark.parametrize("begins", [False, True], ids=["serves", "begins"])
 def test_a_directory_is_not_wiped_while_a_worker_has_it(
-    local: LocalCluster, begins: bool, monkeypatch: pytest.MonkeyPatch
+    local: LocalCluster, sender: Sender, begins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here: one that hangs, at any time of its life, when its supervisor is killed."""
-    sender = Sender(local)
     sender.send()
     assert local.migrate("Tally", list(range(PARTITIONS)), "cloud-0").wait().state == "COMPLETED"
     pid = begun_again(local, "edge-0~1") if begins else workers_of(local, "edge-0")["edge-0~1"]
@@ -312,15 +290,3 @@ def test_what_a_hanging_worker_has_outlives_its_cluster(
         assert (local.data_dir / "local-0" / "workers" / "1" / "REPLICA").exists()
         os.kill(pid, signal.SIGCONT)
     assert not local.data_dir.exists(), "it has ended"
-
-
-def test_there_is_no_port_for_the_last_worker(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "stateflow", "replica", "--site", "x", "--workers", "3"),
-            *("--listen", "127.0.0.1:65534", "--data-dir", str(tmp_path)),
-        ],
-        check=False, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert ended.returncode == 1
-    assert "worker 2 has no port behind 127.0.0.1:65534" in ended.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import subprocess
 import sys
@@ -13,8 +14,8 @@ from typing import TextIO
 
 import pytest
 
-from stateflow.errors import DataDirLocked
-from stateflow.node import workers
+from stateflow.errors import DataDirLocked, InvalidArgument, Unavailable
+from stateflow.node import supervising, workers
 from stateflow.node.workers import Node, Workers, claim_node, claim_workers, nobody_in
 
 
@@ -46,6 +47,13 @@ def test_a_worker_holds_what_it_was_handed_when_nobody_else_does_any_more(tmp_pa
     claim_workers(tmp_path).close()
 
 
+def test_there_is_no_port_for_the_last_worker(tmp_path: Path) -> None:
+    node = Node("n", tmp_path, "ctl:1", "127.0.0.1:65534", None, "", lambda *_: [], 0.0)
+    Workers(node, 2)
+    with pytest.raises(InvalidArgument, match="worker 2 has no port behind"):
+        Workers(node, 3)
+
+
 def test_a_worker_that_says_what_nobody_understands_is_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,3 +73,22 @@ def test_a_worker_that_says_what_nobody_understands_is_begun_again(
         assert some._supervision.due(float("inf")) == [0]
 
     asyncio.run(run())
+
+
+def test_a_node_without_a_worker_that_starts_ends_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node("n", tmp_path, "ctl:1", "127.0.0.1:0", None, "", lambda *_: [], 0.0)
+    some = Workers(node, 2)
+    monkeypatch.setattr(supervising, "BACKOFF_S", 0.01)
+
+    async def dies(number: int) -> int:
+        error = InvalidArgument("the data directory cannot be used", remedy="name a writable one")
+        some._hear(number, json.dumps({"error": error.to_wire()}).encode())
+        return 1
+
+    monkeypatch.setattr(some, "_run_process", dies)
+    with pytest.raises(Unavailable, match="no worker of n starts: invalid_argument: the data directory cannot be used"):
+        asyncio.run(some.run(asyncio.Event(), lambda _: pytest.fail("none listens")))
+    assert "worker n~1: invalid_argument: the data" in caplog.text, "who said what"
+    assert "worker n~1 dies at every start (status 1)" in caplog.text

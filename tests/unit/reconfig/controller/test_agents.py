@@ -101,10 +101,15 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     async def steps(controller: Controller, clock: ManualClock) -> None:
         agents = controller.agents
         await agents.heard(BEAT)
-        with pytest.raises(UnknownSite):
+        with pytest.raises(UnknownSite, match=r"use a site \(edge\) or an agent \(gw\)"):
             await agents.spawn(Request("cloud"))
-        with pytest.raises(NoRoom):
+        with pytest.raises(UnknownSite, match="has the labels disk=hdd"):
+            await agents.spawn(Request("edge", labels={"disk": "hdd"}))
+        with pytest.raises(NoRoom, match="room for 4 of 5 replicas at edge, nothing was started"):
             await agents.spawn(Request("edge", 5))
+        with pytest.raises(NoRoom, match="MiB of memory are left"):
+            await agents.spawn(Request("gw", memory_bytes=1 << 50))
+        assert (await agents.heard(BEAT)).wanted == []
         await agents.spawn(Request("edge", 4))
         await agents.stop("gw-3", force=False)
         await agents.spawn(Request("edge"))
