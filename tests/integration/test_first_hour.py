@@ -76,10 +76,10 @@ def _environment_of(pid: str) -> str:
         return ""
 
 
-def ran(*arguments: str, environment: dict[str, str], directory: Path, stdin: str = "") -> str:
+def ran(*arguments: str, environment: dict[str, str], directory: Path) -> str:
     command = [sys.executable, *arguments]
     done = subprocess.run(
-        command, input=stdin, capture_output=True, text=True, env=environment, cwd=directory, timeout=600, check=False
+        command, capture_output=True, text=True, env=environment, cwd=directory, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -91,10 +91,6 @@ def test_from_a_file(environment: dict[str, str], tmp_path: Path) -> None:
     assert ran(str(script), environment=environment, directory=Path("/")) == SAYS
     key = tmp_path / ".local/state/stateflow/code.key"
     assert key.stat().st_mode & 0o077 == 0, "made by the first deployment, and nobody else's"
-
-
-def test_from_a_pipe(environment: dict[str, str], tmp_path: Path) -> None:
-    assert ran("-", environment=environment, directory=tmp_path, stdin=PROGRAM) == SAYS
 
 
 def test_cells_of_a_notebook(environment: dict[str, str], tmp_path: Path) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ from stateflow.local.process import Process
 from stateflow.reports import RefusedReplica
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
-from tests.integration.support import Model, eventually, outputs, rows_of, wait_alive
+from tests.integration.support import Model, eventually, outputs, rows_of, told, wait_alive
 
 pytestmark = pytest.mark.processes
 PARTITIONS = 4
@@ -84,12 +81,8 @@ def test_a_second_replica_of_a_name_takes_nothing_over(local: LocalCluster) -> N
     assert f"address={local.processes['cloud-0'].address}" in line
     assert line.endswith("start this one with another --name, or stop the other one first")
     assert lines(local, "cloud-0") == [f"registered as cloud-0 at {local.address}"]
-    shown = subprocess.run(
-        [sys.executable, "-m", "stateflow", "status", "--controller", local.address, "--json"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    (told,) = json.loads(shown.stdout)["refused"]
-    assert (told["address"], sorted(told["error"])) == (second.address, sorted(line))
+    (shown,) = told("status", "--controller", local.address)["refused"]
+    assert (shown["address"], sorted(shown["error"])) == (second.address, sorted(line))
     second.stop()
     own = another(local, "empty", asks_for="cloud-1")
     wait_alive(local, "cloud-1")
@@ -116,11 +109,8 @@ def test_a_new_directory_needs_a_command_and_the_old_one_is_refused_then(local: 
     refused(local, "may be serving")  # as the new one has heard since
     local.kill("cloud-0")
     refused(local, "which has its state")
-    done = subprocess.run(
-        [sys.executable, "-m", "stateflow", "replace", "cloud-0", "--controller", local.address, "--json"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert json.loads(done.stdout) == {"replica": "cloud-0", "directory": one.directory, "partitions": PARTITIONS}
+    done = told("replace", "cloud-0", "--controller", local.address)
+    assert done == {"replica": "cloud-0", "directory": one.directory, "partitions": PARTITIONS}
     wait_alive(local, "cloud-0")
     send(stream, model, 4)  # and what the checkpoint lacks, by itself
     model.check(local.cluster)
@@ -128,27 +118,6 @@ def test_a_new_directory_needs_a_command_and_the_old_one_is_refused_then(local: 
     assert refused(local, "may be serving").directory != one.directory
     send(stream, model, 5)
     new.stop()
-
-
-def test_of_two_copies_one_serves_and_the_other_takes_nothing_over(local: LocalCluster) -> None:
-    """Not even when the one that served has ended: it lacks what that one took since."""
-    stream, model = local.stream("Tally", source="s"), Model()
-    send(stream, model, 0, 1)
-    local.kill("cloud-0")
-    shutil.copytree(local.data_dir / "cloud-0", local.data_dir / "copy")
-    local.restart("cloud-0")
-    wait_alive(local, "cloud-0")
-    copy = another(local, "copy")
-    assert refused(local, "heard beside it").address == copy.address
-    send(stream, model, 2, 3, 4)
-    local.kill("cloud-0")
-    log = local.data_dir / "controller.log"
-    eventually(lambda: "without an owner: the lease of cloud-0 has lapsed" in log.read_text(), "it is given up")
-    assert refused(local, "heard beside it").address == copy.address
-    local.restart("cloud-0")
-    send(stream, model, 5)
-    model.check(local.cluster)
-    copy.stop()
 
 
 def test_a_directory_that_was_moved_is_welcome_when_the_lease_has_lapsed(local: LocalCluster) -> None:

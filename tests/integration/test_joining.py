@@ -7,14 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from typer.testing import CliRunner
 
-from stateflow.cli.app import app
 from stateflow.errors import InMaintenance, InvalidArgument
 from stateflow.local.process import Process
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
-from tests.integration.support import eventually
+from tests.integration.support import command, eventually
 
 pytestmark = pytest.mark.processes
 
@@ -37,7 +35,7 @@ class Joined(LocalCluster):
         return Counter(operator.owners)
 
     def status(self) -> str:
-        return CliRunner().invoke(app, ["status", "--controller", self.address]).stdout
+        return command("status", "--controller", self.address).stdout
 
 
 class Automatic(Joined):
@@ -112,19 +110,6 @@ def test_a_node_in_maintenance_is_given_nothing_whoever_leads(monkeypatch: pytes
         assert cluster.maintain("edge-0", for_s=0.5)[0].wait().state == "COMPLETED"
         eventually(lambda: not cluster.status().maintenance, "its time is over")
         assert cluster.migrate("Tally", [0], "edge").wait().state == "COMPLETED"
-
-
-def test_status_says_it_and_a_rebalance_ends_it() -> None:
-    cluster = Joined(Tally, sites={"cloud": 2}, partitions=6, checkpoint_interval_s=0)
-    with cluster:
-        said = "cloud-2 owns nothing: `stateflow rebalance` gives a share"
-        assert "owns nothing" not in cluster.status()
-        cluster.join("cloud-2")
-        assert said in cluster.status()
-        for move in cluster.cluster.rebalance():
-            assert move.wait().state == "COMPLETED"
-        assert said not in cluster.status()
-        assert cluster.owned()["cloud-2"] == 2
 
 
 def test_a_replica_that_joins_is_given_its_share_and_one_that_is_drained_stays_empty(automatic: Automatic) -> None:

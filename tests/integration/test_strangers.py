@@ -15,15 +15,14 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from stateflow.errors import CodeRefused, InvalidArgument, OperatorNotImportable, StateflowError
-from stateflow.partitioner import partition_of
+from stateflow.errors import CodeRefused, OperatorNotImportable, StateflowError
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import OPTIONS, error_of, remote_error, spec_to_pb
+from stateflow.rpc.wire import OPTIONS, remote_error, spec_to_pb
 from stateflow.runtime.code import digest_of
-from stateflow.runtime.operator import describe, load
+from stateflow.runtime.operator import describe
 from stateflow.testing import LocalCluster
 from stateflow.types import SOURCE_MAX
 from tests.integration.operators import Tally
@@ -98,57 +97,6 @@ def asked(
     return list(replica.Apply(iter([request])))
 
 
-def message(rows: list[dict[str, Any]] = ROWS) -> bytearray:
-    mine = [row for row in rows if partition_of(row["k"], 4) == 0]
-    return bytearray(pa.RecordBatch.from_pylist(mine, SCHEMA).serialize().to_pybytes())
-
-
-def test_a_forged_offset_ends_no_replica(replica: replica_pb2_grpc.ReplicaServiceStub) -> None:
-    """It did, by signal 11; a smaller one read what is behind the message."""
-    forged = message()
-    lengths = [len(row["k"]) for row in ROWS if partition_of(row["k"], 4) == 0]
-    first = (0).to_bytes(4, "little") + lengths[0].to_bytes(4, "little") + sum(lengths[:2]).to_bytes(4, "little")
-    at = bytes(forged).index(first) + 4
-    for wrong in (1 << 30, 100_000, (1 << 32) - 8):
-        forged[at : at + 4] = wrong.to_bytes(4, "little")
-        (answer,) = asked(replica, [0], bytes(forged), len(lengths))
-        error = error_of(answer.fault)
-        assert isinstance(error, InvalidArgument)
-        assert "rows cannot be read as Arrow" in str(error)
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"batch": -1}, "'-1 is not a valid batch number'"),
-        ({"operator": ""}, "is not a valid name (field=ApplyHeader.operator)"),
-        ({"operator": "[/x]"}, "is not a valid name (field=ApplyHeader.operator)"),
-        ({"source": "a\nb"}, "is not a valid name (field=ApplyHeader.source)"),
-        ({"source": "stateflow:migration"}, "is a reserved name"),
-        ({"input_schema": b"nonsense"}, "is not a valid Arrow schema"),
-    ],
-    ids=str,
-)
-def test_a_header_that_cannot_be(
-    replica: replica_pb2_grpc.ReplicaServiceStub, values: dict[str, Any], said: str
-) -> None:
-    (answer,) = asked(replica, [0], bytes(message()), len(pa.ipc.read_record_batch(message(), SCHEMA)), **values)
-    error = error_of(answer.fault)
-    assert (error.code, answer.last) == ("invalid_argument", True)
-    assert said.strip("'") in str(error)
-    assert str(error).isprintable()
-
-
-def test_rows_of_another_partition_are_refused(replica: replica_pb2_grpc.ReplicaServiceStub) -> None:
-    """They were stored, where nobody finds them again. Those beside them, too, are not."""
-    strange = [row for row in ROWS if partition_of(row["k"], 4) != 0][:1]
-    both = pa.RecordBatch.from_pylist([*pa.ipc.read_record_batch(message(), SCHEMA).to_pylist(), *strange], SCHEMA)
-    (answer,) = asked(replica, [0], both.serialize().to_pybytes(), both.num_rows)
-    found = partition_of(strange[0]["k"], 4)
-    assert f"the key belongs to partition {found} of 4" in str(error_of(answer.results[0].fault))
-    assert not replica.Positions(rpb.PositionsRequest(operator="Tally", source="stranger", partitions=[0])).positions
-
-
 def test_pieces_that_are_never_finished_are_bounded(replica: replica_pb2_grpc.ReplicaServiceStub) -> None:
     """1.2 GB of them stayed with the replica for as long as the caller liked."""
 
@@ -161,50 +109,6 @@ def test_pieces_that_are_never_finished_are_bounded(replica: replica_pb2_grpc.Re
     (answer,) = replica.Apply(pieces())
     assert (answer.call, answer.last, answer.fault.code) == (1, True, "invalid_argument")
     assert f"more than {8 * MIB} bytes of one batch's rows would wait here" in answer.fault.what
-
-
-@pytest.mark.parametrize("numbers", [[0], [1, 1], [2, 1]], ids=str)
-def test_requests_that_are_no_calls_end_their_stream(
-    replica: replica_pb2_grpc.ReplicaServiceStub, numbers: list[int]
-) -> None:
-    """So do those of a release in which a stream was one call."""
-    requests = [rpb.ApplyRequest(call=number, header=header(batch=number), last=True) for number in numbers]
-    with refused("invalid_argument", "no call of its stream", "the stateflow version that the replica has"):
-        list(replica.Apply(iter(requests)))
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"name": "[/x]"},
-        {"name": "a\nb"},
-        {"name": ""},
-        {"site": "../../etc"},
-        {"address": "unix:/run/docker.sock"},
-        {"weight": (1 << 32) - 1},
-    ],
-    ids=str,
-)
-def test_a_replica_that_cannot_be_does_not_register(
-    cluster: LocalCluster, controller: controller_pb2_grpc.ControllerServiceStub, values: dict[str, Any]
-) -> None:
-    """`[/x]` was a traceback in every `stateflow status` from then on."""
-    sound: dict[str, Any] = {"name": "r", "site": "s", "address": "host:1", "weight": 1}
-    with refused("invalid_argument", "field=Replica."):
-        controller.Register(cpb.RegisterRequest(replica=pb.Replica(**sound | values), ticket="t", incarnation="i"))
-    status = [sys.executable, "-m", "stateflow", "status", "--controller", cluster.address]
-    shown = subprocess.run(status, capture_output=True, text=True, check=False)
-    assert (shown.returncode, shown.stderr) == (0, "")
-
-
-def test_three_million_partitions_are_refused_before_work(
-    controller: controller_pb2_grpc.ControllerServiceStub,
-) -> None:
-    """The controller stood still for ten seconds, and leases with it."""
-    spec = spec_to_pb(describe(Tally, 4, "Wide"))
-    spec.partitions = 3_000_000
-    with refused("invalid_argument", "3000000 is not a valid number of partitions"):
-        controller.Deploy(cpb.DeployRequest(spec=spec))
 
 
 def test_a_stranger_creates_nothing(replica: replica_pb2_grpc.ReplicaServiceStub, tmp_path: Path) -> None:
@@ -250,14 +154,6 @@ def test_code_of_who_has_not_the_key_is_not_run(
         controller.Deploy(cpb.DeployRequest(spec=spec))
     assert not proof.exists()
     assert [operator.name for operator in cluster.cluster.status().operators] == ["Tally"]
-
-
-def test_a_file_that_anybody_can_write_is_not_deployed(cluster: LocalCluster, tmp_path: Path) -> None:
-    open_to_all = tmp_path / "open_to_all.py"
-    open_to_all.write_text("from tests.integration.operators import Tally\n\n\nclass Open(Tally):\n    pass\n")
-    open_to_all.chmod(0o666)
-    with pytest.raises(OperatorNotImportable, match="can be written by everybody here"):
-        load(f"{open_to_all}:Open")
 
 
 def test_verifying_checkpoints_runs_no_code(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -290,3 +290,11 @@ def test_a_file_that_exits_does_not_end_the_replica(tmp_path: Path) -> None:
     script.write_text("import sys\nN = sys.exit(3)\nclass Scripted:\n    n = N\n")
     with pytest.raises(OperatorNotImportable, match="SystemExit"):
         load(f"{script}:Scripted")
+
+
+def test_a_file_that_anybody_can_write_is_not_loaded(tmp_path: Path) -> None:
+    open_to_all = tmp_path / "open_to_all.py"
+    open_to_all.write_text("from tests.unit.operators import Count\n\n\nclass Open(Count):\n    pass\n")
+    open_to_all.chmod(0o666)
+    with pytest.raises(OperatorNotImportable, match="can be written by everybody here"):
+        load(f"{open_to_all}:Open")
