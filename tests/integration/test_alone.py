@@ -8,15 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from stateflow.cli.app import app
 from stateflow.client import OperatorStatus
 from stateflow.errors import InvalidArgument, LossPossible, PartitionsLive, Unavailable
 from stateflow.testing import LocalCluster
 from tests.crash_matrix.proxy import Proxy
 from tests.integration.operators import Tally
-from tests.integration.support import Model, eventually, outputs, rows_of
+from tests.integration.support import Model, command, eventually, outputs, rows_of
 
 pytestmark = pytest.mark.processes
 PARTITIONS = 6
@@ -162,15 +160,15 @@ def test_nobody_takes_over_but_by_command(sites: Sites) -> None:
         sites.lapsed()
         with pytest.raises(LossPossible, match=f"what {EDGE} may have served"):
             cluster.take_over("Tally")
-        done = CliRunner().invoke(app, ["takeover", "Tally", "--controller", sites.address])
+        done = command("takeover", "Tally", "--controller", sites.address)
         assert (done.exit_code, "loss_possible" in done.stderr) == (1, True)
-        done = CliRunner().invoke(app, ["takeover", "Tally", "--dry-run", "--controller", sites.address])
+        done = command("takeover", "Tally", "--dry-run", "--controller", sites.address)
         assert (done.exit_code, f"{len(mine)} take-overs" in done.stdout) == (0, True), done.output
         would = cluster.would_take_over("Tally", mine[:1]).moves
         assert [(each.partition, each.source, each.target) for each in would] == [(mine[0], EDGE, "cloud-0")]
         assert would[0].reason == "a standby follows there"
         assert EDGE in sites.told().owners
-        done = CliRunner().invoke(app, ["takeover", "Tally", "--accept-loss", "--controller", sites.address])
+        done = command("takeover", "Tally", "--accept-loss", "--controller", sites.address)
         assert done.exit_code == 0, done.stderr
         assert done.stdout.count("COMPLETED") == len(mine)
         assert set(sites.told().owners) == {"cloud-0"}

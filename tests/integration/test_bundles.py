@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
-from typer.testing import CliRunner
 
-from stateflow.cli.app import app
 from stateflow.client.packing import Bundle, pack
 from stateflow.errors import BundleDamaged, BundleMissing, OperatorNotImportable, VersionUnknown
 from stateflow.local.process import Process
 from stateflow.testing import LocalCluster
-from tests.integration.support import eventually
+from tests.integration.support import command, eventually
 from tests.unit.client.test_packing import wheel
 
 pytestmark = pytest.mark.processes
@@ -195,8 +193,8 @@ def test_what_cannot_be_imported_at_one_site_of_two_is_deployed_at_none(sites: S
 
 
 def test_as_commands(sites: Sites, code: Code) -> None:
-    def command(*arguments: str) -> str:
-        done = CliRunner().invoke(app, [*arguments, "--controller", sites.address])
+    def said(*arguments: str) -> str:
+        done = command(*arguments, "--controller", sites.address)
         assert done.exit_code == 0, done.output
         return done.stdout
 
@@ -204,12 +202,12 @@ def test_as_commands(sites: Sites, code: Code) -> None:
     for price in (1, 2):
         code.version(price)
         require = str(wheel(code.folder))
-        command("deploy", "market.ops:Priced", "--partitions", str(PARTITIONS), "--require", require)
+        said("deploy", "market.ops:Priced", "--partitions", str(PARTITIONS), "--require", require)
         assert shop.prices() == {price}
-    assert "it is version 3 now" in command("upgrade", "Priced", "--to", "1")
+    assert "it is version 3 now" in said("upgrade", "Priced", "--to", "1")
     assert shop.prices() == {1}
-    versions = json.loads(command("operator", "versions", "Priced", "--json"))["versions"]
+    versions = json.loads(said("operator", "versions", "Priced", "--json"))["versions"]
     assert versions[0]["bundle"] == versions[2]["bundle"] != versions[1]["bundle"]
-    assert command("operator", "versions", "Priced").count("bundle ") == 3
-    command("undeploy", "Priced", "--delete-state")
+    assert said("operator", "versions", "Priced").count("bundle ") == 3
+    said("undeploy", "Priced", "--delete-state")
     eventually(lambda: not sites.cluster.status().operators, "it is gone")

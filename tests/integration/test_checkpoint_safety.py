@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from stateflow.checkpoint import CheckpointStore, Retention, collect
-from stateflow.cli.app import app
 from stateflow.errors import CheckpointStoreMissing, LeaseLost, StateflowError
 from stateflow.runtime.known_store import NOTE
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
-from tests.integration.support import Model, eventually, read, rows_of, wait_alive
+from tests.integration.support import Model, eventually, read, rows_of, told, wait_alive
 
 pytestmark = pytest.mark.processes
 PARTITIONS = 3
@@ -33,12 +29,6 @@ def local(tmp_path: Path) -> Iterator[LocalCluster]:
 
 def store_of(local: LocalCluster) -> Path:
     return local.data_dir / "checkpoints"
-
-
-def said(*arguments: str, status: int = 0) -> Any:
-    result = CliRunner().invoke(app, [*arguments, "--json"])
-    assert result.exit_code == status, (result.stdout, result.stderr)
-    return json.loads(result.stdout)
 
 
 def test_what_was_restored_is_there_whatever_is_collected_meanwhile(local: LocalCluster) -> None:
@@ -70,7 +60,7 @@ def test_what_was_restored_is_there_whatever_is_collected_meanwhile(local: Local
         for report in reports:
             assert not report.error or report.error.startswith("checkpoint_missing: "), "it was collected before"
             restored += not report.error
-        verified = said("checkpoint", "verify", "Tally", "--checkpoints", str(store_of(local)))
+        verified = told("checkpoint", "verify", "Tally", "--checkpoints", str(store_of(local)))
         assert verified["sound"] is True
         assert set(read(local.cluster, "Tally", "n").values()) <= {*before.values(), *(n - 1 for n in before.values())}
         local.cluster.restore("Tally", at=("s", stream.position))
@@ -93,7 +83,7 @@ def test_a_restore_outlives_a_disk_that_is_lost_right_after(local: LocalCluster,
     (store_of(local).parent / "link").symlink_to(store_of(local))
     if spelling == "elsewhere":
         url = str(tmp_path / "elsewhere")
-        said("savepoint", "export", "v1", "--checkpoints", str(store_of(local)), "--to", url)
+        told("savepoint", "export", "v1", "--checkpoints", str(store_of(local)), "--to", url)
     stream.send(rows_of("a-", 1))
     local.cluster.checkpoint("Tally")
     assert [each.error for each in local.cluster.restore("Tally", url=url, savepoint="v1")] == [""] * PARTITIONS
@@ -102,7 +92,7 @@ def test_a_restore_outlives_a_disk_that_is_lost_right_after(local: LocalCluster,
     local.replace("cloud-0")
     wait_alive(local, "cloud-0")
     eventually(lambda: model.check(local.cluster) is None, "its partitions are taken over, as they were restored")
-    assert said("checkpoint", "verify", "Tally", "--checkpoints", str(store_of(local)))["sound"] is True
+    assert told("checkpoint", "verify", "Tally", "--checkpoints", str(store_of(local)))["sound"] is True
 
 
 def refused(local: LocalCluster) -> bool:
@@ -129,7 +119,7 @@ def test_a_store_that_is_not_mounted_is_said_and_not_made_anew(local: LocalClust
         failed = local.cluster.restore("Tally")
         assert {each.error.partition(":")[0] for each in failed} == {"checkpoint_store_missing"}
         for command in (("list",), ("verify",), ("gc",)):
-            answer = said("checkpoint", *command, "--checkpoints", str(place), status=1)
+            answer = told("checkpoint", *command, "--checkpoints", str(place), status=1)
             assert answer["error"]["code"] == "checkpoint_store_missing"
         local.kill("cloud-0")
         local.restart("cloud-0")
@@ -140,5 +130,5 @@ def test_a_store_that_is_not_mounted_is_said_and_not_made_anew(local: LocalClust
     away.rename(place)
     assert local.cluster.checkpoint("Tally").partitions == PARTITIONS
     assert (local.data_dir / "cloud-0" / NOTE).exists()
-    made = said("checkpoint", "init", "--checkpoints", str(place))
-    assert said("checkpoint", "init", "--checkpoints", f"{place}/")["id"] == made["id"]
+    made = told("checkpoint", "init", "--checkpoints", str(place))
+    assert told("checkpoint", "init", "--checkpoints", f"{place}/")["id"] == made["id"]

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from stateflow.cli.app import app
 from stateflow.client import Cluster, Rolling
 from stateflow.errors import InvalidArgument, MoveConflict
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
-from tests.integration.support import Streaming, eventually
+from tests.integration.support import Streaming, command, eventually
 
 pytestmark = pytest.mark.processes
 PARTITIONS = 6
@@ -87,7 +85,7 @@ def test_after_one_that_does_not_come_back_nothing_more_is_restarted(sites: Site
     identity = next(blocked.rglob("REPLICA"))
     kept = identity.read_bytes()
     identity.write_text('{"name": "another", "id": "x"}')
-    done = CliRunner().invoke(app, ["restart", "--all", "--controller", sites.local.address])
+    done = command("restart", "--all", "--controller", sites.local.address)
     assert done.exit_code == 1, done.output
     assert "gw-a-1 was not restarted" in done.stderr
     assert "gw-a-0 completed" in done.stderr
@@ -98,7 +96,7 @@ def test_after_one_that_does_not_come_back_nothing_more_is_restarted(sites: Site
         "gw-a-1": "FAILED",
         "gw-b-0": "CANCELLED",
     }
-    told = CliRunner().invoke(app, ["batch", "info", f"roll/{roll}", "--ledger", sites.local.ledger])
+    told = command("batch", "info", f"roll/{roll}", "--ledger", sites.local.ledger)
     assert "FAILED" in told.stdout, told.output
     identity.write_bytes(kept)
     eventually(lambda: all(each.alive for each in sites.cluster.status().replicas), "it is mended")
@@ -111,11 +109,11 @@ def test_what_cannot_be_restarted_and_what_is_called_off(sites: Sites) -> None:
         cluster.restart_all("nowhere")
     with pytest.raises(InvalidArgument, match="0 nodes cannot"):
         cluster.restart_all(limit=0)
-    done = CliRunner().invoke(app, ["restart", "gw-a-0", "--all", "--controller", sites.local.address])
+    done = command("restart", "gw-a-0", "--all", "--controller", sites.local.address)
     assert "a replica or --all is to be given" in done.stderr
     before = sites.started()
     rolling = cluster.restart_all()
-    told = CliRunner().invoke(app, ["batch", "cancel", f"roll/{rolling.id}", "--controller", sites.local.address])
+    told = command("batch", "cancel", f"roll/{rolling.id}", "--controller", sites.local.address)
     assert told.exit_code == 0, told.output
     assert set(states(rolling.cancel()).values()) >= {"CANCELLED"}
     assert rolling.wait().state == "CANCELLED"

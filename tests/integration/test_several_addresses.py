@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from typer.testing import CliRunner
 
-from stateflow.cli.app import app
 from stateflow.client import Cluster
 from tests.integration.operators import Tally
-from tests.integration.support import Model, eventually, outputs, rows_of
+from tests.integration.support import Model, command, eventually, outputs, rows_of
 from tests.integration.test_controllers import Pair
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ def addresses(running: Pair, request: pytest.FixtureRequest) -> str:
 
 def asked(addresses: str, *arguments: str) -> Any:
     """What a command says as JSON, also where the controller refuses it: it was asked."""
-    result = CliRunner().invoke(app, [*arguments, "--controller", addresses, "--json"])
+    result = command(*arguments, "--controller", addresses, "--json")
     answer = json.loads(result.stdout.splitlines()[-1])
     assert answer.get("error", {}).get("code") not in ("unavailable", "not_leading"), answer
     return answer
@@ -77,11 +75,11 @@ def test_commands(running: Pair, addresses: str, tmp_path: Path) -> None:
     moved = asked(addresses, "migrate", "Tally", "0", "--to", _other_site(cluster))
     assert moved["state"] == "COMPLETED"
     assert asked(addresses, "reconfig", "list")["reconfigurations"][0]["id"] == moved["id"]
-    for command in ("info", "details"):
-        assert asked(addresses, "reconfig", command, moved["id"])["id"] == moved["id"]
+    for shown in ("info", "details"):
+        assert asked(addresses, "reconfig", shown, moved["id"])["id"] == moved["id"]
     assert asked(addresses, "reconfig", "slowest", "1")["moves"]
-    for command in ("pause", "resume", "retry", "cancel"):
-        asked(addresses, "reconfig", command, moved["id"])
+    for change in ("pause", "resume", "retry", "cancel"):
+        asked(addresses, "reconfig", change, moved["id"])
     assert asked(addresses, "reconfig", "resolve", moved["id"], "--serve-source")["error"]["code"] == "move_conflict"
     asked(addresses, "drain", "cloud-0")
     asked(addresses, "rebalance")
@@ -92,13 +90,13 @@ def test_commands(running: Pair, addresses: str, tmp_path: Path) -> None:
     assert "error" not in asked(addresses, "source", "list", "Tally")
     assert "error" not in asked(addresses, "source", "retire", "Tally", "commands")
     for arguments in (["scan"], ["export", "--out", str(tmp_path / "n.parquet")]):
-        run = CliRunner().invoke(app, ["state", *arguments, "Tally", "n", "--controller", addresses])
+        run = command("state", *arguments, "Tally", "n", "--controller", addresses)
         assert run.exit_code == 0, run.output
     deployed = asked(addresses, "deploy", "tests.integration.operators:Tally", "--partitions", "2", "--name", name)
     assert deployed["operator"] == name
     assert "error" not in asked(addresses, "undeploy", name, "--delete-state")
-    for command in ("forget", "replace"):
-        assert asked(addresses, command, "nobody")["error"]
+    for change in ("forget", "replace"):
+        assert asked(addresses, change, "nobody")["error"]
     assert asked(addresses, "adopt", "--dry-run") == {"operators": []}
 
 

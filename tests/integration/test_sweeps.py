@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from stateflow.cli.app import app
 from stateflow.client import Sweep, Sweeping
 from stateflow.errors import InvalidArgument, MoveConflict, MoveUnknown, OperatorNotDeployed, UnknownSite
 from stateflow.partitioner import partition_of
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
-from tests.integration.support import Model, damage_table, eventually, outputs, rows_of
+from tests.integration.support import Model, command, damage_table, eventually, outputs, rows_of
 
 pytestmark = pytest.mark.processes
 PARTITIONS = 6
@@ -50,7 +48,7 @@ class Sites:
         return operator.owners[partition]
 
     def told(self, *words: str) -> Any:
-        return CliRunner().invoke(app, [*words, "--controller", self.local.address])
+        return command(*words, "--controller", self.local.address)
 
     @contextmanager
     def stopped(self, node: str) -> Iterator[int]:
@@ -100,21 +98,18 @@ def test_a_checkpoint_of_everything_is_a_batch_that_tells_of_each_node(sites: Si
     assert states(sweep) == dict.fromkeys([*sites.nodes(), "(moved)"], "COMPLETED")
     assert sum(each.partitions for each in sweep.nodes) == PARTITIONS
     assert all(each.bytes_total >= each.bytes_new > 0 for each in sweep.nodes if each.node != "(moved)")
-    info = CliRunner().invoke(app, ["batch", "info", sweep.batch, "--ledger", sites.local.ledger])
+    info = command("batch", "info", sweep.batch, "--ledger", sites.local.ledger)
     assert "DONE" in info.stdout, info.output
-    entities = CliRunner().invoke(app, ["batch", "entities", sweep.batch, "--ledger", sites.local.ledger])
+    entities = command("batch", "entities", sweep.batch, "--ledger", sites.local.ledger)
     assert "bytes_new" in entities.stdout.replace("\n", ""), entities.output
-    listed = CliRunner().invoke(app, ["batch", "list", "--ledger", sites.local.ledger, "--json"])
+    listed = command("batch", "list", "--ledger", sites.local.ledger, "--json")
     assert sweep.batch in listed.stdout
     store = str(sites.local.data_dir / "checkpoints")
-    proved = CliRunner().invoke(app, ["checkpoint", "verify", "--checkpoints", store])
+    proved = command("checkpoint", "verify", "--checkpoints", store)
     assert proved.exit_code == 0, proved.output
     again = sites.cluster.checkpoint_all("Tally", site="edge-1").wait()
     assert (again.state, sum(each.bytes_new for each in again.nodes)) == ("DONE", 0), "nothing has changed"
     assert 0 < sum(each.partitions for each in again.nodes) < PARTITIONS
-
-
-def test_what_cannot_be_begun_and_what_is_not_there(sites: Sites) -> None:
     cluster = sites.cluster
     with pytest.raises(OperatorNotDeployed):
         cluster.checkpoint_all("Nothing")
@@ -124,7 +119,6 @@ def test_what_cannot_be_begun_and_what_is_not_there(sites: Sites) -> None:
         cluster.checkpoint_all(limit=0)
     with pytest.raises(MoveUnknown, match="no sweep 'abc'"):
         cluster.sweep("abc")
-    sweep = cluster.checkpoint_all().wait()
     with pytest.raises(MoveUnknown, match="no rolling restart"):
         cluster.rolling(sweep.id)
 
@@ -178,12 +172,12 @@ def test_what_has_not_begun_is_cancelled(sites: Sites) -> None:
     with sites.stopped(second):
         sweep = sites.cluster.checkpoint_all()
         sites.come_to(sweep, second)
-        told = CliRunner().invoke(app, ["batch", "cancel", f"sweep/{sweep.id}", "--controller", sites.local.address])
+        told = command("batch", "cancel", f"sweep/{sweep.id}", "--controller", sites.local.address)
         assert "IN_PROGRESS" in told.stdout, told.output
         report = sweep.wait()  # also while the one in hand does not come back
     assert report.state == "CANCELLED"
     assert states(report) == {first: "COMPLETED", second: "CANCELLED", third: "CANCELLED", "(moved)": "CANCELLED"}
-    info = CliRunner().invoke(app, ["batch", "info", f"sweep/{sweep.id}", "--ledger", sites.local.ledger])
+    info = command("batch", "info", f"sweep/{sweep.id}", "--ledger", sites.local.ledger)
     assert "CANCELLED" in info.stdout
     assert sites.cluster.checkpoint_all().wait().state == "DONE"
 
@@ -230,7 +224,7 @@ def test_a_flipped_byte_is_found_and_named_while_batches_go_on(sites: Sites) -> 
     told = sites.told("verify")
     assert told.exit_code == 1
     assert f"Tally/{damaged} at {owner}" in told.stdout.replace("\n", " ")
-    entities = CliRunner().invoke(app, ["batch", "entities", report.batch, "--ledger", sites.local.ledger, "--json"])
+    entities = command("batch", "entities", report.batch, "--ledger", sites.local.ledger, "--json")
     assert "state_damaged" in entities.stdout
     assert sites.owner(damaged) == owner, "nothing was changed"
     assert [each.partition for each in sites.cluster.status().damaged] == [damaged]
@@ -252,7 +246,7 @@ def test_rot_is_found_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert sites.cluster.checkpoint_all().wait().state == "DONE"
 
         def verified() -> list[str]:
-            listed = CliRunner().invoke(app, ["batch", "list", "--ledger", sites.local.ledger, "--json"])
+            listed = command("batch", "list", "--ledger", sites.local.ledger, "--json")
             return [each["status"] for each in json.loads(listed.stdout)["batches"] if each["command"] == "verify"]
 
         eventually(lambda: verified()[:2] == ["DONE", "DONE"], "everything is read, again and again")

@@ -192,15 +192,6 @@ def test_a_missing_blob_is_found(checkpoints: CheckpointStore, tmp_path: Path) -
         checkpoints.restore(manifest, tmp_path / "restored")
 
 
-def test_a_blob_cut_short_by_a_crash_is_uploaded_again(checkpoints: CheckpointStore, tmp_path: Path) -> None:
-    directory = small(tmp_path, a="aaaa")
-    manifest = saved(checkpoints, directory, 1, 1)
-    blob = blobs(checkpoints)[manifest.files[0].digest]
-    blob.write_text("aa")
-    assert checkpoints.save(manifest_of(directory, 1, 2), directory).bytes_new == 4
-    assert blob.read_text() == "aaaa"
-
-
 @pytest.mark.parametrize("key", [None, bytes(32)], ids=["compressed", "encrypted"])
 def test_a_torn_encoded_blob_is_not_taken_for_there(tmp_path: Path, key: bytes | None) -> None:
     """On a store whose put is not atomic. Its plain size tells nothing: any size counted as there, for ever."""
@@ -250,15 +241,6 @@ def test_a_blob_that_is_uploaded_again_is_never_away(tmp_path: Path, monkeypatch
         backend.upload("blobs/ab/abcd", path, lambda _: None)
     assert backend.read("blobs/ab/abcd") == b"whole"
     assert [stored.name for stored in backend.list("")] == ["blobs/ab/abcd"]
-
-
-def test_a_manifest_is_published_after_its_blobs(checkpoints: CheckpointStore, tmp_path: Path) -> None:
-    directory = small(tmp_path, a="aaaa", b="bbbb")
-    manifest = manifest_of(directory)
-    (directory / "b").unlink()
-    with pytest.raises((FileNotFoundError, StateflowError)):
-        checkpoints.save(manifest, directory)
-    assert list(checkpoints.newest(P)) == []
 
 
 def test_places_that_cannot_be_used(tmp_path: Path) -> None:
