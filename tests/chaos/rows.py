@@ -181,7 +181,7 @@ ROWS = (
         "its partitions are taken over; the name is free after `stateflow replace`",
         "what no standby and no checkpoint has, and it is asked for again",
         "from standby or checkpoint",
-        ("test_failover.py::test_an_owner_whose_data_is_lost_gets_it_back",),
+        ("test_checkpoints.py::test_a_lost_data_directory_is_restored_unasked_and_again_by_command",),
     ),
     Row(
         "a gateway is killed six times while owners freeze and die",

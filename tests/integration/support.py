@@ -54,7 +54,7 @@ def ending(process: subprocess.Popen[Text]) -> Iterator[subprocess.Popen[Text]]:
 
 
 def command(*words: str) -> Result:
-    """A command in this process: to begin one of its own takes seconds."""
+    """Runs a command in this process; one of its own takes seconds to start."""
     from typer.testing import CliRunner  # programs that tests start import this module, and need no commands
 
     from stateflow.cli.app import app
@@ -63,7 +63,7 @@ def command(*words: str) -> Result:
 
 
 def told(*words: str, status: int = 0) -> Any:
-    """What a command tells machines."""
+    """Returns what a command says in JSON."""
     result = command(*words, "--json")
     assert result.exit_code == status, (result.stdout, result.stderr)
     return json.loads(result.stdout)
