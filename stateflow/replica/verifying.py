@@ -150,13 +150,25 @@ class _Pace:
                 more = step.result()
             except OperatorStuck as error:
                 if spent_s > limit_s / 2:  # it is no single key
-                    raise _too_slow(trial.copy.partition, limit_s) from error
+                    raise self._too_slow(trial.copy.partition) from error
+                error.located(replica=self._node.info.name)
                 raise OperatorStuck(error.what, remedy=MEND, **error.where) from error  # no batch has to do with it
             now = self._clock.monotonic()
             spent_s += now - began
             if more and limit_s and spent_s >= limit_s:
-                raise _too_slow(trial.copy.partition, limit_s)
+                raise self._too_slow(trial.copy.partition)
             await asyncio.sleep(DIGEST_SHARE.wait_s(now, now - began, self._node.served_at))
+
+    def _too_slow(self, partition: PartitionId) -> OperatorStuck:
+        limit_s = self._node.settings.batch_timeout_s
+        return OperatorStuck(
+            f"the new version takes longer than {limit_s:g} s to migrate the partition's state, and a batch may not",
+            remedy="make migrate_state faster, or raise STATEFLOW_REPLICA_BATCH_TIMEOUT_S at all replicas; the version "
+            "that is deployed serves on",
+            operator=partition.operator,
+            partition=partition.partition,
+            replica=self._node.info.name,
+        )
 
     async def leave(self) -> None:
         """Ends the piece that is under way, for nobody asks any more."""
@@ -185,13 +197,3 @@ class _Pace:
         if (hand := self._hand) is not None and hand.take_away():
             self.lane.leave_behind()
             raise hand.refusal()
-
-
-def _too_slow(partition: PartitionId, limit_s: float) -> OperatorStuck:
-    return OperatorStuck(
-        f"the new version does not migrate the partition's state within {limit_s:g} s, which is what a batch may take",
-        remedy="make migrate_state faster, or raise STATEFLOW_REPLICA_BATCH_TIMEOUT_S at all replicas; the version "
-        "that is deployed serves on",
-        operator=partition.operator,
-        partition=partition.partition,
-    )

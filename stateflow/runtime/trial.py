@@ -103,9 +103,8 @@ class Trial:
             raise
 
     def close(self) -> None:
-        if (
-            inspect.getgeneratorstate(self._pieces) != inspect.GEN_RUNNING
-        ):  # else its thread was left behind, and drops it
+        left_behind = inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING
+        if not left_behind:  # else its thread drops it, should it come back
             self._pieces.close()
 
     def _run(self) -> Generator[int]:
