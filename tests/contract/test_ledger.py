@@ -24,6 +24,14 @@ from tests.contract.ledger_hold_suite import HoldContract
 from tests.contract.ledger_keeping_suite import KeepingContract
 from tests.contract.ledger_suite import LedgerContract
 from tests.contract.ledger_views_suite import ViewsContract
+from tests.sizes import SEED
+
+#: the server that the gate runs the contract on, another with other commits; `make test-all` runs both
+IN_TURN = ("postgresql", "mariadb")[SEED % 2]
+
+
+def in_turn(cls: type) -> type:
+    return cls if cls.kind == IN_TURN else pytest.mark.thorough(cls)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="class")
@@ -59,6 +67,7 @@ class TestSqlite(LedgerContract, KeepingContract, ViewsContract, HoldContract, B
         return [row.detail for row in plan if row.detail.startswith("SCAN ledger_")]
 
 
+@in_turn
 class TestPostgresql(LedgerContract, KeepingContract, ViewsContract, HoldContract, BundlesContract):
     kind = "postgresql"
 
@@ -68,6 +77,7 @@ class TestPostgresql(LedgerContract, KeepingContract, ViewsContract, HoldContrac
         return [line.strip() for line in plan if "Seq Scan" in line]
 
 
+@in_turn
 class TestMariadb(LedgerContract, KeepingContract, ViewsContract, HoldContract, BundlesContract):
     kind = "mariadb"
 
