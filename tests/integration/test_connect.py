@@ -106,46 +106,68 @@ def client(program: str, server: str, cluster: LocalCluster, there: Path) -> dic
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+#: what ``Tally`` makes of ``rows(0)``
+TOTALS = [[f"k{key}", number + 1, sum(range(key, key + 5 * number + 1, 5))] for key in range(5) for number in range(4)]
+
+
 def test_a_batch_and_its_state(server: str, cluster: LocalCluster, tmp_path: Path) -> None:
     said = client(
         """
-frame = spark.createDataFrame(rows(0), COLUMNS)
-empty = read_state(spark, cluster=cluster, operator="Tally", state="n").collect()
-out = apply_operator(frame, Tally, cluster=cluster, order_by="seq", tasks=2)
-first, again = out.collect(), out.count()
+out = apply_operator(spark.createDataFrame(rows(0), COLUMNS), Tally, cluster=cluster, order_by="seq", tasks=2)
+first = out.collect()
 state = read_state(spark, cluster=cluster, operator="Tally", state="n")
-bad = spark.createDataFrame([(0, "k9", "x", -1)], COLUMNS)
-try:
-    apply_operator(bad, Tally, cluster=cluster).collect()
-except Exception as error:
-    failed = str(error)
 tell(
-    empty=empty, first=sorted(map(tuple, first)), again=again, failed=failed,
-    state=sorted((row.key, row.value) for row in state.collect()), types=state.dtypes,
+    first=sorted(map(tuple, first)), given=out.columns,
     metrics=[(o.operator, o.rows, o.tasks, o.visits, o.repeated, o.replayed) for o in query_metrics(out).operators],
-    nobody=query_metrics(apply_operator(frame, Tally, cluster=cluster)).batches,
-    spent=query_metrics(out).seconds.total,
-    given=out.columns,
+    state=sorted((row.key, row.value) for row in state.collect()),
 )
 """,
         server,
         cluster,
         tmp_path,
     )
-    totals = [
-        [f"k{key}", number + 1, sum(range(key, key + 5 * number + 1, 5))] for key in range(5) for number in range(4)
-    ]
+    assert said["first"] == TOTALS
+    assert said["given"] == ["k", "n", "total"], "without the reports"
+    assert said["metrics"] == [["Tally", 20, 2, 4, 0, 0]]
+    assert said["state"] == [[f"k{key}", 4] for key in range(5)]
+
+
+def test_a_batch_is_evaluated_again_and_one_is_refused(server: str, cluster: LocalCluster, tmp_path: Path) -> None:
+    cluster.cluster.deploy(Tally, 4, name="Again")
+    said = client(
+        """
+frame = spark.createDataFrame(rows(0), COLUMNS)
+state = read_state(spark, cluster=cluster, operator="Again", state="n")
+empty = state.collect()
+out = apply_operator(frame, Tally, cluster=cluster, order_by="seq", name="Again", tasks=2)
+first, again = out.collect(), out.count()
+bad = spark.createDataFrame([(0, "k9", "x", -1)], COLUMNS)
+try:
+    apply_operator(bad, Tally, cluster=cluster, name="Again").collect()
+except Exception as error:
+    failed = str(error)
+tell(
+    empty=empty, first=sorted(map(tuple, first)), again=again, failed=failed, types=state.dtypes,
+    state=sorted((row.key, row.value) for row in state.collect()),
+    metrics=[(o.operator, o.rows, o.tasks, o.visits, o.repeated, o.replayed) for o in query_metrics(out).operators],
+    nobody=query_metrics(apply_operator(frame, Tally, cluster=cluster, name="Again")).batches,
+    spent=query_metrics(out).seconds.total,
+)
+""",
+        server,
+        cluster,
+        tmp_path,
+    )
     assert said["empty"] == []
-    assert said["first"] == totals
+    assert said["first"] == TOTALS
     assert said["again"] == 20, "evaluated twice, applied once"
     assert said["state"] == [[f"k{key}", 4] for key in range(5)]
     assert said["types"] == [["key", "string"], ["map_key", "string"], ["value", "bigint"], ["partition", "int"]]
     assert said["failed"].startswith("operator_failed: process() raised ValueError: minus one"), "told briefly"
     assert said["failed"].count("operator_failed") == 2, "first and last"
-    assert said["metrics"] == [["Tally", 20, 2, 4, 0, 4]], "of the newest evaluation, which was answered what is stored"
+    assert said["metrics"] == [["Again", 20, 2, 4, 0, 4]], "of the newest evaluation, which was answered what is stored"
     assert said["nobody"] == [], "it was not evaluated"
     assert said["spent"] > 0
-    assert said["given"] == ["k", "n", "total"], "without the reports"
 
 
 def test_a_query_goes_on_in_another_client_while_its_state_moves(

@@ -255,9 +255,13 @@ def every_command() -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("path", every_command(), ids=" ".join)
 def test_help_of_every_command(path: tuple[str, ...]) -> None:
     """``-h`` is ``--help``, and a flag has no type: it takes none."""
+    context = typer.Context(whole(), **whole().context_settings)
+    for name in path:
+        command = context.command.commands[name]  # type: ignore[attr-defined]
+        context = typer.Context(command, parent=context, **command.context_settings)
+    assert context.help_option_names == ["-h", "--help"]
     result = invoke(*path, "-h")
     assert result.exit_code == 0
-    assert result.stdout == invoke(*path, "--help").stdout
     assert "<bool>" not in result.stdout
     for example in EXAMPLES.get(" ".join(path), ()):
         assert f"$ stateflow {example[:40]}" in result.stdout
