@@ -1,10 +1,11 @@
-"""The cluster's state rebuilt from what replicas say they have: for a ledger that lost what it knew. Sans-io.
+"""The cluster's state, rebuilt from what replicas report to have, for a ledger that lost its records. Sans-io.
 
-Of each partition the copy that is owned at the greatest epoch counts. Two at one epoch cannot be told apart: then
-nothing of that operator is adopted. A partition that nobody owns was lost with its replica, or its replica was not
-heard. A copy that was sealed for a move may be older than its target's, as long as that target may come. Both are
-adopted only where the caller says so: the sealed copy is served again; a partition without owner waits for a
-checkpoint, or for its owner, as after any failover, and is never created empty.
+For each partition, the copy that is owned at the greatest epoch counts. Two owned copies at the same epoch cannot be
+told apart; then nothing of that operator is adopted. A partition that no replica owns was lost with its replica, or the
+controller has not heard its replica. A copy that was sealed for a move may be older than the copy of the move's target,
+as long as that target may still come. Partitions of both kinds are adopted only if the caller asks for that: the sealed
+copy is served again; a partition without any copy waits for a checkpoint, or for its owner, as after any failover, and
+is never created empty.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from dataclasses import dataclass, field
 
 from stateflow.types import OperatorSpec, PartitionId
 
-#: a replica that was not heard may have seen greater epochs than those that were: what is granted from now on is beyond
+#: a replica that was not heard may have seen greater epochs than those that were, so new grants skip that many epochs
 EPOCHS_SKIPPED = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A partition as a replica has it. ``state``: OWNED, FENCING, SEALED or WARMING."""
+    """A replica's copy of a partition. ``state``: OWNED, FENCING, SEALED or WARMING."""
 
     state: str
     epoch: int
@@ -29,7 +30,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the replica of one data directory says it has."""
+    """A report of the replica of one data directory: what it has. ``ledger``: id of the ledger it belongs to."""
 
     replica: str
     directory: str
@@ -40,11 +41,11 @@ class Claim:
 
 @dataclass(slots=True)
 class Found:
-    """One operator. ``spec`` is None where it cannot be adopted at all, see ``conflicts``.
+    """One operator as replicas have it. ``spec`` is None if it cannot be adopted at all, see ``conflicts``.
 
-    ``owners``: partition → (replica, epoch), of what is adopted. ``sealed``: of what is not owned, partition → who has
-    a sealed copy, at which epoch. ``missing``: nobody has it. ``granted``: partition → the newest epoch that counts as
-    granted from now on.
+    ``owners``: partition → (replica, epoch). ``sealed``: partition → (replica, epoch) of the newest sealed copy, for
+    partitions whose newest copy is not an owned one. ``missing``: partitions without any copy. ``granted``: partition →
+    the newest epoch that counts as granted from now on.
     """
 
     operator: str
@@ -61,7 +62,7 @@ class Found:
 
 
 def claimants(claims: Sequence[Claim], operator: str) -> dict[str, int]:
-    """Replica → how many partitions of an operator it has, in whatever form that might be state."""
+    """Counts an operator's partitions by replica, without incomplete copies (WARMING)."""
     found: dict[str, int] = {}
     for claim in claims:
         count = sum(p.operator == operator and held.state != "WARMING" for p, held in claim.held.items())
@@ -71,7 +72,11 @@ def claimants(claims: Sequence[Claim], operator: str) -> dict[str, int]:
 
 
 def find(claims: Sequence[Claim], known: set[str]) -> list[Found]:
-    """Args: known: operators that the ledger has; nothing is adopted over them."""
+    """Returns what replicas have of each operator that the ledger does not know.
+
+    Args:
+        known: operators of the ledger; nothing is adopted over them.
+    """
     names = {partition.operator for claim in claims for partition in claim.held} - known
     return [found for name in sorted(names) if claimants(claims, name) for found in [_find(claims, name)]]
 
@@ -87,7 +92,7 @@ def _find(claims: Sequence[Claim], operator: str) -> Found:
     if len({spec.partitions for spec in specs}) > 1:
         found.conflicts.append("replicas differ in how many partitions it has")
         return found
-    # the newest, and of those that have no order the one that most have
+    # the newest; among specs without an order, the one that most replicas have
     spec = max(specs, key=lambda each: (each.recorded_us, specs[each], each.target, each.state_schema))
     newest = max(held.epoch for claim in claims for p, held in claim.held.items() if p.operator == operator)
     for number in range(spec.partitions):
@@ -116,8 +121,12 @@ def _find_one(claims: Sequence[Claim], partition: PartitionId, found: Found) -> 
 
 
 def assignment(found: Found, claims: Sequence[Claim]) -> dict[int, tuple[str, int]]:
-    """Partition → (owner, epoch), for all of them: what is not owned is given to somebody who has not got it, so that
-    it goes the way of a failover: a copy that was sealed is served again, else a checkpoint, else it waits."""
+    """Returns (owner, epoch) of every partition.
+
+    A sealed partition is assigned to the replica of its copy, at the epoch before that copy's; a missing one to the
+    replica with the most partitions, at epoch 1. No replica owns these at such an epoch, so that they go the way of a
+    failover: the sealed copy is served again, else a checkpoint is loaded, else the partition waits.
+    """
     anybody = max(claimants(claims, found.operator).items(), key=lambda each: (each[1], each[0]))[0]
     everything = dict(found.owners)
     for number, (name, epoch) in found.sealed.items():

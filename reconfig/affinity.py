@@ -1,8 +1,8 @@
-"""Where a job may run: which controller coordinates it, and which nodes it may use. Decisions only.
+"""Affinities of jobs: which controller coordinates a job, and which nodes it may use. Decisions only.
 
 ``[hard|soft[:SECONDS]] node NAME | site NAME | label KEY[=VALUE] [:AT_LEAST[-AT_MOST]]``, as ``hard site edge-1:2-4``.
-What is hard is waited for as long as it takes. What is soft is given up after so many seconds, and whatever there is is
-used. A node that takes no jobs is used by none.
+A run waits for a hard affinity as long as it takes. It gives up a soft one after so many seconds, and uses the nodes
+that there are. No job uses a node that takes no jobs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import StrEnum
 from stateflow.errors import InvalidArgument
 from stateflow.types import shown
 
-#: s; a soft affinity is given up after so long where it says nothing else
+#: seconds after which a run gives up a soft affinity that names no time
 FALLBACK_S = 60.0
 FALLBACK_MAX_S = 1e9
 WORKERS_AT_MOST = 1_000_000
@@ -23,7 +23,7 @@ _REMEDY = "write hard site edge-1, soft:30 node gw-1, or label disk=ssd:2-4 (at 
 _COUNTS = re.compile(r"(?P<rest>.+?)(?::(?P<least>\d{1,6})(?:-(?P<most>\d{1,6}))?)?")
 
 
-#: the label of a node that takes no jobs, as ``--no-jobs`` sets it
+#: the label of a node that takes no jobs; ``--no-jobs`` sets it
 NO_JOBS = ("jobs", "no")
 
 
@@ -35,8 +35,8 @@ class By(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A controller, or whatever has replicas: ``name`` of the node. ``agent``: that started it, which names it, too,
-    and whose labels it has."""
+    """A controller, or a node with replicas. ``agent``: name of the agent that started the node and gives it its
+    labels; an affinity may name the node by it. Empty: no agent did."""
 
     name: str
     site: str = ""
@@ -45,14 +45,15 @@ class Node:
 
     @property
     def jobs(self) -> bool:
-        """Does it take some?"""
+        """Tells whether the node takes jobs."""
         key, no = NO_JOBS
         return self.labels.get(key) != no
 
 
 @dataclass(frozen=True, slots=True)
 class Affinity:
-    """``least``, ``most``: nodes. ``fallback_s``: of one that is not ``hard``. See :meth:`parse`."""
+    """An affinity, parsed by :meth:`parse`. ``least``, ``most``: numbers of nodes. ``fallback_s``: seconds after which
+    a run gives it up, unless it is ``hard``."""
 
     text: str
     hard: bool
@@ -64,7 +65,7 @@ class Affinity:
 
     @classmethod
     def parse(cls, text: str) -> Affinity:
-        """Raises InvalidArgument."""
+        """Parses the text form (see the module). Raises InvalidArgument."""
         words = text.split(maxsplit=2)
         strength = words.pop(0) if words and words[0].partition(":")[0] in ("hard", "soft") else "hard"
         kind, _, seconds = strength.partition(":")
@@ -100,9 +101,10 @@ class Affinity:
         return key in node.labels and (not equals or node.labels[key] == value)
 
     def check(self, known: Iterable[Node], what: str) -> None:
-        """Raises InvalidArgument where nothing that there is, alive or not, could ever satisfy it.
+        """Checks that the known nodes, alive or not, could ever satisfy the affinity. Raises InvalidArgument.
 
-        Args: what: the nodes are, ``nodes`` or ``controllers``.
+        Args:
+            what: the word for the nodes in errors, ``nodes`` or ``controllers``.
         """
         known = list(known)
         fitting = [node for node in known if self.fits(node)]
@@ -131,7 +133,7 @@ class Affinity:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """``nodes``: by name, that may be used; None: all. ``note``: what was given up."""
+    """The run goes on. ``nodes``: names of those it may use; None: all. ``note``: what was given up; empty: nothing."""
 
     nodes: frozenset[str] | None
     note: str = ""
@@ -143,11 +145,12 @@ class Wait:
 
 
 def choose(affinity: Affinity | None, there: Sequence[Node], waited_s: float, what: str = "nodes") -> Go | Wait:
-    """Which nodes a run uses now, the first by their names where it wants fewer than there are.
+    """Chooses the nodes that a run uses now, the first by name if it wants fewer than there are.
 
     Args:
         there: nodes that answer now.
-        waited_s: since the run was begun.
+        waited_s: seconds since the run began.
+        what: the word for the nodes in texts, ``nodes`` or ``controllers``.
     """
     willing = sorted((node for node in there if node.jobs), key=lambda node: node.name)
     if affinity is None:

@@ -1,9 +1,10 @@
-"""Who may serve without a controller: replicas of operators whose failover is ``manual``. Pure.
+"""Serving without a controller: what replicas of operators whose failover is ``manual`` may do. Pure.
 
-A replica is told with each heartbeat which operators it may serve while nobody answers it, and by which order that is
-so. It keeps both where they outlive it before it counts them as told, and says them with its next heartbeats. So
-whoever leads knows of a replica that is silent what it may still be doing: what its operators are now, or were at any
-order behind the one that it said last. A replica that has said nothing in a term may be doing whatever was ever so.
+Each heartbeat reply names the operators that the replica may serve while no controller answers, and the number of the
+newest failover order. The replica makes both durable first, and then repeats them in its next heartbeats.
+The leading controller therefore knows which operators a silent replica may still be serving: those that it repeated
+last, those that are manual now, and those that a later order concerns. A replica that has repeated nothing in this term
+may be serving every operator that was ever manual.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from stateflow.errors import InvalidArgument
 
 
 class Failover(StrEnum):
-    """What becomes of a partition whose owner does not answer."""
+    """An operator's failover: what happens to a partition whose owner does not answer."""
 
     AUTOMATIC = "automatic"  # another replica takes it over when the owner's lease has lapsed
-    MANUAL = "manual"  # its owner serves it on, alone, until somebody says that it is given up
+    MANUAL = "manual"  # its owner goes on serving it, alone, until a command gives it up
 
     @classmethod
     def named(cls, name: str) -> Failover:
-        """Raises InvalidArgument."""
+        """Returns the failover of that name. Raises InvalidArgument."""
         try:
             return cls(name)
         except ValueError:
@@ -31,7 +32,7 @@ class Failover(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """By a replica: what it may serve alone, as of an order."""
+    """A replica's report of the operators that it may serve alone, as of a failover order."""
 
     order: int
     operators: frozenset[str]
@@ -42,7 +43,8 @@ NOTHING = Said(0, frozenset())
 
 @dataclass(slots=True)
 class Failovers:
-    """Orders: ``newest`` of each operator, as (its number, is it manual?). ``count``: all that there were."""
+    """Failover orders. ``newest``: each operator's newest order, as (number, whether it is manual). ``count``: number
+    of the newest order of all."""
 
     newest: dict[str, tuple[int, bool]] = field(default_factory=dict)
     count: int = 0
@@ -52,7 +54,7 @@ class Failovers:
         self.newest[operator] = self.count, failover is Failover.MANUAL
 
     def undeployed(self, operator: str) -> None:
-        """Another one of its name is automatic, until that is changed."""
+        """Returns the name to automatic failover, for a later operator of that name."""
         if operator in self.newest:
             self.order(operator, Failover.AUTOMATIC)
 
@@ -63,7 +65,11 @@ class Failovers:
         return frozenset(operator for operator, (_, manual) in self.newest.items() if manual)
 
     def may_be_alone(self, operator: str, said: Said | None) -> bool:
-        """Whether a replica that is silent may serve it. Args: said: in this term, last; None: nothing."""
+        """Tells whether a silent replica may be serving an operator.
+
+        Args:
+            said: the replica's last report in this term; None: it reported nothing.
+        """
         number, manual = self.newest.get(operator, (0, False))
         if said is None:
             return number > 0

@@ -1,8 +1,8 @@
-"""When what the policies wish is carried out without anybody asking: decided from what is seen, no I/O.
+"""The autopilot: when moves that the policies propose begin without a command. Decided from measurements, no I/O.
 
-A wish is taken up when it has stood for a while, so that what comes and goes moves nothing; a partition that has moved
-rests; and no more moves begin in a minute than was said. These are the thresholds and the cool-down of a feedback
-controller with a dead band: without them two policies, or one and its own effect, move a partition to and fro.
+A proposed move begins when it has stood for a while, so that short-lived load moves nothing; a partition that has moved
+rests; and a limit bounds the moves that begin in a minute. These are the thresholds and the cool-down of a feedback
+controller with a dead band: without them two policies, or one policy and its own effect, move a partition to and fro.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from reconfig.view import View, Wish
 from stateflow.errors import InvalidArgument
 from stateflow.types import PartitionId
 
-#: a wish that has stood so often as long as it is looked at for is no accident
+#: a move that is still proposed after a quarter of this (``STANDS``), which is several looks, is no accident
 COOL_DOWN_S = 60.0
 MOVES_PER_MINUTE = 60.0
-#: part of the cool-down for which a wish must stand
+#: part of the cool-down for which a move must stay proposed
 STANDS = 0.25
-#: how often it looks, where a wish is to stand for longer
+#: seconds between looks, if a move must stay proposed for longer
 LOOK_S = 5.0
-#: two looks so far apart tell rates
+#: seconds between two looks from which rates can be told
 APART_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What people said.
+    """The autopilot's settings.
 
     Args:
-        policies: in the order of their say; none: it does nothing.
-        max_pause_ms: of each move; None: no budget.
-        cool_down_s: a partition that has moved is left alone for so long.
-        moves_per_minute: that begin, at most.
+        policies: the policies that propose moves, the first decides first; empty: the autopilot is off.
+        max_pause_ms: pause budget of each move; None: no budget.
+        cool_down_s: seconds for which a partition that has moved is left alone.
+        moves_per_minute: the most moves that begin in a minute.
 
     Raises InvalidArgument.
     """
@@ -54,12 +54,12 @@ class Orders:
 
     @property
     def stands_s(self) -> float:
-        """For which a wish must stand."""
+        """Seconds for which a move must stay proposed before it begins."""
         return self.cool_down_s * STANDS
 
     @property
     def look_s(self) -> float:
-        """Until the next look: what has stood for long enough is not to wait much longer."""
+        """Seconds until the next look: a move that has stood for long enough does not wait much longer."""
         return max(APART_S, min(LOOK_S, self.stands_s))
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Orders:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Orders:
-        """Of :meth:`to_dict`. Raises InvalidArgument."""
+        """Inverse of :meth:`to_dict`. Raises InvalidArgument."""
         names = fields.get("policies") or ()
         policies = tuple(policies_named(",".join(names))) if names else ()
         rest = {name: value for name, value in fields.items() if name != "policies"}
@@ -80,22 +80,26 @@ class Orders:
 
 
 class Autopilot:
-    """Times are monotonic seconds."""
+    """Chooses the moves that begin now. Times are monotonic seconds."""
 
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
-        self._since: dict[tuple[PartitionId, str], float] = {}  # partition and site or node that is wished
+        self._since: dict[tuple[PartitionId, str], float] = {}  # by partition and proposed site
         self._moved_at: dict[PartitionId, float] = {}
         self._tokens = self._most
         self._counted_at = -math.inf
 
     @property
     def _most(self) -> float:
-        """That may begin at once: what a minute's share of ten seconds is, and one at least."""
+        """The most moves that may begin at once: ten seconds' share of a minute's, at least one."""
         return max(1.0, self.orders.moves_per_minute / 6)
 
     def step(self, now_s: float, view: View, busy: Collection[PartitionId] = frozenset()) -> list[Wish]:
-        """What is to begin now. Args: busy: partitions that move already."""
+        """Returns the moves that begin now.
+
+        Args:
+            busy: partitions that move already.
+        """
         if not self.orders.policies:
             return []
         wishes = decide(self.orders.policies, view)
@@ -116,12 +120,13 @@ class Autopilot:
         return chosen
 
     def began(self, now_s: float, partitions: Iterable[PartitionId]) -> None:
-        """These move now."""
+        """Starts the cool-down of partitions that move now."""
         self._moved_at |= dict.fromkeys(partitions, now_s)
 
     @staticmethod
     def _places(view: View, wishes: Sequence[Wish]) -> dict[tuple[PartitionId, str], Wish]:
-        """By what of a wish must stand: the site, as which node there has least may change at any time."""
+        """Returns proposed moves by partition and target site. The site must stay the same, but not the node: which
+        node has least there may change at any time."""
         sites = {info.name: info.site for info in view.replicas}
         return {(wish.partition, sites[wish.target]): wish for wish in wishes}
 

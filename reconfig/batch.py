@@ -1,7 +1,7 @@
-"""Whose turn it is: which parts of the batches that are under way begin now. Pure.
+"""Turns: which parts (moves) of the running batches begin now. Pure.
 
-Turns go to the batch that has the fewest under way, so that a large one does not keep a small one waiting; within a
-batch they go in its order, past those that a limit holds back.
+The batch with the fewest parts under way gets the next turn, so that a large batch does not keep a small one waiting.
+Within a batch, turns follow its order and skip the parts that a limit holds back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from stateflow.types import ReplicaInfo, node_of
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """At a time; 0: no limit. ``per_node``: that have it as source or target. ``per_link``: between two sites."""
+    """Limits on parts under way at a time; 0: no limit. ``per_node``: parts with the node as source or target.
+    ``per_link``: parts between the same two sites."""
 
     limit: int = 0
     per_node: int = 0
@@ -35,13 +36,14 @@ NONE = Limits()
 
 
 def limits_of(options: MoveOptions) -> Limits:
-    """Those that were asked for when it was begun."""
+    """Returns the limits that a batch's options ask for."""
     return Limits(options.limit or 0, options.per_node or 0, options.per_link or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``shared``: the limits for all batches apply, too. ``link``: the sites that it is between; empty: it is not."""
+    """One part of a batch. ``nodes``: those it takes place at. ``link``: the two sites it is between; empty: it stays
+    at one site. ``shared``: the limits for all batches together apply, too."""
 
     batch: str
     nodes: tuple[str, ...] = ()
@@ -56,7 +58,7 @@ class Part:
 
 
 class _Taken:
-    """What is under way, counted against limits."""
+    """Counts parts under way against limits."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -85,11 +87,13 @@ class _Taken:
 def next_turns(
     waiting: Sequence[Part], under_way: Iterable[Part], limits: Mapping[str, Limits], of_all: Limits = NONE
 ) -> list[int]:
-    """Places in ``waiting`` of those that begin now, in the order of their turns.
+    """Returns the indices in ``waiting`` of the parts that begin now, in the order of their turns.
 
     Args:
-        waiting: of batches that go on, in the order in which they came.
-        limits: of batches that have some; ``of_all``: of all batches together.
+        waiting: parts of batches that are not paused, in the order in which they came.
+        under_way: parts that have begun and not ended.
+        limits: limits by batch; a batch that is missing has none.
+        of_all: limits of all batches together.
     """
     all_, each = _Taken(of_all), {part.batch: _Taken(limits.get(part.batch, NONE)) for part in waiting}
     for part in under_way:
@@ -102,7 +106,7 @@ def next_turns(
         queues.setdefault(part.batch, deque()).append(number)
     chosen: list[int] = []
     while queues:
-        batch = min(queues, key=lambda name: each[name].count)  # of equals the one that came first
+        batch = min(queues, key=lambda name: each[name].count)  # among equals the one that came first
         place = _first_free(queues[batch], waiting, each[batch], all_)
         if place is None:
             del queues[batch]
@@ -115,7 +119,8 @@ def next_turns(
 
 
 def _first_free(queue: deque[int], waiting: Sequence[Part], taken: _Taken, all_: _Taken) -> int | None:
-    """Takes out what it passes over: what is under way only becomes more from here."""
+    """Takes the first part that the limits allow out of the queue, and those that it skips: as parts under way only
+    become more within one call of :func:`next_turns`, the skipped ones cannot begin in it. None: no part may begin."""
     while queue and not taken.is_full:
         part = waiting[place := queue.popleft()]
         if taken.takes(part) and (not part.shared or all_.takes(part)):

@@ -1,4 +1,4 @@
-"""How long would a partition stand still if it were cut over now?
+"""The pause budget: how long a partition would stand still if it were cut over now.
 
 The last change sets must cross the link before the target may serve. With ``lag`` bytes behind, write rate ``w``
 and bandwidth ``B`` (bytes/s), round trip ``rtt``, a fixed cost ``c`` of sealing, proving and opening, and a durable
@@ -6,8 +6,8 @@ write at the target that takes ``s`` now::
 
     pause ≈ (½·rtt + max(c, s) + lag/B) / (1 − w/B)
 
-The fixed cost contains the durable writes as they usually are; only where the disk is busier than that ``s`` counts.
-For less it is no measure: what is measured has more to write than what the pause waits for.
+The fixed cost contains durable writes of the usual duration, so that ``s`` counts only if the disk is busier than that.
+A smaller ``s`` says nothing, as the measured write is larger than the one that the pause waits for.
 
 The denominator is the pre-copy argument of Clark et al., "Live Migration of Virtual Machines" (NSDI 2005): what is
 written while the rest crosses must cross too. With w ≥ B the copy never converges.
@@ -27,18 +27,18 @@ FIXED_MS_DEFAULT = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One report of a target that catches up. Rates are bytes a second; a bandwidth of 0 is not known yet."""
+    """One report of a target that catches up. Rates are in bytes a second; bandwidth 0: not known yet."""
 
     lag_bytes: int
     change_rate: float
     bandwidth: float
     rtt_ms: float
-    sync_ms: float = 0.0  # a durable write there, just now
-    stall_ms: float = 0.0  # by so much the longest of the last round trips exceeded the usual one
+    sync_ms: float = 0.0  # the last durable write at the target
+    stall_ms: float = 0.0  # what the longest of the last round trips took beyond the usual one
 
 
 def predicted_pause_ms(measured: Measured, fixed_ms: float = FIXED_MS_DEFAULT) -> float:
-    """Infinite when changes come faster than they can cross."""
+    """Predicts the pause, in milliseconds. Infinite if changes come faster than they can cross."""
     latency = measured.rtt_ms / 2 + max(fixed_ms, measured.sync_ms)
     if measured.bandwidth <= 0:  # nothing had to cross yet, so that only latency counts
         return latency
@@ -49,56 +49,58 @@ def predicted_pause_ms(measured: Measured, fixed_ms: float = FIXED_MS_DEFAULT) -
 
 
 def lag_ms(measured: Measured) -> float:
-    """What of the pause the changes that are behind would take."""
+    """Returns the part of the predicted pause, in milliseconds, that the lag would take to cross."""
     return predicted_pause_ms(replace(measured, rtt_ms=0.0, sync_ms=0.0), 0.0)
 
 
-#: what moves may cost before any was seen on this machine
+#: fixed costs that stand in for moves until enough were seen on this machine
 PRIOR_MS = (4.0, FIXED_MS_DEFAULT, FIXED_MS_DEFAULT, 20.0)
 MOVES_ENOUGH = 20
-#: no move costs less: of one whose delta explains all but this, or more than all, the fixed cost is not known
+#: no move costs less: if the delta explains all but this of a pause, or more than all, the fixed cost is not known
 LEAST_MS = 0.5
-#: standard deviations up to which a promise reaches. 99 moves of 100 are to keep their budget, which is 2.33; but the
-#: deviation is judged by few moves, and latencies have longer tails than a log-normal. On a busy machine 2.0 kept 98.7
-#: of 100 admitted moves within budgets of 10 to 100 ms, 2.33 kept 99.0, 2.6 all.
+#: standard deviations up to which a promise reaches. 99 of 100 moves should keep their budget, which is 2.33; but the
+#: deviation is estimated from few moves, and latencies have longer tails than a log-normal distribution. On a busy
+#: machine 2.0 kept 98.7 of 100 admitted moves within budgets of 10 to 100 ms, 2.33 kept 99.0, 2.6 all.
 PROMISED = 2.6
-#: of the logarithm
+#: standard deviation of the logarithm, until enough moves were seen
 PRIOR_DEVIATION = 0.5
-#: no machine is more regular than that
+#: standard deviation of the logarithm on the most regular machine
 LEAST_DEVIATION = 0.2
-#: before any move was seen
+#: the promise before any move was seen
 PRIOR_PROMISE_MS = FIXED_MS_DEFAULT * math.exp(PROMISED * PRIOR_DEVIATION)
-#: of a normal distribution, over its median absolute deviation
+#: standard deviation of a normal distribution over its median absolute deviation
 _DEVIATION_OVER_MAD = 1.4826
 
 
 @dataclass(frozen=True, slots=True)
 class FixedCost:
-    """What a cutover costs beside the bytes that cross: what to expect, and how much more it may be, milliseconds."""
+    """The cost of a cutover beside the bytes that cross: the expected cost, and how much more it may be, both in
+    milliseconds."""
 
     expected_ms: float = FIXED_MS_DEFAULT
     margin_ms: float = 0.0
 
 
 def fixed_cost_of(moves: Sequence[tuple[float, float]]) -> FixedCost:
-    """The fixed cost that past moves show, of what the size of the delta did not explain: the median is expected, and
-    the margin reaches up to what nearly every move kept within.
+    """Estimates the fixed cost from the part of past pauses that the size of the delta does not explain. The expected
+    cost is the median; expected cost and margin together are what nearly every move keeps within.
 
     Args:
-        moves: (pause predicted with a fixed cost of 0, actual pause) of recent moves, milliseconds.
+        moves: (pause predicted with a fixed cost of 0, actual pause) of recent moves, in milliseconds.
 
-    A move whose delta crossed faster than was thought shows none and is left out: taken for a cheap one, it would make
-    the others look irregular. Until MOVES_ENOUGH have been seen, PRIOR_MS and PRIOR_DEVIATION stand in for the rest:
-    the first promise little.
+    A move whose delta crossed faster than predicted shows no fixed cost and is left out: counted as a cheap move, it
+    would make the others look irregular. Until MOVES_ENOUGH moves were seen, PRIOR_MS and PRIOR_DEVIATION stand in for
+    the rest, so that the first moves promise little.
 
-    A promise must hold on a busy machine too, so that what is expected is not what is promised. Latencies are taken to
-    be distributed log-normally; their deviation is judged by the median of the absolute ones, so that the tail is known
-    before it was met, and one move on a bad moment does not keep out all later ones.
+    A promise must hold on a busy machine too, so it exceeds the expected cost. Latencies are assumed to be distributed
+    log-normally. Their deviation is estimated from the median absolute deviation, so that the tail is known before a
+    move has met it, and one move at a bad moment does not keep out all later ones.
 
-    On a busy machine they have two humps instead: a process gets the processor at once, or when others have used up
-    their turn. Judged by the median, the deviation is then that of the first hump or the distance of both. So a promise
-    is at least what was needed twice, and at most what was ever needed, or what a machine that is as regular as can be
-    would need.
+    On a busy machine the distribution has two humps instead: a process gets the processor at once, or when others have
+    used up their time slices. The deviation that the median shows is then that of the first hump, or the distance
+    between both. So a promise is at least the second-largest cost seen, and at most the largest cost seen or what the
+    most regular machine would need, if that is more; until MOVES_ENOUGH were seen, at most PRIOR_PROMISE_MS if that is
+    more.
     """
     seen = [actual - predicted for predicted, actual in moves if actual - predicted >= LEAST_MS]
     unexplained = seen if len(seen) >= MOVES_ENOUGH else [*seen, *PRIOR_MS]
@@ -114,15 +116,15 @@ def fixed_cost_of(moves: Sequence[tuple[float, float]]) -> FixedCost:
 
 
 PAUSES_REMEMBERED = 64
-#: what was busy may be idle again
+#: a machine that was busy may be idle again by then
 PAUSES_REMEMBERED_S = 600.0
 
 
 class Experience:
-    """The pauses of recent moves, and what they say of the next.
+    """The pauses of recent moves, and the cost that they predict for the next.
 
-    A move that the margin alone kept out costs the oldest of them. Were it not so, a machine that was busy for a while
-    would refuse every move for as long as that is remembered, and learn nothing meanwhile.
+    Each move that only the margin kept out drops the oldest pause. Otherwise a machine that was busy for a while would
+    refuse every move for as long as those pauses are remembered, and learn nothing meanwhile.
     """
 
     def __init__(self) -> None:
@@ -137,7 +139,7 @@ class Experience:
         self._pauses.append((now_s, (predicted_ms, actual_ms)))
 
     def kept_out(self, now_s: float) -> None:
-        """By the margin: what was expected would have fit."""
+        """Notes a move that only the margin kept out: the expected cost would have fit the budget."""
         self._forget(now_s)
         if self._pauses:
             self._pauses.popleft()

@@ -1,7 +1,7 @@
-"""Bytes of state that may still come to replicas, and what has no room. Decisions only.
+"""Capacity: how many bytes of state replicas can still take, and which partitions have no room. Decisions only.
 
-A replica may hold what its disk has free, and no more than it was told to. Replicas of one disk have its free bytes
-together. What is given away frees nothing: its files stay for a move back, and are counted where they lie.
+A replica may take what its disk has free, up to the limit it was configured with. Replicas on one disk share its free
+bytes. A partition that moves away frees nothing: its files stay for a move back, and count where they lie.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """``own``: what it may hold beside what it holds; ``free``: of its ``disk``; replicas that name the same one share
-    it. Both may be below 0, where more is there than should be."""
+    """The room of one replica, in bytes. ``own``: what its limit still allows. ``free``: free bytes of its ``disk``,
+    which all replicas that name the same disk share; an empty name is a disk of its own. Either is below 0 if more is
+    there than should be."""
 
     own: float = math.inf
     disk: str = ""
@@ -27,18 +28,19 @@ class Room:
 
 
 class Space:
-    """What is left, as more is counted. Of a replica that has not said what it has there is no end."""
+    """Room that is left as coming partitions are counted. A replica that has not reported its room has no limit."""
 
     def __init__(self, rooms: Mapping[str, Room]) -> None:
         self._own = {name: room.own for name, room in rooms.items()}
         self._disks = {name: room.disk or name for name, room in rooms.items()}
         self._free: dict[str, float] = {}
         for name, room in rooms.items():
-            disk = self._disks[name]  # two may have looked at different times
+            disk = self._disks[name]  # replicas on one disk may have reported at different times
             self._free[disk] = min(room.free, self._free.get(disk, math.inf))
 
     def holds(self, replica: str, size: float) -> bool:
-        """Where nothing is left nothing fits, not even what is empty: it will not stay so."""
+        """Tells whether ``size`` more bytes fit. If nothing is left, not even an empty partition fits, as it will not
+        stay empty."""
         return size <= (left := self.left(replica)) and left > 0
 
     def left(self, replica: str) -> float:
@@ -59,7 +61,7 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """To these replicas more would come than there is room for: to several of one disk together."""
+    """Replicas to which more would come than they have room for; several are on one disk and lack room together."""
 
     replicas: tuple[str, ...]
     free_bytes: int
@@ -67,7 +69,12 @@ class Lack:
 
 
 def lacking(coming: Iterable[tuple[str, float]], rooms: Mapping[str, Room]) -> list[Lack]:
-    """Args: coming: (replica, bytes) of each partition."""
+    """Returns where more would come than there is room for: replicas by themselves, then disks.
+
+    Args:
+        coming: (replica, bytes) of each partition.
+        rooms: room by replica; a replica that is missing has no limit.
+    """
     own: dict[str, float] = {}
     for replica, size in coming:
         if replica in rooms:
@@ -88,7 +95,8 @@ def lacking(coming: Iterable[tuple[str, float]], rooms: Mapping[str, Room]) -> l
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Where partitions are to go. ``instead``: who else may have each, those in front who are preferred."""
+    """The target of each partition. ``instead``: other replicas that may take a partition, in groups, preferred ones
+    first."""
 
     moves: dict[PartitionId, str]
     instead: Mapping[PartitionId, Sequence[Collection[str]]] = field(default_factory=dict)
@@ -97,8 +105,15 @@ class Choice:
         return {name for ranks in self.instead.values() for rank in ranks for name in rank}
 
     def fitted(self, takes: Callable[[PartitionId, str], float], rooms: Mapping[str, Room]) -> dict[PartitionId, str]:
-        """The largest first: what has no room where it was to go goes where most is left. What has room nowhere is
-        left where it was to go."""
+        """Returns the targets with partitions that lack room redirected, largest partition first.
+
+        Such a partition goes to the replica with most room left, of the first group in ``instead`` that has any. A
+        partition that fits nowhere keeps its target.
+
+        Args:
+            takes: bytes that a partition needs at a replica.
+            rooms: room by replica.
+        """
         space, found = Space(rooms), dict(self.moves)
         for partition in sorted(found, key=lambda each: -takes(each, found[each])):
             if not space.holds(found[partition], takes(partition, found[partition])):
@@ -116,7 +131,7 @@ def _whole(left: float) -> int:
 
 
 def no_room(lacks: list[Lack]) -> NoRoom:
-    """Of those that :func:`lacking` found, at least one."""
+    """Returns the error for what :func:`lacking` found, which must not be empty."""
     said = "; ".join(
         f"{', '.join(each.replicas)}: {mib(each.free_bytes)} free for state, {mib(each.coming_bytes)} would come"
         for each in lacks

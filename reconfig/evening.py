@@ -1,6 +1,7 @@
-"""A load evened out among nodes by few moves: greedily, from the node that has most over its share to those that have
-least, each time the largest partition that fits. Graham's bound for largest-first (SIAM J. Appl. Math. 17, 1969) holds
-where partitions are small beside a node. Sans-io.
+"""The ``load`` policy: evens out load among nodes by few moves. Sans-io.
+
+It is greedy: from the node with most over its share to those with least, each time the largest partition that fits.
+Graham's bound for largest-first (SIAM J. Appl. Math. 17, 1969) holds if partitions are small compared with a node.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from reconfig.capacity import Space
 from reconfig.view import Left, View, Wish
 from stateflow.types import PartitionId, node_of
 
-#: a node may have so many times its weight's share
+#: the most that a node may have, as a multiple of its weight's share
 UNEVEN_MAX = 1.2
-#: what all nodes have on average of either, below which it does not matter who has more
+#: rows a second and bytes of an average node, below which it does not matter which node has more
 ROWS_THAT_MATTER = 10.0
 BYTES_THAT_MATTER = 16 << 20
-#: nodes that are looked at for one partition, those with least
+#: how many takers are looked at for one partition, those with least; and how many partitions, in ``_places``
 _LOOKED_AT = 4
-#: what is over the most that a node may have is to become less by so much of its share, or it is left
+#: if the taker would exceed UNEVEN_MAX, it must end so much of its share below what the giver had
 _WORTH_IT = 0.05
 
 
 class Nodes:
-    """What nodes and their workers have, as wishes are added."""
+    """Rows, bytes and partitions of nodes and their workers, kept up to date as moves are proposed."""
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -60,7 +61,7 @@ class Nodes:
             self.space.take(target, self.view.takes(partition, target))
 
     def worker(self, node: str, partition: PartitionId) -> str | None:
-        """That has least of those with room. None: none has."""
+        """Returns the node's worker with least, of those with room for the partition. None: no worker has room."""
         able = [name for name in self.workers[node] if self.has_room(name, partition)] if self.view.room else None
         if able == []:
             return None
@@ -71,7 +72,8 @@ class Nodes:
 
 
 class Share:
-    """Of one measure, rows a second or bytes: what each node has over what it is to have."""
+    """Nodes' amounts of one measure (rows a second, or bytes) over their fair shares. ``of``: the measure of a
+    partition."""
 
     def __init__(
         self, have: dict[str, float], weights: Mapping[str, float], of: Callable[[PartitionId], float]
@@ -82,7 +84,7 @@ class Share:
         self.fair = {node: total * weight / whole for node, weight in weights.items()}
 
     def uneven(self, node: str, more: float = 0.0) -> float:
-        """1.0: exactly its share."""
+        """Returns what a node has, or would have with ``more``, over its fair share. 1.0: exactly its share."""
         return (self.have[node] + more) / self.fair[node]
 
 
@@ -106,8 +108,14 @@ _Entry = tuple[float, str, int]  # what a partition has of a measure, and which 
 
 
 def _places(partitions: Sequence[_Entry], too_much: float, room: float) -> Iterator[int]:
-    """Of those worth a try, ascending by what they have: the least that is enough, where there is room for it; the
-    largest that there is room for; the least that there is none for, as it may be better there all the same."""
+    """Yields indices of the partitions that are worth a try, in this order: the smallest that are enough and fit; the
+    largest of the others that fit; the smallest that does not fit, which may be better there all the same.
+
+    Args:
+        partitions: partitions of the giver, ascending by the measure.
+        too_much: what the giver has beyond the most that it may have.
+        room: what the taker may still get.
+    """
     fits = bisect_right(partitions, room, key=lambda each: each[0])
     enough = bisect_left(partitions, too_much, key=lambda each: each[0])
     if enough < fits:
@@ -122,9 +130,9 @@ def _places(partitions: Sequence[_Entry], too_much: float, room: float) -> Itera
 class _Evening:
     def __init__(self, view: View, nodes: Nodes, shares: Mapping[str, Share], left: Left) -> None:
         self._view, self._nodes, self._shares, self._left = view, nodes, shares, left
-        self._owners: dict[PartitionId, str] = {}  # where that is not as in the view
+        self._owners: dict[PartitionId, str] = {}  # proposed owners, if they differ from the view's
         self._reasons: dict[PartitionId, str] = {}
-        #: of a node that gives, by measure: what each partition has of it, ascending
+        #: by giving node and measure: the node's partitions, ascending by the measure
         self._sorted: dict[tuple[str, str], list[_Entry]] = {}
         self._theirs: dict[str, list[PartitionId]] = {}
         giving = {node for node in nodes.weights if self._most(node)[0] > UNEVEN_MAX}
@@ -154,7 +162,8 @@ class _Evening:
         ]
 
     def _give(self, node: str, name: str, uneven: float) -> bool:
-        """One partition, so that neither has as much over its share as it had. False: there is none."""
+        """Moves one partition away from ``node``, so that neither node is as uneven as ``node`` was. Returns False if
+        no partition does that."""
         share, partitions = self._shares[name], self._by(node, name)
         too_much = share.have[node] - UNEVEN_MAX * share.fair[node]
         looked_at = self._least()
@@ -174,7 +183,7 @@ class _Evening:
         return False
 
     def _least(self) -> list[tuple[float, str]]:
-        """The nodes with least, taken out of the heap; what is said there of others may be old."""
+        """Takes the nodes with least out of the heap, whose entries may be out of date: those are put back anew."""
         found: list[tuple[float, str]] = []
         while self._takers and len(found) < _LOOKED_AT:
             said, node = heapq.heappop(self._takers)
@@ -203,7 +212,7 @@ class _Evening:
     def _take(self, partition: PartitionId, node: str, taker: str, name: str, uneven: float) -> None:
         source = self._owners.get(partition, self._view.owners[partition])
         target = self._nodes.worker(taker, partition)
-        assert target is not None  # as was asked before
+        assert target is not None  # _is_better has checked for room
         self._nodes.move(partition, target, source)
         for each in self._shares:
             if (node, each) in self._sorted:

@@ -1,11 +1,12 @@
-"""A partition gets a new owner without its old one's word: when, who, and how. Sans-io.
+"""Take-overs: how a partition gets a new owner without the old one's consent, and which replica that is. Sans-io.
 
-When: the old owner's lease has lapsed by the controller's clock, margin included, so that it serves no more; or it
-came back without the partition's data; or it sealed for a move that can never end.
+A take-over begins if the old owner's lease has lapsed by the controller's clock, margin included, so that it no longer
+serves the partition; if the owner came back without the partition's data; or if it sealed the partition for a move that
+can never end.
 
 ``TABLE`` below is the machine; docs/state-machines.md shows it as a page and a diagram.
 
-An epoch that was granted for a take-over which was given up is burnt, and nobody's: the next take-over has a newer one,
+The epoch of a take-over that was given up is burnt: no replica may own at it. The next take-over gets a newer epoch,
 and a replica that comes back with the burnt one is told to seal.
 """
 
@@ -28,7 +29,7 @@ from stateflow.types import How, PartitionId, ReplicaInfo, node_of, ranges
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """A copy that follows. ``sequence``: reached, as last reported."""
+    """A standby copy. ``following``: it follows its owner. ``sequence``: the last change set that it reported."""
 
     replica: str
     move_id: str
@@ -53,18 +54,21 @@ def choose(
     resting: Collection[str] = (),
     tried: Mapping[str, int] = MappingProxyType({}),
 ) -> Choice | None:
-    """The successor that loses least. None: nobody can take over now.
+    """Chooses the successor that loses least: the owner with its sealed partition, else the standby with the greatest
+    sequence, else a replica that loads a checkpoint. None: no replica can take over now.
 
-    Of those that lose the same, one that does not rest, and of these one at ``sites``; others only where there is none,
-    for to be served comes first. Where it failed before, as where there is no room, it is tried when it was at others,
-    too.
+    Of successors that lose the same, those not in maintenance are preferred, then those at ``sites``. Others are chosen
+    only if there are none of these, as availability comes first. For a checkpoint, a replica where a take-over failed,
+    e.g. for lack of room, is tried again when the others have failed as often.
 
     Args:
-        holds_seal: the owner is alive, and has the whole partition, sealed.
-        owned: partitions by replica, with those on their way.
-        sites: to which the operator is confined; none: to no sites.
+        owner: the former owner.
+        holds_seal: the owner has the whole partition, sealed; counts only if it is alive.
+        alive: replicas that can be planned with, by name.
+        owned: number of partitions by replica, including those on their way to it.
+        sites: the sites to which the operator is confined; empty: not confined.
         resting: nodes in maintenance.
-        tried: how often it failed, by replica.
+        tried: number of failed attempts by replica.
     """
 
     def at(info: ReplicaInfo) -> bool:
@@ -94,11 +98,11 @@ def choose(
     return Choice(min(free, key=cost).name, How.CHECKPOINT)
 
 
-# -- why nobody serves it -----------------------------------------------------------------------------------
+# -- why a partition is not served --------------------------------------------------------------------------
 
 
 class Why(StrEnum):
-    """``{}`` is the owner."""
+    """Reasons why an owner does not serve its partitions. ``{}`` stands for the owner's name."""
 
     MISSING = "{} came without them: what it has in its data directory is not what it should have"
     LAPSED = "the lease of {} has lapsed"
@@ -110,8 +114,8 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """A partition's owner does not serve it. ``failed``: why the last take-over failed; empty: none has.
-    ``by_command``: nobody takes it over unless somebody says so."""
+    """A reason why a partition's owner does not serve it. ``failed``: why the last take-over failed; empty: none has.
+    ``by_command``: a take-over begins only by command."""
 
     owner: str
     why: Why
@@ -120,7 +124,7 @@ class Lack:
 
 
 def unserved(lacks: Mapping[PartitionId, Lack]) -> Iterator[tuple[str, list[int], Lack, StateflowError]]:
-    """(operator, partitions, lack, what to say of them), those of one reason together."""
+    """Groups unserved partitions by operator and lack. Yields (operator, partitions, lack, error to report)."""
     groups: dict[tuple[str, Lack], list[int]] = {}
     for partition, lack in sorted(lacks.items(), key=lambda each: (each[0].operator, each[0].partition)):
         groups.setdefault((partition.operator, lack), []).append(partition.partition)
@@ -191,17 +195,17 @@ class TargetRefused:
 
 @dataclass(frozen=True, slots=True)
 class TargetCancelled:
-    """It promised that it never owns by this take-over."""
+    """The target promised never to own by this take-over."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetUnknown:
-    """It did not answer."""
+    """The target did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetGone:
-    """Its lease has lapsed, margin included."""
+    """The target's lease has lapsed, margin included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,14 +246,14 @@ class RecordOwned:
 
 @dataclass(frozen=True, slots=True)
 class RecordAborted:
-    """Ledger."""
+    """Ledger: the take-over ended without an owner."""
 
     error: StateflowError = field(compare=False)  # no error equals another one
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """``instruction``, after a while."""
+    """``instruction`` again, after a while."""
 
     instruction: TakeOver | CancelTarget
 
@@ -325,7 +329,7 @@ _ROWS: tuple[Row[Phase, Takeover], ...] = (
         note="the target has it, whatever else is said",
     ),
     Ignored((Phase.COMPLETED, Phase.ABANDONED), get_args(Event), (), note="echoes of what was under way"),
-    # what nobody was asked for
+    # answers to instructions that were not given
     Impossible((Phase.GRANTED, Phase.OWNED), (Begin, GrantRecorded)),
     Impossible(Phase.PLANNED, (TargetOwned, TargetUnknown)),
     Impossible((Phase.PLANNED, Phase.OWNED), TargetCancelled),
@@ -355,7 +359,7 @@ TABLE: Table[Phase, Takeover, Says] = Table(
 
 @dataclass(slots=True)
 class Takeover:
-    """The machine. ``handle`` is the only thing that changes it."""
+    """The state machine of one take-over. Only ``handle`` changes it."""
 
     partition: PartitionId
     granted_epoch: int
@@ -366,14 +370,15 @@ class Takeover:
     table: ClassVar[Table[Phase, Takeover, Says]] = TABLE
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Raises InvalidTransition, with the story so far, for an event that cannot happen in this phase."""
+        """Takes an event and returns the instructions that follow from it. Raises InvalidTransition, with the story so
+        far, for an event that cannot happen in this phase."""
         before = self.phase
         self.phase, orders = self.table.handle(self, before, event)
         self.story.append(f"{type(event).__name__}: {before} → {self.phase} [{', '.join(map(str, orders))}]")
         return [order.make(self) for order in orders]
 
     def validate(self) -> None:
-        """Raises InvariantBroken, with the story so far, in a state that only a bug leads to."""
+        """Checks the invariants. Raises InvariantBroken, with the story so far, in a state that only a bug leads to."""
         for words in self.table.broken(self):
             raise InvariantBroken(
                 f"in {self.phase} it does not hold: {words}",
@@ -387,7 +392,8 @@ class Takeover:
 
     @classmethod
     def resumed(cls, partition: PartitionId, granted_epoch: int, granted: bool) -> tuple[Takeover, list[Instruction]]:
-        """After a restart of the controller: what was granted is asked for again, the answer being the same."""
+        """Resumes a take-over after a restart of the controller. A granted target is asked again, as its answer is the
+        same. ``granted``: the grant is in the ledger."""
         takeover = cls(partition, granted_epoch)
         takeover.story.append("resumed")
         if not granted:

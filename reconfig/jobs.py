@@ -1,4 +1,4 @@
-"""Jobs: what is to be done again and again, or at a time, and what became of it."""
+"""Jobs: what is done on a schedule or once at a given time, and their runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stateflow.moves import MoveOptions
 from stateflow.schedule import Schedule
 from stateflow.types import check_name
 
-#: runs of a job that are remembered
+#: the most runs of a job that are remembered
 RUNS_MAX = 100
 
 
@@ -33,9 +33,12 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """``operator``: empty: all. ``policies``: of a rebalance; none: the ring's. ``partitions``, ``to``: of a migration;
-    of a drain ``to`` is the replica that is drained. ``since_us``: when it was made, or went on. ``coordinator``: which
-    controller coordinates its runs; ``workers``: which nodes they use; None: any. See :meth:`check`."""
+    """A job's definition. See :meth:`check` for which fields belong together.
+
+    ``operator``: empty: all. ``policies``: of a rebalance; empty: the ring. ``partitions``, ``to``: of a migration; for
+    a drain, ``to`` is the replica that is drained. ``since_us``: when it was last defined or resumed. ``coordinator``:
+    the controllers that may coordinate its runs; ``workers``: the nodes that its runs may use; None: any.
+    """
 
     name: str
     schedule: Schedule
@@ -51,7 +54,7 @@ class Job:
     workers: Affinity | None = None
 
     def check(self) -> None:
-        """Raises InvalidArgument."""
+        """Checks that the job has the fields that it needs, and no others. Raises InvalidArgument."""
         check_name("job", self.name)
         wants = {Do.MIGRATE: (self.operator, self.partitions, self.to), Do.DRAIN: (self.to,)}.get(self.do, ())
         if not all(wants):
@@ -71,8 +74,8 @@ class Job:
             raise InvalidArgument("one controller coordinates a job", remedy="say which, not how many", job=self.name)
 
     def prove(self, now_us: int) -> None:
-        """Raises InvalidArgument where its record would not be read as it is, or would never be due: what is recorded
-        is there for good."""
+        """Checks a job before it is recorded, as a record is there for good. Raises InvalidArgument if the record would
+        not be read back as the same job, or the job would never be due."""
         self.check()
         match read_job(self.name, self.to_payload(), self.since_us):
             case Unreadable() as found:
@@ -100,7 +103,7 @@ class Job:
 
     @classmethod
     def of(cls, name: str, payload: Mapping[str, Any], since_us: int = 0) -> Job:
-        """Raises InvalidArgument."""
+        """Reads a job from the payload of its record. Raises InvalidArgument."""
         policies = payload.get("policies") or []
         return cls(
             name,
@@ -120,8 +123,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A record of a job that cannot be read, as one of a newer version or of an earlier one that checked less. It is
-    told and can be deleted; it is never due."""
+    """A job's record that cannot be read, e.g. of a newer version, or of an earlier one that checked less. Such a job
+    is listed and can be deleted; it is never due. ``why``: what is wrong with the record."""
 
     name: str
     payload: Mapping[str, Any]
@@ -136,18 +139,19 @@ class Unreadable:
 
 
 def read_job(name: str, payload: Mapping[str, Any], since_us: int) -> Job | Unreadable:
-    """Reads what the ledger has of a job. One that cannot be read holds up no other."""
+    """Reads a job's record. A record that cannot be read does not keep others from being read."""
     try:
         return Job.of(name, payload, since_us)
     except StateflowError as error:
         return Unreadable(name, payload, error.what)
-    except Exception as error:  # noqa: BLE001 - whatever another version wrote there
+    except Exception as error:  # noqa: BLE001 - another version may have written anything
         return Unreadable(name, payload, f"{type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a run did with one operator; ``error``: why it did not."""
+    """A run's work on one operator. ``reconfigurations``: ids of those it began. ``error``: why it failed; empty: it
+    did not."""
 
     operator: str
     reconfigurations: tuple[str, ...] = ()
@@ -156,9 +160,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """``at_us``: the time that it was for. ``ended_us``: 0: it is under way. ``note``: what came of it. ``operators``:
-    of which it has a stage each; None: it was begun by an earlier version, which did not say. ``stages``: those that
-    are recorded."""
+    """One run of a job.
+
+    ``at_us``: the time that it was due at. ``ended_us``: 0: it is under way. ``note``: its outcome in words.
+    ``operators``: it has one stage for each; None: an earlier version began the run and did not record them.
+    ``stages``: the stages recorded so far.
+    """
 
     job: str
     at_us: int
@@ -179,25 +186,30 @@ class Run:
         return f"run/{self.id}"
 
     def left(self, deployed: Sequence[str]) -> list[str]:
-        """Operators whose stage is not recorded. Args: deployed: what there is now."""
+        """Returns the operators whose stage is not recorded yet.
+
+        Args:
+            deployed: the operators that there are now.
+        """
         done = {stage.operator for stage in self.stages}
         wanted = deployed if self.operators is None else self.operators
         return [name for name in wanted if name not in done]
 
     @property
     def mark(self) -> str:
-        """By which its moves are told from others'."""
+        """The mark in the reasons of this run's moves, which tells them from other moves."""
         return f"job {self.job}, run {self.at_us}"
 
 
 def next_at_us(runs: Sequence[Run], now_us: int) -> int:
-    """The time of a run that is begun by hand: later than those before, also where another clock had these."""
+    """Returns the time of a run that is begun by hand: later than those of all earlier runs, even if the clock that
+    gave them was ahead."""
     return max([now_us, *(run.at_us + 1 for run in runs)])
 
 
 def due(job: Job, runs: Sequence[Run], now_us: int) -> int | None:
-    """The time that it is to run for now; None: it is not yet. What one controller ran for, by a clock that is ahead,
-    is not run for again by one whose clock is behind."""
+    """Returns the time of the run that is due now; None: none is due. A time that a controller whose clock is ahead has
+    run the job for is not run again by a controller whose clock is behind."""
     newest = runs[-1] if runs else None
     if job.paused or (newest is not None and newest.state is RunState.IN_PROCESS):
         return None
@@ -206,7 +218,7 @@ def due(job: Job, runs: Sequence[Run], now_us: int) -> int | None:
 
 
 def next_us(job: Job, runs: Sequence[Run], now_us: int) -> int:
-    """When it will run next; 0: never, or while it is paused."""
+    """Returns the time of the next run; 0: the job never runs again, or is paused."""
     if job.paused:
         return 0
     fired, ended = (max(run.at_us for run in runs), runs[-1].ended_us or None) if runs else (None, None)

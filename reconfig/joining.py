@@ -1,8 +1,8 @@
-"""When a replica that joins is given its share without anybody asking: decided from what is seen, no I/O.
+"""Automatic rebalancing: when a replica that joins gets its share without a command. Decisions only, no I/O.
 
-A replica that owns nothing is a *newcomer* where a rebalance would give it something. It is given that once it has been
-there for a while with nothing else going on, and once only: what became of it is for people to see, not to be tried
-again and again.
+A replica that owns nothing is a *newcomer* if a rebalance would give it partitions. The rebalance begins once the
+newcomer has been there for a while with nothing else going on, and once only: if it fails, people decide what to do,
+instead of the controller trying again and again.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from reconfig.work import Cause
 from stateflow import ring
 from stateflow.types import PartitionId, ReplicaInfo, node_of
 
-#: of reconfigurations by which somebody has a replica own less
+#: causes of reconfigurations by which people make a replica own less
 ON_PURPOSE: Final = frozenset({Cause.DRAIN, Cause.MIGRATE})
 
 
 class Joining:
-    """Args: after_s: a newcomer has been there for so long, and nothing has moved for so long, when it is its turn."""
+    """Decides when a rebalance for newcomers begins.
+
+    Args:
+        after_s: seconds for which a newcomer must have been there, and nothing else been going on.
+    """
 
     def __init__(self, after_s: float) -> None:
         self._after_s = after_s
@@ -28,12 +32,12 @@ class Joining:
         self._quiet_from = float("-inf")
 
     def step(self, now_s: float, newcomers: Mapping[str, str], busy: bool) -> frozenset[str]:
-        """Those for whom a rebalance is to begin now, none: it is not time.
+        """Returns the newcomers for which a rebalance begins now; empty: it is not time.
 
         Args:
-            now_s: monotonic.
-            newcomers: those there are now, and the session that each registered with: one that was started anew is
-                another.
+            now_s: monotonic seconds.
+            newcomers: each newcomer that is there now, and the session that it registered with; a replica that was
+                started anew has another session, and counts as another newcomer.
             busy: something moves, is restored, deployed or taken over, or a replica that owns something is silent.
         """
         if busy:
@@ -44,7 +48,7 @@ class Joining:
         waited = {each for each in there if now_s - max(self._since[each], self._quiet_from) >= self._after_s}
         if busy or not waited - self._served:
             return frozenset()
-        self._served |= there  # a rebalance is for all that are there
+        self._served |= there  # one rebalance serves all newcomers that are there
         return frozenset(name for name, _ in there)
 
 
@@ -54,13 +58,16 @@ def newcomers(
     sites: Mapping[str, str],
     confined: ring.Confined = ring.EVERYWHERE,
 ) -> frozenset[str]:
-    """Replicas for whom a rebalance may begin by itself.
+    """Returns the replicas for which a rebalance may begin without a command.
 
-    None where an operator is not at every site that would take part: earlier versions did not record that it was
-    deployed to some on purpose.
+    Returns none if any operator is missing at a site that would take part: earlier versions did not record that an
+    operator was deployed to some sites on purpose.
 
     Args:
-        sites: of every replica, alive or not, by name.
+        owners: owner by partition.
+        alive: replicas that may be given something.
+        sites: site by replica, of all replicas, alive or not.
+        confined: the sites to which operators are confined.
     """
     found = ring.newcomers(owners, alive, confined)
     places: dict[str, set[str]] = {}
@@ -72,9 +79,10 @@ def newcomers(
 
 
 def was_emptied(replica: str, moves: Iterable[tuple[str, str, Cause]]) -> bool:
-    """Whether the last that came to or left a replica's node left it on purpose.
+    """Tells whether the last move to or from a replica's node moved a partition away on purpose.
 
-    Args: moves: (source, target, cause) of those that were completed, newest first.
+    Args:
+        moves: (source, target, cause) of completed moves, newest first.
     """
     node = node_of(replica)
     for source, target, cause in moves:

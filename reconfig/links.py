@@ -1,7 +1,9 @@
-"""What is measured of links between sites, and what is to be measured next. Times are monotonic seconds. No I/O.
+"""Links between sites: their measured round trips and bandwidths, and which to measure next. Times are monotonic
+seconds. No I/O.
 
-Round trips are asked for where they may decide something: between the sites that rows come from, and those where their
-partitions are, or could be better. Of 400 sites that are few of 160,000 pairs. Bytes a second are what moves showed.
+Round trips are measured where they may decide something: between the sites that rows come from, and the sites where
+their partitions are, or would be better. With 400 sites, these are few of 160,000 pairs. Bandwidths are taken from
+moves.
 """
 
 from __future__ import annotations
@@ -11,16 +13,16 @@ from collections.abc import Iterable, Mapping
 
 from reconfig.view import ORIGIN_ROWS_MIN, Pair, View
 
-#: a pair is asked for again
+#: seconds after which a pair is measured again
 RTT_ASKED_S = 60.0
-#: what was measured counts for so long: one answer may fail
+#: seconds for which a measured round trip counts, so that one measurement may fail
 RTT_KEPT_S = 150.0
-#: that matter most; more are not looked at
+#: the most pairs looked at, those that matter most
 PAIRS_MAX = 2048
-#: asked for in one look, and of one site
+#: the most pairs asked for in one look, and the most asked of one site
 ASKED_MAX = 256
 ASKED_OF_SITE_MAX = 32
-#: a link is what the fastest of its last moves saw: those that go side by side have only a part of it each
+#: a link's bandwidth is that of the fastest of its last moves, as moves side by side get only a part of it each
 MOVES_KEPT = 8
 MOVES_KEPT_S = 3600.0
 
@@ -28,21 +30,27 @@ MOVES_KEPT_S = 3600.0
 class Links:
     def __init__(self) -> None:
         self._asked_at: dict[Pair, float] = {}
-        self._rtts: dict[Pair, tuple[float, float]] = {}  # when, milliseconds
-        self._moves: dict[Pair, deque[tuple[float, float]]] = {}  # from, to: when, bytes a second
+        self._rtts: dict[Pair, tuple[float, float]] = {}  # (measured at, milliseconds)
+        self._moves: dict[Pair, deque[tuple[float, float]]] = {}  # by (from, to): (ended at, bytes a second)
 
     def moved(self, now_s: float, source: str, target: str, bytes_per_s: float) -> None:
-        """Args: source, target: sites; bytes_per_s: 0: too little came to tell."""
+        """Notes the bandwidth that a move has shown.
+
+        Args:
+            source, target: sites.
+            bytes_per_s: 0: too few bytes crossed to tell.
+        """
         if source != target and bytes_per_s > 0:
             self._moves.setdefault((source, target), deque(maxlen=MOVES_KEPT)).append((now_s, bytes_per_s))
 
     def bytes_per_s(self, now_s: float) -> dict[Pair, float]:
-        """From one site to another."""
+        """Returns bandwidths by (from, to)."""
         found = {pair: [rate for at, rate in moves if now_s - at < MOVES_KEPT_S] for pair, moves in self._moves.items()}
         return {pair: max(rates) for pair, rates in found.items() if rates}
 
     def due(self, now_s: float, wanted: Iterable[Pair]) -> dict[str, list[str]]:
-        """What each site is to be asked now: round trips to which others. They count as asked, answered or not."""
+        """Returns, for each site to ask now, the other sites to which it should measure round trips. The pairs count as
+        asked, whether the site answers or not."""
         self._asked_at = {pair: at for pair, at in self._asked_at.items() if now_s - at < RTT_ASKED_S}
         self._rtts = {pair: seen for pair, seen in self._rtts.items() if now_s - seen[0] < RTT_KEPT_S}
         found: dict[str, list[str]] = {}
@@ -58,24 +66,29 @@ class Links:
         return {site: others for site, others in found.items() if others}
 
     def measured(self, now_s: float, site: str, rtts_ms: Mapping[str, float]) -> None:
-        """Args: rtts_ms: to other sites; of one that did not answer none."""
+        """Notes round trips that a site has measured.
+
+        Args:
+            rtts_ms: round trips by other site; a site that did not answer is missing.
+        """
         for other, rtt_ms in rtts_ms.items():
             self._rtts[site, other] = now_s, rtt_ms
 
     def rtts_ms(self, now_s: float) -> dict[Pair, float]:
-        """In either order, each once."""
+        """Returns round trips by pair of sites, each pair once, in either order."""
         return {pair: rtt_ms for pair, (at, rtt_ms) in self._rtts.items() if now_s - at < RTT_KEPT_S}
 
 
 def pairs_that_matter(view: View) -> list[Pair]:
-    """Of sites with replicas, each pair once, those of most rows first; rows come from the first of a pair."""
+    """Returns the pairs of sites whose round trips may decide a move, those with most rows first. Both sites have
+    replicas, and each pair comes once. Rows come from the first site of a pair."""
     sites_of = {info.name: info.site for info in view.replicas}
     there, able = set(sites_of.values()), {info.site for info in view.takers()}
     groups: Counter[tuple[tuple[str, ...], tuple[str, ...], str]] = Counter()
     for partition, seen in view.seen.items():
         here = sites_of.get(view.owners.get(partition, ""))
         if here is None or not seen.origins or (len(seen.origins) == 1 and here in seen.origins):
-            continue  # as most are, where it has settled
+            continue  # most partitions, once placement has settled
         rows = sum(seen.origins.values())
         if rows >= ORIGIN_ROWS_MIN:
             confined = tuple(view.confined.get(partition.operator, ()))

@@ -1,4 +1,4 @@
-"""Nodes that are being looked after: nothing is given to them meanwhile, and never are two of a set. Pure."""
+"""Maintenance of nodes: they are given nothing meanwhile, and no two nodes of a set are in it at a time. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from stateflow.errors import InMaintenance, InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """``until_us``: it ends by itself then; 0: by command. ``one_of``: a set of which no two are to be in maintenance
-    at a time; empty: none. Times are µs, of the controller's clock."""
+    """A node's maintenance. ``until_us``: when it ends by itself; 0: it ends by command. ``one_of``: name of a set of
+    nodes of which no two may be in maintenance at a time; empty: no set. Times are µs of the controller's clock."""
 
     since_us: int
     until_us: int = 0
@@ -26,9 +26,14 @@ class Maintenance:
 
 
 def ordered(node: str, now_us: int, for_s: float, one_of: str, known: Mapping[str, Maintenance]) -> Maintenance:
-    """Of a node, from now on. Args: for_s: 0: until it is ended; known: of all nodes, over or not.
+    """Returns the maintenance of a node from now on.
 
-    Raises InvalidArgument; InMaintenance while another one of the set is."""
+    Args:
+        for_s: duration in seconds; 0: until it is ended by command.
+        known: maintenance by node, of all nodes, over or not.
+
+    Raises InvalidArgument; InMaintenance while another node of the set is in maintenance.
+    """
     if not 0 <= for_s < 10 * 365 * 86400:
         raise InvalidArgument(f"a maintenance cannot last {for_s:g} s", remedy="give a length of time, e.g. 2h")
     others = [

@@ -1,20 +1,20 @@
-"""One move of one partition: the controller's decisions as a sans-io state machine.
+"""One move of one partition: the controller's decisions, as a sans-io state machine.
 
-Facts come in as events, what is to be done goes out as instructions; the shell carries them out and feeds the
-results back. The machine has no clock, no socket and no randomness.
+Facts come in as events, and instructions go out; the shell carries them out and feeds the results back as events. The
+machine has no clock, no socket and no randomness.
 
 ``TABLE`` below is the machine; docs/state-machines.md shows it as a page and a diagram.
 
-Rules: the grant is in the ledger before the source hears of it. Before the source may have sealed, every failure
-rolls back; after it, every failure goes forward. Only the source can say which side of the seal it is on; when it is
-gone for good, the target can still promise that it never owns for this move, and then the partition is free for a
+Rules: the grant is in the ledger before the source hears of it. As long as the source cannot have sealed, every failure
+rolls back; once it has sealed, every failure goes forward. Only the source can tell which side of the seal it is on. If
+the source is gone for good, the target can still promise never to own for this move; then the partition is free for a
 take-over (:mod:`reconfig.failover`).
 
-A move whose grant an earlier term recorded copies again, and is fenced by that grant. That term may have fenced it,
-too: when something fails, the source is asked whether it sealed, as behind the fence.
+If an earlier term recorded the grant of a move, the move copies again, and that grant fences it. The earlier term may
+have fenced the move, too, so that on any failure the source is asked whether it sealed, as behind the fence.
 
-A budget is met when expected pause and margin fit it. A move waits for that up to ``patience_s``, counted from when the
-base was there; a move without a budget waits ``settle_s`` at most for its lag to become small.
+A budget is met if the sum of expected pause and margin fits it. A move waits up to ``patience_s`` for that, counted
+from when the base copy was complete; a move without a budget waits at most ``settle_s`` for its lag to become small.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from stateflow.transitions import Guard, Ignored, Impossible, Order, Refused, Ro
 
 #: a move without a budget is cut over once its lag takes no longer than this to cross
 LAG_MS_SMALL = 10.0
-#: steps that a machine remembers, for its errors
+#: the most steps that a machine remembers, for its errors
 STORY_KEPT = 40
 
 
@@ -78,7 +78,7 @@ class BaseReady:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """A report while catching up. ``waited_s``: since the base was there."""
+    """A report while catching up. ``waited_s``: seconds since the base copy was complete."""
 
     measured: Measured
     waited_s: float = 0.0
@@ -128,7 +128,7 @@ class SourceGone:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """By command: what the source sealed cannot be proved at the target, and never will be."""
+    """A command gave the move up: what the source sealed cannot be proved at the target, and never will be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class TargetUnknown:
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """The target's copy is to serve as it is, since the source died: a take-over goes on from here."""
+    """The source died, and a take-over serves the target's copy as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +197,9 @@ class Fence:
     """Source: seal, for the target to own at ``epoch`` → SourceSealed | FenceRefused | SourceUnknown.
 
     Args:
-        cold: nobody follows yet. Else it waits for its turn of the cutovers at its source.
-        pause_ms: predicted; 0 where no figure was.
-        max_pause_ms: 0 means no budget.
+        cold: no target follows yet. Otherwise the fence waits for its turn among the cutovers at the source.
+        pause_ms: predicted pause; 0: there is no prediction.
+        max_pause_ms: budget; 0: none.
     """
 
     epoch: int
@@ -225,7 +225,7 @@ class CancelTarget:
 
 @dataclass(frozen=True, slots=True)
 class AbandonTarget:
-    """Target, best effort."""
+    """Target, best effort: drop the copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ class RecordOwned:
 
 @dataclass(frozen=True, slots=True)
 class RecordAborted:
-    """Ledger."""
+    """Ledger: the move was rolled back."""
 
     error: StateflowError = field(compare=False)  # no error equals another one
 
@@ -252,7 +252,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """``instruction``, after a while."""
+    """``instruction`` again, after a while."""
 
     instruction: Prepare | Fence | CancelSource | CancelTarget
 
@@ -442,7 +442,7 @@ def _wrong_epoch(move: Move, event: TargetOwned) -> InvalidTransition:
 
 
 _ROWS: tuple[Row[Phase, Move], ...] = (
-    # whatever was believed before: who owns has it
+    # a target that owns has the partition, whatever was believed before
     Ignored((Phase.OWNED, Phase.COMPLETED), TargetOwned, (), note="told twice, it is recorded once"),
     Ignored(Phase.ABORTED, TargetOwned, (), when=STANDBY, note="told twice"),
     Refused(Phase.ABORTED, TargetOwned, _wrong_epoch, note="what was rolled back can never own"),
@@ -495,7 +495,7 @@ _ROWS: tuple[Row[Phase, Move], ...] = (
     Transition(Phase.CATCHING_UP, CaughtUp, None, (), effect=_measure, note="it may fit later"),
     Transition(Phase.CATCHING_UP, GrantRecorded, Phase.FENCED, (FENCE,), when=GRANTING, effect=_grant),
     Impossible((Phase.WAITING, Phase.CATCHING_UP), GrantRecorded, note="it was not asked for"),
-    # granted before: an earlier term may have fenced it
+    # granted already: an earlier term may have fenced the move
     Transition(
         BEFORE_FENCE, TargetFailed, Phase.FENCED, (CANCEL_SOURCE,), when=GRANTED, effect=_target_lost_first,
         note="did the source seal?",
@@ -512,7 +512,7 @@ _ROWS: tuple[Row[Phase, Move], ...] = (
         BEFORE_FENCE, GivenUp, Phase.FENCED, (CANCEL_TARGET,), when=GRANTED, effect=_give_up,
         note="by command: its seal proves nothing",
     ),
-    # what rolls back before the fence
+    # rolled back before the fence
     Transition(
         BEFORE_FENCE, TargetFailed, Phase.ABORTED, (CANCEL_SOURCE, ABANDON_TARGET, RECORD_ABORTED),
         effect=_fail, note="a grant that is not fenced yet is void",
@@ -571,7 +571,7 @@ _ROWS: tuple[Row[Phase, Move], ...] = (
     Transition(
         Phase.FENCED, TargetFailed, None, (CANCEL_SOURCE,), effect=_target_lost_first, note="did the source seal?"
     ),
-    # a source that will never say it: then the target's promise never to own is enough
+    # a source that will never tell: the target's promise never to own is enough
     Ignored(Phase.FENCED, (SourceGone, GivenUp), (), when=SOURCE_GONE, note="told twice"),
     Transition(
         Phase.FENCED, SourceGone, None, (CANCEL_TARGET,), effect=_source_died,
@@ -606,7 +606,7 @@ _ROWS: tuple[Row[Phase, Move], ...] = (
         (Phase.COMPLETED, Phase.ABORTED), tuple(event for event in get_args(Event) if event is not TargetOwned), (),
         note="echoes of what was under way",
     ),
-    # what nobody was asked for
+    # answers to instructions that were not given
     Impossible((*COPYING, Phase.FENCED, Phase.OWNED), Begin),
     Impossible(Phase.WAITING, (BaseReady, CaughtUp, TakenOver)),
     Impossible((Phase.WARMING, Phase.OWNED), GrantRecorded),
@@ -648,17 +648,17 @@ TABLE: Table[Phase, Move, Says] = Table(
 
 @dataclass(slots=True)
 class Move:
-    """The machine. ``handle`` is the only thing that changes it.
+    """The state machine of one move. Only ``handle`` changes it.
 
     Args:
-        epoch: the source owns the partition at this epoch.
-        granted_epoch: the one the target is to own it at.
-        max_pause_ms: budget; 0 means none.
-        fixed_ms, margin_ms: expected cost that no delta explains, and what to add so that nearly every move keeps
-            within the sum.
-        patience_s: a budget that is not in reach for so long is refused.
-        settle_s: without a budget the lag may take so long to become small.
-        granted: the grant is in the ledger. Of a move that begins: an earlier term recorded it, and may have fenced.
+        epoch: the epoch at which the source owns the partition.
+        granted_epoch: the epoch at which the target will own it.
+        max_pause_ms: budget; 0: none.
+        fixed_ms: expected cost of a cutover beside the delta.
+        margin_ms: what to add to the expected cost so that nearly every move keeps within the sum.
+        patience_s: seconds after which a budget that stays out of reach is refused.
+        settle_s: seconds that the lag of a move without a budget may take to become small.
+        granted: the grant is in the ledger. True for a new machine: an earlier term recorded it, and may have fenced.
     """
 
     epoch: int
@@ -671,13 +671,13 @@ class Move:
     kind: Kind = Kind.WARM
     granted: bool = False
     phase: Phase = Phase.WAITING
-    granting: bool = False  # asked for, and not recorded yet
+    granting: bool = False  # the grant was asked for, and is not recorded yet
     sealed: bool = False
     cancelling: bool = False
     source_gone: bool = False
     target_up: bool = False  # a transfer is under way as far as we know
     predicted_pause_ms: float = 0.0
-    margin_now_ms: float = 0.0  # at least what the machine just showed: it may do so again
+    margin_now_ms: float = 0.0  # at least the stall that the machine just showed: it may stall again
     rounds: int = 0
     digest: str = ""
     error: StateflowError | None = None
@@ -685,7 +685,8 @@ class Move:
     table: ClassVar[Table[Phase, Move, Says]] = TABLE
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Raises InvalidTransition, with the story so far, for an event that cannot happen in this phase."""
+        """Takes an event and returns the instructions that follow from it. Raises InvalidTransition, with the story so
+        far, for an event that cannot happen in this phase."""
         before = self.phase
         self.phase, orders = self.table.handle(self, before, event)
         if not isinstance(event, CaughtUp):
@@ -694,11 +695,11 @@ class Move:
 
     @property
     def fenced(self) -> bool:
-        """Its source may have sealed, and the target is not known to own."""
+        """Tells whether the source may have sealed, while the target is not known to own."""
         return self.granted and self.phase in (*BEFORE_FENCE, Phase.FENCED)
 
     def validate(self) -> None:
-        """Raises InvariantBroken, with the story so far, in a state that only a bug leads to."""
+        """Checks the invariants. Raises InvariantBroken, with the story so far, in a state that only a bug leads to."""
         for words in self.table.broken(self):
             raise InvariantBroken(
                 f"in {self.phase} it does not hold: {words}",
@@ -707,7 +708,7 @@ class Move:
             )
 
     def prediction(self, event: CaughtUp) -> tuple[float, float]:
-        """(pause, margin), both in ms."""
+        """Returns (predicted pause, margin), in milliseconds."""
         return predicted_pause_ms(event.measured, self.fixed_ms), max(self.margin_ms, event.measured.stall_ms)
 
     def fits(self, event: CaughtUp) -> bool:

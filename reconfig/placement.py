@@ -1,19 +1,18 @@
-"""Where partitions had better be, by what is measured: from a view of the cluster to wishes, each with its reason.
-Sans-io, and the same view gives the same wishes.
+"""Placement policies: from a view of the cluster to proposed moves, each with its reason. Sans-io and deterministic.
 
 ==============  ====================================================================================================
-policy          wishes
+policy          aim
 ==============  ====================================================================================================
 ``ring``        every node has its weight's share of partitions, by as few moves as that takes
 ``load``        no node has more than 1.2 times its weight's share of rows a second and of bytes, by few moves
-``locality``    partitions are where the round trips of their rows are least: where they come from, or nearest to it
+``locality``    partitions are where their rows have the shortest round trips: where they come from, or near to it
 ==============  ====================================================================================================
 
-Every policy keeps to the sites an operator is confined to, to the room replicas have, and places nothing at a node that
-rests for maintenance. Several are asked in order: the later ones take the wishes of the earlier for granted, and leave
-at its site what an earlier one wants there. A wish that costs more than it brings is none: the bytes of a move must be
-made up for by those that no longer cross between sites within ``PAYBACK_S``, and cross themselves within that time,
-where it is known how fast they do.
+Every policy respects the sites to which an operator is confined and the room that replicas have, and places nothing at
+a node in maintenance. Several policies are asked in order: a later one takes the moves of the earlier ones as made, and
+does not move a partition away from the site where an earlier one wants it. No move is proposed that costs more than it
+brings: within ``PAYBACK_S``, the bytes that no longer cross between sites must make up for the bytes of the move. The
+move itself must not take longer than that either, if the bandwidth is known.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from stateflow import ring
 from stateflow.errors import InvalidArgument
 from stateflow.types import PartitionId, node_of
 
-#: the round trips of its rows must be so much fewer elsewhere: what comes from two sites alike does not go to and fro
+#: fraction by which the round trips must be shorter elsewhere: rows from two sites alike move nothing to and fro
 NEARER_MIN = 0.3
-#: milliseconds a row, by which a site that none of its rows come from must be nearer: less is no more than noise
+#: milliseconds a row by which a site that none of the rows come from must be nearer: less is no more than noise
 NEARER_MS_MIN = 1.0
-#: of a row, where its bytes were not measured
+#: bytes of a row, if they were not measured
 ROW_BYTES_GUESS = 100.0
-#: of the sites that are nearest to one, those that are looked at
+#: how many of the sites nearest to an origin are looked at
 _NEAREST = 8
 
 
@@ -47,7 +46,7 @@ class PolicyName(StrEnum):
 
 
 def policies_named(text: str) -> list[PolicyName]:
-    """``locality,load``: in this order. Raises InvalidArgument."""
+    """Parses a list such as ``locality,load``, in the order of decision. Raises InvalidArgument."""
     names = [name.strip() for name in text.split(",")]
     known = {policy.value for policy in PolicyName}
     if unknown := [name for name in names if name not in known]:
@@ -58,7 +57,11 @@ def policies_named(text: str) -> list[PolicyName]:
 
 
 def decide(names: Sequence[PolicyName], view: View, left: Left | None = None) -> list[Wish]:
-    """What all of them together wish: a partition at most once. Args: left: told what stays, and why."""
+    """Returns the moves that the policies propose together, at most one for a partition.
+
+    Args:
+        left: collects the partitions that stay where they are, and why.
+    """
     whole, left = view, left or Left()
     wishes: dict[PartitionId, Wish] = {}
     for name in names:
@@ -79,7 +82,7 @@ def by_ring(view: View, left: Left | None = None) -> tuple[list[Wish], View]:
     left = left or Left()
     sites = {
         info.name: info.site for info in view.takers()
-    }  # what others own is for a take-over, or when they are back
+    }  # partitions of other replicas wait for a take-over, or for their owners to come back
     free = {
         partition: owner for partition, owner in view.owners.items() if owner in sites and partition not in view.tied
     }
@@ -102,8 +105,8 @@ def by_ring(view: View, left: Left | None = None) -> tuple[list[Wish], View]:
 
 
 class _Near:
-    """Sites that a partition could be at for its rows' sake: those that they come from, and of those that are known to
-    be near one of them the nearest."""
+    """Candidate sites of a partition: those that its rows come from, and the nearest of those whose round trip to one
+    of them is known."""
 
     def __init__(self, view: View, able: Collection[str]) -> None:
         self._view, self._able = view, able
@@ -114,7 +117,10 @@ class _Near:
         self._nearest: dict[tuple[str, str], list[str]] = {}  # by operator and site
 
     def worth_a_move(self, partition: PartitionId, seen: Seen, here: str) -> Iterator[str]:
-        """The nearest first. Whoever asks seldom wants another one."""
+        """Yields the sites that are worth a move, the nearest first; lazily, as callers seldom need a second one.
+
+        A site that none of the rows come from must be nearer by ``NEARER_MS_MIN``, by measured round trips.
+        """
         first = next(iter(seen.origins)) if len(seen.origins) == 1 else ""
         if first and first != here and self._may_be(partition, first):
             yield first
@@ -161,12 +167,12 @@ def by_locality(view: View, left: Left | None = None) -> tuple[list[Wish], View]
         if total < ORIGIN_ROWS_MIN or here is None:
             continue
         tied[partition] = here
-        if len(seen.origins) == 1 and here in seen.origins:  # as most are, where it has settled
+        if len(seen.origins) == 1 and here in seen.origins:  # most partitions, once placement has settled
             continue
         for best in near.worth_a_move(partition, seen, here):
             if not _pays(seen, here, best):
                 left.note(partition, f"a move to {best} costs more bytes than it saves within {PAYBACK_S / 60:.0f} min")
-                break  # what is not worth it for the nearest is not for the next
+                break  # a move that does not pay for the nearest site does not for the next
             if why := view.too_long(partition, here, best):
                 left.note(partition, why)
             elif (target := _least_loaded(nodes, at_site[best], partition)) is None:
@@ -180,19 +186,20 @@ def by_locality(view: View, left: Left | None = None) -> tuple[list[Wish], View]
 
 
 def _are_known(view: View, seen: Seen, here: str, there: str) -> bool:
-    """Of each of its origins both distances, or neither: a guess is not held against a measure."""
+    """Tells whether, for each origin, the round trips to both sites are measured, or to neither: a guess is not
+    compared with a measurement."""
     return all(
         (view.measured_ms(origin, here) is None) == (view.measured_ms(origin, there) is None) for origin in seen.origins
     )
 
 
 def _least_loaded(nodes: Nodes, there: Collection[str], partition: PartitionId) -> str | None:
-    """The worker with least at the node with least, of those with room."""
+    """Returns the least loaded worker at the least loaded node, of those with room. None: there is no room."""
 
     def load(node: str) -> tuple[float, str]:
         return nodes.rows[node] / nodes.weights[node], node
 
-    if (target := nodes.worker(min(there, key=load), partition)) is not None:  # as it mostly is
+    if (target := nodes.worker(min(there, key=load), partition)) is not None:  # the usual case
         return target
     return next((target for node in sorted(there, key=load) if (target := nodes.worker(node, partition))), None)
 
@@ -210,13 +217,13 @@ def _order(partition: PartitionId) -> tuple[str, int]:
 
 
 def _trips(view: View, seen: Seen, site: str) -> float:
-    """Milliseconds of round trips that its rows take in a second, were it there."""
+    """Returns the milliseconds of round trips that a second's rows would take with the partition at ``site``."""
     return sum(rows * view.between_ms(origin, site) for origin, rows in seen.origins.items())
 
 
 def _pays(seen: Seen, here: str, there: str) -> bool:
-    """Do the rows that no longer cross make up for the bytes of the move, within ``PAYBACK_S``? A site between those of
-    its rows is nearer, and saves time and no bytes."""
+    """Tells whether the rows that no longer cross between sites make up for the bytes of the move within ``PAYBACK_S``.
+    A site that no rows come from always pays: it is nearer, and saves time instead of bytes."""
     row_bytes = seen.row_bytes / seen.rows if seen.rows and seen.row_bytes else ROW_BYTES_GUESS
     saved = (seen.origins.get(there, 0.0) - seen.origins.get(here, 0.0)) * row_bytes
     return saved * PAYBACK_S >= seen.size or not seen.origins.get(there)
@@ -228,7 +235,8 @@ POLICIES: Final[Mapping[PolicyName, Callable[[View, Left], tuple[list[Wish], Vie
 
 
 def uneven(view: View, measure: str = "rows") -> float:
-    """The most that a node has over its weight's share of ``rows`` or ``bytes``; 1.0: all have exactly that."""
+    """Returns the greatest multiple of its weight's share of ``rows`` or ``bytes`` that a node has. 1.0: every node has
+    exactly its share."""
     nodes = Nodes(view)
     have = nodes.rows if measure == "rows" else nodes.bytes
     share = Share(have, nodes.weights, lambda _: 0.0)

@@ -1,6 +1,6 @@
-"""Which partitions move, from where to where, in which rounds. Sans-io.
+"""Plans: the order and rounds of transfers, and where standbys go. Sans-io.
 
-A round's transfers go on side by side; a round begins when the one before has ended.
+The transfers of a round run side by side; a round begins when the one before has ended.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stateflow.types import PartitionId, ReplicaInfo, node_of
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is known of a partition: bytes on disk, batches a second."""
+    """A partition's load. ``size``: bytes on disk. ``rate``: batches a second."""
 
     size: int = 0
     rate: float = 0.0
@@ -33,8 +33,8 @@ class Transfer:
 
 
 def ordered(transfers: Iterable[Transfer], order: Order) -> list[Transfer]:
-    """Hot first gets relief soonest where the source is overloaded; hot last keeps most of the traffic undisturbed
-    until the end."""
+    """Sorts transfers. ``hot-first`` relieves an overloaded source soonest; ``hot-last`` keeps most of the traffic
+    undisturbed until the end."""
     by_number = sorted(transfers, key=lambda t: (t.partition.operator, t.partition.partition))
     match order:
         case "hot-first":
@@ -54,8 +54,9 @@ def one_by_one(transfers: Sequence[Transfer]) -> list[list[Transfer]]:
 
 
 def matched(transfers: Sequence[Transfer]) -> list[list[Transfer]]:
-    """Rounds in which no replica sends twice or receives twice, each as large as can be: a maximum matching of sources
-    and targets, found by augmenting paths (Kuhn 1955; the "batched" strategy of Megaphone, VLDB 2019)."""
+    """Returns rounds in which no replica sends twice or receives twice. Each round is as large as possible: a maximum
+    matching of sources and targets, found by augmenting paths (Kuhn 1955; the "batched" strategy of Megaphone, VLDB
+    2019)."""
     left = list(transfers)
     rounds: list[list[Transfer]] = []
     while left:
@@ -70,7 +71,7 @@ def _maximum_matching(transfers: Sequence[Transfer]) -> list[Transfer]:
     of_source: dict[str, list[Transfer]] = {}
     for transfer in transfers:
         of_source.setdefault(transfer.source, []).append(transfer)
-    into: dict[str, Transfer] = {}  # target → what it receives
+    into: dict[str, Transfer] = {}  # by target
 
     def augment(source: str, seen: set[str]) -> bool:
         for transfer in of_source[source]:
@@ -89,7 +90,7 @@ def _maximum_matching(transfers: Sequence[Transfer]) -> list[Transfer]:
     return [transfer for transfer in transfers if id(transfer) in chosen]
 
 
-# -- who gets what ------------------------------------------------------------------------------------------
+# -- standbys -----------------------------------------------------------------------------------------------
 
 
 def spread_standbys(
@@ -100,11 +101,18 @@ def spread_standbys(
     near: Mapping[PartitionId, Sequence[str]] = MappingProxyType({}),
     sites: Mapping[str, str] = MappingProxyType({}),
 ) -> list[tuple[PartitionId, str]]:
-    """(partition, replica) for every standby that lacks: never at the owner's node nor twice at one; at the site that
-    has the fewest of owner and copies; then one that is ``near``, having been owner or standby until now; then the
-    replica with the fewest copies for its weight.
+    """Returns (partition, replica) for every missing standby.
 
-    Args: sites: of replicas that have something, also of those that are given nothing more.
+    A standby is never at the owner's node, and no node has two standbys of a partition. Preferred are, in this order:
+    the site with the fewest of owner and standbys; a replica in ``near``, earlier entries first; the replica with the
+    fewest standbys for its weight. Fewer than ``count`` are returned if there are not enough nodes.
+
+    Args:
+        partitions: owner by partition.
+        existing: replicas with a standby, by partition.
+        count: standbys wanted of each partition.
+        near: by partition, replicas that were owner or standby until now.
+        sites: sites of replicas that have something, including those that are given nothing more.
     """
     infos = {info.name: info for info in replicas if info.weight > 0}
     at = {**sites, **{info.name: info.site for info in replicas}}

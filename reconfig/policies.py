@@ -7,15 +7,15 @@ strategy              copies      at a time      pauses
 ``pause-and-copy``    fenced      all            each moving partition, while it is copied with all the others
 ``fluid``             fenced      one            each moving partition, while it alone is copied
 ``batched``           fenced      a matching     as fluid, one per pair of source and target at a time
-``on-demand``         fenced      what is asked  each moving partition, from its first batch until it is copied
+``on-demand``         fenced      as requested   each moving partition, from its first batch until it is copied
 ``warm-up``           serving     a few          each moving partition, while its last changes cross
 ``auto``              warm-up, but pause-and-copy where changes come faster than they can cross
 ====================  ==========  =============  ==============================================================
 
 Fluid and batched are Megaphone's (Hoffmann et al., VLDB 2019). On-demand is the fetching of Meces (Gu et al., ATC 2022)
-with partitions as the unit: all change hands at once, and what is asked for comes first. Stop-and-restart is what users
-of micro-batch engines do today. Warm-up is the pre-copy of live migration of virtual machines (Clark et al., NSDI
-2005).
+with partitions as the unit: all change owners at once, and the partitions that batches wait for are copied first.
+Stop-and-restart is what users of micro-batch engines do today. Warm-up is the pre-copy of live migration of virtual
+machines (Clark et al., NSDI 2005).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from stateflow.moves import AUTO, StrategyName
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """``stops``: the operator is held from before the first move until after the last. ``limited``: the controller's
-    limit on moves at a time applies. ``on_demand``: each target copies what batches wait for at once, the rest one
-    after another."""
+    """A strategy. ``stops``: the operator is stopped from before the first move until after the last. ``limited``: the
+    controller's limit on moves at a time applies. ``on_demand``: each target copies partitions that batches wait for at
+    once, and the others one after another."""
 
     name: StrategyName
     kind: Kind
@@ -54,28 +54,28 @@ STRATEGIES = {
         Strategy(StrategyName.WARM_UP, Kind.WARM, plan.all_at_once, limited=True),
     )
 }
-#: bytes a second, while no move has measured it
+#: bytes a second, until a move has measured the bandwidth
 BANDWIDTH_GUESS = 100e6
-#: what a copy behind the fence costs beside its bytes: a snapshot, round trips, an opened database
+#: seconds that a copy behind the fence takes beside its bytes: a snapshot, round trips, opening a database
 COLD_FIXED_S = 0.05
 
 
 def strategy_named(name: str) -> Strategy | None:
-    """Of one that MoveOptions takes; None for ``auto``."""
+    """Returns the strategy of a name that MoveOptions accepts; None for ``auto``."""
     return None if name == AUTO else STRATEGIES[StrategyName(name)]
 
 
 def choose(loads: Sequence[Load], change_bytes: float, max_pause_ms: float | None, bandwidth: float = 0.0) -> Strategy:
-    """What ``auto`` does.
+    """Chooses the strategy for ``auto``.
 
-    A warm-up never pauses longer than a copy behind the fence, except where what changes while the rest crosses is
-    more than the whole state; then copying twice is a waste.
+    A warm-up never pauses longer than a copy behind the fence, unless more changes during the copy than the whole state
+    is large; then copying twice is a waste.
 
     Args:
-        loads: of the partitions that move.
-        change_bytes: written per second to all of them, as measured by earlier moves; 0: not known.
-        max_pause_ms: a budget is a warm-up's to keep; None: none.
-        bandwidth: bytes a second between the places; 0: not known.
+        loads: loads of the partitions that move.
+        change_bytes: bytes written a second to all of them, as measured by earlier moves; 0: not known.
+        max_pause_ms: budget, which only a warm-up can keep; None: no budget.
+        bandwidth: bytes a second between source and target; 0: not known.
     """
     if max_pause_ms:
         return STRATEGIES[StrategyName.WARM_UP]

@@ -1,6 +1,6 @@
-"""Moves that wait for their turn, planned anew: where their target is gone, or a better one has joined. Pure.
+"""Replanning of moves that wait for their turn, if their target is gone or a better one has joined. Pure.
 
-What has begun is left alone: it fails by itself where its target dies.
+Moves that have begun are left alone: they fail by themselves if their target dies.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from reconfig.work import Cause, PlannedMove
 from stateflow.types import PartitionId, ReplicaInfo
 
-#: that spread partitions over whoever is there: a replica that joins has its share of what still waits
+#: causes that spread partitions over all replicas: one that joins gets its share of the moves that still wait
 SPREADING = (Cause.REBALANCE, Cause.DRAIN)
 
 
 @dataclass(frozen=True, slots=True)
 class Anew:
-    """``reason``: for the ledger, and people."""
+    """A move and its new target. ``reason``: for the ledger, and for people."""
 
     move: PlannedMove
     target: str
@@ -32,13 +32,15 @@ def replan(
     shares: Mapping[str, int],
     may_be_at: Callable[[PartitionId, ReplicaInfo], bool],
 ) -> list[Anew]:
-    """Those that get another target, in their order. One for whose target there is no other stays as it is.
+    """Returns the moves that get another target, in their order. A move without an alternative stays as it is.
 
     Args:
-        gone: replicas that do not serve any more, for all that is known.
-        sites: of all replicas that are known.
-        shares: replica → partitions that it has when all that is planned has ended.
-        may_be_at: whether the operator of a partition is to have a replica.
+        waiting: moves that wait for their turn.
+        alive: replicas that may be given something, by name.
+        gone: replicas that no longer serve, as far as the controller knows.
+        sites: site by replica, of all known replicas.
+        shares: number of partitions that each replica will have when all planned moves have ended.
+        may_be_at: tells whether a partition may be at a replica.
     """
     counts, found = dict(shares), []
 

@@ -1,7 +1,7 @@
-"""At which agents new replicas are started, and whether there is room for them. Decisions only.
+"""Placement of new replicas: which agents start them, and whether there is room. Decisions only.
 
-A replica takes a core for each of its workers, and the memory that it is limited to, or what a worker takes at least.
-One that is stopped takes none. Disk is what is free now: what replicas have written is in that already.
+A replica takes a core for each of its workers, and the memory that it is limited to, or else a minimum for each worker.
+A stopped replica takes neither. Disk counts as free now: what replicas have written is subtracted already.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 @dataclass(slots=True)
 class Offer:
-    """An agent that answers. ``has``: what it is to have already."""
+    """An agent that answers. ``has``: the replicas that it should have already."""
 
     agent: AgentInfo
     disk_free_bytes: int
@@ -31,16 +31,21 @@ class Offer:
 
 
 def taken_bytes(spawned: Spawned | Request, worker_bytes: int) -> int:
-    """Of memory. Args: worker_bytes: that a worker takes where nothing was said."""
+    """Returns the memory that a replica takes, in bytes.
+
+    Args:
+        worker_bytes: memory of each worker of a replica without a limit.
+    """
     return spawned.memory_bytes or spawned.workers * worker_bytes
 
 
 def lacks(offer: Offer, asked: Spawned | Request, coming: int, worker_bytes: int, disk_bytes: int) -> str:
-    """What an agent has not enough of for one more replica; empty: it has.
+    """Returns what an agent lacks for one more replica, in words; empty: it has room.
 
     Args:
-        coming: to this agent, by the same command.
-        disk_bytes: that a new replica is to find free.
+        coming: number of replicas that the same command has placed there.
+        worker_bytes: memory of each worker of a replica without a limit.
+        disk_bytes: free disk that each new replica needs.
     """
     cores, memory = offer.cores_left(), offer.memory_left(worker_bytes)
     if asked.workers > cores:
@@ -55,9 +60,11 @@ def lacks(offer: Offer, asked: Spawned | Request, coming: int, worker_bytes: int
 
 
 def place(offers: Sequence[Offer], request: Request, worker_bytes: int, disk_bytes: int) -> list[str]:
-    """The agent of each replica: of those with room the one with the most cores left. Raises NoRoom unless all fit.
+    """Places replicas, each at the agent with the most cores left of those with room, and returns the agents' names.
+    Raises NoRoom unless all replicas fit.
 
-    Args: offers: changed: what is placed is counted.
+    Args:
+        offers: changed in place: placed replicas are added.
     """
     placed: list[str] = []
     coming = dict.fromkeys((offer.agent.name for offer in offers), 0)

@@ -1,4 +1,5 @@
-"""Long work on many nodes, one after another: what there is of it, and who is to do which partitions. Sans-io."""
+"""Sweeps: long work on many nodes, a few at a time: the kinds of it, and which replica does which partitions.
+Sans-io."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from stateflow.types import ranges, shown
 
 #: numbers of partitions by operator
 Partitions = dict[str, list[int]]
-#: records that a node has begun; False: it is not to any more
+#: records that a node has begun; False: it must not begin any more
 Begin = Callable[[], Awaitable[bool]]
 
 
 class Chore(StrEnum):
-    """What is done at each node."""
+    """The work that a sweep does at each node."""
 
     RESTART = "restart"
     CHECKPOINT = "checkpoint"
@@ -24,17 +25,17 @@ class Chore(StrEnum):
 
     @property
     def covers(self) -> bool:
-        """It is about partitions, wherever they go meanwhile; and not about the nodes themselves."""
+        """Tells whether the work is about partitions, which it follows when they move, and not about the nodes."""
         return self is not Chore.RESTART
 
     @property
     def stops(self) -> bool:
-        """After a node that failed no other one begins: what it failed of, they would."""
+        """Tells whether no other node begins after one has failed, as they would fail for the same reason."""
         return self is Chore.RESTART
 
 
 def chore_named(name: str) -> Chore:
-    """Raises InvalidArgument."""
+    """Returns the chore of that name. Raises InvalidArgument."""
     try:
         return Chore(name)
     except ValueError:
@@ -45,8 +46,8 @@ def chore_named(name: str) -> Chore:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``site``: where, or of which node or agent; empty: everywhere. ``limit``: of nodes at a time. ``scope``: the
-    partitions that are to be done; none of a chore that is about nodes."""
+    """A sweep's plan. ``site``: name of a site, node or agent; empty: everywhere. ``limit``: nodes at a time.
+    ``operator``: empty: all. ``scope``: partitions to do; empty for a chore about nodes."""
 
     chore: Chore
     nodes: tuple[str, ...]
@@ -57,7 +58,7 @@ class Plan:
 
 
 def packed(partitions: Mapping[str, Collection[int]]) -> dict[str, str]:
-    """As a record has them: ``{"Op": "0-7 9"}``."""
+    """Returns partitions in the form of a record: ``{"Op": "0-7 9"}``."""
     return {operator: ranges(list(numbers)) for operator, numbers in sorted(partitions.items()) if numbers}
 
 
@@ -73,14 +74,18 @@ def unpacked(kept: Mapping[str, str]) -> Partitions:
 
 
 def without(partitions: Mapping[str, Collection[int]], done: Mapping[str, Collection[int]]) -> Partitions:
-    """What is left of them."""
+    """Returns the partitions that are not done."""
     left = {name: sorted(set(numbers) - set(done.get(name, ()))) for name, numbers in partitions.items()}
     return {name: numbers for name, numbers in left.items() if numbers}
 
 
 def shares(partitions: Mapping[str, Collection[int]], owners: Mapping[str, Collection[str]]) -> dict[str, Partitions]:
-    """Which replica is to do which of them. Args: owners: of each operator, by partition; what is undeployed by now is
-    nobody's."""
+    """Returns the partitions that each replica does, by replica.
+
+    Args:
+        owners: owners by operator, in the order of partitions. Partitions of operators that are missing, as they were
+            undeployed meanwhile, are left out.
+    """
     found: dict[str, Partitions] = {}
     for operator, numbers in sorted(partitions.items()):
         names = list(owners.get(operator, ()))

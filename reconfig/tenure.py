@@ -1,11 +1,13 @@
-"""May this controller decide now? Its hold on the ledger, counted on its own monotonic clock: sans-io.
+"""Tenure: whether this controller may decide now. Its hold on the ledger (the leader lease), counted on its own
+monotonic clock. Sans-io.
 
-Counted from before a renewal was *sent*, as a replica counts its lease. The next process that takes the hold waits,
-from when it took it, for as long as this one may go on by that count, plus a margin for clocks that drift apart. So two
-never decide at once, whatever the database's clock does; that clock only says when to try.
+A controller counts its hold from before it *sent* the renewal, as a replica counts its lease. The next process that
+takes the hold first waits, from the moment it took it, for as long as the former holder may go on by that count, plus a
+margin for clock drift. So no two controllers decide at once, whatever the database's clock does; that clock only says
+when to try.
 
-It may have been put back, and say so an hour late. So whoever waits counts on its own clock, too, for how long it has
-seen no renewal.
+The database's clock may have been set back, and then say an hour late that a hold is over. A waiting controller
+therefore also counts, on its own clock, for how long it has seen no renewal.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from dataclasses import dataclass
 
 from stateflow.errors import HoldLost
 
-#: a hold is renewed so many times in its lease
+#: how many times a hold is renewed within its lease
 RENEWALS = 3
 
 
 @dataclass(slots=True)
 class Tenure:
-    """``until``: monotonic seconds. One that is made without is for ever: of a controller that is tried alone."""
+    """A controller's hold. ``until``: monotonic seconds. Default: never expires (single controller, tests)."""
 
     term: int = 1
     lease_s: float = math.inf
@@ -38,7 +40,8 @@ class Tenure:
         return self.lease_s / RENEWALS
 
     def check(self, now: float) -> None:
-        """Raises HoldLost. To be asked before a lease is granted, a command sent, a record written."""
+        """Checks that the hold lasts. Raises HoldLost. Callers check before they grant a lease, send a command or write
+        a record."""
         if now >= self.until:
             raise HoldLost(
                 "this controller could not renew its hold on the ledger: another one may decide by now",
@@ -49,14 +52,18 @@ class Tenure:
 
 @dataclass(slots=True)
 class Unrenewed:
-    """Of another one's hold. Args: margin: clocks may drift apart by this share."""
+    """Counts how long another controller's hold has not been renewed.
+
+    Args:
+        margin: fraction by which clocks may drift apart.
+    """
 
     margin: float
-    _seen: tuple[int, int] | None = None  # term, and when it ends by the database's clock: another one by each renewal
+    _seen: tuple[int, int] | None = None  # term, and its end by the database's clock, which each renewal changes
     _since: float = 0.0
 
     def over(self, term: int, until_us: int, lease_s: float, now: float) -> bool:
-        """It was just read: has it not been renewed for all of its lease?"""
+        """Takes a hold as just read. Returns whether no renewal was seen for all of its lease, margin included."""
         if self._seen != (term, until_us):
             self._seen, self._since = (term, until_us), now
         return now - self._since > lease_s * (1 + self.margin)

@@ -1,4 +1,4 @@
-"""What placement is decided from, and what comes of it. Values only."""
+"""The view of a cluster that placement policies decide from, and the moves that they propose. Values only."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from reconfig.capacity import Room, Space
 from stateflow import ring
 from stateflow.types import PartitionId, ReplicaInfo, node_of
 
-#: two sites
+#: a pair of sites
 Pair = tuple[str, str]
 #: rows a second, below which it does not matter where they come from
 ORIGIN_ROWS_MIN = 0.1
-#: between two sites of which nothing is known
+#: assumed round trip between two sites that was not measured, in milliseconds
 RTT_MS_DEFAULT = 20.0
-#: what a move costs is to be made up for within so long, and it may take no longer itself
+#: seconds within which a move must pay off; the move itself may take no longer
 PAYBACK_S = 600.0
-#: of partitions that are left where they are, those that are named
+#: the most partitions of which a policy tells why they stay
 LEFT_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is measured of a partition: ``size`` on disk, bytes; ``rows`` and ``row_bytes`` that come a second;
-    ``origins``: of the rows that say from which site they are, how many a second."""
+    """Measurements of a partition. ``size``: bytes on disk. ``rows``, ``row_bytes``: rows and their bytes a second.
+    ``origins``: rows a second by the site that they come from, of the rows that name one."""
 
     size: int = 0
     rows: float = 0.0
@@ -37,7 +37,7 @@ _UNSEEN = Seen()
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """``reason``: for people and the ledger."""
+    """A proposed move. ``reason``: for people and the ledger."""
 
     partition: PartitionId
     source: str
@@ -46,7 +46,7 @@ class Wish:
 
 
 class Left:
-    """Partitions that a policy would have elsewhere, and why they are left where they are: the first so many."""
+    """Partitions that a policy would move but leaves where they are, and why; at most the first ``most``."""
 
     def __init__(self, most: int = LEFT_MAX) -> None:
         self._most = most
@@ -63,17 +63,19 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What there is now.
+    """The cluster as it is now.
 
     Args:
-        replicas: that may be given something; who else owns something keeps it.
-        confined: see :mod:`stateflow.ring`.
-        room: of replicas that have said it, by name.
-        copies: bytes of a partition that lie at a replica which does not own it: it takes so much less room there.
-        resting: nodes that are given nothing, and keep what they have: in maintenance, or silent when they were asked.
-        rtt_ms: between two sites, in either order.
-        bytes_per_s: from one site to another.
-        tied: partitions that a policy wants at a site, which the later ones keep to.
+        owners: owner by partition.
+        replicas: those that may be given something; other owners keep what they have.
+        seen: measurements by partition.
+        confined: sites to which operators are confined, see :mod:`stateflow.ring`.
+        room: room by replica, of those that have reported it.
+        resting: nodes that get nothing and keep what they have: in maintenance, or silent when they were asked.
+        rtt_ms: round trips between two sites, in either order.
+        tied: partitions that a policy wants at a site; later policies keep them there.
+        copies: bytes of a partition's files at a replica that does not own it, which needs that much less room for it.
+        bytes_per_s: bandwidth from one site to another.
     """
 
     owners: Mapping[PartitionId, str]
@@ -91,7 +93,7 @@ class View:
         return self.seen.get(partition, _UNSEEN)
 
     def takers(self) -> list[ReplicaInfo]:
-        """Who may be given something."""
+        """Returns the replicas that may be given something."""
         return [info for info in self.replicas if info.weight > 0 and node_of(info.name) not in self.resting]
 
     def may_be_at(self, partition: PartitionId, site: str) -> bool:
@@ -99,7 +101,7 @@ class View:
         return (not sites or site in sites) and self.tied.get(partition, site) == site
 
     def measured_ms(self, one: str, other: str) -> float | None:
-        """None: it is not known."""
+        """Returns the measured round trip between two sites, 0 within a site. None: not known."""
         if one == other:
             return 0.0
         found = self.rtt_ms.get((one, other))
@@ -110,12 +112,12 @@ class View:
         return RTT_MS_DEFAULT if found is None else found
 
     def takes(self, partition: PartitionId, replica: str) -> int:
-        """Bytes of room, were it there."""
+        """Returns the bytes of room that a partition would need at a replica."""
         return max(0, self.of(partition).size - self.copies.get((partition, replica), 0))
 
     def too_long(self, partition: PartitionId, here: str, there: str) -> str:
-        """Why a move from a site to another costs more than it brings by the time alone; empty: it does not, or that is
-        not known."""
+        """Returns why a move between two sites would take longer than ``PAYBACK_S``; empty: it would not, or the
+        bandwidth is not known."""
         rate = self.bytes_per_s.get((here, there)) if here != there else None
         if rate is None or (seconds := self.of(partition).size / rate) <= PAYBACK_S:
             return ""

@@ -1,12 +1,12 @@
-"""Work that was decided: a typed union, and the form in which the ledger has it.
+"""Planned work: a typed union, and its form in the ledger.
 
 ==========================  ====================================================================================
 work                        what it does
 ==========================  ====================================================================================
-:class:`PlannedMove`        a partition changes hands, by one of the strategies of :mod:`reconfig.policies`
-:class:`PlannedStandby`     a copy is made beside the owner, follows it and stays
-:class:`PlannedTakeover`    a partition whose owner is gone gets another one, without the old one's word
-:class:`PlannedRestore`     a partition gets the state that a checkpoint has
+:class:`PlannedMove`        a partition changes owners, by one of the strategies of :mod:`reconfig.policies`
+:class:`PlannedStandby`     a standby copy is made, follows the owner and stays
+:class:`PlannedTakeover`    a partition whose owner is gone gets another one, without the old one's consent
+:class:`PlannedRestore`     a partition gets the state of a checkpoint
 ==========================  ====================================================================================
 """
 
@@ -23,7 +23,7 @@ from stateflow.types import How, PartitionId, ReplicaInfo, node_of
 
 
 class Cause(StrEnum):
-    """What a reconfiguration was begun for."""
+    """The cause of a reconfiguration."""
 
     MIGRATE = "migrate"
     REBALANCE = "rebalance"
@@ -37,8 +37,8 @@ class ReconfigurationState(StrEnum):
     RUNNING = "RUNNING"
     PAUSED = "PAUSED"  # moves that have not begun wait
     COMPLETED = "COMPLETED"
-    FAILED = "FAILED"  # at least one of its moves; the others may have completed
-    CANCELLED = "CANCELLED"  # and moves of it ended so; the others may have completed or failed
+    FAILED = "FAILED"  # at least one of its moves failed; the others may have completed
+    CANCELLED = "CANCELLED"  # at least one of its moves was cancelled; the others may have completed or failed
 
     @property
     def over(self) -> bool:
@@ -47,7 +47,7 @@ class ReconfigurationState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
-    """``epoch``: at which ``source`` owns the partition."""
+    """Work between two replicas. ``epoch``: the epoch at which ``source`` owns the partition."""
 
     reconfiguration: str
     partition: PartitionId
@@ -66,8 +66,8 @@ class _Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was said of targets. ``to``, as its caller named it: a site, a node or a replica; ``leaving``: a node or
-    replica that is drained; ``only``: nodes that may be given something; None: all."""
+    """The caller's constraints on targets. ``to``: name of a site, node or replica; empty: any. ``leaving``: node or
+    replica that is drained; empty: none. ``only``: nodes that may be given something; None: all."""
 
     to: str = ""
     leaving: str = ""
@@ -81,11 +81,12 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class PlannedMove(_Transfer):
-    """``granted_epoch`` is what its target will own the partition at.
+    """A move of a partition from one replica to another.
 
-    ``options``: what was asked; ``strategy``, ``patience_s`` (0: the default) and ``bandwidth_max`` (bytes a second for
-    the base; 0: no limit) are what came of it for this move. ``round``: moves of one go on side by side; it begins when
-    the one before has ended. ``reason``: why a policy wanted it.
+    ``granted_epoch``: the epoch at which the target will own it. ``options``: what the caller asked for; ``strategy``,
+    ``patience_s`` (0: the default) and ``bandwidth_max`` (bytes a second for the base copy; 0: no limit) are what
+    follows from them for this move. ``round``: the moves of a round run side by side; a round begins when the one
+    before has ended. ``reason``: why a policy or a job wanted the move.
     """
 
     granted_epoch: int
@@ -100,13 +101,13 @@ class PlannedMove(_Transfer):
 
     @property
     def max_pause_ms(self) -> float:
-        """0: no budget."""
+        """Budget of the pause, in milliseconds; 0: no budget."""
         return self.options.max_pause_ms or 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStandby(_Transfer):
-    """Nobody is to own by it: it is granted no epoch."""
+    """A standby copy of a partition. It is granted no epoch, as no replica owns the partition by it."""
 
     granted_epoch: ClassVar[int] = 0
     max_pause_ms: ClassVar[float] = 0.0
@@ -116,7 +117,8 @@ class PlannedStandby(_Transfer):
 
 @dataclass(frozen=True, slots=True)
 class PlannedTakeover(_Transfer):
-    """``source``: the former owner. ``standby_move``: the copy's, where that is what it rests on."""
+    """A take-over of a partition. ``source``: the former owner. ``standby_move``: the move id of the standby copy that
+    takes over; empty: no standby does."""
 
     granted_epoch: int
     how: How
@@ -129,7 +131,7 @@ class PlannedTakeover(_Transfer):
 
 @dataclass(frozen=True, slots=True)
 class PlannedRestore:
-    """``epoch``: the least its target will own it at."""
+    """A restore of a partition from a checkpoint. ``epoch``: the least epoch at which the target will own it."""
 
     restore_id: str
     partition: PartitionId
@@ -156,7 +158,7 @@ Planned = PlannedMove | PlannedStandby | PlannedTakeover
 Work = Planned | PlannedRestore
 
 
-# -- as the ledger has it -----------------------------------------------------------------------------------
+# -- form in the ledger -------------------------------------------------------------------------------------
 
 
 def to_payload(work: Work) -> dict[str, Any]:
@@ -165,7 +167,7 @@ def to_payload(work: Work) -> dict[str, Any]:
         fields = asdict(work)
         del fields["restore_id"], fields["partition"]
         if not work.stop_sources:
-            del fields["stop_sources"]  # the release before knows none
+            del fields["stop_sources"]  # the previous release does not know it
         return fields | place
     move = work if isinstance(work, PlannedMove) else None
     takeover = work if isinstance(work, PlannedTakeover) else None
@@ -196,7 +198,7 @@ def to_payload(work: Work) -> dict[str, Any]:
 
 
 def _options_payload(options: MoveOptions) -> dict[str, Any]:
-    """What was not said is 0."""
+    """Returns options as recorded; an option that was not given is 0."""
     return {name: value or 0.0 for name, value in asdict(options).items()}
 
 
@@ -206,7 +208,7 @@ def _options_of(payload: Mapping[str, Any]) -> MoveOptions:
 
 
 def planned_of(item_id: str, payload: Mapping[str, Any]) -> Planned:
-    """Of an item ``move/<reconfiguration>/<partition>``. Earlier versions left out fields."""
+    """Reads an item ``move/<reconfiguration>/<partition>``. Earlier versions left out fields."""
     reconfiguration = item_id.split("/", 1)[1].rpartition("/")[0]
     partition = PartitionId(payload["operator"], payload["partition"])
     source, target, epoch = payload["source"], payload["target"], payload["epoch"]
@@ -230,7 +232,7 @@ def planned_of(item_id: str, payload: Mapping[str, Any]) -> Planned:
                 payload.get("asked", ""), payload.get("leaving", ""), None if only is None else frozenset(only)
             )
             patience_s, bandwidth_max = payload.get("patience_s", 0.0), payload.get("bandwidth_max", 0.0)
-            said = payload.get("options") or {  # else what was made of it is all that is known
+            said = payload.get("options") or {  # an earlier version: only what followed from the options is known
                 "max_pause_ms": payload["max_pause_ms"],
                 "max_bandwidth": bandwidth_max,
                 "patience_s": patience_s,
@@ -255,7 +257,7 @@ def planned_of(item_id: str, payload: Mapping[str, Any]) -> Planned:
 
 
 def restore_of(item_id: str, payload: Mapping[str, Any]) -> PlannedRestore:
-    """Of an item ``restore/<id>/<partition>``."""
-    fields = {name: value for name, value in payload.items() if name != "set"}  # which is the board's
+    """Reads an item ``restore/<id>/<partition>``."""
+    fields = {name: value for name, value in payload.items() if name != "set"}  # the board's columns
     partition = PartitionId(fields.pop("operator"), fields.pop("partition"))
     return PlannedRestore(item_id.split("/", 1)[1].rpartition("/")[0], partition, **fields)
