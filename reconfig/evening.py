@@ -104,7 +104,7 @@ def by_load(view: View, left: Left | None = None) -> tuple[list[Wish], View]:
     return _Evening(view, nodes, shares, left or Left()).run(), view
 
 
-_Entry = tuple[float, str, int]  # what a partition has of a measure, and which it is
+_Entry = tuple[float, str, int]  # a partition's measure, operator and number
 
 
 def _places(partitions: Sequence[_Entry], too_much: float, room: float) -> Iterator[int]:

@@ -98,7 +98,7 @@ def pairs_that_matter(view: View) -> list[Pair]:
         known = [site for site in origins if site in there]
         others = [here, *known]
         able_here = sorted(able.intersection(confined) if confined else able)
-        if len(origins) > 1 or not set(origins).intersection(able_here):  # one between them may be nearest
+        if len(origins) > 1 or not set(origins).intersection(able_here):  # a site between them may be nearest
             others += able_here
         for origin in known:
             for other in others:

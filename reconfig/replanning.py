@@ -65,7 +65,7 @@ def replan(
         target = alive.get(move.target)
         if target is None:
             if move.target not in gone:
-                continue  # it may only be late
+                continue  # the target may only be late
             reason = f"{move.target} does not answer"
         elif move.cause in SPREADING and not move.asked.to and filled(best, 1) < filled(target, 0):
             reason = f"{best.name} has less than {target.name}"

@@ -149,11 +149,11 @@ class PlannedRestore:
         return f"restore/{self.restore_id}/{self.partition.partition}"
 
 
-#: what gives a partition another owner
+#: work that gives a partition another owner
 Change = PlannedMove | PlannedTakeover
-#: what copies a partition from an owner that lives
+#: work that copies a partition from an owner that is alive
 Copy = PlannedMove | PlannedStandby
-#: what has an item ``move/…`` in the ledger
+#: work with an item ``move/…`` in the ledger
 Planned = PlannedMove | PlannedStandby | PlannedTakeover
 Work = Planned | PlannedRestore
 

@@ -1,4 +1,4 @@
-"""Taking what replicas have into a ledger that knows nothing of it."""
+"""Adoption: takes operators that replicas have into a ledger that does not know them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,16 @@ class Adopter:
         self._context, self._claims = context, claims
 
     async def adopt(self, dry_run: bool, partial: bool) -> list[AdoptedOperator]:
-        """Records of everything or of nothing; only then are its replicas let in.
+        """Adopts every operator that replicas report and the ledger does not know, and returns what was found.
 
-        Raises AdoptionRefused, unless it is only asked what there is.
+        Everything is checked before the first record. Replicas of another ledger are let in only after all operators
+        are recorded.
+
+        Args:
+            dry_run: only report what there is.
+            partial: also adopt operators with partitions that are missing or only sealed.
+
+        Raises AdoptionRefused, unless ``dry_run``.
         """
         async with self._context.deploying, self._context.planning:
             return await self._adopt(self._claims.present(), dry_run, partial)

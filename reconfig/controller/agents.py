@@ -1,8 +1,8 @@
-"""Agents: which are there, what they are to have, and commands that change that.
+"""Agents: which are there, the replicas that each should run, and commands that change these.
 
-What is wanted is in the ledger. An agent says in each beat what it has, and is answered with all that it is to have; so
-a command needs no answer of its own, and none is lost. A name belongs to the data directory that it was registered
-from, as a replica's does.
+The ledger holds the wanted replicas. An agent reports in each heartbeat what it has, and the reply names every replica
+that it should have; so a command needs no answer of its own, and none is lost. An agent's name belongs to the data
+directory from which it was registered, as a replica's does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How an agent is, as far as it was heard. ``heard_s``: so long ago; -1: not since the controller started."""
+    """An agent's state, as last reported. ``heard_s``: seconds since its last heartbeat; -1: not heard since the
+    controller started. ``wanted``: replicas that it should have; ``children``: replicas that it reports."""
 
     info: AgentInfo
     alive: bool
@@ -58,10 +59,13 @@ class Agents:
         self._beats: dict[str, Beat] = {}
         self._registering = asyncio.Lock()
 
-    # -- who is there -------------------------------------------------------------------------------------
+    # -- membership ---------------------------------------------------------------------------------------
 
     async def heard(self, beat: Beat) -> Orders:
-        """Raises NameTaken, ForeignLedger, HoldLost."""
+        """Takes a heartbeat, registers the agent if it is new or has changed, and returns what it should have.
+
+        Raises NameTaken, ForeignLedger, HoldLost.
+        """
         name, context = check_name("agent", beat.agent.name), self._context
         own, belongs_to = context.ledger_id, beat.directory.ledger
         adopted = belongs_to if belongs_to in self._cluster.adopted else ""
@@ -91,7 +95,7 @@ class Agents:
         self._check_name(name, home)
         await self._context.record(ClusterState.register_agent, beat.agent, home)
         self._context.check_leads()
-        if adopted:  # what the lost ledger wanted there goes on
+        if adopted:  # replicas that the lost ledger wanted there go on
             known = self._cluster.roster.spawned
             mine = [child.spawned for child in beat.children if child.spawned.replica not in known]
             if mine:
@@ -127,13 +131,13 @@ class Agents:
             )
 
     def child(self, replica: str) -> Child | None:
-        """How its agent said that it stands. None: it did not."""
+        """Returns a replica's state, as its agent reported it last. None: no agent reported it."""
         spawned = self._cluster.roster.spawned.get(replica)
         beat = None if spawned is None else self._beats.get(spawned.agent)
         return None if beat is None else next((c for c in beat.children if c.spawned.replica == replica), None)
 
     def standings(self) -> list[Standing]:
-        """By name."""
+        """Returns all agents, by name."""
         return [self._standing(info) for _, info in sorted(self._cluster.roster.agents.items())]
 
     def _standing(self, info: AgentInfo) -> Standing:
@@ -148,7 +152,8 @@ class Agents:
         )
 
     async def forget(self, name: str) -> None:
-        """Raises InvalidArgument, NameTaken while it may run, PartitionsLive; nothing is changed then."""
+        """Forgets an agent and the replicas that it should have. Raises InvalidArgument, NameTaken while the agent may
+        run, PartitionsLive; nothing is changed then."""
         async with self._context.planning:
             if name not in self._cluster.roster.agents:
                 raise InvalidArgument(f"there is no agent {name!r}", remedy=f"use one of {self._named()}")
@@ -173,10 +178,11 @@ class Agents:
     def _named(self) -> str:
         return ", ".join(sorted(self._cluster.roster.agents)) or "none"
 
-    # -- what they are to have ----------------------------------------------------------------------------
+    # -- replicas of agents -------------------------------------------------------------------------------
 
     async def spawn(self, request: Request) -> list[Spawned]:
-        """Raises UnknownSite, Unavailable where no agent there answers, NoRoom; nothing is started then."""
+        """Places new replicas and records that their agents should run them. Raises UnknownSite, Unavailable if no
+        agent there answers, NoRoom; nothing is started then."""
         settings = self._context.settings
         async with self._context.planning:
             offers = [self._offer(name) for name in self._asked(request)]
@@ -193,7 +199,7 @@ class Agents:
         return wanted
 
     def _asked(self, request: Request) -> list[str]:
-        """Agents that it may be, that answer."""
+        """Returns the agents that fit a request and answer."""
         agents = self._cluster.roster.agents
         if request.at in agents:
             named = [request.at]
@@ -222,7 +228,7 @@ class Agents:
         return Offer(roster.agents[name], free_bytes, roster.wanted_at(name))
 
     def _free_name(self, agent: str, taken: Iterable[str]) -> str:
-        """Never one that a replica had: what is left in its directory is nobody else's."""
+        """Returns a name that no replica ever had, as the data directory of a former one may still be there."""
         cluster = self._cluster
         used = {*taken, *cluster.roster.spawn_orders, *map(node_of, cluster.roster.registrations)}
         number = 0
@@ -231,10 +237,11 @@ class Agents:
         return f"{agent}-{number}"
 
     async def stop(self, replica: str, force: bool) -> Spawned:
-        """It runs no more; its data directory stays. Raises InvalidArgument, PartitionsLive, MoveConflict; nothing is
+        """Stops a replica; its data directory stays. Raises InvalidArgument, PartitionsLive, MoveConflict; nothing is
         changed then.
 
-        Args: force: also while it owns partitions: nobody serves them until they are taken over.
+        Args:
+            force: stop it even while it owns partitions, which no replica serves until they are taken over.
         """
         async with self._context.planning:
             spawned = self._spawned(replica)
@@ -245,7 +252,8 @@ class Agents:
             return spawned if not spawned.running else await self._command(replace(spawned, running=False))
 
     async def restart(self, replica: str) -> Spawned:
-        """It ends, if it runs, and is started. Raises InvalidArgument; NoRoom for one that was stopped."""
+        """Ends a replica's process, if it runs, and starts it again. Raises InvalidArgument; NoRoom if the replica was
+        stopped and its agent has no room for it."""
         settings = self._context.settings
         async with self._context.planning:
             spawned = self._spawned(replica)
@@ -263,7 +271,7 @@ class Agents:
         return wanted
 
     def _spawned(self, replica: str) -> Spawned:
-        """Raises InvalidArgument."""
+        """Returns what is wanted of a replica of an agent. Raises InvalidArgument if no agent started it."""
         spawned = self._cluster.roster.spawned.get(replica)
         if spawned is not None:
             return spawned
@@ -276,7 +284,11 @@ class Agents:
         )
 
     def _check_owns_nothing(self, replica: str, remedy: str, moving: bool = False) -> None:
-        """Of a node: none of its workers. Args: moving: nothing is on its way there, either."""
+        """Checks that no worker of a node owns partitions. Raises PartitionsLive, MoveConflict.
+
+        Args:
+            moving: check also that no partition is on its way to or from the node.
+        """
         names = [name for name in sorted(self._cluster.roster.replicas) if node_of(name) == replica]
         owned = sum(len(self._cluster.assigned(name)) for name in names)
         if owned:
@@ -286,10 +298,10 @@ class Agents:
                 "partitions are on their way to or from the replica", remedy="wait until that ended", replica=replica
             )
 
-    # -- what they say ------------------------------------------------------------------------------------
+    # -- logs ---------------------------------------------------------------------------------------------
 
     async def logs(self, replica: str, lines: int, follow: bool) -> AsyncIterator[bytes]:
-        """Of a replica, from its agent. Raises InvalidArgument, Unavailable."""
+        """Yields a replica's log from its agent. Raises InvalidArgument, Unavailable."""
         name = self._spawned(replica).agent
         self._context.check_leads()
         session = self._members.session(name)

@@ -1,7 +1,7 @@
-"""Reconfigurations as batches of the ledger's board: what their records set of its columns.
+"""Reconfigurations as batches of the ledger's board: their records, and the columns that these set.
 
-A batch is an item ``reconfiguration/<id>``; its entities are the items of its moves, which say what moves, too. So
-there is one list of what is to be done, and ``stateflow batch`` tells of it beside batches of users.
+A batch is an item ``reconfiguration/<id>``; its entities are the items of its moves, which also describe the moves. So
+one list holds all that is to be done, and ``stateflow batch`` shows it beside the batches of users.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def entry(
     payload: Any = None,
     schema: str | None = None,
 ) -> Entry:
-    # its locks have no lease: a controller that comes back carries its own moves on
+    # the controller's locks have no lease: a controller that comes back goes on with its own moves
     return Entry(item, APP, state, previous, payload, schema, lease_s=math.inf)
 
 
 @dataclass(slots=True)
 class Batch:
-    """Its newest record, and the columns that it has by it."""
+    """A batch: its newest record, and its columns as of that record."""
 
     record: Record
     columns: dict[str, Any]
@@ -55,7 +55,7 @@ class Batch:
         return BatchStatus(self.columns["status"])
 
     def worked_s(self, now_us: int) -> float:
-        """For how long it has been IN_PROGRESS."""
+        """Returns the seconds for which the batch has been IN_PROGRESS."""
         return worked_us(self.columns.get("worked_us"), self.columns.get("resumed_us"), now_us) / 1e6
 
     def to(self, status: BatchStatus, now_us: int) -> list[Entry]:
@@ -80,21 +80,23 @@ class Batch:
 class Recorded:
     """A reconfiguration: when it was planned, and its moves in the order of the plan, each with its newest record.
 
-    ``stood_ms``: for so long its operator was stopped; None: it was not, or that has not ended. ``batch``: None where
-    an earlier version planned it. ``cancelled``: people said so. ``by``: who planned it."""
+    ``stood_ms``: milliseconds for which its operator was stopped; None: it was not, or still is. ``batch``: None: an
+    earlier version planned it. ``edits``: number of records that changed its limits. ``cancelled``: by command.
+    ``by``: author of the plan, see :func:`reconfig.controller.context.author`.
+    """
 
     created_us: int
     moves: dict[str, tuple[Change, Record]] = field(default_factory=dict)  # by item id
     stood_ms: float | None = None
     batch: Batch | None = None
     limits: Limits = NONE
-    edits: int = 0  # records of it
+    edits: int = 0
     cancelled: bool = False
     by: str = ""
 
     @property
     def failed(self) -> list[Change]:
-        """Those that were cancelled included."""
+        """Moves that failed, including those that were cancelled."""
         return [planned for planned, record in self.moves.values() if record.state is RecordState.FAILED]
 
     @property
@@ -111,12 +113,13 @@ class Recorded:
         return ReconfigurationState.FAILED if self.failed else ReconfigurationState.COMPLETED
 
     def is_last(self, item: str) -> bool:
-        """Has every other move of it ended?"""
+        """Tells whether every other move of the reconfiguration has ended."""
         return not any(record.state in OPEN for other, (_, record) in self.moves.items() if other != item)
 
 
 def because(planned: PlannedMove, reason: str) -> str:
-    """Why it moves, and why there. What a job's moves carry stays in front."""
+    """Joins the reason of a move and the reason of its target. The first stays in front, as moves of a job's run are
+    recognised by it."""
     return f"{planned.reason}; {reason}" if planned.reason else reason
 
 
@@ -126,12 +129,12 @@ def was_cancelled(record: Record) -> bool:
 
 
 def is_waiting(record: Record) -> bool:
-    """For its turn. Moves of earlier versions have none."""
+    """Tells whether a move waits for its turn. Moves of earlier versions have no turns."""
     return record.state is RecordState.NEW and record.payload_schema is not None
 
 
 def begun(moves: Iterable[Change], now_us: int) -> list[Entry]:
-    """A plan: its batches, and what they have to do. A take-over has begun when it is planned."""
+    """Returns the entries of a plan: its batches and their moves. A take-over begins as soon as it is planned."""
     entries: list[Entry] = []
     batches: set[str] = set()
     for planned in moves:
@@ -146,7 +149,7 @@ def begun(moves: Iterable[Change], now_us: int) -> list[Entry]:
 
 
 def begun_batch(item: str, name: str, command: str, now_us: int, more: Mapping[str, Any] | None = None) -> list[Entry]:
-    """Its columns; ``more`` goes with the first record."""
+    """Returns the entries that begin a batch, with its columns. ``more``: further payload of the first record."""
     schema = Kind.BATCH.payload_schema
     named = {"name": name, "command": str(command), "owner": APP.name, "status": BatchStatus.NEW.value}
     new = entry(item, RecordState.NEW, None, {**(more or {}), "set": named}, schema)
@@ -167,14 +170,14 @@ def entity(batch: str, planned: Change | PlannedRestore) -> Entry:
 
 
 def taken_up(before: Record | Entry) -> Entry:
-    """A move begins. Those of earlier versions have no columns."""
+    """Returns the entry by which a move begins. Moves of earlier versions have no columns."""
     schema = before.payload_schema
     payload = None if schema is None else {"set": {"status": EntityStatus.IN_PROGRESS.value}}
     return entry(before.item_id, RecordState.PROCESSING, before, payload, schema)
 
 
 def retaken(ends: Sequence[Entry]) -> list[Entry]:
-    """The ends of items that a person resolved meanwhile: each is taken up first."""
+    """Returns the ends of items that a person has resolved meanwhile, each behind an entry that takes it up again."""
     entries: list[Entry] = []
     for end in ends:
         payload: Any = None if end.payload_schema is None else {"set": {}}
@@ -184,7 +187,7 @@ def retaken(ends: Sequence[Entry]) -> list[Entry]:
 
 
 def ended(record: Record, payload: Mapping[str, Any], state: RecordState) -> dict[str, Any]:
-    """What the record of the end of a move or restore holds."""
+    """Returns the payload of the record that ends a move or restore."""
     if record.payload_schema is None:
         return dict(payload)
     report, error = payload.get("report", {}), payload.get("error")

@@ -1,4 +1,4 @@
-"""Checkpoints that somebody asks for, of whoever has the partitions."""
+"""Checkpoints on request, taken by the owners of the partitions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,15 @@ class Checkpoints:
         self._context = context
 
     async def take(self, operator: str = "", partitions: Collection[int] = (), savepoint: str = "") -> Taken:
-        """Of an operator, or of these of its partitions; empty: of everything at every replica that answers. Raises
-        OperatorNotDeployed, and what a replica cannot do it for."""
+        """Takes a checkpoint and returns what was taken.
+
+        Args:
+            operator: empty: all operators, at every replica that answers.
+            partitions: partitions of the operator; empty: all.
+            savepoint: name of a savepoint to take; empty: a checkpoint.
+
+        Raises OperatorNotDeployed, and the error of a replica that fails.
+        """
         context, started = self._context, self._context.clock.monotonic()
         await context.acquainted()
         names = set(context.cluster.operator(operator).assignment.owners) if operator else context.alive().keys()
@@ -27,7 +34,8 @@ class Checkpoints:
         return replace(taken, report=replace(taken.report, duration_s=context.clock.monotonic() - started))
 
     async def take_one(self, name: str, partition: PartitionId) -> Piece | None:
-        """At a replica. None: it does not own the partition by now. Raises what it cannot do it for."""
+        """Takes a checkpoint of one partition at a replica. None: the replica does not own it any more. Raises the
+        error of the replica if that fails."""
         taken = await self._context.replicas.checkpoint(name, partition.operator, [partition.partition])
         report = taken.report
         return Piece({"bytes_new": report.bytes_new, "bytes_total": report.bytes_total}) if taken.numbers else None

@@ -1,7 +1,8 @@
-"""What replicas have of which the ledger knows nothing: remembered, so that nothing is created empty in its place.
+"""Claims: partitions that replicas have and the ledger does not know. The controller remembers them, so that it never
+creates empty partitions in their place.
 
-A replica that belongs to another ledger is not registered; one that registers may have operators that this ledger lost.
-Both say what they have. Kept in memory: they say it again to a controller that has just started.
+A replica that belongs to another ledger is not registered; a replica that registers may have operators that this ledger
+has lost. Both report what they have. Claims are kept in memory, as replicas report them again to a new controller.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from stateflow.runtime.view import PartitionView
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, ReplicaInfo
 
-#: remembered at once: anybody may be heard under any name
+#: the most silent replicas remembered at once, as any process may report under any name
 SILENT_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Of what one replica has. ``belongs_to``: the ledger that its data directory belongs to. ``first``: what was said
-    before is void; ``last``: that is all."""
+    """A part of a replica's report of what it has. ``belongs_to``: the ledger of its data directory. ``first``: it
+    voids what the replica reported before; ``last``: it completes the report."""
 
     info: ReplicaInfo
     home: Home
@@ -40,7 +41,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Claimant:
-    """``whole``: everything was said. ``at``: when it was heard last, monotonic seconds."""
+    """A replica with claims. ``whole``: its report is complete. ``at``: when it was last heard, monotonic seconds."""
 
     info: ReplicaInfo
     home: Home
@@ -53,9 +54,8 @@ class Claims:
     def __init__(self, settings: ControllerSettings, clock: Clock) -> None:
         self._settings, self._clock = settings, clock
         self._by_directory: dict[str, Claimant] = {}
-        self._silent: dict[
-            str, tuple[str, float]
-        ] = {}  # directory → replica that did not say yet, and when it was heard
+        #: by directory: replica that has not completed its report, and when it was last heard
+        self._silent: dict[str, tuple[str, float]] = {}
         self._heard_from = clock.monotonic() + 2 * settings.heartbeat_interval_s
 
     def note(self, piece: Piece) -> None:
@@ -71,18 +71,24 @@ class Claims:
         noted.whole = piece.last
 
     def registered(self, unknown: Piece) -> None:
-        """Args: unknown: of all that a replica brings, the partitions of operators that the ledger does not know."""
+        """Notes what a replica brings as it registers.
+
+        Args:
+            unknown: the replica's partitions of operators that the ledger does not know.
+        """
         self._by_directory.pop(unknown.home.directory, None)
-        if unknown.partitions:  # it is about to say more of them; until then nothing is created in their place
+        if unknown.partitions:  # the replica will report more of them; until then nothing is created in their place
             self.note(unknown)
 
     @property
     def early_s(self) -> float:
-        """Until every replica that runs was heard, for one that has begun with an empty ledger."""
+        """Seconds until every running replica should have been heard. A controller with an empty ledger waits so long
+        before it creates partitions."""
         return max(0.0, self._heard_from - self._clock.monotonic())
 
     def foreign(self, replica: str, directory: str) -> bool:
-        """A replica of another ledger was heard. Has it said everything? It may still look what it has."""
+        """Notes a heartbeat of a replica of another ledger. Returns whether its report is complete; otherwise it may
+        still be opening its partitions."""
         whole = self.heard(directory)
         if whole:
             self._silent.pop(directory, None)
@@ -93,7 +99,7 @@ class Claims:
         return whole
 
     def heard(self, directory: str) -> bool:
-        """A replica was heard. Has it said everything?"""
+        """Notes a heartbeat of a replica. Returns whether its report is complete."""
         noted = self._by_directory.get(directory)
         if noted is None:
             return False
@@ -101,7 +107,7 @@ class Claims:
         return noted.whole
 
     def present(self) -> list[Claimant]:
-        """Those that are heard, by name."""
+        """Returns the claimants with complete reports that were heard lately, by name."""
         since = self._present_since()
         there = [noted for noted in self._by_directory.values() if noted.whole and noted.at >= since]
         return sorted(there, key=lambda noted: (noted.info.name, noted.home.directory))
@@ -110,7 +116,8 @@ class Claims:
         return self._clock.monotonic() - self._settings.heartbeat_interval_s * self._settings.heartbeats_missed_max
 
     def check_free(self, operator: str, ledger: str) -> None:
-        """Raises PartitionsClaimed where a replica has some of an operator that is to be created, or may have."""
+        """Checks that an operator can be created. Raises PartitionsClaimed if a replica has partitions of it, or may
+        have."""
         since = self._present_since()
         silent = sorted({replica for replica, at in self._silent.values() if at >= since})
         if silent:

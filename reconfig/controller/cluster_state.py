@@ -1,58 +1,58 @@
-"""What the controller knows durably: a fold over the ledger's records.
+"""The controller's durable state: a fold over the ledger's records.
 
 ==============================  ============================================================================
 item                            records
 ==============================  ============================================================================
 ``replica/<name>/<n>``          NEW {site, address, weight, directory, place}: a replica registered, from this data
-                                directory; records of earlier versions have neither that nor the place it is at
-``directory/<name>/<n>``        NEW {directory}: the name is this data directory's, what the former one had is lost
-``forget/<name>/<n>``           NEW {}: the replica is not known any more; who comes under the name is a new one
+                                directory at this place; records of earlier versions have neither of the two
+``directory/<name>/<n>``        NEW {directory}: the name belongs to this data directory; the former one's data is lost
+``forget/<name>/<n>``           NEW {}: the replica is forgotten; a replica that comes under the name is a new one
 ``operator/<name>``             NEW {spec, owners, sites}, PROCESSING, PROCESSED (every partition was created) |
                                 FAILED {error} (what was created is deleted);
                                 ``operator/<name>/<epoch>`` once it was undeployed: its first epoch
-``upgrade/<name>/<n>``          NEW {spec}: another version of a deployed operator, wherever its partitions are
-``sites/<operator>/<n>``        NEW {sites}: only replicas there are to have it from now on; none: all. What is
-                                elsewhere stays until it moves. Records of earlier versions name no sites
-``undeploy/<name>/<epoch>``     NEW {}: the operator is no more, and nothing of it at this epoch or an older one
+``upgrade/<name>/<n>``          NEW {spec}: another version of a deployed operator, for all its partitions
+``sites/<operator>/<n>``        NEW {sites}: from now on, only replicas at these sites may have it; empty: all replicas.
+                                Partitions elsewhere stay until they move. Operators of earlier versions name no sites
+``undeploy/<name>/<epoch>``     NEW {}: the operator is undeployed, with all its state at this epoch or an older one
 ``move/<id>/<partition>``       NEW {operator, partition, source, target, epoch, …}, PROCESSING (its turn has come),
                                 PROCESSED {epoch, report} (the target owns) | FAILED {error} (rolled back)
-``retarget/move/<id>/<p>/<n>``  NEW {target, reason}: the move, which had not begun, goes there
+``retarget/move/<id>/<p>/<n>``  NEW {target, reason}: the move, which had not begun, gets another target
 ``restore/<id>/<partition>``    NEW {operator, partition, owner, target, epoch, url, …}, PROCESSING,
                                 PROCESSED {epoch, report} (the target owns) | FAILED {error}
 ``restores/<id>``               a batch of the board, whose entities are the restores of one command
-``unrestore/<id>``              NEW {}: what has not begun of it does not
-``grant/<operator>/<p>/<epoch>``  NEW {move}: this epoch is promised to that move's target, and to nobody else
-``adopt/<operator>``            NEW {spec, replicas, owners, epochs, granted}: what replicas had of an operator of which
-                                the ledger knew nothing; owners are numbers of replicas
+``unrestore/<id>``              NEW {}: restores of the batch that have not begun are cancelled
+``grant/<operator>/<p>/<epoch>``  NEW {move}: this epoch is promised to that move's target, and to no other replica
+``adopt/<operator>``            NEW {spec, replicas, owners, epochs, granted}: what replicas had of an operator that the
+                                ledger did not know; owners are indices into replicas
 ``adopted/<ledger>``            NEW {}: replicas that belong to that ledger belong to this one from now on
-``failover/<operator>/<n>``     NEW {failover}: ``manual``: its owners serve it while no controller answers, and nobody
-                                takes it over by himself, from now on; ``automatic``
-``standbys/<operator>/<n>``     NEW {count}: so many copies beside the owner are wanted from now on
+``failover/<operator>/<n>``     NEW {failover}: from now on ``manual``: its owners serve it while no controller answers,
+                                and take-overs begin only by command; or ``automatic``
+``standbys/<operator>/<n>``     NEW {count}: number of standbys of each partition wanted from now on
 ``reconfiguration/<id>``        a batch of the board, see docs/ledger.md, whose entities are its moves
-``pause/<id>/<n>``              NEW {paused}: moves of the reconfiguration that have not begun wait; or go on. Only of
+``pause/<id>/<n>``              NEW {paused}: moves of the reconfiguration that have not begun wait; or go on. Only for
                                 reconfigurations that an earlier version began
-``edit/<id>/<n>``               NEW {limit, per_node, per_link}: so many of its moves go on at a time from now on
-``cancel/<id>``                 NEW {}: what has not been fenced of the reconfiguration is rolled back
-``maintenance/<node>/<n>``      NEW {since_us, until_us, one_of}: the node is given nothing from now on; {}: it is again
-``autopilot/<n>``               NEW {policies, max_pause_ms, cool_down_s, moves_per_minute}: partitions go where these
-                                want them, from now on; none: no more
-``job/<name>/<n>``              NEW {schedule, do, …, paused}: this is done when it is due, from now on; {}: no more
-``run/<job>/<µs>``              NEW {operators}, PROCESSING, PROCESSED | FAILED {reconfigurations, note}: for that time;
-                                records of earlier versions name no operators
-``stage/<job>/<µs>/<operator>``  NEW {reconfigurations, error}: what that run began of an operator, or why it did not
-``controller/<name>/<n>``       NEW {site, labels}: a controller that led, of earlier versions; nothing follows from it
-``stood/<id>``                  NEW {ms}: for so long the operator was stopped while all moves went on
+``edit/<id>/<n>``               NEW {limit, per_node, per_link}: limits on its moves at a time, from now on
+``cancel/<id>``                 NEW {}: moves of the reconfiguration that are not fenced yet are rolled back
+``maintenance/<node>/<n>``      NEW {since_us, until_us, one_of}: the node is in maintenance; {}: not any more
+``autopilot/<n>``               NEW {policies, max_pause_ms, cool_down_s, moves_per_minute}: from now on these policies
+                                move partitions; no policies: the autopilot is off
+``job/<name>/<n>``              NEW {schedule, do, …, paused}: the job's definition from now on; {}: it is deleted
+``run/<job>/<µs>``              NEW {operators}, PROCESSING, PROCESSED | FAILED {reconfigurations, note}: a run for
+                                that time; records of earlier versions name no operators
+``stage/<job>/<µs>/<operator>``  NEW {reconfigurations, error}: what that run began for an operator, or why it did not
+``controller/<name>/<n>``       NEW {site, labels}: a controller that led, of earlier versions; without effect
+``stood/<id>``                  NEW {ms}: how long the operator was stopped while the moves of a reconfiguration ran
 ``agent/<name>/<n>``            NEW {site, address, labels, cores, …, directory, place}: an agent registered
-``dismiss/<name>/<n>``          NEW {}: the agent is not known any more, and nothing is wanted of it
-``spawn/<replica>/<n>``         NEW {agent, running, generation, workers, weight, memory_bytes}: what the agent is to
-                                have of the replica from now on; nothing once that is forgotten
-``roll/<id>``                   a batch of the board, {site, limit}: replicas are restarted, one after another
-``rolled/<id>/<node>``          an entity of it
-``unroll/<id>``                 NEW {}: what has not begun of it does not
-``sweep/<id>``                  a batch of the board, {chore, site, limit, operator, scope}: at each node this is done,
-                                until these partitions are done
-``swept/<id>/<node>``           an entity of it; the last one is ``(moved)``: what changed its node meanwhile
-``unsweep/<id>``                NEW {}: what has not begun of it does not
+``dismiss/<name>/<n>``          NEW {}: the agent is forgotten, with the replicas that it should have
+``spawn/<replica>/<n>``         NEW {agent, running, generation, workers, weight, memory_bytes}: the agent should have
+                                the replica like this from now on, until the replica is forgotten
+``roll/<id>``                   a batch of the board, {site, limit}: replicas are restarted, a few at a time
+``rolled/<id>/<node>``          an entity of a roll
+``unroll/<id>``                 NEW {}: restarts of the roll that have not begun are cancelled
+``sweep/<id>``                  a batch of the board, {chore, site, limit, operator, scope}: the chore is done at each
+                                node, until the partitions of the scope are done
+``swept/<id>/<node>``           an entity of a sweep; the last one, ``(moved)``, has the partitions that moved meanwhile
+``unsweep/<id>``                NEW {}: nodes of the sweep that have not begun are cancelled
 ==============================  ============================================================================
 """
 
@@ -103,8 +103,11 @@ from stateflow.validating import check
 
 @dataclass(slots=True)
 class Deployed:
-    """``first_epoch``: of this deployment; what is older was a former one's, of the same name. ``sites``: only replicas
-    there are to have it; none: all. ``versions``: in their order, the last one serves."""
+    """A deployed operator.
+
+    ``first_epoch``: the first epoch of this deployment; older ones belong to a former operator of the same name.
+    ``sites``: the sites to which it is confined; empty: not confined. ``versions``: oldest first, the last one serves.
+    """
 
     spec: OperatorSpec
     assignment: Assignment
@@ -116,7 +119,7 @@ class Deployed:
         self.versions = self.versions or [self.spec]
 
     def follow(self, spec: OperatorSpec) -> None:
-        """It is this version from now on."""
+        """Makes ``spec`` the operator's version."""
         self.spec = spec
         self.versions.append(spec)
 
@@ -133,54 +136,55 @@ class OpenMove:
 
 @dataclass(slots=True)
 class ClusterState:
-    """Fold on start, append and fold alike afterwards. Not thread-safe.
+    """The cluster's state: folded from the ledger on start; afterwards each step appends records and folds them. Not
+    thread-safe.
 
-    ``on_record`` is called with every record that was appended: a second one that folds them is the same.
+    ``on_record`` is called with every appended record: a second state that folds these equals this one.
     """
 
     ledger: Ledger
-    newest: int = 0  # id of the newest record that is folded, those of others included
+    newest: int = 0  # id of the newest folded record, including those of other applications
     roster: Roster = field(default_factory=Roster)
     deployed: dict[str, Deployed] = field(default_factory=dict)
-    #: deployments that were planned but not finished
+    #: deployments that are planned but not finished
     planned: dict[str, tuple[Deployed, Record]] = field(default_factory=dict)
     open_moves: dict[str, OpenMove] = field(default_factory=dict)  # by item id
     restores: RestoreBook = field(default_factory=RestoreBook)
     finished: list[tuple[Planned, Record]] = field(default_factory=list)
-    #: reconfigurations, the one of the newest record last; without copies that follow
+    #: reconfigurations, the one of the newest record last; without standbys
     history: dict[str, Recorded] = field(default_factory=dict)
-    undeployed: dict[str, int] = field(default_factory=dict)  # operator → newest epoch of what it was
-    upgrades: dict[str, int] = field(default_factory=dict)  # how many, by operator
-    versions_us: dict[str, int] = field(default_factory=dict)  # of the newest spec of each name, also when undeployed
+    undeployed: dict[str, int] = field(default_factory=dict)  # operator → newest epoch of the former deployment
+    upgrades: dict[str, int] = field(default_factory=dict)  # number of upgrades by operator
+    versions_us: dict[str, int] = field(default_factory=dict)  # time of each name's newest spec, even if undeployed
     epochs_granted: dict[PartitionId, int] = field(default_factory=dict)
-    standbys: dict[str, int] = field(default_factory=dict)  # operator → copies wanted
+    standbys: dict[str, int] = field(default_factory=dict)  # operator → standbys wanted
     standby_orders: int = 0
     failovers: Failovers = field(default_factory=Failovers)
     site_orders: int = 0
-    retargets: dict[str, int] = field(default_factory=dict)  # records of it, by the move's item
+    retargets: dict[str, int] = field(default_factory=dict)  # number of records, by the move's item
     paused: set[str] = field(default_factory=set)  # reconfigurations
-    pauses: dict[str, int] = field(default_factory=dict)  # records of it, by reconfiguration
+    pauses: dict[str, int] = field(default_factory=dict)  # number of records, by reconfiguration
     autopilot: Orders = field(default_factory=Orders)
     autopilot_orders: int = 0
     jobs: JobBook = field(default_factory=JobBook)
     sweeps: SweepBook = field(default_factory=SweepBook)
     adopted: set[str] = field(default_factory=set)  # ids of ledgers
-    distrusted: set[str] = field(default_factory=set)  # moves whose source is not to serve what it sealed
-    #: epochs of which replicas tell and the ledger does not, as an older copy of it does not
+    distrusted: set[str] = field(default_factory=set)  # moves whose source must not serve the partition it sealed
+    #: epochs that replicas report and the ledger does not know, e.g. because it is an older copy
     epochs_seen: dict[PartitionId, int] = field(default_factory=dict)
     on_record: Callable[[Record], None] | None = None
-    term: int | None = None  # of the hold that it writes by
-    author: str = ""  # of what is written now: who asked for it; empty: this controller decided
-    #: raises where it may not be written any more: what was decided would be carried out by nobody
+    term: int | None = None  # term in which it writes
+    author: str = ""  # author of what is written now; empty: this controller decided
+    #: raises if nothing may be written any more, as no controller would carry out what was decided
     check: Callable[[], None] = lambda: None
-    unsure: WriteUncertain | None = None  # since then this may not be what the ledger says: nothing follows from it
-    validated: bool = False  # after each record, see :mod:`stateflow.validating`
+    unsure: WriteUncertain | None = None  # set: this state may differ from the ledger, and must not be acted on
+    validated: bool = False  # invariants are checked after each record, see :mod:`stateflow.validating`
 
     @classmethod
     def read(
         cls, ledger: Ledger, mirror: ClusterState | None = None, term: int | None = None, validated: bool = False
     ) -> ClusterState:
-        """``mirror``: an empty one that folds the same records."""
+        """Reads the ledger. ``mirror``: an empty state that folds the same records."""
         cluster = cls(ledger, term=term, validated=validated)
         for record in ledger.records(archived=True):
             cluster.fold(record)
@@ -195,8 +199,8 @@ class ClusterState:
         return self.ledger.clock.now_us()
 
     def _write(self, *entries: Entry) -> list[Record]:
-        """All of a step in one transaction: a step that failed was not begun, and can be taken again. Raises
-        WriteUncertain where that is not known, and from then on."""
+        """Appends all records of a step in one transaction and folds them: a step that failed was not begun, and can be
+        taken again. Raises WriteUncertain if the outcome is not known, and on every later write."""
         if self.unsure is not None:
             raise self.unsure
         if not entries:
@@ -213,7 +217,7 @@ class ClusterState:
         return records
 
     def _plan(self, *plans: tuple[str, Any]) -> Record:
-        """What is decided and under way from now on: items and what is planned of each."""
+        """Records items, given as (item, payload), as planned and under way."""
         entries = []
         for item, payload in plans:
             new = entry(item, RecordState.NEW, None, payload)
@@ -221,9 +225,12 @@ class ClusterState:
         return self._write(*entries)[-1]
 
     def _end(self, record: Record, state: RecordState, payload: Any = None, with_it: Sequence[Entry] = ()) -> None:
-        """A result, and what follows from it. It may end without having begun.
+        """Records the end of an item, and the entries ``with_it`` that follow. An item that has not begun is begun
+        first.
 
-        Where a person resolved either by hand, what has happened is told all the same."""
+        If a person has resolved any of these items by hand meanwhile, they are taken up again and ended as well, as
+        the records must say what has happened.
+        """
         item, schema = record.item_id, record.payload_schema
         begun = [taken_up(record)] if record.state is RecordState.NEW else []
         here = [*begun, entry(item, state, begun[0] if begun else record, payload, schema)]
@@ -236,11 +243,11 @@ class ClusterState:
                     self._write(*entries)
                     return
                 except (LeaseLost, Locked):
-                    continue  # what was not resolved cannot be taken up again
+                    continue  # an item that was not resolved cannot be taken up again
             raise lost
 
     def fold(self, record: Record) -> None:
-        """Know a record that is in the ledger. Those of others, in a ledger that is shared, say nothing here."""
+        """Folds a record of the ledger. Records of other applications in a shared ledger change nothing."""
         self.newest = record.record_id
         if record.app.name != APP.name:
             return
@@ -250,14 +257,14 @@ class ClusterState:
             check(self)
 
     def validate(self) -> None:
-        """Raises InvariantBroken in a state that only a bug leads to."""
+        """Checks the invariants. Raises InvariantBroken in a state that only a bug leads to."""
         for deployed in [*self.deployed.values(), *(plan for plan, _ in self.planned.values())]:
             deployed.assignment.validate()
         for words, where in self._broken():
             raise InvariantBroken(words, remedy=REPORT_LINE, **where)
 
     def _broken(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(what does not hold, where)."""
+        """Yields (invariant that does not hold, where)."""
         for name in self.deployed.keys() & self.planned.keys():
             yield "an operator is deployed or to be, not both", {"operator": name}
         for name, deployed in [*self.deployed.items(), *((name, plan) for name, (plan, _) in self.planned.items())]:
@@ -310,14 +317,14 @@ class ClusterState:
         self._write(*self.roster.registered(info, home))
 
     def replace(self, name: str, directory: str) -> None:
-        """The name is this directory's from now on."""
+        """Gives a replica's name to another data directory."""
         self._write(self.roster.replaced(name, directory))
 
     def forget(self, name: str) -> None:
         self._write(self.roster.forgotten(name))
 
     def is_free(self, name: str) -> bool:
-        """Is nothing assigned to the replica, or on its way to or from it?"""
+        """Tells whether no partition is assigned to the replica, or on its way to or from it."""
         plans = [deployed.assignment for deployed, _ in self.planned.values()]
         assignments = [*plans, *(deployed.assignment for deployed in self.deployed.values())]
         moves = [move.planned for move in self.open_moves.values()]
@@ -334,11 +341,11 @@ class ClusterState:
         self._write(*self.roster.agent_registered(info, home))
 
     def dismiss(self, name: str) -> None:
-        """An agent is not known any more, nor what it was to have."""
+        """Forgets an agent, and the replicas that it should have."""
         self._write(self.roster.dismissed(name))
 
     def spawn(self, wanted: Iterable[Spawned]) -> None:
-        """Of these replicas this is wanted from now on: all of it is recorded, or nothing."""
+        """Records what is wanted of replicas of agents, all in one transaction."""
         self._write(*map(self.roster.spawning, wanted))
 
     # -- operators ----------------------------------------------------------------------------------------
@@ -350,7 +357,7 @@ class ClusterState:
         return self._plan((f"operator/{spec.name}" + ("" if burnt is None else f"/{burnt + 1}"), payload))
 
     def upgrade(self, spec: OperatorSpec) -> None:
-        """Another version of a deployed operator: from here on it is this one, wherever its partitions are."""
+        """Records another version of a deployed operator, which holds for all its partitions from now on."""
         number = self.upgrades.get(spec.name, 0) + 1
         self._append(f"upgrade/{spec.name}/{number}", RecordState.NEW, None, {"spec": _spec_payload(spec)})
 
@@ -371,7 +378,7 @@ class ClusterState:
         self._end(planned, RecordState.PROCESSED)
 
     def fail_deployment(self, planned: Record, error: dict[str, Any]) -> None:
-        """What was created of it is nobody's."""
+        """Records that a deployment failed. No replica owns the partitions that were created."""
         self._end(planned, RecordState.FAILED, {"error": error})
 
     def _fold_operator(self, rest: str, record: Record) -> None:
@@ -391,19 +398,24 @@ class ClusterState:
                 self.undeployed[name] = self.planned.pop(name)[0].first_epoch
 
     def _spec_of(self, name: str, record: Record) -> OperatorSpec:
-        """As it was recorded: newer than every version before it, whatever clocks say. By the clock, so that it is
-        newer, too, than what replicas have of another ledger, or of one of which this is an older copy."""
+        """Returns the spec of a record, with a time of recording later than those of all versions before it, whatever
+        the clocks say. The time is the clock's if possible, so that the spec also counts as newer than those that
+        replicas have from another ledger, or from the ledger of which this one is an older copy."""
         spec = OperatorSpec.from_json({"name": name, **record.payload["spec"]})
         newest_us = max(spec.recorded_us, self.versions_us.get(name, 0))
         self.versions_us[name] = max(record.timestamp_us, newest_us + 1)
         return replace(spec, recorded_us=self.versions_us[name])
 
     def newest_epoch(self, name: str) -> int:
-        """That any partition of an operator is owned at, or was ever granted."""
+        """Returns the newest epoch at which any partition of an operator is owned or was ever granted."""
         return max(self.next_epoch(PartitionId(name, p)) for p in range(self.operator(name).spec.partitions)) - 1
 
     def undeploy(self, name: str, epoch: int) -> None:
-        """Args: epoch: see :meth:`newest_epoch`."""
+        """Records that an operator is undeployed.
+
+        Args:
+            epoch: see :meth:`newest_epoch`.
+        """
         self._append(f"undeploy/{name}/{epoch}", RecordState.NEW, None, {})
 
     def _fold_undeploy(self, rest: str, record: Record) -> None:
@@ -415,7 +427,12 @@ class ClusterState:
         self.undeployed[name] = int(epoch)
 
     def adopt(self, spec: OperatorSpec, owners: Mapping[int, tuple[str, int]], granted: Mapping[int, int]) -> None:
-        """An operator as replicas have it. Args: owners: partition → (replica, epoch); granted: newest epochs."""
+        """Records an operator as replicas have it.
+
+        Args:
+            owners: (replica, epoch) by partition.
+            granted: the newest epoch that counts as granted, by partition.
+        """
         numbers = range(spec.partitions)
         replicas = sorted({name for name, _ in owners.values()})
         index = {name: number for number, name in enumerate(replicas)}
@@ -432,7 +449,7 @@ class ClusterState:
         fields = record.payload
         owners = tuple(fields["replicas"][number] for number in fields["owners"])
         assignment = Assignment(name, 1, owners, tuple(fields["epochs"]))
-        self.undeployed.pop(name, None)  # of this ledger, whose epochs say nothing of what another one granted
+        self.undeployed.pop(name, None)  # this ledger's epochs say nothing about those that another ledger granted
         self.deployed[name] = Deployed(self._spec_of(name, record), assignment)
         self.epochs_granted |= {PartitionId(name, p): epoch for p, epoch in enumerate(fields["granted"])}
 
@@ -444,7 +461,7 @@ class ClusterState:
         self.adopted.add(ledger)
 
     def operator(self, name: str) -> Deployed:
-        """Raises OperatorNotDeployed."""
+        """Returns a deployed operator. Raises OperatorNotDeployed."""
         try:
             return self.deployed[name]
         except KeyError:
@@ -455,11 +472,11 @@ class ClusterState:
             ) from None
 
     def confined(self) -> dict[str, tuple[str, ...]]:
-        """Operator → its sites, of those that are confined to some."""
+        """Returns the sites of operators that are confined to some, by operator."""
         return {name: deployed.sites for name, deployed in self.deployed.items() if deployed.sites}
 
     def assigned(self, name: str) -> dict[PartitionId, int]:
-        """A replica's partitions, and the epochs it owns them at."""
+        """Returns a replica's partitions, and the epochs at which it owns them."""
         return {
             PartitionId(operator, number): epoch
             for operator, deployed in self.deployed.items()
@@ -467,7 +484,7 @@ class ClusterState:
         }
 
     def owned_counts(self) -> dict[str, int]:
-        """Partitions by replica, of all operators."""
+        """Returns the number of partitions by replica, of all operators."""
         counts: dict[str, int] = {}
         for deployed in self.deployed.values():
             for owner in deployed.assignment.owners:
@@ -477,12 +494,12 @@ class ClusterState:
     # -- moves --------------------------------------------------------------------------------------------
 
     def next_epoch(self, partition: PartitionId) -> int:
-        """Newer than any that is owned or was ever granted."""
+        """Returns an epoch newer than any at which the partition is owned, or that was ever granted or reported."""
         _, epoch = self.operator(partition.operator).assignment.owner(partition.partition)
         return max(epoch, self.epochs_granted.get(partition, 0), self.epochs_seen.get(partition, 0)) + 1
 
     def changes(self) -> Iterator[Change]:
-        """Under way, by which partitions get another owner. Copies that follow change nothing."""
+        """Yields the work under way by which partitions get another owner: moves and take-overs, but not standbys."""
         for open_move in self.open_moves.values():
             if not isinstance(open_move.planned, PlannedStandby):
                 yield open_move.planned
@@ -491,7 +508,7 @@ class ClusterState:
         self.plan_moves([move])
 
     def plan_moves(self, moves: Iterable[Planned]) -> None:
-        """All of a plan, or nothing of it. Copies that follow are no part of a batch: they do not end."""
+        """Records a plan in one transaction. Standbys are in no batch, as they do not end."""
         moves = list(moves)
         entries = begun([move for move in moves if not isinstance(move, PlannedStandby)], self.now_us())
         for copy in moves:
@@ -501,7 +518,7 @@ class ClusterState:
         self._write(*entries)
 
     def retarget(self, move: PlannedMove, target: str, reason: str) -> None:
-        """A move that has not begun goes elsewhere. Args: reason: for people."""
+        """Gives a move that has not begun another target. ``reason``: for people."""
         number = self.retargets.get(move.item_id, 0) + 1
         self._append(f"retarget/{move.item_id}/{number}", RecordState.NEW, None, {"target": target, "reason": reason})
 
@@ -520,14 +537,14 @@ class ClusterState:
         recorded.moves[item] = planned, recorded.moves[item][1]
 
     def begin_moves(self, moves: Iterable[Planned]) -> None:
-        """Their turn has come. Nothing of those that have begun before, or ended."""
+        """Records that the turn of these moves has come. Skips moves that have begun already, or ended."""
         waiting = [self.open_moves[move.item_id].record for move in moves if move.item_id in self.open_moves]
         entries = [taken_up(record) for record in waiting if record.state is RecordState.NEW]
         if entries:
             self._write(*entries)
 
     def grant(self, move: Planned) -> None:
-        """Raises Locked when the epoch was granted to another move."""
+        """Grants an epoch to a move. Raises Locked if the epoch was granted to another move."""
         item = f"grant/{move.partition.operator}/{move.partition.partition}/{move.granted_epoch}"
         self._append(item, RecordState.NEW, None, {"move": move.item_id, "target": move.target})
 
@@ -539,7 +556,7 @@ class ClusterState:
         self._end_move(move, RecordState.FAILED, {"error": error, "report": report})
 
     def _end_move(self, move: Planned, state: RecordState, payload: dict[str, Any]) -> None:
-        """And with the last one its batch."""
+        """Ends a move, and with the last move its batch."""
         record, recorded = self.open_moves[move.item_id].record, self.history.get(move.reconfiguration)
         over: list[Entry] = []
         if recorded is not None and recorded.batch is not None and recorded.is_last(move.item_id):
@@ -580,7 +597,7 @@ class ClusterState:
     # -- restores -----------------------------------------------------------------------------------------
 
     def plan_restores(self, restores: Iterable[PlannedRestore]) -> None:
-        """All of a plan, or nothing of it."""
+        """Records a plan of restores in one transaction."""
         self._write(*self.restores.planned(restores, self.now_us()))
 
     def restore_owned(self, restore: PlannedRestore, epoch: int, report: dict[str, Any]) -> None:
@@ -588,7 +605,11 @@ class ClusterState:
         self._end(*self._ends(restore, RecordState.PROCESSED, payload))
 
     def restore_failed(self, restore: PlannedRestore, granted: int, error: dict[str, Any]) -> None:
-        """Args: granted: the epoch for which the owner was asked to stop; 0: it was not."""
+        """Records that a restore failed.
+
+        Args:
+            granted: the epoch for which the owner was asked to stop; 0: it was not asked.
+        """
         self._end(*self._ends(restore, RecordState.FAILED, {"error": error, "granted": granted}))
 
     def _ends(
@@ -633,11 +654,11 @@ class ClusterState:
         self.failovers.order(rest.rpartition("/")[0], Failover(record.payload["failover"]))
 
     def maintain(self, node: str, maintenance: Maintenance | None) -> None:
-        """None: it has ended."""
+        """Records a node's maintenance; None: it has ended."""
         self._write(self.roster.maintaining(node, maintenance))
 
     def maintained(self) -> set[str]:
-        """Nodes that are in maintenance now."""
+        """Returns the nodes that are in maintenance now."""
         now = self.now_us()
         return {node for node, each in self.roster.maintenance.items() if each.lasts(now)}
 
@@ -653,12 +674,18 @@ class ClusterState:
     # -- jobs ---------------------------------------------------------------------------------------------
 
     def define_job(self, name: str, job: Job | None) -> None:
-        """None: there is none any more."""
+        """Records a job's definition; None: the job is deleted."""
         item = f"job/{name}/{self.jobs.orders.get(name, 0) + 1}"
         self._append(item, RecordState.NEW, None, {} if job is None else job.to_payload())
 
     def begin_run(self, job: str, at_us: int, operators: Collection[str] = ()) -> Run:
-        """Args: operators: with a stage each. Raises IllegalRecord where it was begun for that time before."""
+        """Begins a run of a job.
+
+        Args:
+            operators: the operators that the run has a stage for.
+
+        Raises IllegalRecord if a run for that time was begun before.
+        """
         self._plan((f"run/{job}/{at_us}", {"operators": list(operators)}))
         return self.jobs.runs[job][-1]
 
@@ -673,7 +700,7 @@ class ClusterState:
         self._end(self.jobs.records[run.item_id], to, payload)
 
     def begun_by(self, mark: str) -> list[str]:
-        """Reconfigurations whose moves carry it."""
+        """Returns the reconfigurations whose moves carry the mark of a job's run."""
         return [
             reconfiguration
             for reconfiguration, recorded in self.history.items()
@@ -689,7 +716,8 @@ class ClusterState:
         self._write(*self.sweeps.planned(sweep_id, plan, self.now_us()))
 
     def begin_swept(self, sweep_id: str, node: str) -> bool:
-        """False: it does not any more. A node that is to be restarted is so by its agent."""
+        """Records that a node of a sweep begins; for a restart, also the command to its agent. Returns False if the
+        node must not begin any more."""
         begun = self.sweeps.begun(sweep_id, node)
         if begun is None:
             return False
@@ -717,14 +745,14 @@ class ClusterState:
         (self.paused.add if is_paused else self.paused.discard)(reconfiguration)
 
     def pause(self, reconfiguration: str, paused: bool) -> None:
-        """Nothing of it where it has ended."""
+        """Pauses a reconfiguration or lets it go on. Does nothing if it has ended."""
         recorded = self.history.get(reconfiguration)
         if (reconfiguration in self.paused) == paused or (recorded is not None and recorded.state.over):
             return
         if recorded is not None and recorded.batch is not None:
             status = BatchStatus.PAUSED if paused else BatchStatus.IN_PROGRESS
             self._write(*recorded.batch.to(status, self.now_us()))
-        else:  # of an earlier version
+        else:  # an earlier version began it
             item = f"pause/{reconfiguration}/{self.pauses.get(reconfiguration, 0) + 1}"
             self._append(item, RecordState.NEW, None, {"paused": paused})
 
@@ -745,7 +773,8 @@ class ClusterState:
         recorded.limits, recorded.edits = Limits.of(record.payload), int(number)
 
     def cancel(self, reconfiguration: str) -> None:
-        """What has not been fenced of it is to be rolled back, whoever leads. Nothing where it has ended."""
+        """Records that moves of a reconfiguration that are not fenced yet must be rolled back, by this controller or
+        a later one. Does nothing if the reconfiguration has ended."""
         recorded = self.history.get(reconfiguration)
         if recorded is not None and not recorded.cancelled and not recorded.state.over:
             self._append(f"cancel/{reconfiguration}", RecordState.NEW, None, {})
@@ -771,7 +800,7 @@ def _spec_payload(spec: OperatorSpec) -> dict[str, Any]:
     return fields
 
 
-#: how a record is known, by the kind of its item
+#: folds of records, by the kind of their item
 FOLDS: Mapping[str, Callable[[ClusterState, str, Record], None]] = {
     "replica": lambda cluster, rest, record: cluster.roster.fold_replica(rest, record),
     "directory": lambda cluster, rest, record: cluster.roster.fold_directory(rest, record),

@@ -1,4 +1,5 @@
-"""What the parts of a controller share: the cluster's state and its one writer, members, calls to replicas, tasks."""
+"""The context that the parts of a controller share: the cluster's state and its one writer, members, calls to replicas,
+tasks."""
 
 from __future__ import annotations
 
@@ -37,17 +38,17 @@ from stateflow.types import PartitionId, ReplicaInfo, node_of
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 P = ParamSpec("P")
-#: characters of an author
+#: the most characters of an author
 AUTHOR_MAX = 128
-#: how often what replicas say is waited for
+#: seconds between looks, while replicas are waited for
 LOOK_S = 0.05
-#: a ledger that takes longer is away, and answers do not wait for it
+#: seconds that an answer waits for records being written; a ledger that takes longer is unavailable
 WRITTEN_WITHIN_S = 2.0
 
 
 def author() -> str:
-    """Of records: who asked for what is done here, and for what follows from it; empty: this controller decides. Nodes
-    only say how they are."""
+    """Returns the author for records: the caller that asked for what the current task does. Empty: the controller
+    decided by itself, or a node, agent or controller called, as these only report their state."""
     who = caller()
     return "" if who is None or who.role.listens else str(who)[:AUTHOR_MAX]
 
@@ -57,21 +58,24 @@ def _nothing() -> None: ...
 
 @dataclass(frozen=True, slots=True)
 class ClusterStates:
-    """The same records folded twice: one to be read by the event loop, one that appends in a thread."""
+    """Two folds of the same records: one that the event loop reads, and one that appends in a thread."""
 
     read_by_loop: ClusterState
     writer: ClusterState
 
     @classmethod
     def read(cls, ledger: Ledger, term: int | None = None, validated: bool = False) -> ClusterStates:
-        """``term``: of the hold that it is read and written in. A write of an earlier one may still be on its way."""
+        """Reads the ledger. ``term``: the term in which it is read and written. A write of an earlier term may still be
+        on its way."""
         mirror = ClusterState(ledger, validated=validated)
         return cls(mirror, ClusterState.read(ledger, mirror, term, validated))
 
 
 class ControllerContext:
-    """``cluster`` is read by the event loop and changed by it alone. Another one appends to the ledger in a thread, and
-    each of its records is folded here before whoever asked for it goes on.
+    """The shared context of one term.
+
+    Only the event loop reads and changes ``cluster``. A second cluster state, the writer, appends to the ledger in a
+    thread; each of its records is folded into ``cluster`` before the caller that asked for it goes on.
 
     ``over`` is done when the term has ended early, with the reason: nothing more can be recorded.
     """
@@ -91,31 +95,32 @@ class ControllerContext:
         self.ledger_id, self._tenure = ledger.id, tenure
         self.cluster, self._writer = states.read_by_loop, states.writer
         self._writer.on_record = self._fold_in_loop
-        self._writer.check = self.check_leads  # again: a database that is locked lets it wait
+        self._writer.check = self.check_leads  # checked again, as a locked database makes the writer wait
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="planner")
         self._records = ThreadPoolExecutor(1, thread_name_prefix="ledger")  # one: the writer is not thread-safe
         self.members = Members(self.cluster.roster.replicas, settings, clock, grace_s)
         self.names = Names(self.cluster, self.members, settings, clock)
         self.replicas = Replicas(self.cluster, self.members, settings, clock, connect, self._command, self._refused)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._recording = 0  # records that are being written, or are to be
+        self._recording = 0  # steps being written, or waiting for the writer
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[StateflowError] = self._loop.create_future()
-        self._waited_for = ""  # why a record waits, as it was said last
+        self._waited_for = ""  # why a record waits, as last logged
         #: held while a change is planned and recorded, so that what was checked still holds
         self.planning = asyncio.Lock()
-        #: held by whatever changes which operators there are, and taken before ``planning``
+        #: held while operators are deployed, undeployed or adopted; taken before ``planning``
         self.deploying = asyncio.Lock()
 
     def _fold_in_loop(self, record: Record) -> None:
         self._loop.call_soon_threadsafe(self.cluster.fold, record)
 
     async def record(self, work: Callable[Concatenate[ClusterState, P], T], *arguments: P.args, **_: P.kwargs) -> T:
-        """One durable step, e.g. ``record(ClusterState.grant, move)``. They happen one after another, off the event
-        loop, to the end even where the caller is cancelled.
+        """Takes one durable step, e.g. ``record(ClusterState.grant, move)``, and returns its result. Steps run one
+        after another, off the event loop, and to their end even if the caller is cancelled.
 
-        A ledger that is away, or can only be read, as one is whose database fails over, delays it for as long as this
-        controller leads: to renew its hold it has to write, too. Raises what ends the term.
+        A step waits while the ledger is unavailable or read-only, e.g. during a failover of its database, for as long
+        as this controller leads; the lead ends with time, as renewing the hold is a write, too. Raises the error that
+        ends the term.
         """
         return await asyncio.shield(self.spawn(self._record(work, *arguments)))
 
@@ -128,7 +133,7 @@ class ControllerContext:
                     return await self._loop.run_in_executor(self._records, self._write, author(), work, *arguments)
                 finally:
                     self._recording -= 1
-            except (HoldLost, LedgerReplaced, WriteUncertain) as error:  # or its outcome is not known: read it anew
+            except (HoldLost, LedgerReplaced, WriteUncertain) as error:  # an uncertain write: the ledger is read anew
                 self._end_term(error)
                 raise
             except (Unavailable, LedgerReadOnly) as error:
@@ -138,14 +143,14 @@ class ControllerContext:
             await asyncio.sleep(self.settings.retry_interval_s)
 
     async def knows_what_it_wrote(self) -> None:
-        """A record is in the ledger a moment before it is known here, and who does not lead may have told of it by
-        then: whoever asks here next is not to be told less."""
+        """Waits until all records written so far are folded. A record is in the ledger a moment before it is known
+        here, and a follower may have reported it by then: the leader's next answer must not know less."""
         if self._recording:
             before_this = self._loop.run_in_executor(self._records, _nothing)
             await asyncio.wait([before_this], timeout=WRITTEN_WITHIN_S)
 
     def _write(self, author: str, work: Callable[..., T], *arguments: Any) -> T:
-        """In the one thread that writes."""
+        """Takes a step in the writer's thread."""
         self._writer.author = author
         return work(self._writer, *arguments)
 
@@ -156,7 +161,8 @@ class ControllerContext:
         return self._tenure.term
 
     def check_leads(self) -> None:
-        """Raises HoldLost, also where the term has ended early: what is known here may not be all that was decided."""
+        """Checks that this controller leads. Raises HoldLost, also if the term has ended early: then this controller
+        may not know all that was decided."""
         self._tenure.check(self.clock.monotonic())
         if self.over.done():
             raise HoldLost(f"the term is over: {self.over.result()}", remedy="ask who leads now", term=self.term)
@@ -166,13 +172,14 @@ class ControllerContext:
             self.over.set_result(error)
 
     async def aside(self, work: Callable[P, T], *arguments: P.args, **_: P.kwargs) -> T:
-        """Long work that needs nothing of this: leases are renewed meanwhile."""
+        """Runs long work, which must not use the context, in a thread, so that leases are renewed meanwhile."""
         return await self._loop.run_in_executor(self._planner, work, *arguments)
 
     # -- replicas -----------------------------------------------------------------------------------------
 
     def _command(self, name: str) -> Command:
-        """Raises HoldLost, and Unavailable for a replica that has not registered."""
+        """Returns the authority for a call to a replica. Raises HoldLost, and Unavailable for a replica that has not
+        registered."""
         self.check_leads()
         session = self.members.session(name)
         if not session:
@@ -180,11 +187,11 @@ class ControllerContext:
         return Command(self.ledger_id, self.term, session)
 
     def _refused(self, error: StateflowError) -> None:
-        if isinstance(error, StaleTerm):  # it has heard one that came after this
+        if isinstance(error, StaleTerm):  # the replica has heard a controller of a later term
             self._end_term(error)
 
     def alive(self) -> dict[str, ReplicaInfo]:
-        """Replicas to plan with: those that were heard lately, and that their agent was not told to stop."""
+        """Returns the replicas to plan with: those that were heard lately and that no agent was told to stop."""
         return {
             name: info
             for name, info in self.cluster.roster.replicas.items()
@@ -192,7 +199,10 @@ class ControllerContext:
         }
 
     async def again_and_again(self, look: Callable[[], Awaitable[None]], instead: str) -> None:
-        """With each heartbeat, whatever goes wrong: ``instead`` is said then."""
+        """Calls ``look`` once in each heartbeat interval. Errors do not end the loop; they are logged with ``instead``.
+
+        Never returns.
+        """
         while True:
             await asyncio.sleep(self.settings.heartbeat_interval_s)
             try:
@@ -203,22 +213,23 @@ class ControllerContext:
                 log.exception("%s", instead)
 
     async def acquainted(self) -> None:
-        """Who leads since a moment ago has heard nobody yet, and would find that nobody answers: whoever was there
-        before has as long to be heard as at any other time."""
-        while self.members.expects():  # noqa: ASYNC110 - it is over with time, too
+        """Waits until every replica that was there before this term was heard, or has been silent for as long as a
+        silent replica is waited for at other times. Without that, a new leader would find that no replica answers."""
+        while self.members.expects():  # noqa: ASYNC110 - the wait ends with time, too
             await asyncio.sleep(LOOK_S)
 
     def may_be_alone(self, name: str, operator: str) -> bool:
-        """Whether it may serve partitions of the operator though its lease has lapsed."""
+        """Tells whether a replica may serve partitions of an operator though its lease has lapsed."""
         return self.cluster.failovers.may_be_alone(operator, self.members.said_alone(name))
 
     def fit(self) -> dict[str, ReplicaInfo]:
-        """Those of them that may be given something: whose node is not in maintenance."""
+        """Returns the replicas of :meth:`alive` that may be given something: their nodes are not in maintenance."""
         maintained = self.cluster.maintained()
         return {name: info for name, info in self.alive().items() if node_of(name) not in maintained}
 
     def least_loaded(self, replicas: Iterable[ReplicaInfo], coming: Mapping[str, int]) -> ReplicaInfo:
-        """The one with the fewest partitions for its weight, those ``coming`` counted."""
+        """Returns the replica with the fewest partitions for its weight. ``coming``: number of further partitions to
+        count, by replica."""
         owned = self.cluster.owned_counts()
 
         def load(info: ReplicaInfo) -> tuple[float, str]:
@@ -227,7 +238,7 @@ class ControllerContext:
         return min(replicas, key=load)
 
     def check_site(self, name: str) -> None:
-        """Raises UnknownSite."""
+        """Checks that a replica, alive or not, is registered at the site. Raises UnknownSite."""
         sites = sorted({info.site for info in self.cluster.roster.replicas.values()})
         if name not in sites:
             replicas = sorted(self.cluster.roster.replicas)
@@ -237,7 +248,7 @@ class ControllerContext:
             )
 
     def check_not_restored(self, partition: PartitionId) -> None:
-        """Raises MoveConflict while a restore of the partition is under way."""
+        """Checks that no restore of the partition is under way. Raises MoveConflict."""
         for planned in self.cluster.restores.under_way:
             if planned.partition == partition:
                 raise MoveConflict(
@@ -248,8 +259,8 @@ class ControllerContext:
                 )
 
     async def learnt(self, pairs: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Those of these (replica, operator) that have the operator, or fetch it: not to be awaited with ``planning``
-        held, as that may take minutes."""
+        """Makes replicas learn operators, fetching their code where they lack it. Returns the pairs of (replica,
+        operator) for which that worked. Callers must not hold ``planning``, as fetching may take minutes."""
         able = set()
         for name, operator in sorted(pairs):
             try:

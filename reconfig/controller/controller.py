@@ -1,4 +1,4 @@
-"""A controller for one term: its parts, put together."""
+"""A controller for one term, put together from its parts."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ from stateflow.types import OperatorSpec, PartitionId
 
 
 class Controller:
-    """It decides while ``tenure`` lasts. ``over`` is done when that ended early.
+    """A controller, which decides while ``tenure`` lasts. ``over`` is done when the term has ended early.
 
     Args:
-        tenure: by default for ever, of a controller that is alone.
-        states: of the ledger, where they were read already.
-        grace_s: a predecessor may grant leases for so long from now on.
-        address: where it listens: its name, where the settings give it none.
+        tenure: default: never expires (single controller, tests).
+        states: the ledger as read already; None: the controller reads it.
+        grace_s: seconds from now for which a predecessor may still grant leases.
+        address: where it listens; also its name, if the settings give it none.
     """
 
     def __init__(
@@ -128,7 +128,8 @@ class Controller:
         self._auto_rebalance = AutoRebalance(context, self.runs, self.reconfigurations)
 
     async def try_out(self, spec: OperatorSpec) -> None:
-        """See :meth:`Deployments.try_out`. Raises CodeRefused, BundleMissing, BundleDamaged, and as that does."""
+        """Checks an operator's code here, and then as :meth:`Deployments.try_out` does. Raises CodeRefused,
+        BundleMissing, BundleDamaged, and the errors of that method."""
         check_signed(spec)
         await self.versions.check_here(spec)
         await self.deployments.try_out(spec)
@@ -136,7 +137,8 @@ class Controller:
     async def deploy(
         self, spec: OperatorSpec, sites: Collection[str] | None, failover: Failover | None = None
     ) -> Deployment:
-        """Raises CodeRefused, BundleMissing, BundleDamaged, and as :meth:`Deployments.deploy` does."""
+        """Deploys an operator, and orders its failover unless that is None. Raises CodeRefused, BundleMissing,
+        BundleDamaged, and the errors of :meth:`Deployments.deploy`."""
         check_signed(spec)
         await self.versions.check_here(spec)
         deployed = await self.deployments.deploy(spec, sites)
@@ -147,11 +149,12 @@ class Controller:
         return self.survey.deployment(deployed)
 
     async def _known_to_owners(self, operator: str) -> None:
-        """What they may do alone counts when they have said that they know it. Those that answer are waited for as long
-        as one of them may be silent: a site may be cut off the moment after it was said."""
+        """Waits until the owners that answer have reported that they know the operator's failover, for at most as long
+        as a replica may be silent. A manual failover counts only for owners that know it, and a site may be cut off the
+        moment after it was ordered."""
         order, _ = self.cluster.failovers.newest.get(operator, (0, False))
         if not order:
-            return  # it was never ordered otherwise
+            return  # its failover was never changed
         owners = set(self.cluster.operator(operator).assignment.owners)
         until = self.context.clock.monotonic() + self.members.silence_s
         while self.context.clock.monotonic() < until:
@@ -161,52 +164,52 @@ class Controller:
             await asyncio.sleep(LOOK_S)
 
     async def upgrade(self, operator: str, version: int) -> Deployment:
-        """See :meth:`Versions.upgrade`."""
+        """Upgrades an operator to another version, see :meth:`Versions.upgrade`."""
         return self.survey.deployment(await self.versions.upgrade(operator, version))
 
     async def proposed(self, operator: str, names: Sequence[PolicyName]) -> Placement:
-        """See :meth:`Placing.proposed`."""
+        """Returns the placement that policies propose, see :meth:`Placing.proposed`."""
         return await self.placing.proposed(operator, names, self._executor.cost())
 
     async def costs(self, choice: Choice, reasons: Mapping[PartitionId, str]) -> Placement:
-        """See :meth:`Placing.costs`."""
+        """Returns a placement with its costs, see :meth:`Placing.costs`."""
         return await self.placing.costs(choice, reasons, self._executor.cost())
 
-    # -- what any controller tells, see also :class:`~reconfig.controller.overview.Overview` ----------------
+    # -- reports of any controller, see also :class:`~reconfig.controller.overview.Overview` ----------------
 
-    follower: FollowerReport | None = None  # it leads
+    follower: FollowerReport | None = None  # None: it leads
 
     @property
     def term(self) -> int:
         return self.context.term
 
     def deployment(self, operator: str) -> Deployment:
-        """Raises OperatorNotDeployed."""
+        """Reports on an operator. Raises OperatorNotDeployed."""
         return self.survey.deployment(self.cluster.operator(operator))
 
     def status(self) -> ClusterReport:
         return self.survey.status()
 
     def job_reports(self, name: str) -> list[JobReport]:
-        """Of all, where none is named. Raises InvalidArgument."""
+        """Reports on a job; empty name: on all jobs. Raises InvalidArgument."""
         return [self.jobs.report(name)] if name else self.jobs.reports()
 
     def job_run(self, run_id: str) -> JobRun:
-        """Raises InvalidArgument."""
+        """Reports on a run of a job. Raises InvalidArgument."""
         return self.jobs.run(run_id)
 
     def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
-        """Raises MoveUnknown."""
+        """Reports on a reconfiguration. Raises MoveUnknown."""
         return self.runs.found(reconfiguration).report()
 
     def history(self, limit: int = 0) -> Iterator[Reconfiguration]:
-        """Newest first."""
+        """Yields reports on reconfigurations, newest first. ``limit``: at most so many; 0: all."""
         return self.runs.history(limit)
 
     # -- life ---------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Carry on with what the ledger says was under way, and watch over leases from now on."""
+        """Resumes the work that the ledger has as under way, and starts to watch leases, placement and jobs."""
         self.deployments.resume_all()
         self.standbys.resume_all()
         self.takeovers.resume_all()

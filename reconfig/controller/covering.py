@@ -1,4 +1,4 @@
-"""Sweeps about partitions: each is done by whoever owns it, node by node, and in the end what moved meanwhile."""
+"""Sweeps about partitions: each partition's owner does it, node by node; partitions that moved meanwhile come last."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from stateflow.ledger.batches import EntityStatus
 from stateflow.reports import PartitionFault
 from stateflow.types import PartitionId, node_of
 
-#: what nobody serves in the end is waited for so long, after a pass in which nothing else was done either
+#: seconds since the last pass that did a partition, after which the partitions that are left are given up
 PATIENCE_S = 30.0
-#: it is looked so often whether it was cancelled
+#: seconds between looks at whether the sweep was cancelled
 LOOK_S = 0.5
-#: in a row, after which a replica is asked for no more: it is the replica that fails, or its store
+#: failures in a row after which a replica is asked no more: then the replica fails, or its store, not a partition
 FAILURES_MAX = 3
-#: of a node that are told one by one, as they are in the ledger for ever
+#: the most faults of a node that are recorded one by one, as they stay in the ledger for ever
 FAULTS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What came of one partition. ``wrong``: what was found of it."""
+    """The outcome for one partition. ``counts``: figures to add up. ``wrong``: faults found, in words."""
 
     counts: Mapping[str, int]
     wrong: tuple[str, ...] = ()
 
 
-#: at a replica; None: it does not own the partition by now. Raises what it fails of
+#: does one partition at a replica; None: the replica does not own it any more. Raises the error of a failure
 Do = Callable[[str, PartitionId], Coroutine[Any, Any, Piece | None]]
 
 
@@ -53,7 +53,7 @@ class _Tally:
             self._fault(partition, replica, line, undone=False)
 
     def fail(self, partition: PartitionId, replica: str, why: str) -> None:
-        """Nothing was done with it, which says nothing of what it is like."""
+        """Notes a partition that was not done, which says nothing about the partition's condition."""
         self._fault(partition, replica, why, undone=True)
 
     def _fault(self, partition: PartitionId, replica: str, line: str, *, undone: bool) -> None:
@@ -77,7 +77,8 @@ class Covering:
         self._context, self._chore, self._do = context, chore, do
 
     def plan(self, site: str, limit: int, operator: str) -> Plan:
-        """Raises OperatorNotDeployed, UnknownSite, InvalidArgument."""
+        """Plans a sweep of the partitions that replicas at ``site`` own; empty: of all. Raises OperatorNotDeployed,
+        UnknownSite, InvalidArgument."""
         cluster = self._context.cluster
         if operator:
             cluster.operator(operator)
@@ -108,7 +109,11 @@ class Covering:
         return tally.outcome(known.cancelled)
 
     async def _at(self, known: Known, name: str, partitions: Partitions, tally: _Tally, *, last: bool = False) -> None:
-        """One after another. Args: last: what may be done later is not a fault."""
+        """Carries out the chore for partitions at one replica, one after another.
+
+        Args:
+            last: the partitions are retried, so that a retryable error is not a fault yet.
+        """
         failures = 0
         for partition in _each(partitions):
             if known.cancelled or failures == FAILURES_MAX:
@@ -129,7 +134,8 @@ class Covering:
                 tally.add(partition, name, piece)
 
     async def _unless_cancelled(self, known: Known, work: Coroutine[Any, Any, Piece | None]) -> Piece | None:
-        """A partition may take hours, and whoever calls it off is not to wait for that."""
+        """Waits for the work on a partition, but not once the sweep is cancelled, as the work may take hours. None also
+        if it was cancelled."""
         doing = self._context.spawn(work)
         try:
             while not known.cancelled:
@@ -140,7 +146,8 @@ class Covering:
             doing.cancel()
 
     async def _rest(self, known: Known, tally: _Tally) -> None:
-        """What nobody took, as it moved meanwhile; but not what is still with a node that failed: that was said."""
+        """Carries out the chore for the partitions that no node has done, as they moved meanwhile. Those that are still
+        at a failed node are left out, as that node's failure was reported."""
         clock = self._context.clock
         until, done = float("inf"), -1
         failed = {task.node for task in known.of(EntityStatus.FAILED)}
@@ -156,12 +163,13 @@ class Covering:
                 return
             for name, partitions in todo.items():
                 await self._at(known, name, partitions, tally, last=True)
-            if tally.counts["partitions"] > done:  # a pass may take hours, after which others are served by now
+            if tally.counts["partitions"] > done:  # a pass may take hours, and other partitions are served by then
                 until, done = clock.monotonic() + PATIENCE_S, tally.counts["partitions"]
             await asyncio.sleep(self._context.settings.retry_interval_s)
 
     def _check_alive(self, name: str) -> None:
-        """Raises Unavailable: nobody waits for the connection of one that is not there."""
+        """Checks that a replica answers, so that no call waits for a connection to one that is gone. Raises
+        Unavailable."""
         if not self._context.members.alive(name):
             raise Unavailable(f"{name} does not answer", remedy="see that it runs, and give the command again")
 
