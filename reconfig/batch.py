@@ -42,8 +42,8 @@ def limits_of(options: MoveOptions) -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a batch. ``nodes``: those it takes place at. ``link``: the two sites it is between; empty: it stays
-    at one site. ``shared``: the limits for all batches together apply, too."""
+    """One part of a batch. ``nodes``: source and target node. ``link``: source and target site; empty: both are the
+    same. ``shared``: the limits for all batches together apply, too."""
 
     batch: str
     nodes: tuple[str, ...] = ()

@@ -220,7 +220,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class RecordGrant:
-    """Ledger: ``epoch`` is the target's → GrantRecorded."""
+    """Ledger: ``epoch`` is granted to the target → GrantRecorded."""
 
     epoch: int
 
@@ -234,7 +234,7 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class CancelTarget:
-    """Target → TargetCancelled | TargetOwned | TargetUnknown."""
+    """Target: promise never to own by this take-over → TargetCancelled | TargetOwned | TargetUnknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,8 +122,8 @@ class TargetFailed:
 
 @dataclass(frozen=True, slots=True)
 class SourceGone:
-    """The source's lease has lapsed, by the controller's clock and with its margin, or it has lost the partition: it
-    cannot serve it any more, and may never say whether it sealed."""
+    """The source's lease has lapsed, by the controller's clock and with its margin, or the source has lost the
+    partition: it no longer serves the partition, and may never tell whether it sealed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class RecordGrant:
-    """Ledger: ``epoch`` is the target's → GrantRecorded."""
+    """Ledger: ``epoch`` is granted to the target → GrantRecorded."""
 
     epoch: int
 
@@ -210,9 +210,10 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class CancelSource:
-    """Source, which owned the partition at ``owned_at`` → SourceCancelled | SourceSealed | SourceUnknown.
+    """Source: promise that this move never seals there → SourceCancelled | SourceSealed | SourceUnknown.
 
-    ``tidies``: the move has ended unfenced, and nothing depends on the answer."""
+    ``owned_at``: the epoch at which it owned the partition. ``tidies``: the move has ended unfenced, and nothing
+    depends on the answer."""
 
     owned_at: int
     tidies: bool
@@ -220,7 +221,7 @@ class CancelSource:
 
 @dataclass(frozen=True, slots=True)
 class CancelTarget:
-    """Target → TargetCancelled | TargetOwned | TargetUnknown."""
+    """Target: promise never to own for this move → TargetCancelled | TargetOwned | TargetUnknown."""
 
 
 @dataclass(frozen=True, slots=True)
