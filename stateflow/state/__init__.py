@@ -1,7 +1,7 @@
 """Keyed state that looks like variables, dicts and sets.
 
-``state.value``, ``map``, ``set``, ``list``, ``reducing`` and ``counter`` declare it, the Tracked classes are what an
-operator sees, ``KeyedState`` is what a partition runs it with.
+``state.value``, ``map``, ``set``, ``list``, ``reducing`` and ``counter`` declare it, operators see the Tracked classes,
+and a partition runs it with ``KeyedState``.
 """
 
 from stateflow.state.cache import CachePool

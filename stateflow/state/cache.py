@@ -1,6 +1,6 @@
-"""The bounds of a partition's cache: what leaves it when there is too much, and what its bytes are taken for.
+"""Memory limits of a partition's cache: how many bytes its keys take, and which keys leave when there are too many.
 
-All of it runs between batches, when everything is clean.
+Everything here runs between batches, when no tracked object is dirty.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from stateflow.state.spec import PACKED, CellReader, StateSpec
 
 #: one key's tracked objects, by attribute; or those of a key in a namespace, by tag
 Bundle = dict[Any, Any]
-#: keys by their type, as far as their own equality says enough
+#: cached keys by type; keys whose equality may differ from that of their row keys lie under a marker class of ``keyed``
 Caches = dict[type, dict[Any, Bundle]]
 
-# Approximations, in bytes: of a bundle with its key, of a tracked object with its two or three slots that hold objects,
-# of an entry's places in the dicts of its collection.
+# Approximate bytes of a bundle with its key, of a tracked object with its two or three slots that hold objects, and of
+# an entry's places in the dicts of its collection.
 _BUNDLE, _OBJECT, _ENTRY = 350, 200, 130
 _OPAQUE, _SMALL = 200, 64
-# Shares of the limit: weighing begins at an estimate, what was weighed is too much, dropping ends.
+# Fractions of the limit: the estimate at which weighing begins (and how far members differ in it), the weight above
+# which keys are dropped, and the weight at which dropping ends.
 _BEGIN, _BEGIN_APART, _ENOUGH, _LEFT = 7 / 8, 1 / 16, 3 / 4, 5 / 8
-#: multiples of it are far apart, modulo 1
+#: golden ratio: its multiples, modulo 1, are far apart
 _GOLDEN = 0.6180339887
 _SIZED: Final = (bytes, str, int, float, type(None), bool, Decimal)
-#: keys looked at after each batch, at least
+#: minimum of keys weighed after each batch
 _STEPS_MIN = 32
-#: keys looked at after each batch beyond what it added, while there is too much; about a millisecond
+#: more keys weighed after each batch while the cache is over its limit; takes about a millisecond
 _STEPS_OVER = 500
-#: keys; about a millisecond
+#: keys freed at a time; takes about a millisecond
 _FREED_AT_ONCE = 1_000
 
 
@@ -80,8 +81,11 @@ def evict_entries(caches: Caches, specs: Iterable[StateSpec], entries_max: int) 
 
 
 def weight_of(key: Any, bundle: Bundle) -> int:
-    """About how many bytes a cached key takes: getsizeof of keys, payloads and decoded values, tuples one level
-    deep and objects of the user's own as 200 bytes, plus fixed costs of key, object and entry."""
+    """Returns the approximate bytes that a cached key takes.
+
+    Counts getsizeof of keys, payloads and decoded values, with tuples one level deep and objects of the user's own as
+    200 bytes, plus fixed costs of key, object and entry.
+    """
     weight = _BUNDLE + _size_of(key)
     for tracked in bundle.values():
         weight += _OBJECT
@@ -111,7 +115,7 @@ def _tracked(caches: Caches) -> Iterator[Any]:
 
 
 def _references(bundle: Bundle) -> int:
-    """The most references any object of the bundle has, that of the bundle and of this frame included."""
+    """Returns the most references that any object of the bundle has, those of the bundle and of this frame included."""
     most = 0
     for tracked in bundle.values():
         count = sys.getrefcount(tracked)
@@ -123,7 +127,7 @@ _UNHELD: Final = _references({"only": StateSpec.__new__(StateSpec)})
 
 
 def is_held(bundle: Bundle) -> bool:
-    """Whether somebody else, an operator or the user, can still reach a tracked object of this key.
+    """Returns whether an operator or the user can still reach a tracked object of this key.
 
     Such a key must stay cached: a second object for the same cell would not see the first one's writes.
     """
@@ -131,7 +135,7 @@ def is_held(bundle: Bundle) -> bool:
 
 
 class Meter:
-    """A reader that adds up, roughly, what is read through it and thus may be cached."""
+    """A reader that adds up, roughly, the bytes that are read through it and may thus be cached."""
 
     def __init__(self, reader: CellReader) -> None:
         self._reader = reader
@@ -151,8 +155,7 @@ class Meter:
 class CachePool:
     """Bytes that the caches of all partitions of a process share, in equal parts.
 
-    ``objects``: that the caches hold, at least, and the cyclic collector knows.
-
+    ``objects``: lower bound of the objects that the caches hold and the cyclic garbage collector tracks.
     >>> CachePool(bytes_max=64 << 20).share
     67108864
     """
@@ -161,21 +164,25 @@ class CachePool:
         self._bytes_max = bytes_max
         self._members = 0
         self._joined = 0
-        self._left: deque[tuple[dict[Any, Bundle], int]] = deque()  # and how many objects are gone when it is empty
+        #: caches of members that left, and how many ``objects`` fewer there are once each is empty
+        self._left: deque[tuple[dict[Any, Bundle], int]] = deque()
         self.objects = 0
 
     def join(self) -> float:
-        """Returns the share of its part at which the member begins to weigh. Another for each: rows come to all
-        partitions alike, which would else begin with the same batch."""
+        """Returns the fraction of its share at which the new member begins to weigh.
+
+        Each member gets another fraction. Rows come to all partitions alike, so that members with the same fraction
+        would all begin after the same batch.
+        """
         self._members += 1
         self._joined += 1
         return _BEGIN - _BEGIN_APART * (self._joined * _GOLDEN % 1)
 
     def leave(self, caches: Caches, objects: int) -> None:
-        """What the member had is freed by :meth:`free_some`, for all of it at once is felt as a pause.
+        """Removes a member. :meth:`free_some` frees its caches, as freeing them all at once would be felt as a pause.
 
         Args:
-            objects: of them, as the member had them counted.
+            objects: number of objects in ``caches``, as the member counted them.
         """
         self._members -= 1
         left = [(cache, 0) for cache in caches.values() if cache]
@@ -187,11 +194,11 @@ class CachePool:
 
     @property
     def has_left(self) -> bool:
-        """Is anything to be freed?"""
+        """Tells whether any cache of a member that left is still to be freed."""
         return bool(self._left)
 
     def free_some(self) -> None:
-        """Frees a portion of what members left behind."""
+        """Frees a portion of what members left behind. Callers check ``has_left`` first."""
         cache, objects = self._left[0]
         for _ in range(min(_FREED_AT_ONCE, len(cache))):
             cache.popitem()
@@ -205,12 +212,14 @@ class CachePool:
 
 
 class Budget:
-    """Keeps a cache under its share of a pool: adds up what is read, written, inserted and bound, rather too much than
-    too little, and only when that comes near the limit weighs what is there and drops the oldest.
+    """Keeps a cache under its share of a pool.
 
-    Weighing all keys takes long enough to be felt as a pause, so it goes on from batch to batch: the more a batch
-    added, the more keys are looked at after it, so that all is done when the limit would be reached. When a member
-    joins the pool, the others have too much at once; they get rid of it in portions, too.
+    The budget adds up what is read, written, inserted and bound, and rather overestimates. Only when that estimate
+    comes near the limit does it weigh the cached keys and drop the oldest.
+
+    Weighing all keys takes long enough to be felt as a pause, so it is spread over batches. The more a batch added, the
+    more keys are weighed after it, so that all are weighed by the time the limit would be reached. When a member joins
+    the pool, the shares of the others shrink at once; they get rid of the excess in portions, too.
     """
 
     def __init__(self, pool: CachePool, begin: float, states: int) -> None:
@@ -226,17 +235,17 @@ class Budget:
         self._sweep_steps = 0
 
     def written(self, puts: Iterable[tuple[bytes, bytes]]) -> None:
-        # small ones are part of what an object and an entry are taken for
+        # small cells are included in the fixed costs of an object and an entry
         if 2 * max(map(len, chain.from_iterable(puts)), default=0) <= _SMALL:
             return
         self._added += 2 * sum([size for cell, data in puts if (size := len(cell) + len(data)) > _SMALL])
 
     def is_near(self, keys: int, entries: int, objects: int, meter: Meter) -> bool:
-        """Whether ``cut`` has something to do.
+        """Updates the estimate and returns whether ``cut`` has something to do.
 
         Args:
-            entries: how many were loaded or inserted, by the specs' count.
-            objects: bundles and tracked objects, at least.
+            entries: number of entries loaded or inserted, as the specs count them.
+            objects: lower bound of bundles and tracked objects.
         """
         grown = (keys - self._keys) * self._key_bytes + max(0, entries - self._entries) * _ENTRY
         self._pool.objects += objects - self._counted
@@ -246,14 +255,14 @@ class Budget:
         return self._sweep is not None or self._estimate > self._pool.share * self._begin
 
     def cut(self, caches: Caches, entries: int, meter: Meter, recent: frozenset[int]) -> None:
-        """Weighs and drops a part of what is there; keys with an object in ``recent`` (by id) last."""
+        """Weighs and drops a portion of the cached keys, those with an object in ``recent`` (by id) last."""
         self._recent = recent
         if self._sweep is None:
             self._sweep_steps = 2 * sum(map(len, caches.values()))
             self._sweep = self._weigh_and_drop(caches, entries, meter)
         share = self._pool.share
         room = share * (1 - self._begin)
-        steps: int | None = None  # a batch that alone adds as much has it all done
+        steps: int | None = None  # all of them, after a batch that alone uses up the room
         if self._due < room:
             steps = _STEPS_MIN + int(self._sweep_steps * self._due / room)
             if self._estimate > share:  # another member has joined
@@ -262,14 +271,14 @@ class Budget:
             pass
 
     def close(self) -> int:
-        """What is half done refers to this, and to every key: let go of it. Returns the objects that were counted."""
+        """Abandons unfinished weighing, which would keep every key alive. Returns the objects as counted last."""
         if self._sweep is not None:
             self._sweep.close()
             self._sweep = None
         return self._counted
 
     def _weigh_and_drop(self, caches: Caches, entries: int, meter: Meter) -> Generator[None]:
-        """Yields after each key it looked at."""
+        """Weighs all keys, then drops the oldest if they are too heavy. Yields after each key."""
         there = [(cache, list(cache)) for cache in caches.values()]
         added, read = self._added, meter.bytes
         weights = array("q")
@@ -277,9 +286,9 @@ class Budget:
             for key in names:
                 bundle = cache.get(key)
                 weights.append(0 if bundle is None else weight_of(key, bundle))
-                del bundle  # nothing may stay reachable through this frame
+                del bundle  # a reference from this frame would make the key look held
                 yield
-        # what came meanwhile stays added to it
+        # what was added meanwhile was not weighed, and still counts
         self._weighed, self._keys, self._entries = sum(weights), len(weights), entries
         self._added -= added
         meter.bytes -= read

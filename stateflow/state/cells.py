@@ -13,12 +13,12 @@ Address of a cell::
 Stored value: header (1 byte), expiry (8 bytes, only with EXPIRES), payload. The low seven bits of the
 header are the format version; the expiry is microseconds since 1970, big-endian.
 
-A count's payload is an Int64: how many cells are stored under its address, expired ones included. A list's
-elements lie at ascending Int64 positions, at 0…count-1 when its count is 8 bytes long; otherwise
-its count is followed by two more Int64, the first position and the one behind the last.
+A count's payload is an Int64, the number of cells stored under its address, expired ones included. A list's elements
+lie at ascending Int64 positions. When the list's count is 8 bytes long, the positions are 0…count-1; otherwise two more
+Int64 follow the count, the first position and the one after the last.
 
-A third space, b"r", holds one entry per tag that was made at run time: b"r" tag → cell of a msgpack map with what
-:meth:`Declaration.describe` says of it.
+A third space, b"r", holds one entry per tag that was made at run time: b"r" tag → cell of a msgpack map with the output
+of :meth:`Declaration.describe`.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ FORMAT_VERSION: Final = 1
 EXPIRES: Final = 0x80
 HEADER: Final = bytes([FORMAT_VERSION])
 _EXPIRING: Final = bytes([FORMAT_VERSION | EXPIRES])
-#: the latest time an expiry can name
+#: latest possible expiry, in microseconds since 1970
 LATEST_US: Final = (1 << 63) - 1
 
 _I64 = struct.Struct(">q")
 _ADDRESS_HEAD = len(CELL) + 8
-#: varints of one byte
+#: all varints of one byte, by number
 _SHORT = [bytes([number]) for number in range(128)]
 
 
 def tag_of(name: str, kind: str, coder_names: tuple[str, ...]) -> bytes:
-    """8 bytes that stand for one state under one declaration."""
+    """8-byte hash that identifies one state under one declaration."""
     digest: bytes = xxhash.xxh64_digest("\0".join([name, kind, ",".join(coder_names)]).encode())
     return digest
 
 
 def varint(number: int) -> bytes:
-    """LEB128, least significant seven bits first."""
+    """Encodes a non-negative number as LEB128, least significant seven bits first."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -69,7 +69,7 @@ def varint(number: int) -> bytes:
 
 
 def read_varint(data: bytes, start: int) -> tuple[int, int]:
-    """(number, index behind it). Raises IndexError when the data ends early."""
+    """Returns (number, index after it). Raises IndexError when the data ends early."""
     number = shift = 0
     while True:
         byte = data[start]
@@ -81,14 +81,14 @@ def read_varint(data: bytes, start: int) -> tuple[int, int]:
 
 
 def row_part(key: bytes, namespace: bytes = b"") -> bytes:
-    """The middle of an address: what is the same for all states of one key and namespace."""
+    """The middle of an address, which is the same for all states of one key and namespace."""
     if len(key) < 128 and not namespace:
         return _SHORT[len(key)] + key + b"\x00"
     return b"".join([varint(len(key)), key, varint(len(namespace)), namespace])
 
 
 def split_address(address: bytes) -> tuple[bytes, bytes, bytes]:
-    """(key, namespace, entry) of a cell or count address."""
+    """Returns (key, namespace, entry) of the address of a cell or count. Raises DecodeError when it ends early."""
     try:
         length, start = read_varint(address, _ADDRESS_HEAD)
         key, start = address[start : start + length], start + length
@@ -99,7 +99,7 @@ def split_address(address: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def range_end(prefix: bytes) -> bytes:
-    """Smallest address behind all that start with ``prefix``, which must hold a byte below 0xff."""
+    """Returns the smallest address after all that start with ``prefix``, which must hold a byte below 0xff."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1])
 
@@ -109,19 +109,19 @@ def pack_cell(payload: bytes) -> bytes:
 
 
 def header_until(expiry_us: int) -> bytes:
-    """What comes before the payload of a cell that is gone from ``expiry_us`` on."""
+    """Header and expiry of a cell that is gone from ``expiry_us`` on."""
     return _EXPIRING + _I64.pack(expiry_us)
 
 
 def unpack_cell(data: bytes) -> bytes:
-    """The payload of a stored value. Raises DecodeError for a newer format."""
+    """Returns the payload of a stored value. Raises DecodeError for an unknown or cut-off format."""
     if data[:1] == HEADER:
         return data[1:]
     return unpack_cell_with_expiry(data)[0]
 
 
 def unpack_cell_with_expiry(data: bytes) -> tuple[bytes, int | None]:
-    """(payload, expiry in µs since 1970 or None). Raises DecodeError for an unknown or cut format."""
+    """Returns (payload, expiry in µs since 1970 or None). Raises DecodeError for an unknown or cut-off format."""
     if not data:
         raise DecodeError("a stored cell is empty", remedy="the store is damaged; restore a checkpoint")
     version = data[0] & ~EXPIRES
@@ -139,7 +139,7 @@ def unpack_cell_with_expiry(data: bytes) -> tuple[bytes, int | None]:
 
 # --- stream keys ---------------------------------------------------------------------------------------
 
-#: the type byte of a row key, part of every stored address: never renumber
+#: type bytes of row keys. They are part of every stored address: never renumber.
 _BOOL, _BYTES, _DATE, _DECIMAL, _FLOAT, _INT, _STR, _AWARE, _NAIVE, _UUID, _TUPLE = (
     b"b",
     b"y",
@@ -157,11 +157,11 @@ _FINITE_REMEDY = "drop or replace such keys before they reach the operator"
 
 
 def encode_row_key(key: Hashable) -> bytes:
-    """The bytes of a stream key: a type byte, then an order-preserving form of the value.
+    """Encodes a stream key: a type byte, then an order-preserving form of the value.
 
-    Takes str, int (64 bits), bytes, bool, date, datetime, finite float and Decimal, UUID, and tuples of
-    them; keys of different types never share bytes. None raises NullKey, NaN, infinity and an int that is
-    too large EncodeError, any other type UnsupportedKeyType.
+    Takes str, int (64 bits), bytes, bool, date, datetime, finite float and Decimal, UUID, and tuples of them; keys of
+    different types never share bytes. Raises NullKey for None, EncodeError for NaN, infinity and an int beyond 64 bits,
+    and UnsupportedKeyType for any other type.
 
     >>> encode_row_key("N1") < encode_row_key("N2")
     True
@@ -224,7 +224,7 @@ def _encode_other(key: Any) -> bytes:
 
 
 def decode_row_key(data: bytes) -> Any:
-    """Inverse of :func:`encode_row_key`: equal to the key, in its plain type; datetimes in UTC.
+    """Inverse of :func:`encode_row_key`. The result equals the key, in its plain type; datetimes come back in UTC.
 
     >>> decode_row_key(encode_row_key("N1"))
     'N1'

@@ -1,4 +1,4 @@
-"""Which class of tracked objects serves a declaration."""
+"""Chooses the class of tracked objects for a declaration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a coder is: how one value, or one map key, becomes bytes and comes back. Never pickle.
+"""The contract of a coder, which turns one value, or one map key, into bytes and back. Never pickle.
 
 Every coder has a *value form* (``encode``/``decode``) and, when ``deterministic``, a *key form*
 (``encode_key``/``decode_key``) in which equal keys have equal bytes and byte order is value order.
@@ -25,18 +25,18 @@ def wrong_type(coder: Coder[Any], value: object, why: str = "") -> EncodeError:
 
 
 class Coder(ABC, Generic[T]):
-    """One type's way into bytes. Subclass it for types of your own and pass it as ``coder=``.
+    """Encodes and decodes the values of one type. Subclass it for types of your own and pass it as ``coder=``.
 
     Attributes:
-        name: stable identity. It is part of the address of every stored cell: change it and the data
-            stored under the old name is another state.
-        deterministic: equal values have equal bytes, so that it may code map keys and set members.
+        name: stable identity. It is part of the address of every stored cell: change it, and the data stored under the
+            old name is another state.
+        deterministic: equal values have equal bytes, so that the coder may code map keys and set members.
         natural_order: the key form sorts exactly as Python's ``<`` sorts the decoded keys.
-        fixed_width: every value form is a few bytes long.
+        fixed_width: every value form is a few bytes long, so that no value can be too long to store.
         python_equality: keys with equal bytes are equal in Python too (not so some datetimes in two zones).
         mutable: a decoded value can be changed in place.
-        exact: values of this very type come back from a round trip as they are, None when any value may
-            come back different (another time zone, a list for a subclass of list).
+        exact: the type whose own instances come back from a round trip unchanged; None: any value may come back
+            different (another time zone, a list for a subclass of list).
         exact_key: the same for the key form.
 
     Example: ``class Point(Coder[complex]): ...``, and then ``state.value(complex, coder=Point())``.
@@ -50,24 +50,24 @@ class Coder(ABC, Generic[T]):
     mutable: bool = True
     exact: type | None = None
     exact_key: type | None = None
-    #: the declared type, where the name does not say it all
+    #: signature of the declared type; None: the name tells all of it
     types: Signature | None = None
 
     @property
     def declared(self) -> str:
-        """For people."""
+        """The declared type as error messages spell it."""
         return f"coder {self.name}" if self.types is None else spelled(self.types)
 
     @abstractmethod
     def encode(self, value: T) -> bytes:
-        """Raises EncodeError when the value does not fit."""
+        """Encodes a value. Raises EncodeError when the value does not fit."""
 
     @abstractmethod
     def decode(self, data: bytes) -> T:
-        """Raises DecodeError when the bytes do not fit."""
+        """Decodes the value form. Raises DecodeError when the bytes do not fit."""
 
     def encode_key(self, value: T) -> bytes:
-        """Raises EncodeError when the value does not fit or has no place in an order (NaN)."""
+        """Encodes a key. Raises EncodeError when the value does not fit or has no place in an order (NaN)."""
         if not self.deterministic:
             raise EncodeError(f"coder {self.name} cannot code keys", remedy="choose a key type with an order")
         return self.encode(value)
@@ -76,11 +76,11 @@ class Coder(ABC, Generic[T]):
         return self.decode(data)
 
     def find_key(self, value: object) -> T | None:
-        """The key of this coder that *equals* a value of another type (1 for 1.0), None without one."""
+        """Returns the key of this coder that *equals* a value of another type (1 for 1.0); None: there is none."""
         return None
 
     def lifted(self, plain: Any) -> T:
-        """The value whose fields, where it is a record or holds some, are dicts."""
+        """Returns the value for plain data in which records are dicts of their fields."""
         value: T = plain
         return value
 

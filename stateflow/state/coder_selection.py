@@ -1,4 +1,4 @@
-"""From a declared type to its coder."""
+"""Chooses the coder for a declared type."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ _SCALARS: dict[Any, type[Coder[Any]]] = {
 
 
 def coder_for(type_: Any) -> Coder[Any]:
-    """The coder of a declared type.
+    """Returns the coder of a declared type.
 
-    ``int float bool str bytes datetime date Decimal UUID`` have a coder each; dataclasses,
-    msgspec structs and pydantic models are a Struct,
-    ``tuple[…]`` with item types is a Tuple, every other container, Optional and Any is Msgpack.
-    Anything else raises DeclarationError, which names the supported types.
+    ``int float bool str bytes datetime date Decimal UUID`` have a coder each. Dataclasses, msgspec structs and pydantic
+    models get a Struct, ``tuple[…]`` with item types a Tuple, every other container, Optional and Any a Msgpack. Raises
+    DeclarationError for any other type; the error names the supported types.
 
     >>> coder_for(tuple[str, int]).encode(("a", 1)) == coder_for(tuple[str, int]).encode(("a", 1))
     True

@@ -1,4 +1,4 @@
-"""The coders there are: of simple types, of plain data, of records and of tuples."""
+"""All coders: of simple types, of plain data, of records and of tuples."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _equal_number(convert: Callable[[Any], T], value: object) -> T | None:
 
 
 class Int64(_Scalar[int]):
-    """8 bytes, big-endian, sign bit flipped. Integers beyond 64 bits, bool and float: EncodeError.
+    """8 bytes, big-endian, sign bit flipped. Raises EncodeError for integers beyond 64 bits, bool and float.
 
     >>> Int64().encode(1).hex()
     '8000000000000001'
@@ -78,7 +78,7 @@ class Int64(_Scalar[int]):
 
 
 class Float64(_Scalar[float]):
-    """8 bytes IEEE 754; an int that a float holds becomes one. As a key NaN is refused and -0.0 becomes 0.0.
+    """8 bytes IEEE 754. An int becomes a float if that is exact. As a key NaN is refused and -0.0 becomes 0.0.
 
     >>> Float64().decode(Float64().encode(3))
     3.0
@@ -174,7 +174,7 @@ class Utf8(_Scalar[str]):
 
 
 class Bytes(_Scalar[bytes]):
-    """As they are; bytearray and memoryview come back as bytes.
+    """Bytes as they are; bytearray and memoryview come back as bytes.
 
     >>> Bytes().decode(Bytes().encode(bytearray(b"ab")))
     b'ab'
@@ -222,7 +222,7 @@ class Timestamp(_Scalar[datetime]):
 
 
 class Date(_Scalar[date]):
-    """4 bytes, the proleptic ordinal. A datetime is refused rather than cut.
+    """4 bytes, the proleptic ordinal. A datetime is refused rather than truncated.
 
     >>> Date().decode(Date().encode(date(2013, 1, 1)))
     datetime.date(2013, 1, 1)
@@ -245,7 +245,7 @@ class Date(_Scalar[date]):
 
 
 class Decimal(_Scalar[decimal.Decimal]):
-    """The value form keeps trailing zeros and NaN, the key form is canonical and finite.
+    """Text of a decimal. The value form keeps trailing zeros and NaN, the key form is canonical and finite.
 
     >>> Decimal().decode(Decimal().encode(decimal.Decimal("1.50")))
     Decimal('1.50')
@@ -322,8 +322,8 @@ class Msgpack(Coder[Any]):
     Decimal, UUID and bytearray. Subclasses of these come back as the plain type, a memoryview as bytes.
 
     Args:
-        type_: what values are. Others are EncodeError; an int becomes the float or the Decimal that is declared, if
-            that is exact. Of what is read it is not asked again.
+        type_: declared type of the values. Encoding a value of another type raises EncodeError; an int becomes the
+            declared float or Decimal if that is exact. Decoding does not check the type again.
 
     >>> Msgpack().decode(Msgpack().encode({"a": [1, None]}))
     {'a': [1, None]}
@@ -355,12 +355,12 @@ class Msgpack(Coder[Any]):
 class Struct(Coder[T]):
     """A dataclass, msgspec.Struct or pydantic model as a msgpack map of its fields by name.
 
-    A field holds what it is declared as, or EncodeError; an int becomes the float or Decimal that is declared, if that
-    is exact. Reading ignores stored fields the class no longer has, gives defaults to fields that are not stored and
-    widens stored ints; anything else (no default, another type) is a DecodeError that names the field. The identity is
-    the class *name*, so that fields may be added.
-    Dataclasses are rebuilt field by field, models by ``model_construct``, without their ``__init__`` and
-    validation; private attributes of a model are not stored.
+    Encoding raises EncodeError for a field that does not hold its declared type; an int becomes the declared float or
+    Decimal if that is exact. Decoding ignores stored fields that the class no longer has, gives defaults to fields that
+    are not stored and widens stored ints. Anything else (no default, another type) is a DecodeError that names the
+    field. The identity is the class *name*, so that fields may be added.
+    Dataclasses are rebuilt field by field, models by ``model_construct``, without their ``__init__`` and validation;
+    private attributes of a model are not stored.
 
     Example: ``state.value(Reading, coder=Struct(Reading))``; for a dataclass ``state.value(Reading)`` is the same.
     """
@@ -400,8 +400,8 @@ _PACKED = {Int64: "q", Float64: "d"}
 class Tuple(Coder[tuple[Any, ...]]):
     """Tuples of declared item types: ``tuple[str, int]``, or ``tuple[str, ...]`` for any length.
 
-    The value form of a fixed tuple of int and float is packed, eight bytes an item; any other is each item's value
-    form, the key form each item's key form, both self-delimiting.
+    The value form of a fixed tuple of int and float is packed, eight bytes an item. Any other value form is the
+    sequence of the items' value forms, and the key form that of their key forms; both are self-delimiting.
 
     >>> Tuple((Utf8(), Int64())).decode(Tuple((Utf8(), Int64())).encode(("a", 1)))
     ('a', 1)
@@ -410,7 +410,7 @@ class Tuple(Coder[tuple[Any, ...]]):
     def __init__(self, items: tuple[Coder[Any], ...], *, variadic: bool = False) -> None:
         self._items = self.items = items
         self._variadic = variadic
-        #: how many items, None for any number
+        #: number of items; None: any number
         self.arity = None if variadic else len(items)
         self.name = f"tuple[{','.join(item.name for item in items)}{',...' if variadic else ''}]"
         self.deterministic = all(item.deterministic for item in items)
@@ -422,7 +422,7 @@ class Tuple(Coder[tuple[Any, ...]]):
         if any(item.types is not None for item in items):
             kind = "tuple..." if variadic else "tuple"
             self.types = [kind, *(item.name if item.types is None else item.types for item in items)]
-        #: of all items, where each is eight bytes
+        #: packs all items at eight bytes each; None: not a fixed tuple of int and float
         self.packed = struct.Struct(">" + letters) if letters and "?" not in letters else None
         if self.packed is not None:
             self.name = f"packed {self.name}"
@@ -436,7 +436,7 @@ class Tuple(Coder[tuple[Any, ...]]):
                 return self.packed.pack(*value)
             except struct.error:
                 for coder, item in self._pairs(value):
-                    coder.encode(item)  # names the one that does not fit
+                    coder.encode(item)  # raises an error that names the item that does not fit
                 raise
         return key_order.join_ordered([coder.encode(item) for coder, item in self._pairs(value)])
 

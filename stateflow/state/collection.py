@@ -1,10 +1,10 @@
-"""What TrackedMap, TrackedSet and TrackedList have in common: lazily loaded entries and their net change.
+"""Common base of TrackedMap, TrackedSet and TrackedList: lazily loaded entries and their net change.
 
 Invariants of a bound collection:
 
-- ``_count`` is the number of live entries, -1 before the count cell was read;
+- ``_count`` is the number of live entries, -1 before the count cell is read;
 - ``_items`` holds live entries only, so ``len(_items) == _count`` means that all of them are loaded;
-- ``_base`` has every entry written or handed out mutable in this batch, with what it was before;
+- ``_base`` has every entry that was written or handed out mutable in this batch, with its state before the batch;
 - in a collection of mutable values an object is alive (not PACKED) only while its key is in ``_base``.
 """
 
@@ -51,18 +51,18 @@ class Collection(Generic[K]):
     )
 
     _what: ClassVar[str] = "collection"
-    #: what an error calls the place of an entry
+    #: name of an entry's place in errors
     _entry_word: ClassVar[str] = "map_key"
 
-    #: keys the store was asked for and does not have
+    #: keys that were looked up and are not in the store
     _absent: set[Any] | None
-    #: key → what it was: MISSING, EXPIRED, the payload (mutable values), or the value
+    #: key → its state before this batch: MISSING, EXPIRED, the payload (mutable values), or the value
     _base: dict[K, Any]
-    #: the stored entries count as gone, ``_items`` is all there is
+    #: the stored entries count as removed, and ``_items`` holds all live ones
     _cleared: bool
     _dirty: bool
     _items: dict[K, Any]
-    #: key → payload, as the last _collect found it
+    #: key → payload, as the last ``_collect`` encoded it
     _next: dict[K, bytes]
     #: loaded keys in encoded order, None after a key came or went; iterators watch its identity
     _order: list[K] | None
@@ -71,7 +71,7 @@ class Collection(Generic[K]):
     _row: bytes
     _spec: StateSpec
     _stored_count: int
-    #: of collections with a ttl only
+    #: expiries, in collections with a ttl only
     _times: Any
 
     def _start_standalone(self) -> None:
@@ -103,7 +103,7 @@ class Collection(Generic[K]):
     # --- reading ----------------------------------------------------------------------------------------
 
     def _open(self) -> int:
-        """Reads the count."""
+        """Reads the count from the store and returns it."""
         spec = self._spec
         data = spec.get(spec.count_head + self._row)
         try:
@@ -116,7 +116,10 @@ class Collection(Generic[K]):
         return unorder_int(payload)
 
     def _present(self, key: Any) -> bool:
-        """Whether the key is live; after True ``_items[key]`` is there. TypeError for an unhashable key."""
+        """Returns whether the key is live, and loads it: after True ``_items[key]`` is there.
+
+        Raises TypeError for an unhashable key.
+        """
         items = self._items
         if key in items:
             return True
@@ -167,7 +170,7 @@ class Collection(Generic[K]):
         return repr(key)[:80]
 
     def _stored_entries(self) -> Iterator[tuple[K, bytes]]:
-        """(key, cell) of the committed entries, in encoded order."""
+        """Yields (key, cell) of the committed entries, in encoded order."""
         spec = self._spec
         prefix = spec.cell_head + self._row
         start, decode_key = len(prefix), spec.key_coder.decode_key
@@ -192,7 +195,7 @@ class Collection(Generic[K]):
             raise self._spec.count_differs(self._row, len(items), self._count)
 
     def _ordered(self) -> list[K]:
-        """All live keys in encoded order; the caller must not change the list."""
+        """Returns all live keys in encoded order. Callers must not change the list."""
         order = self._order
         if order is None or len(order) != self._count:
             self._load_all()
@@ -200,7 +203,8 @@ class Collection(Generic[K]):
         return order
 
     def _walk(self, order: list[K], keys: Iterable[K]) -> Iterator[K]:
-        """``keys``, one by one, as long as ``order`` stays the order of this collection."""
+        """Yields ``keys`` as long as ``order`` is the order of this collection. Raises RuntimeError when it no longer
+        is."""
         size = len(order)
         for key in keys:
             if self._order is not order or len(order) != size:
@@ -210,7 +214,7 @@ class Collection(Generic[K]):
             raise RuntimeError(f"{self._what} changed size during iteration")
 
     def _value(self, key: K) -> Any:
-        """The value of a live key, for the user to have: a mutable one is watched from now on."""
+        """Returns the value of a live key for the user. From now on a mutable value is tracked for changes."""
         value = self._items[key]
         if value is PACKED:
             self._remember(key)
@@ -221,13 +225,13 @@ class Collection(Generic[K]):
         return value
 
     def _getter(self) -> Callable[[K], Any]:
-        """``_value``, or the faster same where nothing has to be watched."""
+        """Returns ``_value``, or a faster equivalent where values are immutable and need no tracking."""
         return self._value if self._spec.mutable else self._items.__getitem__
 
     # --- writing ----------------------------------------------------------------------------------------
 
     def _remember(self, key: K) -> None:
-        """Notes what a live or new key was before this batch; call before changing it."""
+        """Notes the state of a live or new key before this batch. Call it before changing the key."""
         if not self._dirty:
             self._log()
         base = self._base
@@ -257,7 +261,7 @@ class Collection(Generic[K]):
         self._items[key] = value
 
     def _present_or_refused(self, key: Any) -> bool:
-        """``_present`` for a key about to be put: one that cannot be stored is absent, ``_admit`` refuses it."""
+        """``_present`` for a key about to be put. A key that cannot be stored is absent here: ``_admit`` refuses it."""
         try:
             return self._present(key)
         except TypeError:
@@ -290,7 +294,7 @@ class Collection(Generic[K]):
             return
         if not self._dirty:
             self._log()
-        # without stored entries, those of this batch simply never were
+        # without stored entries, forgetting those of this batch is enough
         self._cleared = self._stored_count > 0
         self._items = {}
         self._base = {}
@@ -301,7 +305,7 @@ class Collection(Generic[K]):
     # --- net change -------------------------------------------------------------------------------------
 
     def _net(self) -> dict[K, bytes | None]:
-        """Entries whose payload differs from the store: key → new payload, None for a removed entry."""
+        """Returns the entries whose payload differs from the store: key → new payload, None for a removed entry."""
         spec, items = self._spec, self._items
         base: dict[K, Any] = self._base
         as_bytes = spec.mutable
@@ -333,11 +337,11 @@ class Collection(Generic[K]):
             raise self._unstorable(error, key) from error
 
     def _collect(self, into: Mutations) -> None:
-        """Adds the net change and remembers the payloads for ``_saved``; repeatable."""
+        """Adds the net change to ``into`` and remembers the payloads for ``_saved``. May be called repeatedly."""
         spec = self._spec
         prefix, header = spec.cell_head + self._row, spec.header
         encode_key = spec.key_coder.encode_key
-        # comparing entry by entry means reading what was cleared; not worth it when little was put back
+        # comparing entry by entry reads what was cleared, which does not pay when little was put back
         if self._cleared and self._stored_count > 4 * self._count + (16 if self._count else 0):
             into.clears.append((prefix, range_end(prefix)))
             net = self._everything()
@@ -351,7 +355,7 @@ class Collection(Generic[K]):
         self._collect_count(into)
 
     def _everything(self) -> dict[K, bytes | None]:
-        """What to put where nothing is stored any more."""
+        """Returns all live entries as puts, for a store whose entries are cleared first."""
         self._next = {key: self._encoded(key, value) for key, value in self._items.items()}
         return dict(self._next)
 
@@ -367,7 +371,7 @@ class Collection(Generic[K]):
             into.deletes.append(address)
 
     def _saved(self) -> None:
-        """What ``_collect`` found is in the store now."""
+        """Marks the collection clean: the change that ``_collect`` found is in the store now."""
         spec, items = self._spec, self._items
         if spec.mutable:
             packed = self._packed
@@ -376,7 +380,7 @@ class Collection(Generic[K]):
             for key in self._base:
                 if key in items:
                     packed[key] = self._next[key]
-                    # whoever kept the object must not be able to change the cache behind the store's back
+                    # an operator that kept the object must not change the cache behind the store's back
                     items[key] = PACKED
                 else:
                     packed.pop(key, None)
@@ -390,20 +394,23 @@ class Collection(Generic[K]):
         self._stored_count = self._count
 
     def _forget(self) -> None:
-        """Whatever is not in the store never happened."""
+        """Discards changes and all that was loaded: the next access reads the store."""
         self._dirty = False
         self._reset()
 
     # --- standalone -------------------------------------------------------------------------------------
 
     def mark_clean(self) -> None:
-        """Standalone objects: what is now is what ``changes()`` compares with from here on."""
+        """Makes the present content the one that ``changes()`` compares with. For standalone objects only.
+
+        Raises RuntimeError for state of an operator.
+        """
         if not self._spec.standalone:
             raise RuntimeError("state of an operator is marked clean when its batch is committed")
         self._packed = {key: fingerprint(value) for key, value in self._items.items()}
 
     def _changed(self) -> tuple[list[K], list[K]]:
-        """Keys (put, removed) since the last commit, in encoded order."""
+        """Returns the keys (put, removed) since the last commit, in encoded order."""
         if self._spec.standalone:
             items, clean = self._items, self._packed
             put = [key for key, value in items.items() if clean.get(key, MISSING) != fingerprint(value)]

@@ -1,8 +1,8 @@
-"""States a column at a time, for operators that process whole record batches.
+"""Column-wise states, for operators that process whole record batches.
 
 Values that neither change in place nor expire lie in arrays here; all other states are the tracked objects of
-:mod:`~stateflow.state.columns_tracked`. The cells are those that an operator of rows has: it can go from rows to
-batches, and back, over the same stored state. What is known of a key lies in a *slot* of
+:mod:`~stateflow.state.columns_tracked`. The cells are the same as those of an operator of rows, so that an operator can
+go from rows to batches, and back, over the same stored state. The cached data of a key lies in its *slot*, see
 :mod:`~stateflow.state.columns_keys`.
 """
 
@@ -27,7 +27,7 @@ from stateflow.state.lanes import Array, Lanes, lanes_of
 from stateflow.state.spec import CellReader
 
 _UNKNOWN, _ABSENT, _PRESENT = 0, 1, 2
-#: of a slot, about: key, its address, places in the dict and in the arrays
+#: approximate bytes of a slot (key, its address, place in the dict) and of its place in each array
 _SLOT_BYTES, _LANE_BYTES = 250, 10
 
 
@@ -58,11 +58,11 @@ class ValueColumn:
         self._values = [np.zeros(0, dtype) for dtype in self._lanes.dtypes]
         self._known = np.zeros(0, np.uint8)
         self._dirty = np.zeros(0, np.bool_)
-        #: slots changed in this batch, with what was there before: whether, and the value
+        #: slots changed in this batch, with ``_known`` and the values from before it
         self._before: list[tuple[Array, Array, list[Array]]] = []
 
     def get_many(self, keys: pa.Array) -> pa.Array:
-        """Values in the order of ``keys``; the default, or null, where none is stored. Raises NullKey.
+        """Returns values in the order of ``keys``; the default, or null, where none is stored. Raises NullKey.
 
         A tuple comes as a struct with the fields ``_0``, ``_1``, …
         """
@@ -76,9 +76,9 @@ class ValueColumn:
         return self._lanes.to_arrow(values, np.zeros(len(slots), np.bool_))
 
     def put_many(self, keys: pa.Array, values: pa.Array) -> None:
-        """Store a value for each key; null clears. Of a key that comes twice the last value counts.
+        """Stores a value for each key; null clears. For a key that comes twice the last value counts.
 
-        Raises NullKey, and EncodeError for values of another type than declared; then nothing was stored.
+        Raises NullKey, and EncodeError for values of another type than declared; then nothing is stored.
         """
         keys, values = whole(keys), whole(values)
         if len(keys) != len(values):
@@ -90,7 +90,7 @@ class ValueColumn:
         arrays = self._arrays(values, null)
         touched = np.zeros(len(self._dirty), np.bool_)
         touched[slots] = True
-        fresh = np.flatnonzero(touched)  # of many slots this takes less than np.unique
+        fresh = np.flatnonzero(touched)  # faster than np.unique for many slots
         fresh = fresh[~self._dirty[fresh]]
         self._before.append((fresh, self._known[fresh], [lane[fresh] for lane in self._values]))
         self._dirty[fresh] = True
@@ -112,7 +112,7 @@ class ValueColumn:
         return EncodeError(what, remedy=remedy, operator=self._operator, state=self._name, key=key)
 
     def _loaded(self, keys: pa.Array) -> Array:
-        """The slots of the keys, their values known."""
+        """Returns the slots of the keys, after loading the values that are not known yet."""
         slots = self._slots.of(keys)
         if len(self._slots.rows) > len(self._known):
             length = len(self._slots.rows)
@@ -170,7 +170,7 @@ class ValueColumn:
         self._before.clear()
 
     def keep(self, kept: Array) -> None:
-        """Only these slots are left, in this order. Not while anything is dirty."""
+        """Keeps only the slots ``kept``, in this order. Callers make sure that no slot is dirty."""
         missing = max(0, int(kept.max(initial=-1)) + 1 - len(self._known))
         if missing:
             self._values = [grown(lane, len(lane) + missing) for lane in self._values]
@@ -181,12 +181,12 @@ class ValueColumn:
 
 
 def is_plain(declaration: Declaration) -> bool:
-    """Is it a state that :class:`ValueColumn` is for?"""
+    """Returns whether a state is kept in a :class:`ValueColumn`."""
     return declaration.kind == "value" and not declaration.coder.mutable and declaration.ttl is None
 
 
 class ColumnStates:
-    """The states of a batch operator: what KeyedState is for one that processes rows.
+    """The states of a batch operator, as KeyedState holds those of an operator that processes rows.
 
     Example: ``states = ColumnStates("Total", declarations_of(Total), store)``
     """
@@ -228,7 +228,7 @@ class ColumnStates:
             self._pool.join()
 
     def attach(self, target: object) -> None:
-        """Makes ``target.<state name>`` the columns."""
+        """Sets ``target.<state name>`` to the columns."""
         target.__dict__.update(self.columns | self.tracked)
 
     def set_time(self, processing_us: int, event_us: int | None = None) -> None:
@@ -290,7 +290,7 @@ class ColumnStates:
             self._pool = None
 
     def peek(self, key: Hashable) -> SimpleNamespace:
-        """The states of one key as tracked objects, from the store; for tests and the harness."""
+        """Returns the states of one key as tracked objects, read from the store. For tests and the harness."""
         self._keyed.invalidate()
         return self._keyed.peek(key)
 

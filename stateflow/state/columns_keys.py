@@ -1,4 +1,4 @@
-"""Key → slot: where what is known of a key lies in the arrays of a partition's column states."""
+"""Key → slot: the place of a key's cached data in the arrays of a partition's column states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stateflow.errors import EncodeError, NullKey
 from stateflow.state.cells import encode_row_key, row_part
 from stateflow.state.lanes import Array
 
-#: of these types keys are equal when their stored forms are; other keys are known by that form
+#: types whose keys are equal when their stored forms are; keys of other types are looked up by that form
 _PLAIN: Final = frozenset({str, bytes, bool, date, float, Decimal})
 
 
@@ -26,10 +26,10 @@ class _IntSlots:
         self.slots = np.zeros(0, np.int64)
 
     def find(self, keys: Array) -> Array:
-        """The slot of each key, -1 for unknown ones."""
+        """Returns the slot of each key, -1 for unknown ones."""
         if not len(self.keys):
             return np.full(len(keys), -1, np.int64)
-        order = np.argsort(keys)  # neighbours are looked for where the processor's cache has been: a third of the time
+        order = np.argsort(keys)  # sorted keys search where the processor's cache has been: a third of the time
         ascending = keys[order]
         place = np.searchsorted(self.keys, ascending)
         place[place == len(self.keys)] = 0
@@ -38,18 +38,18 @@ class _IntSlots:
         return found
 
     def add(self, keys: Array, slots: Array) -> None:
-        """Unknown keys, ascending."""
+        """Adds keys that are not known yet, in ascending order."""
         where = np.searchsorted(self.keys, keys)
         self.keys, self.slots = np.insert(self.keys, where, keys), np.insert(self.slots, where, slots)
 
     def moved(self, places: Array) -> None:
-        """Slot n is ``places[n]`` now, or gone when that is -1."""
+        """Renumbers: slot n becomes ``places[n]``, or is dropped when that is -1."""
         slots = places[self.slots]
         self.keys, self.slots = self.keys[slots >= 0], slots[slots >= 0]
 
 
 class KeySlots:
-    """Key → slot, shared by the columns of one partition."""
+    """Map of keys to slots, shared by the columns of one partition."""
 
     def __init__(self, operator: str, belongs: Callable[[Hashable], None] | None = None) -> None:
         self._operator = operator
@@ -59,11 +59,11 @@ class KeySlots:
         self._last: tuple[pa.Array, Array] | None = None
         self._batch = 0
         self._touched = np.zeros(0, np.int64)
-        #: middle of the addresses of each slot's key
+        #: by slot: the middle of the addresses of its key
         self.rows: list[bytes] = []
 
     def of(self, keys: pa.Array) -> Array:
-        """The slot of each key, new ones for keys not seen before. Raises NullKey, EncodeError (NaN)."""
+        """Returns the slot of each key, a new one for keys not seen before. Raises NullKey, EncodeError (NaN)."""
         if self._last is not None and self._last[0] is keys:
             return self._last[1]
         if keys.null_count:
@@ -118,7 +118,8 @@ class KeySlots:
         self._last = None
 
     def oldest_out(self, keep: int) -> Array:
-        """Forgets all slots but the ``keep`` most recently used. Returns them; they are 0, 1, … from now on."""
+        """Drops all slots but the ``keep`` most recently used. Returns those kept; they are numbered 0, 1, … from now
+        on."""
         count = len(self.rows)
         kept = np.sort(np.argsort(-self._touched[:count], kind="stable")[:keep])
         place = np.full(count, -1, np.int64)
@@ -148,7 +149,7 @@ def _as_int64(keys: pa.Array) -> Array:
 
 
 def grown(array: Array, length: int) -> Array:
-    """The same with room for ``length``, zeros where nothing was."""
+    """Returns a copy with room for at least ``length`` items, filled up with zeros."""
     bigger = np.zeros(max(length, 2 * len(array), 1024), array.dtype)
     bigger[: len(array)] = array
     return bigger

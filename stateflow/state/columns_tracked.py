@@ -1,6 +1,7 @@
-"""States of a batch operator that are more than a plain value: maps, sets, counters, what is reduced, and whatever has
-a ttl. They are the tracked objects that an operator of rows has, worked on for many keys with one call: what is stored,
-what expires and what is undone is theirs.
+"""States of a batch operator other than plain values: maps, sets, counters, reducing states and states with a ttl.
+
+They are the tracked objects of an operator of rows, used for many keys with one call. The tracked objects decide what
+is stored, what expires and what is rolled back.
 """
 
 from __future__ import annotations
@@ -17,27 +18,29 @@ from stateflow.state.declare import Declaration
 from stateflow.state.keyed import KeyedState
 from stateflow.state.typed import Typed, taken, typed_of
 
-#: what Arrow gives for a value of these is the value
+#: coders whose values Arrow returns as they are
 _PLAIN: frozenset[type] = frozenset({coders.Int64, coders.Bool, coders.Utf8, coders.Bytes, coders.Date})
 
 
 def whole(array: Any) -> pa.Array:
-    """One array, of plain values."""
+    """Returns one array of plain values, without chunks and without a dictionary."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     return array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array
 
 
 class KeyObjects:
-    """The tracked objects of keys. Pass the same array object to several calls of a batch: its keys are then looked up
-    once."""
+    """Looks up the tracked objects of keys.
+
+    Pass the same array object to several calls of a batch: its keys are then looked up once.
+    """
 
     def __init__(self, operator: str, state: KeyedState) -> None:
         self._operator, self._state = operator, state
         self._last: tuple[pa.Array, list[dict[str, Any]]] | None = None
 
     def of(self, keys: Any) -> list[dict[str, Any]]:
-        """By attribute, for each key. Raises NullKey, EncodeError (NaN)."""
+        """Returns the tracked objects of each key, by attribute. Raises NullKey, EncodeError (NaN)."""
         if self._last is not None and self._last[0] is keys:
             return self._last[1]
         array = whole(keys)
@@ -56,8 +59,11 @@ class KeyObjects:
 
 
 class TrackedColumn:
-    """One state for all keys of a partition. ``keys`` is an Arrow array of the key column's values, or a struct array
-    for several key columns; other arrays are as long as it. What is done is done in their order."""
+    """One state for all keys of a partition.
+
+    ``keys`` is an Arrow array of the key column's values, or a struct array for several key columns. Other arrays are
+    as long as ``keys``. Calls process the keys in their order.
+    """
 
     def __init__(self, operator: str, attribute: str, declaration: Declaration, objects: KeyObjects) -> None:
         self._operator, self._attribute, self._name = operator, attribute, declaration.name
@@ -66,8 +72,10 @@ class TrackedColumn:
         self._entry_coder = declaration.key_coder
 
     def each(self, keys: Any) -> list[Any]:
-        """The tracked object of each key, as ``process(row, ctx)`` has it bound: the same one for the same key. Raises
-        NullKey."""
+        """Returns the tracked object of each key, as ``process(row, ctx)`` has it bound. Raises NullKey.
+
+        Equal keys get the same object.
+        """
         attribute = self._attribute
         return [bundle[attribute] for bundle in self._objects.of(keys)]
 
@@ -79,7 +87,7 @@ class TrackedColumn:
         return values if type(coder) in _PLAIN else [taken(coder, value) for value in values]
 
     def _entries(self, array: Any, length: int) -> list[Any]:
-        """Keys of maps, members of sets. Raises EncodeError for null."""
+        """Returns the keys of maps or members of sets as values. Raises EncodeError for null."""
         assert self._entry_coder is not None
         entries = self._taken(self._entry_coder, array, length, "entries")
         if None in entries:
@@ -104,13 +112,17 @@ class ValueObjects(TrackedColumn):
     """A value state with a ttl, or of a type that can change in place."""
 
     def get_many(self, keys: Any) -> pa.Array:
-        """Values in the order of ``keys``; the default, or null, where none is stored or what was has expired. They are
-        copies: what is to be kept is put. Raises NullKey."""
+        """Returns values in the order of ``keys``; the default, or null, where none is stored or the value has expired.
+
+        The values are copies: put a changed one to keep the change. Raises NullKey.
+        """
         return self._array(self._value, [tracked.value for tracked in self.each(keys)])
 
     def put_many(self, keys: Any, values: Any) -> None:
-        """Store a value for each key; null clears. Of a key that comes twice the last value counts. Raises NullKey, and
-        EncodeError, which for a value of another type than declared may come with the commit."""
+        """Stores a value for each key; null clears. For a key that comes twice the last value counts.
+
+        Raises NullKey, and EncodeError, which for a value of another type than declared may come with the commit.
+        """
         objects = self.each(keys)
         for tracked, value in zip(objects, self._values(values, len(objects)), strict=True):
             if value is None:
@@ -123,25 +135,27 @@ class AddedColumn(TrackedColumn):
     """A counter, or a reducing state."""
 
     def get_many(self, keys: Any) -> pa.Array:
-        """What was added, counted or reduced, in the order of ``keys``; null, or 0 of a counter, for nothing. Raises
-        NullKey."""
+        """Returns the counts or reduced values in the order of ``keys``. Raises NullKey.
+
+        Where nothing was added, a counter gives 0 and a reducing state null.
+        """
         return self._array(self._value, [tracked.value for tracked in self.each(keys)])
 
     def add_many(self, keys: Any, values: Any) -> None:
-        """Add a value for each key, in order; null adds nothing. Raises NullKey, EncodeError."""
+        """Adds a value for each key, in order; null adds nothing. Raises NullKey, EncodeError."""
         objects = self.each(keys)
         for tracked, value in zip(objects, self._values(values, len(objects)), strict=True):
             if value is not None:
                 tracked.add(value)
 
     def clear_many(self, keys: Any) -> None:
-        """Back to nothing added."""
+        """Clears the state of each key, as if nothing had been added. Raises NullKey."""
         for tracked in self.each(keys):
             tracked.clear()
 
 
 class _Collected(TrackedColumn):
-    """Maps and sets."""
+    """A map or a set for each key."""
 
     def __init__(self, operator: str, attribute: str, declaration: Declaration, objects: KeyObjects) -> None:
         super().__init__(operator, attribute, declaration, objects)
@@ -149,17 +163,17 @@ class _Collected(TrackedColumn):
         self._entry = typed_of(self._entry_coder)
 
     def contains_many(self, keys: Any, entries: Any) -> pa.Array:
-        """bool: is the entry (of a map) or member (of a set) there? Raises NullKey."""
+        """Returns bools: whether the entry (of a map) or member (of a set) is there. Raises NullKey."""
         objects = self.each(keys)
         pairs = zip(objects, self._entries(entries, len(objects)), strict=True)
         return pa.array([entry in tracked for tracked, entry in pairs], pa.bool_())
 
     def sizes(self, keys: Any) -> pa.Array:
-        """int64: how many entries or members there are for each key."""
+        """Returns int64: the number of entries or members of each key. Raises NullKey."""
         return pa.array([len(tracked) for tracked in self.each(keys)], pa.int64())
 
     def clear_many(self, keys: Any) -> None:
-        """No entry or member is left of these keys."""
+        """Removes all entries or members of these keys. Raises NullKey."""
         for tracked in self.each(keys):
             tracked.clear()
 
@@ -171,15 +185,16 @@ class MapColumn(_Collected):
     """A map for each key: ``self.totals.get_many(keys, entries)`` is ``self.totals.get(entry)`` for each pair."""
 
     def get_many(self, keys: Any, entries: Any) -> pa.Array:
-        """The value of each (key, entry); null where there is none. Raises NullKey."""
+        """Returns the value of each (key, entry); null where there is none. Raises NullKey."""
         objects = self.each(keys)
         pairs = zip(objects, self._entries(entries, len(objects)), strict=True)
         return self._array(self._value, [tracked.get(entry) for tracked, entry in pairs])
 
     def put_many(self, keys: Any, entries: Any, values: Any) -> None:
-        """Store a value for each (key, entry); null removes the entry. Of a pair that comes twice the last value
-        counts. Raises NullKey, and EncodeError, which for a value of another type than declared may come with the
-        commit."""
+        """Stores a value for each (key, entry); null removes the entry. The last value of a repeated pair counts.
+
+        Raises NullKey, and EncodeError, which for a value of another type than declared may come with the commit.
+        """
         objects = self.each(keys)
         given = self._entries(entries, len(objects)), self._values(values, len(objects))
         for tracked, entry, value in zip(objects, *given, strict=True):
@@ -189,14 +204,16 @@ class MapColumn(_Collected):
                 tracked[entry] = value
 
     def remove_many(self, keys: Any, entries: Any) -> None:
-        """No error where there is none. Raises NullKey."""
+        """Removes each (key, entry); a missing entry is no error. Raises NullKey."""
         objects = self.each(keys)
         for tracked, entry in zip(objects, self._entries(entries, len(objects)), strict=True):
             tracked.pop(entry, None)
 
     def items(self, keys: Any) -> pa.RecordBatch:
-        """All entries of the keys: ``index`` into ``keys`` (int64), ``entry`` and ``value``; of each key in the map's
-        order. Raises NullKey."""
+        """Returns all entries of the keys: ``index`` into ``keys`` (int64), ``entry`` and ``value``.
+
+        The entries of each key come in the map's order. Raises NullKey.
+        """
         each = [list(tracked.items()) for tracked in self.each(keys)]
         entries = self._array(self._entry, [entry for found in each for entry, _ in found])
         values = self._array(self._value, [value for found in each for _, value in found])
@@ -208,20 +225,22 @@ class SetColumn(_Collected):
     """A set for each key: ``self.seen.contains_many(keys, members)`` is ``member in self.seen`` for each pair."""
 
     def add_many(self, keys: Any, members: Any) -> None:
-        """Raises NullKey, and EncodeError for a member of another type than declared."""
+        """Adds a member for each key. Raises NullKey, and EncodeError for a member of another type than declared."""
         objects = self.each(keys)
         for tracked, member in zip(objects, self._entries(members, len(objects)), strict=True):
             tracked.add(member)
 
     def discard_many(self, keys: Any, members: Any) -> None:
-        """No error where it is none. Raises NullKey."""
+        """Removes each (key, member); a missing member is no error. Raises NullKey."""
         objects = self.each(keys)
         for tracked, member in zip(objects, self._entries(members, len(objects)), strict=True):
             tracked.discard(member)
 
     def members(self, keys: Any) -> pa.RecordBatch:
-        """All members of the keys' sets: ``index`` into ``keys`` (int64) and ``member``; of each key in the set's
-        order. Raises NullKey."""
+        """Returns all members of the keys' sets: ``index`` into ``keys`` (int64) and ``member``.
+
+        The members of each key come in the set's order. Raises NullKey.
+        """
         each = [list(tracked) for tracked in self.each(keys)]
         members = self._array(self._entry, [member for found in each for member in found])
         return pa.RecordBatch.from_arrays([self._indices([len(found) for found in each]), members], ["index", "member"])
@@ -239,7 +258,7 @@ _KINDS: dict[str, type[TrackedColumn]] = {
 def tracked_columns(
     operator: str, declarations: Mapping[str, Declaration], objects: KeyObjects
 ) -> dict[str, TrackedColumn]:
-    """By attribute. Raises DeclarationError for a list, which has no columns."""
+    """Returns the columns by attribute. Raises DeclarationError for a list, which has no columns."""
     found: dict[str, TrackedColumn] = {}
     for attribute, declaration in declarations.items():
         made = _KINDS.get(declaration.kind)

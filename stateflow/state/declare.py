@@ -55,17 +55,17 @@ def _is_name(text: str) -> bool:
 class Declaration:
     """One declared state.
 
-    A non-data descriptor: what binding a key puts into the instance's ``__dict__`` hides it, and reading it
-    while no key is bound raises UnknownState.
+    A non-data descriptor: binding a key puts tracked objects into the instance's ``__dict__``, where they hide it.
+    Reading it while no key is bound raises UnknownState.
 
     Attributes:
-        name: the stored name, by default the attribute's. A declaration with a name of its own can be used at
-            run time, as a *tag*, without being an attribute of an operator.
-        kind: what of state.value, map, set, list, reducing and counter made it.
+        name: the stored name, by default the attribute's. A declaration with a name of its own can be used at run time,
+            as a *tag*, without being an attribute of an operator.
+        kind: which of state.value, map, set, list, reducing and counter made it.
         coder: of the value, the map's values or the list's elements.
-        key_coder: of map keys, set members and places in a list, None for a value.
-        default_payload: the encoded default of a value, None for none.
-        ttl: None when nothing expires.
+        key_coder: of map keys, set members and places in a list; None for a value.
+        default_payload: the encoded default of a value; None: no default.
+        ttl: None: nothing expires.
         reduce: the function of a reducing state.
 
     >>> Declaration("value", coder_for(int), default=0, name="n").name
@@ -128,22 +128,24 @@ class Declaration:
 
     @property
     def coders(self) -> tuple[Coder[Any], ...]:
-        """Key coder first, as far as the kind has one."""
+        """Coders of the stored cells; the key coder comes first where the kind has one."""
         if self.key_coder is None or self.kind == "list":
             return (self.coder,)
         return (self.key_coder,) if self.kind == "set" else (self.key_coder, self.coder)
 
     @property
     def tag(self) -> bytes:
-        """8 bytes, part of the address of each of its cells."""
+        """8-byte hash, part of the address of each cell of this state."""
         if not self._tag:
             self._tag = tag_of(self.name, self.kind, tuple(coder.name for coder in self.coders))
         return self._tag
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able: ``{"name", "kind", "coders": [names], "tag": hex}``; where those names do not tell all of the
-        types also ``"types"``, one for each coder, see :mod:`stateflow.state.signature`, and with a ttl
-        ``"ttl": {"us", "domain", "refresh"}``."""
+        """Returns a JSON-able description: ``{"name", "kind", "coders": [names], "tag": hex}``.
+
+        Where the coder names do not tell all of the types there is also ``"types"``, one for each coder, see
+        :mod:`stateflow.state.signature`; with a ttl also ``"ttl": {"us", "domain", "refresh"}``.
+        """
         coders = [coder.name for coder in self.coders]
         described: dict[str, Any] = {"name": self.name, "kind": self.kind, "coders": coders, "tag": self.tag.hex()}
         if any(coder.types is not None for coder in self.coders):
@@ -156,10 +158,10 @@ class Declaration:
         return f"<state {self.name or '?'}: {self.kind}({', '.join(coder.name for coder in self.coders)})>"
 
 
-# Common to all: ``name`` is the stored name, by default the attribute's. With ``ttl`` (seconds or a timedelta) what
-# is stored goes that long after it was written, or with ``ttl_refresh="read_write"`` also read, in ``ttl_domain``
-# "processing" or "event" time; entries of maps, sets and lists one by one. All raise DeclarationError for a type
-# without a coder.
+# Common to all: ``name`` is the stored name, by default the attribute's. With ``ttl`` (seconds or a timedelta) what is
+# stored expires that long after it was last written, or with ``ttl_refresh="read_write"`` last written or read.
+# ``ttl_domain`` is "processing" or "event" time. Entries of maps, sets and lists expire one by one. All raise
+# DeclarationError for a type without a coder.
 
 
 def value(
@@ -172,9 +174,9 @@ def value(
     ttl_domain: Domain = "processing",
     ttl_refresh: Refresh = "write",
 ) -> TrackedValue[T]:
-    """One variable per key. A mutable default is copied for each key.
+    """One variable per key. Each key gets its own copy of a mutable default.
 
-    Raises DeclarationError for a type without a coder and a default that its coder cannot encode.
+    Raises DeclarationError for a type without a coder and for a default that the coder cannot encode.
 
     Example: ``flights = state.value(int, default=0)``, then ``self.flights.value += 1``.
     """
@@ -193,9 +195,9 @@ def map(
     ttl_domain: Domain = "processing",
     ttl_refresh: Refresh = "write",
 ) -> TrackedMap[K, V]:
-    """A dict per key. ``coder`` is of the values.
+    """A dict per key. ``coder`` is for the values.
 
-    Raises DeclarationError for a type without a coder, and for a key type that has no deterministic one.
+    Raises DeclarationError for a type without a coder, and for a key type without a deterministic coder.
 
     Example: ``delay_by_dest = state.map(str, float)``, then ``self.delay_by_dest["IAH"] = 11.0``.
     """
@@ -213,7 +215,7 @@ def set(
     ttl_domain: Domain = "processing",
     ttl_refresh: Refresh = "write",
 ) -> TrackedSet[T]:
-    """A set per key. Raises DeclarationError for a member type that has no deterministic coder.
+    """A set per key. Raises DeclarationError for a member type without a deterministic coder.
 
     Example: ``carriers = state.set(str)``, then ``self.carriers.add("UA")``.
     """
@@ -248,7 +250,7 @@ def reducing(
     ttl_domain: Domain = "processing",
     ttl_refresh: Refresh = "write",
 ) -> TrackedReducing[T]:
-    """Per key what ``fn(so far, new)`` makes of everything added; ``max`` and ``operator.add`` are such functions.
+    """One value per key, which ``fn(so far, new)`` makes of everything added, as ``max`` and ``operator.add`` do.
 
     Example: ``highest = state.reducing(float, max)``, then ``self.highest.add(21.5)``.
     """
@@ -275,7 +277,7 @@ def counter(
 
 
 def declarations_of(cls: builtins.type) -> dict[str, Declaration]:
-    """The states of an operator class by attribute, base classes first; an overridden attribute counts once.
+    """Returns the states of an operator class by attribute, base classes first. An overridden attribute counts once.
 
     Raises DeclarationError when two attributes share a stored name.
 
@@ -296,7 +298,7 @@ def declarations_of(cls: builtins.type) -> dict[str, Declaration]:
 
 
 def check_names(declarations: dict[str, Declaration], operator: str) -> None:
-    """Raises DeclarationError for a missing or a doubly used stored name."""
+    """Checks that every declaration has a stored name of its own. Raises DeclarationError."""
     seen: dict[str, str] = {}
     for attribute, declaration in declarations.items():
         if not declaration.name:

@@ -1,9 +1,9 @@
-"""From the states a partition has stored to those its operator declares now.
+"""Evolves the states a partition has stored into those that its operator declares now.
 
-Added states need nothing, dropped ones are removed, numbers are widened (int to float or Decimal, also as map values,
-list elements and tuple items). Everything else is for the operator's ``migrate_state``, which finds what was widened in
-its new form, and may write over it. All of it becomes one set of mutations, so that a crash leaves either the old
-states or the new ones.
+Added states need nothing, dropped ones are removed, and numbers are widened (int to float or Decimal, also as map
+values, list elements and tuple items). All other changes are left to the operator's ``migrate_state``, which finds
+widened states in their new form, and may overwrite them. Everything becomes one set of mutations, so that a crash
+leaves either the old states or the new ones.
 """
 
 from __future__ import annotations
@@ -43,23 +43,25 @@ _SIMPLE: dict[str, type[Coder[Any]]] = {
         coders.UUID,
     )
 }
-#: a number of the first coder may become one of the second, where that is exact
+#: a number of the first coder may become a number of the second, where that is exact
 _WIDER: Final = frozenset({(coders.Int64, coders.Float64), (coders.Int64, coders.Decimal)})
 
-#: whose stored states are read by one reader
+#: keys whose stored states are read through one KeyedState, which caches them
 KEYS_AT_ONCE = 1000
 
-#: called with a key and the plain values of its stored states by name
+#: the operator's ``migrate_state``; called with a key and the plain values of its stored states by name
 Migrate = Callable[[Any, SimpleNamespace], None]
 
 
 @dataclass(frozen=True, slots=True)
 class DeployedStates:
-    """What is decided about an operator's states for all of its partitions.
+    """Decisions about an operator's states that hold for all of its partitions.
 
     Attributes:
-        states: names of those that are deployed. Code that has no such state does not drop it: a deployment does.
-        dropped: how often a state of that name was dropped. What was stored before is gone, declared again or not.
+        states: names of the deployed states. Code that lacks one of them does not drop it: only a deployment drops a
+            state.
+        dropped: by name, how often a state was dropped. Data that was stored before the last drop is gone, even if the
+            state is declared again.
 
     >>> DeployedStates(frozenset({"n"})).states
     frozenset({'n'})
@@ -70,15 +72,15 @@ class DeployedStates:
 
     @classmethod
     def of(cls, schema: str, dropped: Iterable[tuple[str, int]]) -> DeployedStates:
-        """As an :class:`~stateflow.types.OperatorSpec` has them."""
+        """Returns the decisions that an :class:`~stateflow.types.OperatorSpec` holds."""
         return cls(frozenset(each["name"] for each in json.loads(schema)), dict(dropped))
 
     def is_stale(self, stored: Mapping[str, Any]) -> bool:
-        """Whether a state was dropped since it was stored so."""
+        """Returns whether a state was dropped since this description of it was stored."""
         return self.dropped.get(stored["name"], 0) > int(stored.get("dropped", 0))
 
     def schema(self, stored: Iterable[dict[str, Any]], declared: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What is stored once a partition has become what is declared, by name."""
+        """Returns the schema of a partition, by name, once it has become what is declared."""
         states = {each["name"]: self._counted(each) for each in declared}
         kept = {each["name"]: each for each in stored if each["name"] in self.states and not self.is_stale(each)}
         return [each for _, each in sorted({**kept, **states}.items())]
@@ -89,13 +91,15 @@ class DeployedStates:
 
 
 class Evolution:
-    """What is to be done, decided from descriptions alone.
+    """A plan for changing stored states into declared ones, made from their descriptions alone.
 
     Args:
-        stored: :meth:`KeyedState.schema` of what is stored, ``stored_version`` the operator's ``state_version`` then.
-        migrates: the operator has a ``migrate_state``; it runs when the version has risen.
+        stored: :meth:`KeyedState.schema` of what is stored.
+        stored_version: the operator's ``state_version`` when it was stored.
+        migrates: the operator has a ``migrate_state``, which runs when the version has risen.
 
-    Raises SchemaMismatch when the stored states are newer, or differ in a way that nobody takes care of.
+    Raises SchemaMismatch when the stored states are newer, or differ in a way that neither widening nor
+    ``migrate_state`` handles.
 
     Example: ``Evolution("Count", stored, 1, declarations_of(Count), 2, migrates=True)``
     """
@@ -121,7 +125,7 @@ class Evolution:
         self._stored = stored
         self._custom = {coder.name: coder for each in declared.values() for coder in each.coders}
         now = {each.name: each for each in declared.values()}
-        #: stored states whose cells go, or are written anew
+        #: stored states whose cells are removed or rewritten
         self._replaced: list[dict[str, Any]] = []
         self._widened: dict[str, Declaration] = {}
         self._changed: set[str] = set()
@@ -152,7 +156,7 @@ class Evolution:
         return Verdict.WIDER if old is not None and _is_wider(old, now.coder) else Verdict.CHANGED
 
     def evolved(self, reader: CellReader) -> Evolved:
-        """What is stored, as far as it stays: without what is replaced, with its wider numbers in place."""
+        """Returns the stored cells that stay, without replaced states and with widened numbers in place."""
         puts: dict[bytes, bytes] = {}
         for was in self._replaced:
             if was["name"] in self._widened:
@@ -160,10 +164,10 @@ class Evolution:
         return Evolved(reader, [head for was in self._replaced for head in _heads(was)], puts)
 
     def convert(self, reader: Evolved, keyed: KeyedState, migrate: Migrate) -> Mutations:
-        """Reads everything that changes and says what to write.
+        """Reads everything that changes and returns the mutations to write.
 
         Args:
-            keyed: of the new declarations, over ``reader``. It is of no use afterwards.
+            keyed: state of the new declarations, over ``reader``; cannot be used afterwards.
         """
         if self.migrate:
             for key, old in self._old_states(reader.stored, *keyed.time_us):
@@ -197,7 +201,7 @@ class Evolution:
     def _old_states(
         self, reader: CellReader, processing_us: int | None, event_us: int | None
     ) -> Iterator[tuple[Any, SimpleNamespace]]:
-        """Each stored key with the plain values of its stored states by name, without what has expired."""
+        """Yields each stored key with the plain values of its stored states by name, without expired ones."""
         old = {each["name"]: self._as_declared(each) for each in self._stored}
         keys: dict[Any, None] = {}
         for declaration in old.values():
@@ -212,7 +216,7 @@ class Evolution:
                         state=declaration.name,
                     )
         for number, key in enumerate(keys):
-            if number % KEYS_AT_ONCE == 0:  # they stay in its cache
+            if number % KEYS_AT_ONCE == 0:  # a new one, as keys stay in its cache
                 states = KeyedState(self._operator, old, reader)
                 if processing_us is not None:
                     states.set_time(processing_us, event_us)
@@ -247,7 +251,7 @@ class Evolution:
 
 
 class Evolved:
-    """A partition's cells without those whose address begins with one of ``gone``, and with ``puts`` before them."""
+    """A partition's cells without those whose address begins with one of ``gone``. ``puts`` take precedence."""
 
     def __init__(self, stored: CellReader, gone: Iterable[bytes], puts: dict[bytes, bytes]) -> None:
         self.stored = stored
@@ -275,13 +279,13 @@ def _declared(state: Declaration) -> str:
 
 
 def _heads(described: dict[str, Any]) -> tuple[bytes, bytes]:
-    """What the addresses of a state's cells and counts begin with."""
+    """Returns the prefixes of the addresses of a state's cells and counts."""
     tag = bytes.fromhex(described["tag"])
     return CELL + tag, COUNT + tag
 
 
 def coder_named(name: str) -> Coder[Any] | None:
-    """The coder a stored schema names; records come back as dicts. None for one of a user's own."""
+    """Returns the coder that a stored schema names; its records come back as dicts. None: it is a user's own coder."""
     if name in _SIMPLE:
         return _SIMPLE[name]()
     if name == "msgpack" or name.startswith(("msgpack[", "struct:")):
@@ -303,7 +307,7 @@ def coder_named(name: str) -> Coder[Any] | None:
 
 
 def _split(text: str) -> list[str]:
-    """At the commas outside of brackets."""
+    """Splits a text at the commas outside of brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "[") - (letter == "]")

@@ -1,8 +1,8 @@
 """Tracked objects of states with a ttl.
 
-Time is fixed within a batch, and what it ends is *dropped in that batch*: an expired value, entry or element that
-is met counts as removed by whoever met it, so that the rest of the machinery (net change, count, rollback, putting it
-again) needs to know nothing of time. What has expired but was not met stays in the store, and in the count, unseen.
+Time is fixed within a batch. An expired value, entry or element is *dropped by the first access that meets it*, and
+counts as removed in that batch, so that the rest of the machinery (net change, count, rollback, putting it again) needs
+to know nothing of time. What has expired but was not met stays in the store, and in the count, unseen.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ T = TypeVar("T")
 
 
 class Lifetimes(Generic[K]):
-    """When the loaded entries of one collection expire."""
+    """Expiries of the loaded entries of one collection."""
 
     __slots__ = ("_groups", "_heap", "_queued", "cleared", "expiry", "rewritten", "touched")
 
     def __init__(self) -> None:
-        #: of every loaded stored entry that expires
+        #: expiry of every loaded stored entry that has one
         self.expiry: dict[K, int] = {}
-        #: of every stored entry, when all were cleared, loaded or not; as the last ``_collect`` found them
+        #: expiries of all stored entries of a cleared collection, loaded or not, as the last ``_collect`` found them
         self.cleared: dict[K, int | None] = {}
-        #: entries assigned, or read late enough, in this batch: they get a new expiry though their value be the same
+        #: entries assigned, or read late enough, in this batch: they get a new expiry even if their value is unchanged
         self.touched: set[K] = set()
         #: entries the last ``_collect`` puts
         self.rewritten: list[K] = []
-        #: expiry → entries that had it; they may have got another since
+        #: expiry → entries that had it; some may have another expiry by now
         self._groups: dict[int, list[K]] = {}
         #: the keys of ``_groups``
         self._heap: list[int] = []
-        #: how many entries ``_groups`` names
+        #: number of entries in ``_groups``
         self._queued = 0
 
     def is_due(self, now_us: int) -> bool:
-        """Whether an entry may have expired."""
+        """Returns whether an entry may have expired."""
         return bool(self._heap) and self._heap[0] <= now_us
 
     def due(self, now_us: int) -> Iterator[K]:
-        """Entries that have expired and were not touched; each comes once."""
+        """Yields entries that have expired and were not touched, each of them once."""
         while self.is_due(now_us):
             at_us = heappop(self._heap)
             group = self._groups.pop(at_us)
@@ -77,7 +77,7 @@ class Lifetimes(Generic[K]):
             self._regroup()
 
     def _regroup(self) -> None:
-        """Forgets the expiries that entries no longer have."""
+        """Drops outdated expiries from the groups."""
         groups: dict[int, list[K]] = {}
         for key, at_us in self.expiry.items():
             groups.setdefault(at_us, []).append(key)
@@ -86,7 +86,7 @@ class Lifetimes(Generic[K]):
 
 
 class Expiring(Collection[K]):
-    """What collections with a ttl do in another way."""
+    """Mixin of collections with a ttl."""
 
     __slots__ = ()
 
@@ -99,7 +99,7 @@ class Expiring(Collection[K]):
     # --- time -------------------------------------------------------------------------------------------
 
     def _age(self) -> None:
-        """Drops the loaded entries whose time is over."""
+        """Drops the loaded entries that have expired."""
         times, now_us, items = self._times, self._spec.now_us, self._items
         if times.is_due(now_us):
             for key in times.due(now_us):
@@ -108,7 +108,7 @@ class Expiring(Collection[K]):
                     self._bury(key)
 
     def _bury(self, key: K) -> None:
-        """An expired entry counts as removed in this batch."""
+        """Counts an expired entry as removed in this batch."""
         if not self._dirty:
             self._log()
         self._base[key] = EXPIRED
@@ -121,7 +121,7 @@ class Expiring(Collection[K]):
             self._log()
 
     def _read_now(self, key: K) -> None:
-        """A live entry was read: it may have to live longer."""
+        """Notes that a live entry was read, which may extend its life."""
         spec, times = self._spec, self._times
         if spec.refresh_below_us is None or key in times.touched or spec.expiry_us is None:
             return
@@ -133,7 +133,7 @@ class Expiring(Collection[K]):
             self._touch(key)
 
     def _meet(self, entry: bytes) -> None:
-        """For the sweep: drops a stored entry that has expired, gives an expiry to one without."""
+        """Drops a stored entry that has expired, or gives an expiry to an entry without one. For the sweep."""
         key = self._spec.key_coder.decode_key(entry)
         self._age()
         live = Collection._present(self, key)
@@ -173,7 +173,7 @@ class Expiring(Collection[K]):
         return order
 
     def __len__(self) -> int:
-        """Looks at every entry once: the stored count has those that expired, too."""
+        """Counts the live entries, which reads all of them: the stored count includes expired ones."""
         self._age()
         self._load_all()
         return self._count
@@ -242,7 +242,7 @@ class ExpiringMap(Expiring[K], TrackedMap[K, V]):
 
 
 class CanonicalExpiringMap(CanonicalTrackedMap[K, V], ExpiringMap[K, V]):
-    """For keys that Python does not find equal though they are stored as one."""
+    """An ExpiringMap for keys that Python does not find equal though they are stored as one."""
 
     __slots__ = ()
 
@@ -263,16 +263,16 @@ class ExpiringSet(Expiring[T], TrackedSet[T]):
 
 
 class CanonicalExpiringSet(CanonicalTrackedSet[T], ExpiringSet[T]):
-    """For members that Python does not find equal though they are stored as one."""
+    """An ExpiringSet for members that Python does not find equal though they are stored as one."""
 
     __slots__ = ()
 
 
 class ExpiringList(Expiring[int], TrackedList[T]):
-    """A TrackedList whose elements expire one by one, those behind them moving up.
+    """A TrackedList whose elements expire one by one; the elements after an expired one move up.
 
-    Only ``append`` and ``clear`` do without reading all of it: what has an index depends on what has expired.
-    An element that another one's insertion moves counts as written.
+    Only ``append`` and ``clear`` work without reading the whole list, as every index depends on what has expired. An
+    element that moves because another one is inserted counts as written.
     """
 
     __slots__ = ()
@@ -318,15 +318,15 @@ class ExpiringList(Expiring[int], TrackedList[T]):
 
 
 class ExpiringValue(TrackedValue[T]):
-    """A TrackedValue that goes back to its default, mutable or not, when its time is over."""
+    """A TrackedValue that goes back to its default, mutable or not, when it expires."""
 
     __slots__ = ("_expiry", "_rewritten", "_touched")
 
-    #: of the stored cell, None for none
+    #: expiry of the stored cell; None: no cell, or it never expires
     _expiry: int | None
-    #: the last ``_collect`` puts the cell
+    #: the last ``_collect`` put the cell
     _rewritten: bool
-    #: assigned, or read late enough, in this batch: gets a new expiry though the value be the same
+    #: assigned, or read late enough, in this batch: gets a new expiry even if the value is unchanged
     _touched: bool
 
     if not TYPE_CHECKING:
@@ -376,7 +376,7 @@ class ExpiringValue(TrackedValue[T]):
         return now
 
     def _expire(self) -> T:
-        """The stored cell counts as cleared in this batch."""
+        """Counts the stored cell as cleared in this batch, and returns the default."""
         now: T = self._spec.fresh_default()
         self._now = now
         self._implicit = True
@@ -386,7 +386,7 @@ class ExpiringValue(TrackedValue[T]):
         return now
 
     def _read_now(self) -> None:
-        """The value was read: it may have to live longer."""
+        """Notes that the value was read, which may extend its life."""
         spec, expiry = self._spec, self._expiry
         if expiry is None:
             late = self._stored.__class__ is bytes and spec.expiry_us is not None
@@ -401,7 +401,7 @@ class ExpiringValue(TrackedValue[T]):
             self._log()
 
     def _meet(self, entry: bytes) -> None:
-        """For the sweep: clears a value that has expired, gives an expiry to one without."""
+        """Clears a value that has expired, or gives an expiry to a value without one. For the sweep."""
         if not self._dirty:
             self._load()
             unlimited = self._stored is not None and self._expiry is None

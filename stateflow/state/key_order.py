@@ -1,6 +1,6 @@
 """Byte forms that compare, byte by byte, in the order of the values they stand for.
 
-Everything here is total on its stated input and reversible; coders and row keys build on it.
+All functions are total on their stated input and reversible; coders and row keys build on them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def unorder_int(data: bytes) -> int:
 
 
 def order_float(value: float) -> bytes:
-    """8 bytes; -0.0 becomes 0.0. NaN has no place in an order: EncodeError."""
+    """8 bytes; -0.0 becomes 0.0. Raises EncodeError for NaN, which has no place in an order."""
     if math.isnan(value):
         raise EncodeError("NaN cannot be a key", remedy="drop or replace NaN keys before they reach the operator")
     bits: int = _U64.unpack(_F64.pack(value + 0.0))[0]
@@ -48,8 +48,10 @@ def unorder_float(data: bytes) -> float:
 
 
 def micros_of(value: datetime) -> int:
-    """Microseconds since 1970-01-01, UTC for an aware datetime and wall time for a naive one. Raises EncodeError for a
-    time of pandas that has nanoseconds."""
+    """Microseconds since 1970-01-01, in UTC for an aware datetime and in wall time for a naive one.
+
+    Raises EncodeError for a pandas time that has nanoseconds.
+    """
     nanoseconds: int = 0 if value.__class__ is datetime else getattr(value, "nanosecond", 0)
     if nanoseconds:
         raise EncodeError(
@@ -67,7 +69,7 @@ def datetime_of(micros: int, *, aware: bool) -> datetime:
 
 
 def order_decimal(value: Decimal) -> bytes:
-    """Sign byte, exponent, digits. Equal decimals (1.0 and 1.00) have one form; not finite: EncodeError."""
+    """Sign byte, exponent, digits. Equal decimals (1.0 and 1.00) have one form. Raises EncodeError if not finite."""
     if not value.is_finite():
         raise EncodeError(f"{value} cannot be a key", remedy="only finite decimals have a place in the key order")
     sign, digits, exponent = value.as_tuple()

@@ -1,8 +1,8 @@
 """KeyedState: the cached states of one partition of one operator, and their net change per batch.
 
-Life of a batch: ``set_time``, ``bind`` per row, then either ``collect``, the durable write and ``mark_clean``, or
-``rollback``. Between ``collect`` and ``mark_clean`` the state must be left alone. A sweep is a batch without rows:
-``expired``, the durable write and ``mark_clean``.
+A batch goes through ``set_time``, ``bind`` for each row, then either ``collect``, the durable write and ``mark_clean``,
+or ``rollback``. Between ``collect`` and ``mark_clean`` callers must leave the state alone. A sweep is a batch without
+rows: ``expired``, the durable write and ``mark_clean``.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from stateflow.state.sweep import Sweep
 
 MAX_VALUE_BYTES: Final = 64 << 20
 
-# Python finds 1, 1.0 and True equal, their row keys differ: one cache per type. Within each of these
-# types keys are equal when their row keys are. Not so datetimes: one in the hour that a clock change repeats
-# equals none in another zone.
+# Python finds 1, 1.0 and True equal though their row keys differ, hence one cache per type. Within each of these types
+# keys are equal when their row keys are. That does not hold for datetimes: a datetime in the hour that a clock change
+# repeats equals no datetime in another zone.
 _SINGLE: Final = frozenset({str, int, bytes, bool, date, float, Decimal, UUID})
 _IN_TUPLE: Final = frozenset({str, int})
 
-#: kinds of states that are one cell
+#: kinds of states that have one cell per key
 _SINGLE_VALUES: Final = frozenset({"value", "counter", "reducing"})
 
-#: so many more keys than must leave the cache at once
+#: maximum of keys that are evicted beyond those that must leave
 EVICTED_BEYOND: Final = 1024
 
 
 class _ByRowKey:
-    """Stands for the cache of keys whose own equality says too little; they are cached by row key."""
+    """Marks the cache of keys whose equality may differ from that of their row keys; they are cached by row key."""
 
 
 class _ByPlace:
-    """Stands for the cache of run-time states: by key and namespace, as in an address, then by tag."""
+    """Marks the cache of run-time states: by key and namespace, as in an address, then by tag."""
 
 
 class KeyedState:
@@ -57,11 +57,13 @@ class KeyedState:
         operator: its name, for errors.
         declarations: by the attribute they are bound to.
         reader: the committed cells.
-        cached_keys: keys kept decoded after a commit, at most; a key counts anew in each namespace.
-        cached_entries: entries of maps, sets and lists kept decoded after a commit, about.
-        cache: what is kept after a commit may take about a share of this; None for no such bound. See
+        cached_keys: maximum of keys kept decoded after a commit; a key counts once in each namespace.
+        cached_entries: approximate maximum of entries of maps, sets and lists kept decoded after a commit.
+        cache: pool of which the cached keys may take about one share after a commit; None: no such limit. See
             :func:`stateflow.state.cache.weight_of` for what counts. ``close`` gives the share back.
-        max_value_bytes: a longer encoded value, entry or element is refused.
+        max_value_bytes: maximum length of an encoded value, entry or element; a longer one is refused.
+        belongs: called with each key that is new to the cache; raises for a key of another partition. None: not
+            checked.
 
     Example: ``KeyedState("Count", declarations_of(Count), store)``
     """
@@ -91,7 +93,7 @@ class KeyedState:
         self._reader: CellReader = reader if self._budget is None else self._meter
         #: tracked objects written, or handed out mutable, since the last commit
         self._written: list[Any] = []
-        #: what the last ``collect`` found, until it is durable
+        #: result of the last ``collect``, until it is durable
         self._settling: Settling | None = None
         #: times of this batch in microseconds since 1970
         self._processing_us: int | None = None
@@ -102,7 +104,7 @@ class KeyedState:
         self._expiring: list[StateSpec] = []
         self._sweep = Sweep(reader, ())
         self._register = TagRegister(reader)
-        #: tags of states that were made at run time, whose declarations are not met yet: something stands in for them
+        #: tags of states made at run time whose declarations are not known yet; stand-ins are in their place
         self._unmet: set[bytes] = set()
         self._asked_for_unmet = False
         for attribute, declaration in self._declarations.items():
@@ -143,11 +145,11 @@ class KeyedState:
     # --- time -------------------------------------------------------------------------------------------
 
     def set_time(self, processing_us: int, event_us: int | None = None) -> None:
-        """The time of the batch that begins, in microseconds since 1970; what it ends cannot be seen any more.
+        """Sets the time of the batch that begins, in microseconds since 1970.
 
-        Call it before the first row, and not again before the commit or rollback. ``event_us`` is the watermark, None
-        while there is none: nothing with a ttl in event time expires then. Time does not go back, an earlier one
-        is as good as none.
+        What has expired by then is no longer visible. Call it before the first row, and not again before the commit or
+        rollback. ``event_us`` is the watermark; None: there is none yet, and nothing with a ttl in event time expires.
+        Time does not go back: an earlier time is ignored.
         """
         self._processing_us, self._event_us = processing_us, event_us
         self._find_unmet()
@@ -156,12 +158,12 @@ class KeyedState:
 
     @property
     def time_us(self) -> tuple[int | None, int | None]:
-        """Processing and event time, as they were set last."""
+        """Processing and event time, as last set."""
         return self._processing_us, self._event_us
 
     @property
     def expires(self) -> bool:
-        """Whether any state has a ttl: then ``set_time`` and, now and then, ``expired`` are needed."""
+        """Tells whether any state has a ttl, so that callers must use ``set_time`` and, now and then, ``expired``."""
         return bool(self._expiring)
 
     def _hand_time(self, spec: StateSpec) -> None:
@@ -171,19 +173,24 @@ class KeyedState:
             spec.set_now(now_us)
 
     def _check_time(self) -> None:
-        """What is stored without knowing the time would never expire."""
+        """Checks that there is a time if a state with a ttl was written; what it stores would otherwise never expire.
+
+        Raises RuntimeError.
+        """
         if self._expiring and self._processing_us is None:
             for tracked in self._written:
                 if tracked._spec.ttl is not None:
                     raise RuntimeError(f"state {tracked._spec.name!r} has a ttl: call set_time() before the batch")
 
     def expired(self, limit: int = 1_000) -> Mutations:
-        """Looks at up to ``limit`` stored cells of states with a ttl, from where the last call stopped, and drops
-        those that have expired; of a map, set or list that is met so, whatever is loaded and has expired goes with it.
+        """Drops stored cells that have expired, among up to ``limit`` cells from where the last call stopped.
 
-        For between two batches: write what it returns and call ``mark_clean``, or call ``rollback``. Within
-        a batch it may be called before ``collect``, which then has these removals, too. Cells that have no expiry,
-        from before the ttl was declared or before the first watermark, get one that starts now.
+        The sweep looks only at states with a ttl. When it finds an expired entry of a map, set or list, all loaded
+        entries of that collection that have expired are dropped with it.
+
+        Call it between two batches: write the result and call ``mark_clean``, or call ``rollback``. It may also be
+        called within a batch before ``collect``, which then includes these removals. Cells without an expiry, from
+        before the ttl was declared or before the first watermark, get an expiry counted from now.
         """
         for address, data in self._sweep.next(limit):
             spec = self._states[address[1:9]].spec
@@ -205,7 +212,7 @@ class KeyedState:
     # --- one row ----------------------------------------------------------------------------------------
 
     def bind(self, target: object, key: Hashable) -> None:
-        """Makes ``target.<attribute>`` the tracked objects of ``key``.
+        """Sets ``target.<attribute>`` to the tracked objects of ``key``.
 
         Raises NullKey, EncodeError (NaN, …) or UnsupportedKeyType; the target then stays as it was.
         """
@@ -218,14 +225,18 @@ class KeyedState:
             self._target = target
 
     def unbind(self, target: object) -> None:
-        """No key is in hand: reading a state of the target is an error from here on, not the state of another key."""
+        """Removes the tracked objects from the target. Reading its states then raises, instead of reading another
+        key's."""
         for attribute in self._declarations:
             target.__dict__.pop(attribute, None)
         self._bound = self._target = None
 
     def bundles(self, keys: Sequence[Any]) -> list[Bundle | None]:
-        """For each key what ``bind`` would set, as far as that is at hand; None: ask ``bundle_of`` in its turn, which
-        raises what is wrong with the key. For the batch that begins."""
+        """Returns for each key the objects that ``bind`` would set, as far as they are cached.
+
+        None: call ``bundle_of`` when the key's turn comes, which raises if the key is invalid. For the batch that
+        begins.
+        """
         kinds = set(map(type, keys))
         cls = kinds.pop() if len(kinds) == 1 else None
         if cls in _SINGLE or (cls is tuple and _IN_TUPLE.issuperset(map(type, chain.from_iterable(keys)))):
@@ -234,11 +245,11 @@ class KeyedState:
         return [None] * len(keys)
 
     def peek(self, key: Hashable) -> SimpleNamespace:
-        """The tracked objects of a key as attributes. They are the real ones: do not write to them."""
+        """Returns the tracked objects of a key as attributes. They are the real ones: do not write to them."""
         return SimpleNamespace(**self.bundle_of(key))
 
     def bundle_of(self, key: Hashable) -> Bundle:
-        """What ``bind`` sets, by attribute. Raises what it raises."""
+        """Returns the objects that ``bind`` sets, by attribute. Raises the same errors."""
         bundle = self._cached(key)
         return self._new_bundle(key) if bundle is None else bundle
 
@@ -249,7 +260,7 @@ class KeyedState:
         return cache
 
     def _place(self, key: Hashable) -> tuple[type, Any]:
-        """Which cache a key belongs into, and under what."""
+        """Returns the cache a key belongs to, and its key in there."""
         if _tells_itself_apart(key):
             return key.__class__, key
         row_key = encode_row_key(key)
@@ -265,7 +276,7 @@ class KeyedState:
         try:
             return cache.get(place)
         except TypeError:
-            # a tuple cannot get here with unhashable items, a signalling NaN can
+            # items of a tuple are hashable here, but a signalling NaN is not
             encode_row_key(key)
             raise
 
@@ -287,13 +298,13 @@ class KeyedState:
     # --- states addressed at run time -------------------------------------------------------------------
 
     def at(self, key: Hashable, namespace: bytes, declaration: Any) -> Any:
-        """The tracked object of a state under a key and a namespace, the global one being ``b""``.
+        """Returns the tracked object of a state under a key and a namespace; ``b""`` is the global namespace.
 
-        The declaration is one of the operator's, or a *tag*: one with a name of its own. There is one object per
-        place, committed and rolled back with the rest; in the global namespace of the operator's states it is the
-        one ``bind`` gives. States of one name that differ in kind or coder share nothing.
-        Raises DeclarationError for a tag without a name, and for one that differs from another for the same cells in
-        its default or ttl.
+        The declaration is one of the operator's, or a *tag*: a declaration with a name of its own. There is one object
+        per place, committed and rolled back with the rest. For the operator's states in the global namespace it is the
+        object that ``bind`` sets. States of one name that differ in kind or coder share nothing.
+        Raises DeclarationError for a tag without a name, and for a tag whose default or ttl differs from that of
+        another declaration of the same cells.
         """
         if not isinstance(declaration, Declaration) or not declaration.name:
             raise DeclarationError(
@@ -322,7 +333,7 @@ class KeyedState:
         return tracked
 
     def _find_unmet(self) -> None:
-        """States that were made at run time and are not met again yet have their stand-ins from here on."""
+        """Adds stand-ins for stored states that were made at run time and whose declarations are not known yet."""
         if not self._asked_for_unmet:
             self._asked_for_unmet = True
             for tag, described in self._register.stored().items():
@@ -331,7 +342,7 @@ class KeyedState:
                     self._unmet.add(tag)
 
     def _meet(self, declaration: Declaration) -> Tag:
-        """The declaration that something stood in for."""
+        """Replaces a stand-in by its declaration."""
         tag = declaration.tag
         self._unmet.remove(tag)
         before = self._states[tag].spec
@@ -349,7 +360,7 @@ class KeyedState:
         return state
 
     def clear_namespace(self, key: Hashable, namespace: bytes) -> None:
-        """Empties every state of a key in a namespace, those that other runs made at run time included."""
+        """Empties every state of a key in a namespace, including states that earlier runs made at run time."""
         row = self._row_of(key, namespace)
         self._find_unmet()
         for state in self._states.values():
@@ -361,10 +372,10 @@ class KeyedState:
     # --- one batch --------------------------------------------------------------------------------------
 
     def collect(self) -> Mutations:
-        """The net effect of everything since the last ``mark_clean`` or ``rollback``.
+        """Returns the net effect of everything since the last ``mark_clean`` or ``rollback``.
 
-        Changes nothing: ``rollback`` may follow, or another ``collect``. Raises EncodeError that names
-        operator, state, key and map key for a value its coder refuses.
+        Changes nothing: ``rollback`` may follow, or another ``collect``. Raises EncodeError, which names operator,
+        state, key and map key, for a value that its coder refuses.
         """
         self._check_time()
         into = Mutations()
@@ -376,10 +387,10 @@ class KeyedState:
         return into
 
     def mark_clean(self) -> None:
-        """The mutations of the last ``collect`` are durable: what is now is the committed state.
+        """Marks the state clean: the mutations of the last ``collect`` are durable.
 
-        Values that their coder changes (an int in a float state) are replaced by what it makes of them;
-        the oldest keys beyond ``cached_keys`` leave the cache.
+        Values that their coder changes (an int in a float state) are replaced by their stored form. The oldest keys
+        beyond the limits leave the cache.
         """
         if self._settling is None:
             self.collect()
@@ -396,7 +407,7 @@ class KeyedState:
         recent = frozenset(map(id, written)) if crowded or heavy else frozenset()
         self._end_batch()
         if crowded:
-            # a little more than needed, so that not every small batch has to look for victims
+            # a few more than needed, so that not every small batch has to look for victims
             evict_keys(self._caches, keys - self._cached_keys + min(self._cached_keys // 16, EVICTED_BEYOND), recent)
         if entries > self._cached_entries:
             evict_entries(self._caches, self._specs, self._cached_entries * 3 // 4)
@@ -404,14 +415,14 @@ class KeyedState:
             self._budget.cut(self._caches, entries, self._meter, recent)
 
     def rollback(self) -> None:
-        """Forgets everything since the last ``mark_clean``; in-place changes too."""
+        """Discards everything since the last ``mark_clean``, in-place changes included."""
         for tracked in self._written:
             tracked._forget()
         self._register.forget()
         self._end_batch()
 
     def close(self) -> None:
-        """Lets go of the cache and gives its share of the pool back. Use it no more."""
+        """Drops the cache and gives its share of the pool back. The object cannot be used afterwards."""
         self._end_batch()
         caches, self._caches = self._caches, {}
         objects = 0 if self._budget is None else self._budget.close()
@@ -420,7 +431,7 @@ class KeyedState:
             self._pool = None
 
     def invalidate(self) -> None:
-        """Drops the cache, and with it everything not collected: the store was changed underneath."""
+        """Drops the cache, and with it everything not collected, because the store was changed underneath."""
         self._end_batch()
         self._register.invalidate()
         self._asked_for_unmet = False
@@ -436,18 +447,18 @@ class KeyedState:
                     tracked._forget()
 
     def _end_batch(self) -> None:
-        # in place: every spec has this list
+        # in place, as every spec holds this list
         self._written.clear()
         self._settling = None
 
     # --- schema -----------------------------------------------------------------------------------------
 
     def schema(self) -> list[dict[str, Any]]:
-        """JSON-able, one :meth:`Declaration.describe` per state, by name: kept with the data."""
+        """Returns one JSON-able :meth:`Declaration.describe` per state, by name. It is stored with the data."""
         return sorted((each.describe() for each in self._declarations.values()), key=lambda each: str(each["name"]))
 
 
 def _tells_itself_apart(key: Any) -> bool:
-    """Whether keys of this kind are equal exactly when their row keys are."""
+    """Returns whether keys of this kind are equal exactly when their row keys are."""
     cls = key.__class__
     return cls in _SINGLE or (cls is tuple and _IN_TUPLE.issuperset(map(type, key)))

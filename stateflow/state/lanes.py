@@ -1,7 +1,7 @@
-"""Stored values as numpy arrays: a coder's values side by side, encoded and compared many at a time.
+"""Stored values as numpy arrays: the values of a coder side by side, encoded and compared many at a time.
 
-A *lane* is one array; int, float and bool values have one, a fixed tuple of ints and floats one per item, and whatever
-has no width of its own one of Python objects.
+A *lane* is one array. int, float and bool values have one lane, a fixed tuple of ints and floats one per item, and
+values without a fixed width one lane of Python objects.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ARROW_TYPES: dict[type[Coder[Any]], pa.DataType] = {
 
 
 def _arrow_type(coder: Coder[Any]) -> pa.DataType | None:
-    """None when it has to be told from the values."""
+    """Returns the Arrow type of a coder's values; None: Arrow infers it from the values."""
     if not isinstance(coder, coders.Tuple):
         return _ARROW_TYPES.get(type(coder))
     types = [_arrow_type(item) for item in coder.items]
@@ -44,20 +44,21 @@ def _arrow_type(coder: Coder[Any]) -> pa.DataType | None:
 
 
 class Lanes(ABC):
-    """How the values of one coder are laid out."""
+    """Layout of the values of one coder."""
 
     dtypes: tuple[Any, ...]
 
     @abstractmethod
     def of_arrow(self, values: pa.Array) -> list[Array]:
-        """One array per lane; anything where ``values`` is null. Raises EncodeError, ArrowException."""
+        """Returns one array per lane, with arbitrary items where ``values`` is null. Raises EncodeError,
+        ArrowException."""
 
     @abstractmethod
     def to_arrow(self, lanes: list[Array], null: Array) -> pa.Array: ...
 
     @abstractmethod
     def of_value(self, value: Any) -> tuple[Any, ...]:
-        """What goes into the lanes for one decoded value."""
+        """Returns the items of one decoded value, one per lane."""
 
     def single(self, value: Any) -> list[Array]:
         """Lanes of length 1, with one decoded value."""
@@ -68,10 +69,10 @@ class Lanes(ABC):
 
     @abstractmethod
     def cells(self, lanes: list[Array]) -> list[bytes]:
-        """Stored values, headers included. Raises EncodeError with the ``index`` of the value in its ``where``."""
+        """Returns stored values with headers. Raises EncodeError with the ``index`` of the value in its ``where``."""
 
     def differ(self, before: list[Array], now: list[Array]) -> Array:
-        """Where two rows of lanes would not have the same stored bytes."""
+        """Returns for each row whether its stored bytes differ before and now."""
         found: Array = np.zeros(len(now[0]), np.bool_)
         for old, new in zip(before, now, strict=True):
             # bit by bit: NaN is NaN, and 0.0 is not -0.0
@@ -80,7 +81,7 @@ class Lanes(ABC):
 
 
 class _Numbers(Lanes):
-    """Args: forms: per lane how its numbers become big-endian bytes."""
+    """Numbers, one per lane. ``kinds``: a letter of ``_DTYPES`` for each lane."""
 
     def __init__(self, kinds: str) -> None:
         self._kinds = kinds
@@ -108,7 +109,7 @@ class _Numbers(Lanes):
         return cells
 
 
-#: b: bool, i: int as Int64 has it, q and d: int and float as struct has them
+#: b: bool, i: int as Int64 encodes it, q and d: int and float as struct encodes them
 _DTYPES = {"b": "bool", "i": "int64", "q": "int64", "d": "float64"}
 _FORMS: dict[str, Callable[[Array], Array]] = {
     "b": lambda lane: lane,
@@ -119,7 +120,8 @@ _FORMS: dict[str, Callable[[Array], Array]] = {
 
 
 def _numbers(values: pa.Array, kind: str) -> Array:
-    """Raises EncodeError for other kinds of numbers, ArrowException for those that do not fit."""
+    """Returns an Arrow array as numpy. Raises EncodeError for other kinds of numbers, ArrowException for those that do
+    not fit."""
     type_ = values.type
     fits = {"b": pa.types.is_boolean, "i": pa.types.is_integer, "q": pa.types.is_integer}
     if kind == "d":
@@ -137,13 +139,13 @@ def _numbers(values: pa.Array, kind: str) -> Array:
 
 
 def _exact_floats(values: pa.Array) -> Array:
-    """Of integers, as :func:`~stateflow.state.numeric.exact_float` has them."""
+    """Converts integers to floats like :func:`~stateflow.state.numeric.exact_float`. Raises EncodeError."""
     whole: Array = (values.fill_null(0) if values.null_count else values).to_numpy(zero_copy_only=False)
     found: Array = whole.astype(np.float64)
     over = found >= 2.0 ** (np.iinfo(whole.dtype).bits - (whole.dtype.kind == "i"))
     wrong = over | (np.where(over, 0, found).astype(whole.dtype) != whole)
     if wrong.any():
-        exact_float(int(whole[wrong][0]))  # which raises it
+        exact_float(int(whole[wrong][0]))  # raises the error
     return found
 
 
@@ -172,7 +174,10 @@ def _same(value: Any) -> Any:
 
 
 def _from_arrow(coder: Coder[Any]) -> Callable[[Any], Any]:
-    """Tuples of what ``to_pylist`` makes of structs, of lists for tuples of any length; what is neither stays."""
+    """Returns a function that makes tuples of what ``to_pylist`` returns for them.
+
+    That is a dict for a struct, and a list for a tuple of any length; all other values stay as they are.
+    """
     if not isinstance(coder, coders.Tuple):
         return _same
     items = list(map(_from_arrow, coder.items))
@@ -214,7 +219,7 @@ class _Objects(Lanes):
     def of_arrow(self, values: pa.Array) -> list[Array]:
         lane = np.empty(len(values), object)
         for index, value in enumerate(map(self._from_arrow, values.to_pylist())):
-            lane[index] = value  # one by one: of tuples numpy would make a second dimension
+            lane[index] = value  # one by one: numpy would turn tuples into a second dimension
         for value in lane:
             if value is not None and type(value) is not self._coder.exact:
                 self._coder.encode(value)
@@ -253,7 +258,7 @@ class _Objects(Lanes):
 
 
 def lanes_of(coder: Coder[Any], bytes_max: int) -> Lanes:
-    """Raises DeclarationError for a coder whose values can change in place."""
+    """Returns the lanes for a coder. Raises DeclarationError for a coder whose values can change in place."""
     kinds = {coders.Int64: "i", coders.Float64: "d", coders.Bool: "b"}
     if type(coder) in kinds:
         return _Numbers(kinds[type(coder)])

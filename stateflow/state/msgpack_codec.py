@@ -1,7 +1,8 @@
 """Plain data as msgpack.
 
-msgpack knows neither tuple, set, date, datetime, Decimal, UUID, bytearray, numpy arrays nor ints beyond 64 bits: they
-travel as extension types, whose numbers are a stored format and never change meaning. An array comes back in C order,
+msgpack lacks tuple, set, date, datetime, Decimal, UUID, bytearray, numpy arrays and ints beyond 64 bits. They are
+stored
+as extension types, whose numbers are a stored format and never change meaning. An array comes back in C order,
 writable; numpy's scalars come back as Python's.
 """
 
@@ -21,7 +22,7 @@ from stateflow.state import key_order
 from stateflow.state.numeric import is_numpy_bool, is_timedelta
 
 _TUPLE, _SET, _FROZENSET, _INT, _DATE, _AWARE, _NAIVE, _DECIMAL, _UUID, _BYTEARRAY, _ARRAY = range(1, 12)
-#: kinds of numpy arrays whose bytes say everything: numbers, bool, fixed text and bytes, times
+#: kinds of numpy arrays whose bytes hold all of the data: numbers, bool, fixed text and bytes, times
 _ARRAY_KINDS = "biufcSUmM"
 
 #: types msgpack (with the extensions here) stores and returns unchanged, and whose values never change
@@ -29,12 +30,12 @@ IMMUTABLE = (type(None), bool, int, float, str, bytes, date, datetime, Decimal, 
 #: subclasses of these are stored as these
 _SUBCLASSED: tuple[Any, ...] = (float, bytes, list, dict)
 CONTAINERS = (list, dict, tuple, set, frozenset)
-#: how msgpack announces bytes, which is also how it writes a bytearray
+#: first bytes of msgpack's bytes types, with which it also writes a bytearray
 _BIN = (b"\xc4", b"\xc5", b"\xc6")
 
 
 def dumps(value: Any) -> bytes:
-    """Raises EncodeError for a type that has no plain form, and for cycles."""
+    """Encodes plain data. Raises EncodeError for a type that has no plain form, and for cycles."""
     try:
         data: bytes = msgpack.packb(value, default=_extend, strict_types=True)
         if any(mark in data for mark in _BIN) and _has_bytearray(value):
@@ -51,7 +52,7 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """Inverse of :func:`dumps`; raises DecodeError."""
+    """Inverse of :func:`dumps`. Raises DecodeError."""
     try:
         return msgpack.unpackb(data, ext_hook=_shorten, strict_map_key=False, use_list=True)
     except DecodeError:
@@ -65,7 +66,8 @@ def loads(data: bytes) -> Any:
 
 
 def _has_bytearray(value: Any) -> bool:
-    """Looks where ``_extend`` is not asked: at the value itself and into lists and dicts."""
+    """Returns whether there is a bytearray where msgpack does not call ``_extend``: the value itself, or in lists and
+    dicts."""
     cls = value.__class__
     if cls is list:
         return any(map(_has_bytearray, value))
@@ -85,12 +87,12 @@ def _marked(value: Any) -> Any:
 
 
 def _extend(value: Any) -> Any:
-    """What msgpack asks for every object whose exact type it does not know."""
+    """Encodes an object whose exact type msgpack does not know; msgpack calls it for each."""
     match value:
         case tuple():
             return msgpack.ExtType(_TUPLE, dumps(list(value)))
         case set() | frozenset():
-            # sorted, so that equal sets have equal bytes whatever their history
+            # sorted, so that equal sets have equal bytes, in whichever order members were added
             members = sorted(dumps(member) for member in value)
             body = dumps(len(members)) + b"".join(members)
             return msgpack.ExtType(_SET if isinstance(value, set) else _FROZENSET, body)
@@ -109,7 +111,7 @@ def _extend(value: Any) -> Any:
         case UUID():
             return msgpack.ExtType(_UUID, value.bytes)
         case str():
-            return str.__str__(value)  # what an enumeration is, not what it is called
+            return str.__str__(value)  # the value of an enumeration's member, not its name
     if is_array_type(value.__class__):
         return _extend_array(value)
     if is_numpy_bool(value):
@@ -127,12 +129,12 @@ def _extend(value: Any) -> Any:
 
 
 def is_array_type(type_: Any) -> bool:
-    """Whether it is numpy.ndarray; numpy is not imported for the question."""
+    """Returns whether a type is numpy.ndarray, without importing numpy."""
     return getattr(type_, "__module__", "") == "numpy" and getattr(type_, "__name__", "") == "ndarray"
 
 
 def array_item(args: tuple[Any, ...]) -> type | None:
-    """What items ``numpy.ndarray[args]`` is declared to have, a class of numpy's; None for any, and for several."""
+    """Returns the declared item class of ``numpy.ndarray[args]``, a class of numpy's; None for any, and for several."""
     inner = typing.get_args(args[1]) if len(args) == 2 else ()
     item = (typing.get_origin(inner[0]) or inner[0]) if inner else None
     return item if isinstance(item, type) and any(map(_is_generic, item.__mro__)) else None
@@ -143,9 +145,12 @@ def _is_generic(cls: type) -> bool:
 
 
 def has_items(array: Any, item: type) -> bool:
-    """Whether what is in ``array`` is of ``item``, a class of numpy's: two integers that differ in name only, as C's
-    ``long long`` and ``long`` may, are one, of which the stored form gives the other back."""
-    import numpy as np  # who has an array has it
+    """Returns whether the items of ``array`` are of ``item``, a class of numpy's.
+
+    Two integer types that differ in name only, as C's ``long long`` and ``long`` may, count as one: the stored form of
+    one comes back as the other.
+    """
+    import numpy as np  # loaded already, as there is an array
 
     if issubclass(array.dtype.type, item):
         return True
@@ -163,7 +168,7 @@ def _extend_array(array: Any) -> msgpack.ExtType:
 
 
 def _shorten_array(body: bytes) -> Any:
-    import numpy as np  # who stored an array has it
+    import numpy as np  # here, as only programs with arrays need it
 
     unpacker = msgpack.Unpacker(None, max_buffer_size=len(body))
     unpacker.feed(body)

@@ -12,7 +12,7 @@ _BOUNDS_END = 17
 
 
 class Namespace(bytes):
-    """The bytes that name an instance of a state beside its key; ``Namespace()`` is the global one.
+    """Bytes that tell apart several instances of a state under one key; ``Namespace()`` is the global one.
 
     Windows sort by their end, then by their start.
 
@@ -37,19 +37,21 @@ class Namespace(bytes):
 
     @classmethod
     def named(cls, name: str) -> Namespace:
-        """Any text; no name is the same as a window. Raises InvalidArgument for what is none."""
+        """A namespace named by any text; it never equals a window. Raises InvalidArgument for text that is not valid
+        Unicode."""
         return cls(_NAMED + _encoded(name))
 
     @property
     def bounds(self) -> tuple[int, int] | None:
-        """(start, end) of a window in microseconds since 1970, None for other namespaces."""
+        """(start, end) of a window in microseconds since 1970; None for other namespaces."""
         if self[:1] != _WINDOW or len(self) < _BOUNDS_END:
             return None
         return key_order.unorder_int(self[9:]), key_order.unorder_int(self[1:9])
 
     @property
     def name(self) -> str | None:
-        """The text of a named namespace, ``of`` of a window that has it, None for others."""
+        """The text of a named namespace, or ``of`` of a window; None: the window has no ``of``, or the namespace is
+        global."""
         if self[:1] != _NAMED and len(self) <= _BOUNDS_END:
             return None
         try:

@@ -1,4 +1,4 @@
-"""From one number to another type of number: exactly, or not at all."""
+"""Converts a number to another type of number: exactly, or not at all."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from stateflow.errors import EncodeError
 
 
 def is_numpy_bool(value: object) -> bool:
-    """Says whether it is numpy's bool, which is none of Python's; numpy is not imported for the question."""
+    """Returns whether a value is numpy's bool, which is no bool of Python's, without importing numpy."""
     cls = value.__class__
     return cls.__module__ == "numpy" and cls.__name__ in ("bool", "bool_")
 
 
 def is_timedelta(value: object) -> bool:
-    """Says whether it is numpy's timedelta64, which numpy takes for an integer."""
+    """Returns whether a value is numpy's timedelta64, which numpy takes for an integer."""
     return value.__class__.__module__ == "numpy" and value.__class__.__name__ == "timedelta64"
 
 
 def exact_float(value: Any) -> float:
-    """The float that equals a real number; NaN stays NaN.
+    """Returns the float that equals a real number; NaN stays NaN.
 
-    Raises TypeError for what is no real number (a bool is none), EncodeError for a number that no float holds.
+    Raises TypeError for a value that is no real number (a bool is none), EncodeError for a number that no float holds.
     """
     if value.__class__ is float:
         return value
@@ -43,7 +43,7 @@ def exact_float(value: Any) -> float:
 
 
 def exact_decimal(value: Any) -> Decimal:
-    """A Decimal as it is, an int as a Decimal. Raises TypeError for anything else."""
+    """Returns a Decimal as it is and an int as a Decimal. Raises TypeError for anything else."""
     if isinstance(value, Decimal):
         return value
     if isinstance(value, int) and not isinstance(value, bool):

@@ -1,6 +1,6 @@
-"""Records: dataclasses, msgspec structs and pydantic models. What fields they have, and how one is made of them.
+"""Records: dataclasses, msgspec structs and pydantic models, their fields, and how to rebuild one from them.
 
-Nothing here imports msgspec or pydantic: who declares such a type has imported it.
+This module imports neither msgspec nor pydantic: a program that declares such a type has imported its package.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stateflow.state.msgpack_codec import IMMUTABLE
 
 
 class _Missing:
-    """No default."""
+    """Marks a field without a default."""
 
 
 REQUIRED: Final = _Missing()
@@ -43,7 +43,7 @@ def _is_frozen(cls: Any) -> bool:
 
 
 def hints(cls: Any) -> dict[str, Any]:
-    """Declared type by field."""
+    """Returns the declared types by field. Raises DeclarationError."""
     if _is_pydantic(cls):
         if not cls.__pydantic_complete__:
             cls.model_rebuild(raise_errors=False)
@@ -65,8 +65,10 @@ def hints(cls: Any) -> dict[str, Any]:
 
 
 def defaults(cls: Any) -> dict[str, Any]:
-    """What makes the default of a field that is not stored: a function, REQUIRED, or None where ``builder``
-    fills it in."""
+    """Returns by field the function that makes its default when it is not stored.
+
+    REQUIRED: the field has no default. None: ``builder`` fills in the default.
+    """
     if _is_pydantic(cls):
         fields = cls.__pydantic_fields__.items()
         return {name: REQUIRED if field.is_required() else None for name, field in fields}
@@ -87,8 +89,10 @@ def defaults(cls: Any) -> dict[str, Any]:
 
 
 def builder(cls: Any) -> Callable[[dict[str, Any]], Any]:
-    """Makes an instance of field values. Dataclasses and models are not initialised anew: their values were once
-    accepted."""
+    """Returns a function that makes an instance from field values.
+
+    It does not run ``__init__`` or validation of dataclasses and models: their values were accepted once.
+    """
     if _is_pydantic(cls):
         return lambda values: cls.model_construct(**values)
     if _is_msgspec(cls):
@@ -104,7 +108,7 @@ def builder(cls: Any) -> Callable[[dict[str, Any]], Any]:
 
 
 def bare(type_: Any) -> Any:
-    """``type_`` without NewType and Annotated around it."""
+    """Returns ``type_`` without NewType and Annotated around it."""
     while True:
         if hasattr(type_, "__supertype__"):
             type_ = type_.__supertype__
@@ -119,7 +123,7 @@ def is_union(type_: Any) -> bool:
 
 
 def is_immutable(type_: Any, _within: tuple[type, ...] = ()) -> bool:
-    """Whether a value of ``type_`` and everything in it is fixed for good."""
+    """Returns whether neither a value of ``type_`` nor anything in it can change in place."""
     type_ = bare(type_)
     origin, args = typing.get_origin(type_), typing.get_args(type_)
     if type_ in IMMUTABLE or type_ is None or type_ in _within:

@@ -1,4 +1,4 @@
-"""States addressed at run time: by a declaration that need not be an attribute of the operator, and a namespace."""
+"""States addressed at run time: by a namespace, and by a declaration that need not be an attribute of the operator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tag:
     """One state of a partition.
 
     Attributes:
-        attribute: of the operator; None for a state it does not declare.
+        attribute: its name in the operator; None: the operator does not declare the state.
     """
 
     declaration: Declaration
@@ -30,11 +30,11 @@ class Tag:
     attribute: str | None
 
     def make(self, row: bytes) -> Any:
-        """The tracked object of one key and namespace."""
+        """Returns a new tracked object for one key and namespace."""
         return tracked_class(self.declaration)._bound(self.spec, row)
 
     def check(self, declaration: Declaration, operator: str) -> None:
-        """Raises DeclarationError for a declaration of the same cells that means something else by them."""
+        """Checks that a declaration of the same cells has the same default and ttl. Raises DeclarationError."""
         mine = self.declaration
         if (mine.default_payload, mine.ttl) != (declaration.default_payload, declaration.ttl):
             raise DeclarationError(
@@ -46,7 +46,7 @@ class Tag:
 
 
 class Opaque(Coder[bytes]):
-    """Bytes as they are stored: of a state whose declaration this process has not met."""
+    """Bytes as they are stored, for a state whose declaration this process does not know yet."""
 
     name = "opaque"
     deterministic = True
@@ -62,10 +62,12 @@ class Opaque(Coder[bytes]):
 
 
 def stand_in(tag: bytes, described: dict[str, Any]) -> Declaration:
-    """For a state that some process made at run time and this one has not met: enough to empty it and to sweep it.
+    """Returns a declaration for a state that another process made at run time and this one does not know yet.
+
+    It suffices to empty the state and to sweep it.
 
     Args:
-        described: what :meth:`Declaration.describe` says of it.
+        described: the state's :meth:`Declaration.describe`.
 
     Raises DecodeError.
     """
@@ -83,21 +85,21 @@ def stand_in(tag: bytes, described: dict[str, Any]) -> Declaration:
 
 
 def is_empty(tracked: Any) -> bool:
-    """Of an object that was written in this batch."""
+    """Returns whether an object that was written in this batch is empty now."""
     return tracked._count == 0 if isinstance(tracked, Collection) else tracked._now is None
 
 
 class TagRegister:
-    """Which tags were made at run time, in the store and not there yet.
+    """Keeps track of the tags that were made at run time, and of those not in the store yet.
 
-    A tag is put there together with the first cell under it, so that a process that has not met it can empty
-    a namespace of it too, and sweep it; and again when it is declared with another ttl.
+    A tag is stored together with the first cell under it, so that a process that does not know the declaration can
+    empty its namespaces, and sweep it, too. It is stored again when it is declared with another ttl.
     """
 
     def __init__(self, reader: CellReader) -> None:
         self._reader = reader
         self._made: dict[bytes, Declaration] = {}
-        #: tag → whether something else is stored of it
+        #: tags to be stored → whether another description of the tag is stored
         self._unrecorded: dict[bytes, bool] = {}
         self._recording: list[bytes] = []
 
@@ -126,7 +128,7 @@ class TagRegister:
         self._recording = []
 
     def invalidate(self) -> None:
-        """The store was changed underneath."""
+        """Compares all tags with the store again, because the store was changed underneath."""
         self._recording = []
         self._unrecorded = {}
         for declaration in self._made.values():

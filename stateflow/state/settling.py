@@ -1,9 +1,10 @@
-"""What a batch wrote, encoded and settled: values of one state together, where one by one would give the same.
+"""Encodes and settles what a batch wrote: many values of one state at a time, where the result is the same.
 
-Encoding a value by itself is a call, an exception handler and a look at its type for each. Where all values of a state
-are of the very types that its coder stores, they are encoded at once, and stay as they are once they are on disk.
-Whatever is different about a value (it was cleared, never read, or is of another type) goes the long way, in the order
-in which it was written, so that it fails as it would alone.
+Encoding a value by itself costs a call, an exception handler and a check of its type. Where all values of a state are
+of the very types that its coder stores, they are encoded together, and stay as they are once they are on disk. An
+object
+that needs more care (it was cleared, never read, or its value is of another type) is encoded by itself, in the order in
+which the objects were written, so that it fails as it would alone.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from stateflow.state import coders
 from stateflow.state.coder import Coder
 from stateflow.state.spec import UNREAD, StateSpec
 
-#: their payloads; None: they are to be encoded one by one
+#: returns the payloads of values; None: encode them one by one
 EncodeMany = Callable[[list[Any]], Sequence[bytes] | None]
 
-#: fewer are as fast one by one
+#: fewer values are encoded as fast one by one
 _MANY: Final = 4
 _pack_int, _pack_float = struct.Struct(">Q").pack, struct.Struct(">d").pack
 _bias = (1 << 63).__add__
@@ -76,8 +77,11 @@ _MANY_AT_ONCE: Final[dict[type[Coder[Any]], EncodeMany]] = {
 
 
 def encoder_of(coder: Coder[Any], max_bytes: int) -> EncodeMany | None:
-    """Of many values of a coder, none of them longer than ``max_bytes`` when it is encoded; None: there is none. A
-    subclass of a coder may encode as it likes, and has none."""
+    """Returns a function that encodes many values of a coder; None: there is none.
+
+    The function returns None if an encoded value is longer than ``max_bytes``. A subclass of a coder may encode in its
+    own way, so that there is none for it.
+    """
     if type(coder) is coders.Tuple:
         return None if coder.packed is None else _tuples(coder.packed.pack, [item.exact for item in coder.items])
     encode = _MANY_AT_ONCE.get(type(coder))
@@ -92,13 +96,13 @@ def encoder_of(coder: Coder[Any], max_bytes: int) -> EncodeMany | None:
 
 
 class Settling:
-    """Of a ``collect`` to its ``mark_clean``.
+    """One ``collect``, up to its ``mark_clean``.
 
     Args:
-        written: tracked objects, in the order in which they were written; not to be changed until ``saved``.
-        into: is given their net change.
+        written: tracked objects, in the order in which they were written; must not change until ``saved``.
+        into: receives their net change.
 
-    Raises what the first of them that cannot be encoded raises by itself.
+    Raises the error of the first object that cannot be encoded.
     """
 
     __slots__ = ("_alone", "_together")
@@ -144,7 +148,7 @@ class Settling:
             self._alone = [each for each in written if each._spec not in specs or not _is_plain(each)]
 
     def saved(self) -> None:
-        """What was found is in the store now."""
+        """Marks all objects clean: the change that was found is in the store now."""
         for tracked in self._alone:
             tracked._saved()
         for together, payloads in self._together:
@@ -154,5 +158,6 @@ class Settling:
 
 
 def _is_plain(tracked: Any) -> bool:
-    """Of a state that has ``encode_many``: was it read before it was written, and is it neither cleared nor None?"""
+    """Returns whether an object of a state with ``encode_many`` was read before it was written and is neither cleared
+    nor None."""
     return not tracked._implicit and tracked._stored is not UNREAD and tracked._now is not None

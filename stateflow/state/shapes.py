@@ -1,7 +1,7 @@
-"""What values of a declared type are: compiled once per declaration, asked for each value that is written.
+"""Checks of values against their declared type, compiled once per declaration and called for each value written.
 
-A value that fits is lowered to plain data, which :mod:`stateflow.state.msgpack_codec` stores: mostly to itself. Records
-become dicts of their fields; an int becomes the float or the Decimal that is declared, if that is exact.
+A value that fits is lowered to plain data, which :mod:`stateflow.state.msgpack_codec` stores; most values are plain
+already. Records become dicts of their fields; an int becomes the declared float or Decimal, if that is exact.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from stateflow.state.records import REQUIRED, bare, builder, defaults, hints, is
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """
+    """Checks and conversions for the values of one declared type.
+
     Attributes:
-        name: of what has to be lowered, "" where values are plain data as they are; part of a coder's name.
-        lower: plain data of a value. Raises EncodeError or TypeError for one that does not fit.
-        lift: the value of plain data, None where they are the same.
-        classes: values of exactly these classes fit, and are plain: they need not be looked at. None: all values.
+        name: of the types that have to be lowered, part of a coder's name; "": values are plain data as they are.
+        lower: returns plain data for a value. Raises EncodeError or TypeError for a value that does not fit.
+        lift: returns the value for plain data; None: they are the same.
+        classes: values of exactly these classes fit and are plain, so that they need no check; None: values of any
+            class.
     """
 
     name: str
@@ -42,7 +44,7 @@ def misfit(value: Any, declared: str) -> TypeError:
 
 
 def shape_of(type_: Any) -> Shape:
-    """Raises DeclarationError for unsupported types."""
+    """Returns the shape of a declared type. Raises DeclarationError for unsupported types."""
     type_ = bare(type_)
     if type_ in _LEAVES:
         return _LEAVES[type_]
@@ -87,7 +89,7 @@ def _bool(value: Any) -> bool:
 def _str(value: Any) -> str:
     if not isinstance(value, str):
         raise misfit(value, "str")
-    return str.__str__(value)  # what an enumeration is, not what it is called
+    return str.__str__(value)  # the value of an enumeration's member, not its name
 
 
 def _bytes(value: Any) -> bytes:
@@ -152,12 +154,12 @@ _LEAVES: Final[dict[Any, Shape]] = {
 
 
 def _fit(shape: Shape, values: Any) -> bool:
-    """Whether all of them are plain and fit, by their classes."""
+    """Returns whether all values are plain and fit, judging by their classes."""
     return shape.classes is None or shape.classes.issuperset(map(type, values))
 
 
 def _named(origin: type, *inner: Shape) -> str:
-    """Of a container: "" where all in it is plain."""
+    """Returns the name of a container's shape; "" where all in it is plain."""
     if not any(shape.name for shape in inner):
         return ""
     return f"{origin.__name__}[{','.join(shape.name or '_' for shape in inner)}]"
@@ -243,7 +245,7 @@ def _union_shape(type_: Any, args: tuple[Any, ...]) -> Shape:
         if value.__class__ in classes:
             return value
         if len(others) == 1 and value is not None:
-            return others[0].lower(value)  # which says best what is wrong
+            return others[0].lower(value)  # its error says best what is wrong
         for shape in shapes:
             try:
                 return shape.lower(value)
@@ -261,9 +263,9 @@ def _union_shape(type_: Any, args: tuple[Any, ...]) -> Shape:
 
 
 class Field:
-    """One field of a record: what it may hold, and how that becomes plain data.
+    """One field of a record: its declared type, and conversions to and from plain data.
 
-    Of what is read only the field's own type is looked at, not the items of a list in it.
+    Reading checks only the field's own type, not the items of a list in it.
     """
 
     __slots__ = ("_classes", "_hint", "_widen", "default", "name", "owner", "shape")
@@ -309,15 +311,17 @@ class Field:
             ) from error
 
     def _admit(self, value: Any) -> Any:
-        """``value``, perhaps widened. Raises TypeError for one that does not fit, EncodeError for an int that the
-        wider type does not hold."""
+        """Returns ``value``, perhaps widened.
+
+        Raises TypeError for a value that does not fit, EncodeError for an int that the wider type cannot hold.
+        """
         classes = self._classes
         cls = value.__class__
         if classes is None or cls in classes:
             return value
         if self._widen is not None and isinstance(value, int) and cls is not bool:
             return self._widen(value)
-        # a bool is no number here, a datetime no date, as in the coders of these types
+        # as in the coders of these types, a bool is no number and a datetime no date
         if cls in (bool, datetime) or not isinstance(value, tuple(classes)):
             raise TypeError(f"{cls.__name__} does not fit")
         return value
@@ -328,8 +332,10 @@ class Field:
 
 
 def _read_both(plain: Any, hint: str) -> str:
-    """Returns a remedy for a stored value that is not of the declared type. Its old type alone is none: others may
-    have been stored with the new one since."""
+    """Returns a remedy for a stored value that is not of the declared type.
+
+    Declaring the old type alone is no remedy: values of the new type may have been stored since.
+    """
     migrate = "write migrate_state and raise state_version"
     if not isinstance(plain, bool | int | float | str | bytes):
         return migrate
@@ -348,9 +354,9 @@ def _classes(hint: Any) -> frozenset[type] | None:
 
 
 class RecordShape:
-    """Lowers a record to ``{field: plain value}``, the stored form; fields are known by name.
+    """Lowers a record to ``{field: plain value}``, the stored form; fields are identified by name.
 
-    ``immutable`` says that neither the instance nor anything in it can change in place.
+    ``immutable``: neither the instance nor anything in it can change in place.
     Raises DeclarationError for a field whose type has no plain form.
     """
 
@@ -363,7 +369,8 @@ class RecordShape:
 
     @classmethod
     def of(cls, record: type) -> RecordShape:
-        """One shape per class; a class may hold itself, so it is known before its fields are looked at."""
+        """Returns the one shape of a class. A class may contain itself, so it is registered before its fields are
+        looked at."""
         if not is_record(record):
             raise DeclarationError(
                 f"{record!r} is no record", remedy="use a dataclass, a msgspec.Struct or a pydantic model"

@@ -1,4 +1,4 @@
-"""Declared types as JSON, kept with the data, and what may become of a stored one when the operator changes.
+"""Declared types as JSON, stored with the data, and the comparison of a stored type with a declared one.
 
 A scalar is its name; others are lists: ``["list", item]``, ``["dict", key, value]``, ``["tuple", item, …]``,
 ``["tuple...", item]``, ``["union", type, …]``, ``["ndarray", item]``, ``["record", name, {field: [type, has a
@@ -19,18 +19,18 @@ Signature = Any
 
 
 class Verdict(IntEnum):
-    """What stored values of one type are under another."""
+    """Relation of the stored values of one type to another type."""
 
-    #: values of it
+    #: they are values of the other type
     KEPT = 0
-    #: values of it once their numbers are wider
+    #: they become values of the other type once their numbers are widened
     WIDER = 1
-    #: anything
+    #: neither
     CHANGED = 2
 
 
 def signature_of(type_: Any, _within: tuple[type, ...] = ()) -> Signature:
-    """Of a type that has a shape."""
+    """Returns the signature of a type that has a shape."""
     type_ = bare(type_)
     if type_ is None or type_ is type(None):
         return "None"
@@ -60,7 +60,7 @@ def signature_of(type_: Any, _within: tuple[type, ...] = ()) -> Signature:
 
 
 def spelled(signature: Signature) -> str:
-    """As in a declaration."""
+    """Returns a signature as a declaration spells it."""
     if isinstance(signature, str):
         return signature
     kind: str = signature[0]
@@ -79,7 +79,7 @@ def spelled(signature: Signature) -> str:
 
 
 def verdict(was: Signature, now: Signature) -> Verdict:
-    """What stored values of ``was`` are under ``now``."""
+    """Returns what stored values of ``was`` are under ``now``."""
     if now in (was, "any"):
         return Verdict.KEPT
     if _kind(was) == "union":
@@ -104,7 +104,7 @@ def _kind(signature: Signature) -> str:
 
 
 def _of_records(was: Signature, now: Signature) -> Verdict:
-    """Records are widened field by field whenever they are read."""
+    """Compares two records. The answer is never WIDER, as records are widened field by field whenever they are read."""
     if len(was) < 3 or len(now) < 3:
         return Verdict.KEPT if was[1] == now[1] else Verdict.CHANGED
     before = was[2]
@@ -118,7 +118,7 @@ def _of_records(was: Signature, now: Signature) -> Verdict:
 
 
 def _is_read(was: Signature, now: Signature) -> bool:
-    """Whether a stored field is read as one of the type: of a wider number the field's own, not those in a list."""
+    """Returns whether reading turns a stored field into the declared type: it widens a number, but not those in a list."""
     found = verdict(was, now)
     parts = was[1:] if _kind(was) == "union" else [was]
     return found is Verdict.KEPT or (found is Verdict.WIDER and all(isinstance(part, str) for part in parts))

@@ -1,4 +1,4 @@
-"""What all tracked objects of one state share: coders, place in the store, the list of written objects."""
+"""State shared by all tracked objects of one declared state: coders, addresses, the list of written objects."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from stateflow.state.ttl import Ttl
 class CellReader(Protocol):
     """The committed cells of one partition.
 
-    A reader may also have ``scan_from(start, end)``, the cells of ``[start, end)`` in byte order: a sweep then goes
-    on where it stopped without walking over what it has seen.
+    A reader may also have ``scan_from(start, end)``, which yields the cells of ``[start, end)`` in byte order. With it
+    a sweep continues where it stopped, without walking over the cells it has seen.
 
     Example: ``for address, data in reader.scan(b""): ...``
     """
@@ -38,7 +38,7 @@ class CellReader(Protocol):
     def get(self, cell: bytes, /) -> bytes | None: ...
 
     def scan(self, prefix: bytes, /) -> Iterator[tuple[bytes, bytes]]:
-        """Cells whose address starts with ``prefix``, in byte order."""
+        """Yields cells whose address starts with ``prefix``, in byte order."""
         ...
 
 
@@ -56,19 +56,19 @@ class Marker:
 
 #: not in the collection
 MISSING: Final = Marker("missing")
-#: in the collection, present as bytes only
+#: in the collection, but not decoded
 PACKED: Final = Marker("packed")
-#: nobody has asked the store yet
+#: not read from the store yet
 UNREAD: Final = Marker("unread")
-#: in the store, but its time is over
+#: in the store, but expired
 EXPIRED: Final = Marker("expired")
 
-#: what a coder of the user's own may raise for a value that does not fit
+#: errors that a coder of the user's own may raise for a value that does not fit
 ENCODE_FAILURES = (EncodeError, TypeError, ValueError, AttributeError, OverflowError)
-#: and for bytes that do not
+#: the same for bytes that do not fit
 DECODE_FAILURES = (DecodeError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError, struct.error)
 
-#: the time when there is none yet: nothing has expired
+#: stands for a time that is not known yet: nothing has expired
 _NEVER_US: Final = -(1 << 63)
 
 
@@ -76,10 +76,10 @@ class StateSpec:
     """One state of one partition. ``reader`` None makes standalone objects, which never touch a store.
 
     Attributes:
-        now_us: time of this batch in the domain of ``ttl``; without one before any expiry.
-        expiry_us: when what this batch writes is gone, None for never.
-        header: what comes before the payload of everything this batch writes.
-        encode_many: of values, see :mod:`stateflow.state.settling`; None: they are encoded one by one.
+        now_us: time of this batch in the domain of ``ttl``; while that is not known, a time before any expiry.
+        expiry_us: expiry of everything this batch writes; None: never.
+        header: bytes before the payload of everything this batch writes.
+        encode_many: encodes many values, see :mod:`stateflow.state.settling`; None: they are encoded one by one.
     """
 
     __slots__ = (
@@ -135,7 +135,7 @@ class StateSpec:
             self.encode = _bounded(coder.encode, max_value_bytes)
         self.mutable, self.exact = coder.mutable, coder.exact
         self.default_payload = default_payload
-        #: of immutable coders only; a mutable default is decoded for each use
+        #: for immutable coders only; a mutable default is decoded for each use
         self.default = None if default_payload is None else coder.decode(default_payload)
         self.cell_head, self.count_head = CELL + tag, COUNT + tag
         self.standalone = reader is None
@@ -143,18 +143,18 @@ class StateSpec:
         self.scan = _no_cells if reader is None else reader.scan
         #: objects written, or handed out mutable, since the last commit
         self.log: list[Any] = [] if log is None else log
-        #: map entries and set members loaded or inserted since somebody last counted
+        #: map entries, set members and list elements loaded or inserted since they were last counted
         self.entries_cached = 0
         self.reduce = reduce
         self.ttl = ttl
         self.now_us = _NEVER_US
         self.expiry_us: int | None = None
         self.header = HEADER
-        #: a read of an entry with less than this left is written down; None when reads do not count
+        #: a read renews the expiry of an entry that has less than this left; None: reads never do
         self.refresh_below_us = ttl.refresh_below_us if ttl is not None and ttl.refresh == "read_write" else None
 
     def set_now(self, now_us: int) -> None:
-        """The time of the batch that begins, of a state with ttl. It never goes back: what is gone stays gone."""
+        """Sets the time of the batch that begins. An earlier time is ignored: what has expired stays expired."""
         assert self.ttl is not None
         if now_us > self.now_us:
             self.now_us = now_us
@@ -167,14 +167,14 @@ class StateSpec:
         return self.default
 
     def admit(self, key: Any) -> Any:
-        """The key as it comes back from the store. Raises EncodeError when it has no key form."""
+        """Returns the key as it comes back from the store. Raises EncodeError when it has no key form."""
         if self.standalone:
             return key
         code = self.key_coder.encode_key(key)
         return key if key.__class__ is self.key_coder.exact_key else self.key_coder.decode_key(code)
 
     def admit_present(self, key: Any) -> Any:
-        """The same for a key that equals a stored one, which may be of another numeric type."""
+        """``admit`` for a key that equals a stored one, which may be of another numeric type."""
         if key.__class__ is self.key_coder.exact_key:
             return key
         try:
@@ -186,14 +186,14 @@ class StateSpec:
             return found
 
     def canonical(self, key: Any) -> Any:
-        """The key as it comes back from the store, or as it is when it has no key form."""
+        """Returns the key as it comes back from the store, or as it is when it has no key form."""
         try:
             return self.admit(key)
         except ENCODE_FAILURES:
             return key
 
     def key_bytes(self, key: Any) -> bytes | None:
-        """The key form of the stored key that would equal ``key``, None when no stored key can."""
+        """Returns the key form of the stored key that would equal ``key``; None: no stored key can."""
         try:
             return self.key_coder.encode_key(key)
         except ENCODE_FAILURES:
@@ -201,18 +201,18 @@ class StateSpec:
             return None if found is None else self.key_coder.encode_key(found)
 
     def ordered(self, keys: Any) -> list[Any]:
-        """Keys in the order of their key form."""
+        """Returns keys in the order of their key form."""
         return sorted(keys, key=None if self.key_coder.natural_order else self.key_coder.encode_key)
 
     def encode_error(self, error: Exception, row: bytes, **where: Any) -> EncodeError:
-        """``error`` with the place it happened at; ``row`` is the key's part of the address."""
+        """Returns ``error`` with the place where it happened; ``row`` is the key's part of the address."""
         place = self._place(row, where)
         if isinstance(error, EncodeError):
             return EncodeError(error.what, remedy=error.remedy, **{**error.where, **place})
         return EncodeError(f"coder {self.coder.name} failed: {error!r}", remedy="mend the coder", **place)
 
     def decode_error(self, error: Exception, row: bytes, **where: Any) -> DecodeError:
-        """The same for stored bytes that cannot be read."""
+        """``encode_error`` for stored bytes that cannot be read."""
         place = self._place(row, where)
         if isinstance(error, DecodeError):
             return DecodeError(error.what, remedy=error.remedy, **{**error.where, **place})
@@ -226,7 +226,7 @@ class StateSpec:
         return {**place, **where}
 
     def refuses(self, key: Any) -> bool:
-        """Whether a key is refused as NaN is, though Python already fails to hash it."""
+        """Returns whether a key that Python fails to hash is refused as NaN: it is a signalling NaN, or holds one."""
         if isinstance(key, tuple):
             return any(map(self.refuses, key))
         return not self.standalone and isinstance(key, Decimal) and key.is_snan()
@@ -240,7 +240,7 @@ class StateSpec:
 
 
 def key_of(row: bytes) -> Any:
-    """The stream key inside the middle part of an address."""
+    """Returns the stream key inside the middle part of an address; None for an empty part."""
     return decode_row_key(split_address(CELL + bytes(8) + row)[0]) if row else None
 
 
@@ -270,7 +270,7 @@ def _no_cells(prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 class _AnyKey(Coder[Any]):
-    """Sorts like row keys; what is no row key comes last, in order of insertion."""
+    """Sorts like row keys; what cannot be a row key comes last, in order of insertion."""
 
     name = "any"
     deterministic = True
@@ -297,7 +297,7 @@ class _AnyValue(Coder[Any]):
 
 
 class _Same:
-    """Equal to another one around the very same object."""
+    """Wraps an object. Two wrappers are equal if they hold the very same object."""
 
     __slots__ = ("_object",)
 
@@ -311,9 +311,9 @@ class _Same:
 
 
 def fingerprint(value: Any) -> Any:
-    """Something that compares unequal once ``value`` was replaced or changed in place.
+    """Returns an object that compares unequal once ``value`` is replaced or changed in place.
 
-    Objects that have no stored form are known by identity only.
+    For values without a stored form only a replacement is noticed.
     """
     if type(value) in msgpack_codec.IMMUTABLE:
         return (type(value), value)

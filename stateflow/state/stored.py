@@ -1,4 +1,4 @@
-"""What lies in a store: state schemas, run-time tags, and the entries of a state."""
+"""Reads the contents of a store: state schemas, run-time tags, and the entries of a state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stateflow.state.spec import DECODE_FAILURES, CellReader, StateSpec
 def check_schema(stored: list[dict[str, Any]], declared: list[dict[str, Any]], operator: str) -> None:
     """Compares two :meth:`KeyedState.schema`. Added and dropped states are fine.
 
-    Raises SchemaMismatch when a name is stored with another kind, coder or type than declared.
+    Raises SchemaMismatch when a state is stored with another kind, coder or type than declared.
 
     >>> check_schema([], [], "Count")
     """
@@ -44,8 +44,10 @@ def check_schema(stored: list[dict[str, Any]], declared: list[dict[str, Any]], o
 
 
 def types_become(was: dict[str, Any], now: dict[str, Any]) -> Verdict:
-    """What the stored values of a state are under another description with the same tag. Stored ones of which no types
-    are known are what they were."""
+    """Returns what the stored values of a state are under another description with the same tag.
+
+    Values that were stored without their types count as KEPT.
+    """
     both = zip(was.get("types", ()), now.get("types", ()), strict=False)
     return max((verdict(*each) for each in both), default=Verdict.KEPT)
 
@@ -60,9 +62,9 @@ class StoredEntry:
     """One stored entry of a state.
 
     Attributes:
-        entry: the map key, the set member or the index in a list, None for a single value.
+        entry: the map key, the set member or the index in a list; None for a single value.
         value: None for a set.
-        expiry_us: when it is gone, in the state's ttl domain; None for never.
+        expiry_us: when it expires, in the state's ttl domain; None: never.
 
     Example: ``[each.value for each in scan_entries(declaration, store) if each.key == "N14228"]``
     """
@@ -81,10 +83,10 @@ def scan_entries(
     processing_us: int | None = None,
     event_us: int | None = None,
 ) -> Iterator[StoredEntry]:
-    """Everything stored of one state, in all namespaces, in address order.
+    """Yields every stored entry of one state, in all namespaces, in address order.
 
-    Of a state with ttl entries that have expired at the time given for its domain are left out; without that time they
-    come, too. Raises DecodeError that names state, key and entry.
+    For a state with ttl, entries that have expired at the given time of its domain are left out; without that time they
+    are included. Raises DecodeError, which names state, key and entry.
 
     Example: ``[(each.key, each.value) for each in scan_entries(declaration, store)]``
     """
@@ -95,7 +97,7 @@ def scan_entries(
         key, namespace, entry = split_address(address)
         before, row = row, address[start : len(address) - len(entry)]
         if row != before:
-            index = 0  # of the next live element
+            index = 0
         try:
             payload, expiry = unpack_cell_with_expiry(data)
             if now is not None and expiry is not None and expiry <= now:
@@ -112,7 +114,7 @@ def scan_entries(
 
 
 def check_cell(declaration: Declaration, address: bytes, data: bytes) -> None:
-    """One stored cell of a state, also one that has expired. Raises DecodeError that names state, key and entry.
+    """Decodes one stored cell of a state, expired or not. Raises DecodeError, which names state, key and entry.
 
     Example: ``check_cell(declaration, address, data)``
     """
@@ -137,7 +139,7 @@ def scan_state(
     processing_us: int | None = None,
     event_us: int | None = None,
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """``(key, entry, value)`` of :func:`scan_entries` for one namespace.
+    """Yields ``(key, entry, value)`` of :func:`scan_entries` for one namespace.
 
     Example: ``for key, entry, value in scan_state(declaration, store): ...``
     """
@@ -153,7 +155,7 @@ def _time_of(declaration: Declaration, processing_us: int | None, event_us: int 
 
 
 def stored_tags(reader: CellReader) -> dict[bytes, dict[str, Any]]:
-    """The states that were made at run time: tag → :meth:`Declaration.describe`.
+    """Returns the states that were made at run time: tag → :meth:`Declaration.describe`.
 
     Example: ``stored_tags(store).values()``
     """
@@ -161,5 +163,5 @@ def stored_tags(reader: CellReader) -> dict[bytes, dict[str, Any]]:
 
 
 def tag_cell(declaration: Declaration) -> tuple[bytes, bytes]:
-    """What makes a run-time tag known to :func:`stored_tags`."""
+    """Returns the (address, cell) that makes a run-time tag known to :func:`stored_tags`."""
     return TAGS + declaration.tag, pack_cell(msgpack_codec.dumps(declaration.describe()))

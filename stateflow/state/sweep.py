@@ -1,4 +1,4 @@
-"""A walk over the stored cells of states with ttl, a part at a time."""
+"""A walk over the stored cells of states with ttl, a portion at a time."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from stateflow.state.spec import CellReader
 
 
 class Sweep:
-    """Remembers where it stopped, not what it saw: cells may come and go between two calls.
+    """Walks over cells in portions.
+
+    It remembers where it stopped, not what it saw: cells may come and go between two calls.
 
     Args:
-        heads: what the addresses of the cells to walk over start with.
+        heads: address prefixes of the cells to walk over.
     """
 
     def __init__(self, reader: CellReader, heads: Iterable[bytes]) -> None:
@@ -24,8 +26,8 @@ class Sweep:
         self._heads = sorted({*self._heads, head})
 
     def next(self, limit: int) -> list[tuple[bytes, bytes]]:
-        """Up to ``limit`` cells behind those of the last call; fewer at the end, from where the next call begins
-        again."""
+        """Returns up to ``limit`` cells after those of the last call. Fewer: this is the end, and the next call starts
+        over."""
         found: list[tuple[bytes, bytes]] = []
         for head in self._heads:
             if self._seen >= range_end(head):
@@ -39,7 +41,7 @@ class Sweep:
         return found
 
     def _behind(self, head: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The cells under ``head`` that were not seen in this round."""
+        """Yields the cells under ``head`` that were not seen in this round."""
         seen = self._seen
         if not seen.startswith(head):
             yield from self._reader.scan(head)

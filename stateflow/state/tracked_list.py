@@ -20,18 +20,18 @@ T = TypeVar("T")
 
 _EXTENT = struct.Struct(">QQQ")
 _BIAS = 1 << 63
-#: this many elements are looked up one by one before a scan is taken for cheaper
+#: maximum of elements that are always looked up one by one; for more a scan may be cheaper
 _LOOKUPS_MAX = 16
 
 
 class TrackedList(Collection[int], MutableSequence[T]):
     """A list.
 
-    On an operator it belongs to one key for good. ``append``, ``pop()``, ``pop(0)``, reading and assigning one
-    element read and write one element, however long the list; inserting or deleting elsewhere moves the
-    elements on the shorter side. Slices, ``+``, ``*`` and ``copy()`` give plain lists.
-    Mutable elements may be changed in place in the batch that read them; an object kept from an earlier batch is
-    a copy, changing it changes nothing. ``TrackedList([1])`` stands alone, in memory.
+    On an operator an object belongs to one key for good. ``append``, ``pop()``, ``pop(0)``, reading and assigning one
+    element read and write one element, however long the list; inserting or deleting elsewhere moves the elements on the
+    shorter side. Slices, ``+``, ``*`` and ``copy()`` give plain lists.
+    Mutable elements may be changed in place in the batch that read them. An object kept from an earlier batch is a
+    copy: changing it changes nothing in the state. ``TrackedList([1])`` stands alone, in memory.
 
     >>> recent = TrackedList([1.5, 2.5])
     >>> recent.append(3.5)
@@ -39,8 +39,8 @@ class TrackedList(Collection[int], MutableSequence[T]):
     (3.5, 3)
     """
 
-    # Elements are entries of the collection, their keys ascending *places*: element i lies at place _start + i,
-    # unless there are holes, which only elements that expired leave: then at the i-th of the live places.
+    # Elements are entries of the collection under ascending *places* as keys. Element i lies at place _start + i; if
+    # there are holes, which only expired elements leave, it lies at the i-th of the live places.
     __slots__ = ("_end", "_holes", "_start", "_stored_extent")
     _what = "list"
     _entry_word = "index"
@@ -48,7 +48,7 @@ class TrackedList(Collection[int], MutableSequence[T]):
     _end: int
     _holes: bool
     _start: int
-    #: (start, end) as the store has it
+    #: (start, end) as stored
     _stored_extent: tuple[int, int]
 
     def __init__(self, elements: Iterable[T] = (), /) -> None:
@@ -57,9 +57,9 @@ class TrackedList(Collection[int], MutableSequence[T]):
         self.mark_clean()
 
     def changes(self) -> dict[str, Any]:
-        """Net change since the last commit: ``{"put": {index: value}, "deleted": [index, …]}``.
+        """Returns the net change since the last commit: ``{"put": {index: value}, "deleted": [index, …]}``.
 
-        Put are elements by where they are now, deleted are those that are gone by where they were.
+        ``put`` has elements by their present index, ``deleted`` the former indexes of elements that are gone.
         """
         put, removed = self._changed()
         if self._holes:
@@ -97,18 +97,18 @@ class TrackedList(Collection[int], MutableSequence[T]):
         return str(key - self._start)
 
     def _size(self) -> int:
-        """How many live elements there are."""
+        """Returns the number of live elements."""
         count = self._count
         return self._open() if count < 0 else count
 
     def _places(self, low: int, high: int) -> Sequence[int]:
-        """Where elements low…high lie; 0 <= low <= high <= size."""
+        """Returns the places of elements low…high, high excluded; 0 <= low <= high <= size."""
         if self._holes:
             return self._ordered()[low:high]
         return range(self._start + low, self._start + high)
 
     def _place(self, index: int, size: int, error: str) -> int:
-        """Where one element lies. Raises IndexError(error)."""
+        """Returns the place of one element. Raises IndexError(error)."""
         if index < 0:
             index += size
         if not 0 <= index < size:
@@ -127,7 +127,7 @@ class TrackedList(Collection[int], MutableSequence[T]):
                 raise self._spec.count_differs(self._row, self._count - 1, self._count)
 
     def _at(self, place: int) -> T:
-        """A live element, for the user to have."""
+        """Returns a live element for the user. From now on a mutable one is tracked for changes."""
         items = self._items
         if place not in items:
             self._bring((place,))
@@ -147,12 +147,12 @@ class TrackedList(Collection[int], MutableSequence[T]):
     # --- changing elements ------------------------------------------------------------------------------
 
     def _assign(self, place: int, value: T) -> None:
-        """To a live element, which is loaded."""
+        """Replaces a live element, which is loaded."""
         self._remember(place)
         self._items[place] = value
 
     def _add(self, place: int, value: T) -> None:
-        """A new element where none is."""
+        """Adds an element at an empty place."""
         if not self._dirty:
             self._log()
         if not self._spec.standalone:
@@ -162,7 +162,7 @@ class TrackedList(Collection[int], MutableSequence[T]):
         self._spec.entries_cached += 1
 
     def _take_out(self, place: int) -> None:
-        """A live element, which is loaded."""
+        """Removes a live element, which is loaded."""
         self._remember(place)
         del self._items[place]
         self._count -= 1
@@ -181,7 +181,7 @@ class TrackedList(Collection[int], MutableSequence[T]):
                 self._take_out(place)
 
     def _splice(self, low: int, high: int, new: list[T]) -> None:
-        """Elements low…high become ``new``; 0 <= low <= high <= size."""
+        """Replaces elements low…high, high excluded, by ``new``; 0 <= low <= high <= size."""
         if self._holes:
             self._splice_with_holes(low, high, new)
             return
@@ -190,7 +190,7 @@ class TrackedList(Collection[int], MutableSequence[T]):
         if grown == 0:
             places = range(start + low, start + high)
             self._replace(places, places, new)
-        elif count - high <= low:  # what follows moves, being shorter
+        elif count - high <= low:  # the elements after it move, as they are fewer
             new += self._values(high, count)
             self._replace(range(start + low, end), range(start + low, end + grown), new)
             self._end = end + grown
@@ -312,7 +312,7 @@ class TrackedList(Collection[int], MutableSequence[T]):
         return self._size()
 
     def __iter__(self) -> Iterator[T]:
-        """As a list's iterator: what is appended while it runs comes, too."""
+        """Iterates like a list's iterator: elements appended meanwhile are included."""
         self._size()
         self._load_all()
         return self._walk_from(0)
@@ -346,7 +346,7 @@ class TrackedList(Collection[int], MutableSequence[T]):
             self.append(value)
 
     def clear(self) -> None:
-        """Forgets all elements without reading them."""
+        """Removes all elements without reading them."""
         self._drop_all()
 
     def sort(self, *, key: Any = None, reverse: bool = False) -> None:
@@ -463,7 +463,7 @@ def _list_of(values: Any, error: str) -> list[Any]:
 
 
 def _plain(other: object) -> list[Any] | None:
-    """The elements of a list of either kind."""
+    """Returns the elements of a list of either kind; None: ``other`` is no list."""
     if isinstance(other, TrackedList):
         return other._all()
     return other if isinstance(other, list) else None

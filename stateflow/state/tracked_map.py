@@ -15,14 +15,14 @@ V = TypeVar("V")
 
 
 class TrackedMap(Collection[K], MutableMapping[K, V]):
-    """A dict in all but one respect: it iterates in encoded-key order, for ordinary keys sorted order.
+    """A dict that iterates in encoded-key order, which for ordinary keys is sorted order.
 
-    On an operator it belongs to one key for good. Reading one entry reads one cell; iterating reads all.
-    Mutable values may be changed in place in the batch that read them; an object kept from an earlier
-    batch is a copy, changing it changes nothing. A new key that has no stored form (the wrong type, NaN)
-    raises EncodeError at once, a value that has none when the batch is collected.
-    ``|``, ``copy()`` and the view operations return plain dicts and sets.
-    ``TrackedMap({"a": 1})`` stands alone, in memory, and takes the arguments of dict.
+    On an operator an object belongs to one key for good. Reading one entry reads one cell; iterating reads all. Mutable
+    values may be changed in place in the batch that read them. An object kept from an earlier batch is a copy: changing
+    it changes nothing in the state. A new key without a stored form (the wrong type, NaN) raises EncodeError at once, a
+    value without one when the batch is collected.
+    ``|``, ``copy()`` and the view operations return plain dicts and sets. ``TrackedMap({"a": 1})`` stands alone, in
+    memory, and takes the arguments of dict.
 
     >>> delay_by_dest = TrackedMap({"ORD": 3.0})
     >>> delay_by_dest["IAH"] = delay_by_dest.get("IAH", 0.0) + 11.0
@@ -43,12 +43,12 @@ class TrackedMap(Collection[K], MutableMapping[K, V]):
         made = cls()
         for key in keys:
             made[key] = value
-        if isinstance(made, TrackedMap):  # a subclass's __new__ may make what it likes
+        if isinstance(made, TrackedMap):  # a subclass's __new__ may return any object
             made.mark_clean()
         return made
 
     def changes(self) -> dict[str, Any]:
-        """Net change since the last commit: ``{"put": {key: value}, "deleted": [key, …]}``."""
+        """Returns the net change since the last commit: ``{"put": {key: value}, "deleted": [key, …]}``."""
         put, removed = self._changed()
         return {"put": {key: self._items[key] for key in put}, "deleted": removed}
 
@@ -68,7 +68,7 @@ class TrackedMap(Collection[K], MutableMapping[K, V]):
         try:
             written = key in items and key in self._base
         except TypeError:
-            written = False  # _put says why
+            written = False  # _put raises the right error
         if written:
             items[key] = value
         else:
@@ -113,7 +113,7 @@ class TrackedMap(Collection[K], MutableMapping[K, V]):
         key = order[-1]
         value = self._value(key)
         self._drop(key)
-        # what is left is still in order: popping a map empty need not sort it each time
+        # the remaining keys are still in order, so that popping a map empty does not sort it each time
         order.pop()
         self._order = order
         return key, value
@@ -142,7 +142,7 @@ class TrackedMap(Collection[K], MutableMapping[K, V]):
         return _Items(self)
 
     def clear(self) -> None:
-        """Forgets all entries without reading them."""
+        """Removes all entries without reading them."""
         self._drop_all()
 
     def copy(self) -> dict[K, V]:
@@ -180,7 +180,8 @@ class TrackedMap(Collection[K], MutableMapping[K, V]):
 
 
 class CanonicalTrackedMap(TrackedMap[K, V]):
-    """For keys that Python does not find equal though they are stored as one: looked up as they are stored."""
+    """A TrackedMap for keys that Python does not find equal though they are stored as one; looks keys up in stored
+    form."""
 
     __slots__ = ()
 

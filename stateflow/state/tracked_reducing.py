@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class TrackedReducing(TrackedValue[T]):
-    """What a function made of everything added: ``add(x)`` makes ``value`` ``fn(value, x)``, the first x as it is.
+    """A value reduced by a function: ``add(x)`` sets ``value`` to ``fn(value, x)``; the first x is taken as it is.
 
-    ``value`` is None while nothing was added and after ``clear()``. ``fn`` may change its first argument in place,
-    if it returns it. ``TrackedReducing(fn)`` stands alone, in memory.
+    ``value`` is None before the first ``add`` and after ``clear()``. ``fn`` may change its first argument in place, if
+    it returns it. ``TrackedReducing(fn)`` stands alone, in memory.
 
     >>> highest = TrackedReducing(max)
     >>> for celsius in (20.5, 80.0, 21.0):
@@ -43,7 +43,7 @@ class TrackedReducing(TrackedValue[T]):
 
 
 class MutableTrackedReducing(TrackedReducing[T], MutableTrackedValue[T]):
-    """For values that can change in place."""
+    """A TrackedReducing for values that can change in place."""
 
     __slots__ = ()
 

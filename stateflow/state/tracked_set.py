@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 class TrackedSet(Collection[T], MutableSet[T]):
-    """A set in all but one respect: it iterates in encoded order, for ordinary members sorted order.
+    """A set that iterates in encoded order, which for ordinary members is sorted order.
 
-    On an operator it belongs to one key for good. Asking for one member reads one cell; iterating reads all.
-    A member that has no stored form raises EncodeError when it is added. Operators and methods that return a
-    new set return a plain set. ``TrackedSet([1, 2])`` stands alone, in memory.
+    On an operator an object belongs to one key for good. Looking up one member reads one cell; iterating reads all. A
+    member without a stored form raises EncodeError when it is added. Operators and methods that return a new set return
+    a plain set. ``TrackedSet([1, 2])`` stands alone, in memory.
 
     >>> carriers = TrackedSet(["UA"])
     >>> carriers.add("AA")
@@ -37,7 +37,7 @@ class TrackedSet(Collection[T], MutableSet[T]):
         self.mark_clean()
 
     def changes(self) -> dict[str, set[T]]:
-        """Net change since the last commit: ``{"added": {…}, "removed": {…}}``."""
+        """Returns the net change since the last commit: ``{"added": {…}, "removed": {…}}``."""
         added, removed = self._changed()
         return {"added": set(added), "removed": set(removed)}
 
@@ -69,7 +69,7 @@ class TrackedSet(Collection[T], MutableSet[T]):
             raise KeyError("pop from an empty set")
         member = order[-1]
         self._drop(member)
-        # what is left is still in order: popping a set empty need not sort it each time
+        # the remaining members are still in order, so that popping a set empty does not sort it each time
         order.pop()
         self._order = order
         return member
@@ -85,7 +85,7 @@ class TrackedSet(Collection[T], MutableSet[T]):
         return self._walk(order, order)
 
     def clear(self) -> None:
-        """Forgets all members without reading them."""
+        """Removes all members without reading them."""
         self._drop_all()
 
     def copy(self) -> set[T]:
@@ -97,7 +97,7 @@ class TrackedSet(Collection[T], MutableSet[T]):
         return deepcopy(self.copy(), memo)
 
     def _drop(self, key: Any) -> None:
-        with suppress(KeyError):  # what compares equal may have changed the set meanwhile
+        with suppress(KeyError):  # a member's __eq__ may have changed the set meanwhile
             super()._drop(key)
 
     @recursive_repr("set(...)")
@@ -223,7 +223,8 @@ class TrackedSet(Collection[T], MutableSet[T]):
 
 
 class CanonicalTrackedSet(TrackedSet[T]):
-    """For members that Python does not find equal though they are stored as one: looked up as they are stored."""
+    """A TrackedSet for members that Python does not find equal though they are stored as one; looks them up in stored
+    form."""
 
     __slots__ = ()
 
@@ -238,7 +239,7 @@ class CanonicalTrackedSet(TrackedSet[T]):
 
 
 def _frozen(member: object) -> Any:
-    """The builtin looks a set up as the frozenset it equals; anything else unhashable is a TypeError."""
+    """Returns a set as a frozenset, to look it up as the builtin does. Raises TypeError for anything else unhashable."""
     if isinstance(member, set | TrackedSet):
         return frozenset(member)
     raise TypeError(f"unhashable type: {type(member).__name__!r}")

@@ -15,9 +15,9 @@ T = TypeVar("T")
 class TrackedValue(Generic[T]):
     """A variable: read and assign ``.value``; ``clear()`` goes back to the declared default.
 
-    On an operator it belongs to one key for good, also when kept while other keys are processed.
-    A mutable value (list, dict, …) may be changed in place in the batch that read it; an object kept from
-    an earlier batch is a copy, changing it changes nothing.
+    On an operator an object belongs to one key for good, even when it is kept while other keys are processed. A mutable
+    value (list, dict, …) may be changed in place in the batch that read it. An object kept from an earlier batch is a
+    copy: changing it changes nothing in the state.
     ``TrackedValue(0)`` stands alone, in memory.
 
     >>> flights = TrackedValue(0)
@@ -31,13 +31,13 @@ class TrackedValue(Generic[T]):
     _dirty: bool
     #: ``_now`` is the default of an absent cell, not something assigned
     _implicit: bool
-    #: payload the last collect() found, None for no cell
+    #: payload as the last ``_collect`` encoded it; None: no cell
     _next: bytes | None
-    #: unset while nobody has read or assigned the value
+    #: unset until the value is read or assigned
     _now: T
     _row: bytes
     _spec: StateSpec
-    #: payload in the store, None for no cell, UNREAD before it was read; standalone: a fingerprint
+    #: payload in the store; None: no cell; UNREAD: not read yet; standalone: a fingerprint
     _stored: Any
 
     def __init__(self, value: T, /) -> None:
@@ -79,12 +79,12 @@ class TrackedValue(Generic[T]):
         value = property(_get, _set, doc="The current value.")
 
     def clear(self) -> None:
-        """Back to the declared default (None for a standalone value); the stored cell goes."""
+        """Resets to the declared default (None for a standalone value) and removes the stored cell."""
         self._set(self._spec.fresh_default())
         self._implicit = True
 
     def changes(self) -> dict[str, Any]:
-        """Net change since the last commit: ``{}``, ``{"put": value}`` or ``{"deleted": True}``."""
+        """Returns the net change since the last commit: ``{}``, ``{"put": value}`` or ``{"deleted": True}``."""
         if self._spec.standalone:
             if fingerprint(self._now) == self._stored:
                 return {}
@@ -98,7 +98,10 @@ class TrackedValue(Generic[T]):
         return {"deleted": True} if mutations.deletes else {}
 
     def mark_clean(self) -> None:
-        """Standalone objects: what is now is what ``changes()`` compares with from here on."""
+        """Makes the present value the one that ``changes()`` compares with. For standalone objects only.
+
+        Raises RuntimeError for state of an operator.
+        """
         if not self._spec.standalone:
             raise RuntimeError("state of an operator is marked clean when its batch is committed")
         self._stored = fingerprint(self._now)
@@ -149,7 +152,7 @@ class TrackedValue(Generic[T]):
         return now
 
     def _collect(self, into: Mutations) -> None:
-        """Adds the net change and remembers the payload for ``_saved``; repeatable."""
+        """Adds the net change to ``into`` and remembers the payload for ``_saved``. May be called repeatedly."""
         spec = self._spec
         stored = self._stored
         if stored is UNREAD:
@@ -172,12 +175,12 @@ class TrackedValue(Generic[T]):
                 into.puts.append((spec.cell_head + self._row, spec.header + payload))
 
     def _saved(self) -> None:
-        """What ``_collect`` found is in the store now."""
+        """Marks the object clean: the change that ``_collect`` found is in the store now."""
         spec = self._spec
         self._dirty = self._implicit = False
         payload = self._stored = self._next
         if spec.mutable:
-            # whoever kept the object must not be able to change the cache behind the store's back
+            # an operator that kept the object must not change the cache behind the store's back
             del self._now
         elif payload is None:
             self._now = cast(T, spec.default)
@@ -185,7 +188,7 @@ class TrackedValue(Generic[T]):
             self._now = spec.decode(payload)
 
     def _forget(self) -> None:
-        """Whatever is not in the store never happened."""
+        """Discards changes and all that was loaded: the next access reads the store."""
         self._dirty = self._implicit = False
         self._stored = UNREAD
         if hasattr(self, "_now"):
@@ -193,7 +196,7 @@ class TrackedValue(Generic[T]):
 
 
 class MutableTrackedValue(TrackedValue[T]):
-    """A TrackedValue whose coder decodes to something that can change in place: a read counts as a write."""
+    """A TrackedValue whose coder decodes to objects that can change in place, so that a read counts as a write."""
 
     __slots__ = ()
 

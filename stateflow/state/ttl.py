@@ -1,4 +1,4 @@
-"""How long entries of a state live: what ``ttl=``, ``ttl_domain=`` and ``ttl_refresh=`` say."""
+"""Time to live of a state's entries, as ``ttl=``, ``ttl_domain=`` and ``ttl_refresh=`` declare it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from stateflow.errors import DeclarationError
 Domain = Literal["processing", "event"]
 Refresh = Literal["write", "read_write"]
 
-#: a read is worth a write once this part of the ttl has passed since the expiry was last written
+#: fraction of the ttl that must have passed since an expiry was written before a read renews it
 REFRESH_AFTER: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Ttl:
-    """
+    """Time to live of a state's entries.
+
     Attributes:
-        us: an entry is gone this many microseconds after it was written.
-        domain: whose time counts: the machine's, or the watermark's.
-        refresh: whether reading an entry keeps it alive, too.
+        us: microseconds after which an entry expires, from when it was last written.
+        domain: the clock that counts: the machine's ("processing"), or the watermark ("event").
+        refresh: whether reading an entry renews its expiry, too ("read_write"), or only writing it does ("write").
     """
 
     us: int
@@ -31,7 +32,10 @@ class Ttl:
 
     @classmethod
     def of(cls, ttl: float | timedelta | None, domain: Domain, refresh: Refresh) -> Ttl | None:
-        """None for no ttl. Raises DeclarationError for one that is not a positive, finite time."""
+        """Checks and converts the arguments of a declaration; None: no ttl.
+
+        Raises DeclarationError for a ttl that is not a positive, finite time.
+        """
         if domain not in get_args(Domain):
             raise DeclarationError(f"there is no ttl_domain {domain!r}", remedy="use 'processing' or 'event'")
         if refresh not in get_args(Refresh):
@@ -50,10 +54,10 @@ class Ttl:
 
     @classmethod
     def described(cls, described: Mapping[str, Any] | None) -> Ttl | None:
-        """As :meth:`Declaration.describe` has it. Raises KeyError, TypeError."""
+        """Returns the ttl in the output of :meth:`Declaration.describe`; None: no ttl. Raises KeyError, TypeError."""
         return None if described is None else cls(described["us"], described["domain"], described["refresh"])
 
     @property
     def refresh_below_us(self) -> int:
-        """A read rewrites the expiry when less than this is left."""
+        """Remaining life in microseconds below which a read renews the expiry."""
         return self.us - int(self.us * REFRESH_AFTER)

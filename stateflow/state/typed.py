@@ -1,5 +1,6 @@
-"""Values of declared types as Arrow columns, and back: the type of a column comes from the declaration, not from what
-happens to be stored.
+"""Values of declared types as Arrow columns, and back.
+
+The declaration decides the type of a column, not what happens to be stored:
 
 ======================================  ===================================================================
 int, float, bool, str, bytes, date      int64, double, bool, string, binary, date32
@@ -39,14 +40,18 @@ Convert = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """``give``: what Arrow is given for a value; ``take``: the value, as plain data, of what Arrow gives."""
+    """Arrow type of a declared type, with conversions.
+
+    ``give``: converts a value to what Arrow takes; ``take``: converts what Arrow returns to the value, as plain data.
+    """
 
     type: pa.DataType
     give: Convert
     take: Convert
 
     def array(self, values: Iterable[Any]) -> pa.Array:
-        """Raises EncodeError for an int beyond 64 bits."""
+        """Returns values as an Arrow array. Raises EncodeError for values that do not fit, such as an int beyond 64
+        bits."""
         try:
             return pa.array([None if value is None else self.give(value) for value in values], self.type)
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
@@ -107,7 +112,7 @@ _SEQUENCES: dict[str, Convert] = {"list": list, "set": set, "frozenset": frozens
 
 
 def typed(signature: Signature) -> Typed:
-    """Of a type, see :mod:`stateflow.state.signature`."""
+    """Returns the Arrow type and conversions for a signature, see :mod:`stateflow.state.signature`."""
     if isinstance(signature, str):
         return _SCALARS.get(signature, _TEXT)
     kind, inner = signature[0], signature[1:]
@@ -164,7 +169,7 @@ def _struct(names: list[str], fields: list[Typed], split: Convert, join: Convert
 
     def take(given: Any) -> Any:
         if not isinstance(given, Mapping | list | tuple):
-            return given  # a record as it is
+            return given  # an instance of a record
         items = [given.get(n) for n in names] if isinstance(given, Mapping) else given
         return join({n: field.take(item) for n, field, item in zip(names, fields, items, strict=True)})
 
@@ -195,7 +200,7 @@ _SIGNATURES: dict[type[Coder[Any]], Signature] = {
 
 
 def signature_of_coder(coder: Coder[Any]) -> Signature:
-    """Of what it codes; "any" for one that says nothing of that."""
+    """Returns the signature of the type that a coder codes; "any" for a coder that does not tell."""
     if isinstance(coder, coders.Tuple):
         return ["tuple" if coder.arity is not None else "tuple...", *map(signature_of_coder, coder.items)]
     return _SIGNATURES.get(type(coder), coder.types if coder.types is not None else "any")
@@ -207,7 +212,10 @@ def typed_of(coder: Coder[Any]) -> Typed:
 
 
 def taken(coder: Coder[Any] | None, given: Any) -> Any:
-    """The value of ``coder`` that a reader of its column was given; what is none stays, and is refused when stored."""
+    """Returns the value of ``coder`` for ``given``, which a reader of its column received.
+
+    Input that cannot be converted is returned as it is; storing it then raises.
+    """
     if given is None or coder is None:
         return given
     try:
