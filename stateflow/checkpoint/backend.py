@@ -1,4 +1,4 @@
-"""Where objects are: a small contract, kept by a local directory and by everything fsspec knows.
+"""Storage of checkpoint objects: a small contract, kept by a local directory and by everything that fsspec supports.
 
 Names are relative paths with ``/``. ``create`` and ``upload`` leave the whole object or none, as far as the store
 can: a local directory by a hard link of a synced temporary file, object stores by one put.
@@ -21,7 +21,7 @@ from fsspec.callbacks import Callback
 
 CHUNK_BYTES = 4 << 20
 PIECE_BYTES = 1 << 20
-#: called with the bytes just written; may wait
+#: called with the number of bytes just written; may wait
 Throttle = Callable[[int], None]
 
 
@@ -33,46 +33,48 @@ class Stored:
 
 
 class Backend(Protocol):
-    """Raises FileNotFoundError, FileExistsError, other OSErrors, or whatever its client library raises.
+    """Storage of objects by name.
+
+    Methods raise FileNotFoundError, FileExistsError, other OSErrors, or any error of their client library.
 
     Attributes:
-        piece_bytes: an upload or download is seen to move at least once for so many.
+        piece_bytes: an upload or download shows progress at least once for each so many bytes.
     """
 
     @property
     def piece_bytes(self) -> int: ...
 
     def create(self, name: str, data: bytes) -> None:
-        """A new object, seen whole or not at all. Raises FileExistsError and then changes nothing."""
+        """Creates an object, which readers see whole or not at all. Raises FileExistsError and then changes nothing."""
         ...
 
     def upload(self, name: str, path: Path, throttle: Throttle) -> None:
-        """A file's content; replaces what is there."""
+        """Stores a file's content; replaces an existing object."""
         ...
 
     def read(self, name: str) -> bytes: ...
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The content in pieces of at most CHUNK_BYTES."""
+        """Yields the content in pieces of at most CHUNK_BYTES."""
         ...
 
     def download(self, name: str, file: BinaryIO, expected: int) -> None:
-        """The content into an open file that is empty; not all of it where it is longer than expected."""
+        """Writes the content to an open, empty file; not all of it if it is longer than ``expected``."""
         ...
 
     def list(self, prefix: str) -> list[Stored]:
-        """Every object below a folder; none when there is no such folder."""
+        """Returns every object below a folder; empty when there is no such folder."""
         ...
 
     def stat(self, name: str) -> Stored | None: ...
 
     def delete(self, name: str) -> None:
-        """No error when it is not there."""
+        """Deletes an object. No error when it does not exist."""
         ...
 
 
 class LocalBackend:
-    """A directory. What ``create`` and ``upload`` returned from survives power loss."""
+    """A directory. Objects survive power loss once ``create`` or ``upload`` has returned."""
 
     TEMPORARY = "tmp"
     piece_bytes = PIECE_BYTES
@@ -99,7 +101,7 @@ class LocalBackend:
                 _sync(file.fileno())
             try:
                 self._link(temporary, name)
-            except FileExistsError:  # damaged, or somebody else's of the same content, who may rely on its being there
+            except FileExistsError:  # damaged, or of the same content, and another process may rely on its being there
                 temporary.replace(self.root / name)
                 _sync_folder((self.root / name).parent)
         finally:
@@ -154,7 +156,8 @@ class LocalBackend:
 
 
 def _unless_it_is_gone(error: OSError) -> None:
-    """A folder that cannot be read is not an empty one: what it names would be collected."""
+    """Re-raises an error unless the folder is gone. An unreadable folder is not empty: what it names would be
+    collected."""
     if not isinstance(error, FileNotFoundError):
         raise error
 
@@ -172,10 +175,13 @@ def _sync_folder(path: Path) -> None:
 
 
 class FsspecBackend:
-    """Anything fsspec knows. ``create`` is one conditional put where the store has that (memory, S3, GCS); elsewhere
-    it looks first: two writers of the same name at the same instant are then told apart by nobody."""
+    """Any file system that fsspec supports.
 
-    piece_bytes = sys.maxsize  # a small object is sent in one piece, whatever small may be
+    ``create`` is one conditional put where the store has that (memory, S3, GCS). Elsewhere it looks first, so that two
+    writers that create the same name at the same instant are not told apart.
+    """
+
+    piece_bytes = sys.maxsize  # fsspec sends small objects in one piece, up to a size that is not known here
 
     def __init__(self, fs: Any, root: str) -> None:
         self._fs = fs
@@ -188,7 +194,7 @@ class FsspecBackend:
             self._folder(path)
             try:
                 self._fs.pipe_file(path, data, mode="create")
-            except (NotImplementedError, ValueError, TypeError):  # it knows no such mode
+            except (NotImplementedError, ValueError, TypeError):  # the file system knows no such mode
                 if self._fs.exists(path):
                     raise FileExistsError(path) from None
                 self._fs.pipe_file(path, data)
@@ -243,7 +249,7 @@ class FsspecBackend:
         return f"{self._root}/{name}"
 
     def _folder(self, path: str) -> None:
-        """Object stores have no folders, and the memory store makes them itself."""
+        """Makes the folder of an object. Object stores have no folders, and the memory store makes them itself."""
         if getattr(self._fs, "protocol", "") not in ("memory",) and not getattr(self._fs, "async_impl", False):
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
 
@@ -254,7 +260,7 @@ class FsspecBackend:
 
 
 class _Told(Callback):
-    """What fsspec says it has sent."""
+    """Counts the bytes that fsspec reports as sent, and passes them to the throttle."""
 
     def __init__(self, throttle: Throttle) -> None:
         super().__init__()

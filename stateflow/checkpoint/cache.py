@@ -1,7 +1,7 @@
 """A site's copies of blobs, plain and by digest, in front of a store that is far away.
 
-Shared by the replicas of one machine. Nothing in it is trusted: content is hashed each time it is used, and what
-does not fit is dropped and fetched again.
+The replicas of one machine share it. Its content is not trusted: it is hashed each time it is used, and content that
+does not match is dropped and fetched again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from stateflow.errors import InvalidArgument
 
 
 class SiteCache:
-    """Args: bytes_max: beyond it the longest unused are dropped. Raises InvalidArgument."""
+    """A directory of blobs. Raises InvalidArgument.
+
+    Args:
+        bytes_max: size above which the least recently used blobs are dropped.
+    """
 
     def __init__(self, directory: Path, bytes_max: int) -> None:
         if bytes_max < 1:
@@ -36,7 +40,7 @@ class SiteCache:
         self.misses = 0
 
     def get(self, digest: str, target: Path) -> bool:
-        """Its verified content into ``target``, a new file. False: it is not here."""
+        """Copies verified content to ``target``, a new file. False: the cache does not have it."""
         place = self._place(digest)
         try:
             found = hashed_copy(place, target)
@@ -54,7 +58,7 @@ class SiteCache:
         return True
 
     def put(self, digest: str, source: Path) -> None:
-        """Keep a file whose content has this digest. A cache that cannot (a full disk) does without."""
+        """Keeps a file whose content has this digest. Does nothing if that fails (a full disk)."""
         place = self._place(digest)
         if place.exists() or source.stat().st_size > self._bytes_max:
             return
@@ -86,7 +90,7 @@ class SiteCache:
 
 
 def hashed_copy(source: Path, target: Path) -> str:
-    """Copy and return the xxh3_128 of what was copied, hexadecimal. Raises FileNotFoundError."""
+    """Copies a file and returns the xxh3_128 of what was copied, hexadecimal. Raises FileNotFoundError."""
     hasher = xxhash.xxh3_128()
     with source.open("rb", buffering=0) as read, target.open("wb", buffering=0) as write:
         while data := read.read(CHUNK_BYTES):

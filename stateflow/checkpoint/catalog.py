@@ -1,4 +1,4 @@
-"""What is in a store: manifests by partition, savepoints, blobs, and the marks that make collecting safe.
+"""Contents of a store: manifests by partition, savepoints, blobs, and the marks that make collecting safe.
 
 =========================================================  ===================================================
 ``blobs/<2>/<digest>[.zst][.<key id>][.g<generation>]``     content, named by the xxh3_128 of its plain form
@@ -28,7 +28,7 @@ from stateflow.types import PartitionId
 log = logging.getLogger(__name__)
 MANIFESTS, SAVEPOINTS, BLOBS, INTENTS, CONDEMNED = "manifests", "savepoints", "blobs", "intents", "condemned"
 __all__ = ["BLOBS", "CONDEMNED", "INTENTS", "MANIFESTS", "SAVEPOINTS", "TEMPORARY", "Catalog", "Found", "Mark"]
-#: a partition of a hundred thousand files has less
+#: a larger manifest is damaged; that of a partition with a hundred thousand files is smaller
 MANIFEST_BYTES_MAX = 32 << 20
 _PLACE = re.compile(rf"{MANIFESTS}/([^/]+)/p(\d+)/[^/]+\Z")
 _SAVEPOINT = re.compile(rf"{SAVEPOINTS}/([^/]+)/([^/]+)/p(\d+)\.json\Z")
@@ -36,8 +36,11 @@ _SAVEPOINT = re.compile(rf"{SAVEPOINTS}/([^/]+)/([^/]+)/p(\d+)\.json\Z")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A manifest's object. ``savepoint``: its name, empty for a checkpoint; ``order`` and ``attempt``: by its name;
-    ``size``: bytes."""
+    """The object of a manifest.
+
+    ``savepoint``: name of the savepoint, empty for a checkpoint; ``order`` and ``attempt``: as the object's name says;
+    ``size``: bytes.
+    """
 
     name: str
     partition: PartitionId
@@ -50,7 +53,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An intent's digests or a collection's condemned blobs; None: it is torn and could say anything."""
+    """An intent's digests or a collection's condemned blobs. ``names`` None: the mark is torn, and may name any."""
 
     name: str
     written_us: int
@@ -63,7 +66,7 @@ class Catalog:
         self._codec = codec
 
     def checkpoints(self, partition: PartitionId | None = None) -> list[Found]:
-        """Newest first within each partition; nothing is read but names."""
+        """Returns all checkpoints, newest first within each partition. Reads names only."""
         prefix = MANIFESTS if partition is None else folder_of(partition)
         found = []
         for stored in self._objects.list(prefix):
@@ -83,7 +86,10 @@ class Catalog:
         return sorted(found, key=lambda each: (each.savepoint, _by(each.partition)))
 
     def read(self, found: Found) -> Manifest:
-        """Raises CheckpointCorrupt, CheckpointNewer, WrongKey; FileNotFoundError when it was deleted meanwhile."""
+        """Reads a manifest and checks that it is the one its name says.
+
+        Raises CheckpointCorrupt, CheckpointNewer, WrongKey; FileNotFoundError when it was deleted meanwhile.
+        """
         if found.size > MANIFEST_BYTES_MAX:
             raise CheckpointCorrupt(
                 f"the manifest has {found.size} bytes, which none has",
@@ -100,9 +106,10 @@ class Catalog:
         return manifest
 
     def newest(self, partition: PartitionId, passed_over: list[StateflowError] | None = None) -> Iterator[Manifest]:
-        """Readable manifests of a partition, newest first; the others are added to ``passed_over``, or logged.
+        """Yields readable manifests of a partition, newest first.
 
-        Raises CheckpointNewer and WrongKey: what is there then cannot be judged, and to fall back would lose it.
+        Errors of unreadable ones are added to ``passed_over``, or logged. Raises CheckpointNewer and WrongKey: such a
+        manifest cannot be judged, and falling back to an older one would lose it.
         """
         for found in self.checkpoints(partition):
             try:
@@ -114,7 +121,7 @@ class Catalog:
                     log.error("%s", error)
                 else:
                     passed_over.append(error)
-            except FileNotFoundError:  # collected meanwhile
+            except FileNotFoundError:  # a collection deleted it meanwhile
                 continue
             else:
                 yield manifest

@@ -1,11 +1,11 @@
-"""How blobs are stored: as they are, compressed, encrypted, or both (compressed first).
+"""Encodings of blobs: plain, compressed, encrypted, or both (compressed first).
 
 Encrypted content::
 
     b"SFE1"  key id (8)  salt (16)  then frames: AES-256-GCM of up to 1 MiB each, 16 bytes longer than that
 
-The key of one object is HMAC-SHA256(key, salt); the nonce of a frame is its number and whether it is the last, so
-that frames cannot be left out, moved or cut off. The key id tells a wrong key from a damaged object.
+The key of one object is HMAC-SHA256(key, salt). The nonce of a frame is its number and whether it is the last, so that
+frames cannot be left out, moved or cut off. The key id tells a wrong key from a damaged object.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FRAME = 1 << 20
 
 
 def configured_key() -> bytes | None:
-    """The encryption key, 32 bytes from 64 hexadecimal digits; None when there is none. Raises InvalidArgument."""
+    """Returns the encryption key, 32 bytes from 64 hexadecimal digits; None: none is set. Raises InvalidArgument."""
     text = CheckpointSettings().key.get_secret_value()
     if not text:
         return None
@@ -50,7 +50,12 @@ def configured_key() -> bytes | None:
 
 
 class Codec:
-    """Args: compression: ``none`` or ``zstd``. key: 32 bytes; None: not encrypted."""
+    """Encodes and decodes blobs and manifests.
+
+    Args:
+        compression: ``none`` or ``zstd``.
+        key: 32 bytes; None: not encrypted.
+    """
 
     def __init__(self, compression: str = "none", key: bytes | None = None) -> None:
         if compression not in COMPRESSIONS:
@@ -60,7 +65,7 @@ class Codec:
 
     @property
     def suffix(self) -> str:
-        """Of the names of blobs it writes; empty for content as it is."""
+        """Suffix of the names of blobs that this codec writes; empty for plain content."""
         return (_ZSTD if self._compression == "zstd" else "") + (f".{self._cipher.id}" if self._cipher else "")
 
     def encode(self, content: Iterable[bytes]) -> Iterator[bytes]:
@@ -69,7 +74,7 @@ class Codec:
         yield from self._cipher.encrypt(content) if self._cipher else content
 
     def decode(self, content: Iterable[bytes], blob: str) -> Iterator[bytes]:
-        """Raises WrongKey, or CheckpointCorrupt for content nobody encoded so."""
+        """Decodes a blob as its name says. Raises WrongKey, or CheckpointCorrupt for content that does not decode."""
         _, *how = blob.rpartition("/")[2].split(".")
         encrypted = [part for part in how if len(part) == 16]
         if encrypted:
@@ -78,11 +83,11 @@ class Codec:
 
     @staticmethod
     def is_plain(blob: str) -> bool:
-        """Was it stored as it is?"""
+        """Returns whether a blob is stored as it is."""
         return "." not in blob.rpartition("/")[2]
 
     def seal(self, data: bytes) -> bytes:
-        """A manifest as it is stored."""
+        """Returns a manifest as it is stored: encrypted if there is a key."""
         return b"".join(self._cipher.encrypt([data])) if self._cipher else data
 
     def unseal(self, data: bytes, place: str) -> bytes:
@@ -109,7 +114,10 @@ def _compress(content: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _decompress(content: Iterable[bytes], place: str) -> Iterator[bytes]:
-    """In bounded steps: no more is inflated than somebody asks for. What was cut off gives less, as digests tell."""
+    """Decompresses in bounded steps, so that no more is inflated than the caller reads.
+
+    Content that was cut off yields less; its digest shows that.
+    """
     source: Any = _Source(iter(content))
     reader = zstandard.ZstdDecompressor().stream_reader(source)
     try:
@@ -120,7 +128,7 @@ def _decompress(content: Iterable[bytes], place: str) -> Iterator[bytes]:
 
 
 class _Source:
-    """Pieces as a file that is read from front to end."""
+    """Presents pieces of content as a file that is read from front to end."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces, self._rest = pieces, b""
@@ -141,7 +149,7 @@ def _damaged(place: str) -> CheckpointCorrupt:
 
 class _Cipher:
     def __init__(self, key: bytes) -> None:
-        from cryptography.exceptions import InvalidTag  # 50 ms, which only who encrypts waits for
+        from cryptography.exceptions import InvalidTag  # takes 50 ms, so that only programs that encrypt import it
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         self._aead: Any = AESGCM
@@ -188,7 +196,10 @@ def _nonce(number: int, last: bool) -> bytes:
 
 
 def _frames(content: Iterable[bytes], size: int) -> Iterator[tuple[bytes, bool]]:
-    """Pieces of exactly ``size`` bytes and a shorter or equal last one; at least one."""
+    """Yields (piece, whether it is the last): pieces of exactly ``size`` bytes, and a shorter or equal last one.
+
+    There is at least one piece.
+    """
     buffer = bytearray()
     for data in content:
         buffer += data

@@ -1,12 +1,12 @@
-"""Retention and garbage collection: what to keep is decided by pure functions, the shell only lists and deletes.
+"""Retention and garbage collection: pure functions decide what to keep, the shell only lists and deletes.
 
-Mark and sweep. Referenced is what any readable manifest or savepoint names; spared is what an upload, a restore or a
-reader under way relies on. The order of steps makes it safe beside them: remove the holds of the dead, list blobs,
-condemn the unreferenced, read the holds, read the manifests once more, delete what is still neither. See
-:mod:`stateflow.checkpoint.holds` for the other side.
+Mark and sweep. A blob is referenced if any readable manifest or savepoint names it; it is spared if an upload, a
+restore or a reader under way relies on it. The order of steps makes a collection safe beside these: remove the holds of
+dead processes, list blobs, condemn the unreferenced ones, read the holds, read the manifests once more, delete the
+condemned blobs that are still neither referenced nor held. See :mod:`stateflow.checkpoint.holds` for the other side.
 
-Only the clock of the store counts: this machine's may be wrong. A checkpoint counts as kept when all of its blobs are
-there. While a manifest that retention still keeps cannot be read, nothing is swept: its blobs are not known.
+Only the clock of the store counts, as this machine's may be wrong. A checkpoint counts as kept when all of its blobs
+are there. While a manifest that retention keeps cannot be read, nothing is swept, as its blobs are not known.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stateflow.types import PartitionId
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Keep the newest ``keep`` readable checkpoints of a partition, and all that are younger than ``age_s``.
+    """Rule for keeping checkpoints of a partition: the newest ``keep`` readable ones, and all younger than ``age_s``.
 
     Raises InvalidArgument for less than one or a negative age.
     """
@@ -43,12 +43,12 @@ class Retention:
 
 
 def to_drop(checkpoints: Iterable[Found], whole: Collection[str], retention: Retention, now_us: int) -> list[Found]:
-    """Of one partition's checkpoints those that retention does not keep.
+    """Returns the checkpoints of one partition that retention does not keep.
 
-    Others than the whole ones do not count as kept, and go with those around them.
+    Checkpoints that are not whole do not count as kept, and are dropped with those around them.
 
     Args:
-        whole: names of those whose manifest could be read, and whose blobs are there.
+        whole: names of the checkpoints whose manifest could be read, and whose blobs are there.
     """
     dropped = []
     kept = 0
@@ -62,14 +62,16 @@ def to_drop(checkpoints: Iterable[Found], whole: Collection[str], retention: Ret
 
 
 def whose_turn(checkpoints: Iterable[Found]) -> PartitionId | None:
-    """One replica after the other may drop, and mostly it is one: the owner of this partition, which was published
-    last. None: nothing was published."""
+    """Returns the partition that was published last, whose owner may drop checkpoints; None: nothing was published.
+
+    So mostly one replica at a time drops, and each has its turn.
+    """
     newest = max(checkpoints, key=lambda each: (each.modified_us, each.name), default=None)
     return None if newest is None else newest.partition
 
 
 def to_sweep(blobs: Mapping[str, int], referenced: Collection[str], holds: Iterable[Mark]) -> dict[str, int] | None:
-    """Blobs (name → bytes) that nobody needs. None: nothing may be swept, for a hold is torn.
+    """Returns the blobs (name → bytes) that are not needed. None: a hold is torn, so that nothing may be swept.
 
     Args:
         referenced: blobs that manifests name.
@@ -83,14 +85,16 @@ def to_sweep(blobs: Mapping[str, int], referenced: Collection[str], holds: Itera
 
 
 def is_dead(mark: Mark, now_us: int) -> bool:
-    """Its process must have ended: nothing takes so long."""
+    """Returns whether the process of a mark must have ended, as nothing takes so long."""
     return now_us - mark.written_us > MARK_LIFE_S * 1e6
 
 
 @dataclass(slots=True)
 class Collected:
-    """What a collection did, or with ``dry_run`` would do. ``held_up``: why nothing was swept, empty when it was.
-    ``incomplete``: manifests that name blobs which are not there."""
+    """Result of a collection, or with ``dry_run`` of what it would do.
+
+    ``held_up``: why nothing was swept, empty when blobs were swept. ``incomplete``: manifests that name missing blobs.
+    """
 
     dry_run: bool
     checkpoints_kept: int = 0
@@ -107,7 +111,10 @@ class Collected:
 
 
 class Collector:
-    """Raises Unavailable; CheckpointNewer and WrongKey when there is what this process must not judge."""
+    """One collection over a store.
+
+    Raises Unavailable, and CheckpointNewer or WrongKey when the store has manifests that this process must not judge.
+    """
 
     def __init__(self, store: CheckpointStore, retention: Retention) -> None:
         self._store = store
@@ -117,11 +124,15 @@ class Collector:
         self._read: dict[str, Manifest | CheckpointCorrupt] = {}
 
     def run(self, *, dry_run: bool = False, drop_corrupt: bool = False) -> Collected:
-        """Args: drop_corrupt: delete manifests that cannot be read, instead of keeping every blob for their sake."""
+        """Collects once and returns a report.
+
+        Args:
+            drop_corrupt: delete manifests that cannot be read, instead of keeping every blob for their sake.
+        """
         self._store.check()
         now_us = self._objects.now_us()
         report = Collected(dry_run)
-        if not dry_run:  # before manifests are looked at: who is not dead sees that it was taken for that
+        if not dry_run:  # before manifests are read: a process wrongly taken for dead sees that its hold is gone
             self._tidy(now_us)
         blobs = {stored.name[len(BLOBS) + 1 :]: stored.size for stored in self._store.blobs()}
         checkpoints = self._catalog.checkpoints()
@@ -132,7 +143,7 @@ class Collector:
         for found in dropped:
             if not dry_run:
                 self._objects.delete(found.name)
-                self._read.pop(found.name, None)  # what is there under this name from here on is another one
+                self._read.pop(found.name, None)  # a manifest that has this name from now on is another one
         report.incomplete = [name for name in report.incomplete if name not in gone]
         report.checkpoints_dropped = len(dropped)
         report.checkpoints_kept = len(checkpoints) - len(dropped)
@@ -142,10 +153,13 @@ class Collector:
         return report
 
     def _has_blobs(self, found: Found, blobs: Mapping[str, int]) -> bool:
-        """One that was published meanwhile has blobs that were not listed: they are asked for one by one."""
+        """Returns whether all blobs of a checkpoint are there.
+
+        Blobs of a checkpoint that was published after the listing are looked up one by one.
+        """
         manifest = self._read.get(found.name)
         if not isinstance(manifest, Manifest):
-            return True  # it is reported as what it is
+            return True  # unreadable manifests are reported as such
         return all(file.blob in blobs or self._objects.stat(f"{BLOBS}/{file.blob}") for file in manifest.files)
 
     def _dropped(
@@ -165,7 +179,12 @@ class Collector:
         return dropped
 
     def _sweep(self, blobs: dict[str, int], kept: list[Found], passed_over: Collection[str], report: Collected) -> None:
-        """Args: passed_over: manifests that would be gone. A name that did go, and is there, was published anew."""
+        """Condemns unreferenced blobs, then deletes those that are still neither referenced nor held.
+
+        Args:
+            passed_over: in a dry run, manifests that would be dropped. Otherwise empty: a manifest that has the name of
+                a dropped one was published anew.
+        """
         began = self._store.clock.monotonic()
         condemned = to_sweep(blobs, self._referenced(kept), self._catalog.marks(INTENTS))
         mark = f"{CONDEMNED}/{uuid.uuid4().hex}.json"
@@ -187,7 +206,7 @@ class Collector:
             elif swept is None:
                 report.held_up = "a mark of what is under way is torn: it is passed over a day after it was written"
             else:
-                self._store.check()  # what was listed last was listed of this store
+                self._store.check()  # it is still this store, and so was the last listing
                 for name, size in swept.items():
                     if not report.dry_run:
                         self._check_stands(mark, began)
@@ -198,13 +217,16 @@ class Collector:
                     report.bytes_deleted += size
             report.blobs_kept = len(blobs) - report.blobs_deleted
         finally:
-            # a delete that was not answered may be done yet: its blob stays condemned until the mark is tidied away
+            # a delete without an answer may be carried out later: its blob stays condemned until the mark is removed
             if condemned and not report.dry_run and not deleting:
                 self._objects.delete(mark)
 
     def _check_stands(self, mark: str, began: float) -> None:
-        """Without its mark uploads rely again on what it condemned: a process that was stopped for a day has lost it,
-        and so has one beside which a clock of the store's went a day ahead."""
+        """Checks that the collection's mark still stands. Raises Unavailable.
+
+        Without its mark uploads rely again on what it condemned. A process that was stopped for a day has lost its
+        mark, and so has a process during which the store's clock jumped a day ahead.
+        """
         if self._store.clock.monotonic() - began > MARK_LIFE_S / 2:
             raise Unavailable("the collection took too long to go on", remedy="start it again", url=self._store.url)
         if self._objects.stat(mark) is None:
@@ -215,7 +237,7 @@ class Collector:
         return {file.blob for manifest in manifests if isinstance(manifest, Manifest) for file in manifest.files}
 
     def _read_all(self, found: Iterable[Found]) -> None:
-        """Each once; one that cannot be read is asked for again each time, for the store may have been at fault."""
+        """Reads each manifest once. An unreadable one is read again each time, as the store may have been at fault."""
         for each in found:
             if isinstance(self._read.get(each.name), Manifest):
                 continue
@@ -227,7 +249,7 @@ class Collector:
                 self._read.pop(each.name, None)
 
     def _tidy(self, now_us: int) -> None:
-        """What processes left that died in the middle."""
+        """Deletes marks and temporary files of processes that died midway."""
         for folder in (INTENTS, CONDEMNED):
             for mark in self._catalog.marks(folder):
                 if is_dead(mark, now_us):

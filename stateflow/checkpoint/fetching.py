@@ -1,4 +1,4 @@
-"""A file of a checkpoint out of its store: written, proved by its digest, on the disk before it is said to be there."""
+"""Fetches files of a checkpoint from its store: written, verified by digest, and on disk before they are reported."""
 
 from __future__ import annotations
 
@@ -18,28 +18,32 @@ from stateflow.checkpoint.objects import FULL, Objects
 from stateflow.durable import sync
 from stateflow.errors import CheckpointCorrupt, Unavailable
 
-#: a file is hashed in pieces that stay in a core's cache
+#: bytes hashed at a time, few enough to stay in a core's cache
 HASHED_BYTES = 256 << 10
-#: what goes on beside the proof of a file that is written
+#: context around the verification of a file that is written, such as its sync
 Written = Callable[[Path], AbstractContextManager[None]]
 
 
 def in_memory(_: Path) -> AbstractContextManager[None]:
-    """It need not survive power loss."""
+    """A ``Written`` that does nothing, for files that need not survive power loss."""
     return nullcontext()
 
 
 class Fetching:
-    """Args: cache: a site's copies, asked before the store."""
+    """Fetches files of checkpoints from one store.
+
+    Args:
+        cache: a site's copies, tried before the store; None: no cache.
+    """
 
     def __init__(self, objects: Objects, codec: Codec, cache: SiteCache | None) -> None:
         self._objects, self._codec, self._cache = objects, codec, cache
 
     def fetch(self, manifest: Manifest, file: ManifestFile, path: Path, written: Written = in_memory) -> None:
-        """One file of a checkpoint, proved by its digest. Raises CheckpointCorrupt, Unavailable.
+        """Fetches one file of a checkpoint and verifies it by its digest. Raises CheckpointCorrupt, Unavailable.
 
         Args:
-            written: entered when all of the file is written, left before it is said to be there.
+            written: entered once all of the file is written, left before it counts as fetched.
         """
         try:
             if self._cache is not None and self._cache.get(file.digest, path):
@@ -59,8 +63,11 @@ class Fetching:
             self._cache.put(file.digest, path)
 
     def _copy(self, file: ManifestFile, path: Path, written: Written) -> tuple[int, str]:
-        """Size and digest of what is in the file now: copied by the kernel, then read in pieces that stay in a core's
-        cache, while the disk takes it. Passing it through Python costs another copy."""
+        """Copies a plain blob; returns size and digest of the copy.
+
+        The kernel copies it. Then it is read in pieces that stay in a core's cache, while the disk takes it. Passing it
+        through Python would cost another copy.
+        """
         with _opened(path) as out:
             try:
                 self._objects.download(f"{BLOBS}/{file.blob}", out, file.size)
@@ -81,7 +88,7 @@ class Fetching:
             for data in self._codec.decode(self._objects.chunks(f"{BLOBS}/{file.blob}"), file.blob):
                 hasher.update(data)
                 size += len(data)
-                if size > file.size:  # whatever else it may be, and however much
+                if size > file.size:  # wrong content, of any length
                     break
                 try:
                     out.write(data)
@@ -94,7 +101,7 @@ class Fetching:
 def _opened(path: Path) -> FileIO:
     try:
         return path.open("wb", buffering=0)
-    except OSError as error:  # not a blob that is missing
+    except OSError as error:  # as no_room, or FileNotFoundError would pass for a missing blob
         raise no_room(error, path.parent) from error
 
 

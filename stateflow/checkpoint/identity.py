@@ -1,5 +1,7 @@
-"""Which store it is: a marker with an id, made once, tells a store from the empty directory under its mount point, and
-two spellings of one place from two places."""
+"""Identity of a store: a marker with an id, created once.
+
+The marker tells a store from the empty directory under its mount point, and two spellings of one place from two places.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,14 @@ _ID: Final = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A store that was used before: where it was, and its id."""
+    """A store that was used before: its place and its id."""
 
     place: str
     id: str
 
 
 def read_marker(objects: Objects) -> str | None:
-    """The store's id; None: there is no marker. Raises CheckpointCorrupt, CheckpointNewer."""
+    """Returns the store's id; None: there is no marker. Raises CheckpointCorrupt, CheckpointNewer."""
     try:
         data = objects.read(MARKER)
     except (FileNotFoundError, NotADirectoryError):
@@ -58,7 +60,8 @@ def read_marker(objects: Objects) -> str | None:
 
 
 def make_marker(objects: Objects) -> str:
-    """The id of a store that is new; of whoever was faster, where two make it at once."""
+    """Creates the marker of a new store and returns its id. Where two processes do so at once, both get the id of the
+    first."""
     try:
         id_ = uuid.uuid4().hex
         objects.create(MARKER, json.dumps({"format": FORMAT, "id": id_, "checksum": _checksum(id_, FORMAT)}).encode())
@@ -71,7 +74,7 @@ def make_marker(objects: Objects) -> str:
 
 
 def _checksum(id_: str, format_: int) -> str:
-    """So that a damaged marker is not taken for another store's."""
+    """Checksum of a marker, so that a damaged one is not taken for another store's."""
     digest: str = xxhash.xxh3_64_hexdigest(f"{format_} {id_}".encode())
     return digest
 

@@ -1,4 +1,4 @@
-"""What one checkpoint says: one partition of one operator at one sequence, and the blobs its files are in.
+"""Manifest of a checkpoint: one partition of one operator at one sequence, and the blobs its files are in.
 
 An object's name orders it: ``<epoch>-<sequence>[-<attempt>].json``. The newest is the greatest, so that a late upload
 by an earlier owner can never become the newest, whatever the store thinks of renames.
@@ -26,7 +26,10 @@ Order = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ManifestFile:
-    """``digest``: xxh3_128 of the plain content, hexadecimal. ``blob``: where that is, see :func:`blob_name`."""
+    """A file of a checkpoint.
+
+    ``digest``: xxh3_128 of the plain content, hexadecimal. ``blob``: name of the blob it is in, see :func:`blob_name`.
+    """
 
     name: str
     size: int
@@ -40,7 +43,7 @@ class Manifest:
 
     ``positions``: source → last batch contained. ``digest``: of the files and the sequence. ``state_digest``: of the
     decoded entries, empty when it was not computed. ``schema``: the states, as KeyedState.schema() describes them.
-    ``target``: where the operator's class is. ``version``: of the operator's class.
+    ``target``: import path of the operator's class. ``version``: of the operator's class.
     """
 
     operator: str
@@ -57,7 +60,7 @@ class Manifest:
     schema: list[dict[str, Any]] = field(default_factory=list)
     target: str = ""
     version: str = ""
-    partitions: int = 0  # of the operator; 0: not known
+    partitions: int = 0  # number of the operator's partitions; 0: not known
     key: tuple[str, ...] = ()
 
     @property
@@ -70,11 +73,11 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of its files, plain."""
+        """Size of its files in plain form, in bytes."""
         return sum(file.size for file in self.files)
 
     def is_same_state(self, other: Manifest) -> bool:
-        """Whether both are of the same state, whatever files it is in: those change when a database is opened."""
+        """Returns whether both are of the same state. Files do not count: they change when a database is opened."""
         digests = {self.state_digest, other.state_digest} - {""}
         return (self.id, self.sequence, self.positions, self.watermark_us) == (
             other.id,
@@ -89,7 +92,8 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes, place: str) -> Manifest:
-        """Raises CheckpointCorrupt; CheckpointNewer for a sound one in a format of a later program."""
+        """Decodes a manifest. Raises CheckpointCorrupt; CheckpointNewer for an intact one in the format of a later
+        program."""
         try:
             outer = json.loads(data)
             body = outer["body"]
@@ -166,7 +170,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
 
 
 def _check_types(values: dict[str, Any]) -> None:
-    """Raises ValueError for a field of another type: it would be met where nobody expects it."""
+    """Checks the types of all fields, before other code meets a wrong one. Raises ValueError."""
     wrong = [name for name, value in values.items() if not _TYPES[name](value)]
     if wrong:
         raise ValueError(f"wrongly typed: {', '.join(wrong)}")
@@ -184,12 +188,13 @@ def _file(values: dict[str, Any]) -> ManifestFile:
 
 
 def blob_name(digest: str, suffix: str = "") -> str:
-    """Below ``blobs/``: content-addressed by the digest of the plain content; the suffix says how it is encoded."""
+    """Returns the name of a blob below ``blobs/``: the digest of its plain content, and a suffix that tells the
+    encoding."""
     return f"{digest[:2]}/{digest}{suffix}"
 
 
 def digest_of(blob: str) -> str:
-    """Inverse of :func:`blob_name`, whatever the suffix."""
+    """Inverse of :func:`blob_name`, for any suffix."""
     return blob.rpartition("/")[2].partition(".")[0]
 
 
@@ -198,6 +203,6 @@ def manifest_name(order: Order, attempt: int = 0) -> str:
 
 
 def parse_name(name: str) -> tuple[Order, int] | None:
-    """(order, attempt) of a manifest's object name; None when it is none."""
+    """Returns (order, attempt) from the name of a manifest's object; None: it is no such name."""
     match = _NAME.search(name)
     return None if match is None else ((int(match[1]), int(match[2])), int(match[3] or 0))

@@ -1,7 +1,7 @@
-"""A backend that cannot hang or surprise: every call is bounded in time, and fails with an error of ours. A transfer is
-bounded in how long nothing moves, however long it takes.
+"""Access to a backend that cannot hang: every call is bounded in time, and fails with an error of stateflow's.
 
-A call that does not come back is left behind in a daemon thread; the caller goes on with Unavailable.
+A transfer may take any time, but only a bounded time without progress. A call that does not return is left behind in a
+daemon thread, and the caller gets Unavailable.
 """
 
 from __future__ import annotations
@@ -22,23 +22,26 @@ from stateflow.masking import masked
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0
-#: what is sent or fetched in one piece, as far as is seen from here, may take this long beside the timeout: slow links
-#: are slow and not broken
+#: a piece that is sent or fetched without visible progress may take the timeout and the time for it at this rate, as a
+#: slow link is not a broken one
 BYTES_PER_S_MIN = 32 << 10
-#: how often it is looked whether a transfer moves
+#: interval at which the progress of a transfer is checked
 LOOK_S = 0.5
-#: schemes whose fsspec implementation is an extra of ours
+#: schemes whose fsspec implementation is an extra of this package
 _EXTRAS: Final = {"s3": "pip install 'stateflow-streams[s3]'", "s3a": "pip install 'stateflow-streams[s3]'"}
 LOCAL: Final = ("file", "local")
-#: of a local directory: files being written; anywhere: probes
+#: folder of files being written (local directories) and of probes (all stores)
 TEMPORARY: Final = "tmp"
 _END: Final = object()
-#: the disk that was written to is full
+#: errors of a write to a full disk
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Objects:
-    """Raises FileNotFoundError and FileExistsError where that is an answer, Unavailable for everything else."""
+    """Objects of one store.
+
+    Methods raise FileNotFoundError and FileExistsError where that is an answer, Unavailable for everything else.
+    """
 
     def __init__(self, backend: Backend, url: str, timeout_s: float = TIMEOUT_S) -> None:
         self.url = url
@@ -55,7 +58,7 @@ class Objects:
             nonlocal sent
             sent += 1
             throttle(size)
-            sent += 1  # it may have made it wait
+            sent += 1  # waiting for the throttle counts as progress
 
         piece = self._piece(path.stat().st_size)
         self._call(piece, self._backend.upload, name, path, moved, moved=lambda: sent)
@@ -72,13 +75,17 @@ class Objects:
             yield piece
 
     def download(self, name: str, file: BinaryIO, size: int) -> None:
-        """Args: size: expected, bytes; of more little more is read."""
+        """Writes an object to an open, empty file.
+
+        Args:
+            size: expected size in bytes; of a longer object little more is read.
+        """
         descriptor = file.fileno()
         piece = self._piece(size)
         self._call(piece, self._backend.download, name, file, size, moved=lambda: os.fstat(descriptor).st_size)
 
     def _piece(self, size: int) -> float:
-        """How long nothing may be seen to move of a transfer of this many bytes, seconds."""
+        """Returns how long a transfer of so many bytes may show no progress, in seconds."""
         return self._timeout_s + min(size, self._backend.piece_bytes) / BYTES_PER_S_MIN
 
     def list(self, prefix: str) -> list[Stored]:
@@ -91,7 +98,7 @@ class Objects:
         self._call(self._timeout_s, self._backend.delete, name)
 
     def now_us(self) -> int:
-        """By the clock that dates what is in the store, which need not be this machine's."""
+        """Returns the time of the clock that dates objects in the store, which need not be this machine's."""
         probe = f"{TEMPORARY}/{uuid.uuid4().hex}"
         self.create(probe, b"now")
         try:
@@ -105,7 +112,11 @@ class Objects:
     def _call(
         self, timeout_s: float, work: Callable[..., T], *arguments: Any, moved: Callable[[], int] = lambda: 0
     ) -> T:
-        """Args: timeout_s: from the beginning, and from the last time that ``moved`` gave another number."""
+        """Runs a call in a thread and waits for it. Raises Unavailable on timeout.
+
+        Args:
+            timeout_s: maximum time from the beginning, and from the last time that ``moved`` returned another number.
+        """
         outcome: list[T] = []
         failure: list[BaseException] = []
 
@@ -158,9 +169,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def open_backend(url: str, *, create: bool = True, **options: Any) -> Backend:
-    """The backend of a directory or fsspec URL.
+    """Returns the backend of a directory or fsspec URL.
 
-    Raises InvalidArgument for a place that cannot be, ExtraMissing for a scheme whose package is not installed.
+    Raises InvalidArgument for an unusable place, CheckpointStoreMissing for a missing directory unless ``create``, and
+    ExtraMissing for a scheme whose package is not installed.
     """
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme in ("", *LOCAL):
@@ -173,7 +185,7 @@ def open_backend(url: str, *, create: bool = True, **options: Any) -> Backend:
             there = next(path for path in (root, *root.parents) if path.exists())
             if not there.is_dir():
                 raise _unusable(url, f"{there} is no directory")
-        return LocalBackend(root)  # which is made with its marker, not before
+        return LocalBackend(root)  # its directory is made with its marker, not before
     try:
         if scheme in _EXTRAS:
             options.setdefault("use_listings_cache", False)
@@ -190,7 +202,7 @@ def open_backend(url: str, *, create: bool = True, **options: Any) -> Backend:
 
 
 def place_of(url: str) -> str:
-    """One place under one name, as far as that can be told without asking it."""
+    """Returns one spelling of a place, as far as that is possible without accessing it."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme in LOCAL:
         return str(Path(rest if separator else url).resolve())

@@ -1,4 +1,4 @@
-"""A digest of decoded state: every entry of a partition store, in order, whatever files they are in."""
+"""A digest of decoded state: of every entry of a partition store, in order, independent of the files they are in."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from itertools import islice
 
 import xxhash
 
-#: about a millisecond: who has to wait for the interpreter does not feel it
+#: takes about a millisecond, which other threads that wait for the interpreter do not feel
 ENTRIES_AT_ONCE = 200
 
 
 def state_digest(
     entries: Iterable[tuple[bytes, bytes]], skip: tuple[bytes, ...], rest: Callable[[], None] = lambda: None
 ) -> str:
-    """xxh3_128, hexadecimal, of all entries but those whose keys begin with one of ``skip``.
+    """Returns the xxh3_128, hexadecimal, of all entries except those whose keys begin with one of ``skip``.
 
     Args:
         rest: called after each ENTRIES_AT_ONCE, to let others run.

@@ -1,10 +1,10 @@
-"""Checkpoint store: upload what is missing, publish last; restore what is proved.
+"""Checkpoint store: uploads what is missing and publishes last; restores only what is verified.
 
 Publication is one exclusive new object. Its name orders it by (epoch, sequence), and a name that is taken is not
 written again, so that neither a repeated nor a late upload changes what others read.
 
-Collecting (:mod:`stateflow.checkpoint.collecting`) may run at any time: :mod:`stateflow.checkpoint.holds` says why
-nothing that is being uploaded, read or adopted is lost by it.
+Collections (:mod:`stateflow.checkpoint.collecting`) may run at any time. :mod:`stateflow.checkpoint.holds` explains why
+they delete nothing that is being uploaded, read or adopted.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from stateflow.masking import masked
 from stateflow.types import PartitionId, check_name
 
 log = logging.getLogger(__name__)
-#: an upload whose hold was taken for dead is done again so often
+#: maximum of attempts at an upload whose hold was taken for dead
 ATTEMPTS = 3
 RESTORE_THREADS = 4
-#: what no waiting mends
+#: errors that do not go away with time
 _NEVER = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """``bytes_new`` were uploaded, of ``bytes_total``; both of plain content."""
+    """Result of a save. ``bytes_new`` of ``bytes_total`` were uploaded; both count plain content."""
 
     manifest: Manifest
     bytes_new: int
@@ -64,17 +64,17 @@ class Saved:
 
 
 class CheckpointStore:
-    """Thread-safe.
+    """Checkpoints and savepoints in one place. Thread-safe.
 
     Args:
         url: a directory or any fsspec URL.
         codec: by default no compression, encrypted when STATEFLOW_CHECKPOINT_KEY is set.
         cache: a site's copies of blobs in front of the store.
-        create: make the directory when it is not there.
-        backend: instead of what the URL names.
+        create: make the directory when it does not exist.
+        backend: used instead of the one that the URL names.
         options: for fsspec.
 
-    Raises InvalidArgument, ExtraMissing; every method raises Unavailable when the store fails or is silent.
+    Raises InvalidArgument, ExtraMissing; every method raises Unavailable when the store fails or does not answer.
     """
 
     def __init__(
@@ -105,12 +105,14 @@ class CheckpointStore:
     # -- which store it is ----------------------------------------------------------------------------------
 
     def remember(self, known: Known | None, keep: Callable[[Known], None], note: Path) -> None:
-        """Be the store that was used before: another one, or none, is refused and nothing is made in its place.
+        """Accepts only the store that was used before: another one, or none, is refused.
+
+        Nothing is made in the place of a missing store.
 
         Args:
-            known: None: none was used before.
-            keep: called when one is used for the first time; what it is given is ``known`` the next time.
-            note: where that is kept, for errors.
+            known: the store used before; None: none was.
+            keep: called with the store when it is used for the first time; its argument is ``known`` the next time.
+            note: file in which that is kept, for errors.
         """
         self._note, self._keep = note, keep
         if known is not None:
@@ -119,10 +121,12 @@ class CheckpointStore:
                 self._id = known.id
 
     def check(self, *, first_use: bool = False) -> str:
-        """Its id, when it is there and is the one it was. Asked before everything that is read or written as a whole.
+        """Checks that the store is there and is the one it was, and returns its id.
+
+        Callers check before each operation on the store as a whole.
 
         Args:
-            first_use: make the marker of a store that nobody has used before.
+            first_use: make the marker of a store that was never used before.
 
         Raises CheckpointStoreMissing, CheckpointCorrupt for a marker that cannot be read.
         """
@@ -140,7 +144,10 @@ class CheckpointStore:
         return found
 
     def check_writable(self) -> None:
-        """Raises InvalidArgument for a place where nothing can ever be written, Unavailable when it fails today."""
+        """Writes and deletes a probe object.
+
+        Raises InvalidArgument for a place that can never be written, Unavailable when writing fails this time.
+        """
         probe = f"{TEMPORARY}/{uuid.uuid4().hex}"
         try:
             self.check(first_use=True)
@@ -161,12 +168,12 @@ class CheckpointStore:
     def save(
         self, manifest: Manifest, directory: Path, *, savepoint: str = "", throttle: Throttle = lambda _: None
     ) -> Saved:
-        """Upload what is missing of ``directory``, then publish.
+        """Uploads what is missing of ``directory``, then publishes.
 
         Args:
-            savepoint: keep it under this name too, until that is deleted.
+            savepoint: keep the checkpoint under this name too, until the savepoint is deleted.
 
-        Raises StaleCheckpoint unless it is the newest; when it is there already that is no error.
+        Raises StaleCheckpoint unless it is the newest. No error if the same checkpoint is there already.
         """
         self.check(first_use=True)
         there = self._free_place(manifest)
@@ -191,10 +198,11 @@ class CheckpointStore:
         throttle: Throttle,
         publish: Callable[[Manifest, bool], None],
     ) -> Saved:
-        """Upload, publish, and see that no collection took it for dead meanwhile.
+        """Uploads and publishes, and makes sure that no collection took this process for dead meanwhile.
 
         Args:
-            publish: with its blobs, and whether that was done before and must be done again, with others.
+            publish: called with the manifest of the uploaded blobs, and whether an earlier attempt must be published
+                again, with other blobs.
         """
         uploaded = 0
         for again in range(ATTEMPTS):
@@ -218,8 +226,11 @@ class CheckpointStore:
 
     @contextmanager
     def held(self, manifest: Manifest) -> Iterator[None]:
-        """What it names is not collected meanwhile. Where nothing can be written (no right, no room) it is read
-        all the same, and may then be collected: that is an error, never less."""
+        """Protects the blobs that a manifest names from collections.
+
+        Where no hold can be written (no right, no room) the blobs may be collected while they are read. That raises an
+        error, and never returns incomplete data.
+        """
         try:
             hold = self._hold(manifest)
         except Unavailable as error:
@@ -232,10 +243,10 @@ class CheckpointStore:
             yield
 
     def _free_place(self, manifest: Manifest, *, again: bool = False) -> int | Saved:
-        """The first free attempt at its name, or what is there already, whole. Raises StaleCheckpoint.
+        """Returns the first free attempt at the manifest's name, or the whole checkpoint there. Raises StaleCheckpoint.
 
         Args:
-            again: what is there may have been collected: whole or not, it does not count.
+            again: ignore what is there, whole or not, as it may have been collected.
         """
         attempt = 0
         for found in self.catalog.checkpoints(manifest.id):
@@ -258,7 +269,7 @@ class CheckpointStore:
         self, manifest: Manifest, directory: Path, earlier: Manifest | None, throttle: Throttle
     ) -> tuple[tuple[ManifestFile, ...], int]:
         marks = self.catalog.marks(CONDEMNED)
-        trusted = all(mark.names is not None for mark in marks)  # a torn mark could condemn anything
+        trusted = all(mark.names is not None for mark in marks)  # a torn mark could condemn any blob
         condemned = frozenset[str]().union(*(mark.names or () for mark in marks))
         suffix = self.codec.suffix
         known = {f.digest: f.blob for f in (earlier.files if earlier else ()) if self._suffix_of(f.blob) == suffix}
@@ -280,15 +291,15 @@ class CheckpointStore:
 
     @staticmethod
     def _suffix_of(blob: str) -> str:
-        """Of its name, without the generation."""
+        """Returns the suffix of a blob's name, without the generation."""
         _, *how = blob.rpartition("/")[2].split(".")
         return "".join(f".{part}" for part in how if not part.startswith("g"))
 
     def _put(self, blob: str, file: ManifestFile, path: Path, throttle: Throttle, *, named: bool) -> tuple[str, bool]:
-        """Have it there, as far as its size tells. Under which name, and whether it was uploaded for that.
+        """Uploads a blob unless the store has it, judging by its size. Returns its name, and whether it was uploaded.
 
         Args:
-            named: a manifest of this store names the blob: whoever published that had seen it uploaded.
+            named: a manifest of this store names the blob, so that it was completely uploaded before.
         """
         stored = self.objects.stat(f"{BLOBS}/{blob}")
         if not self.codec.suffix:
@@ -309,7 +320,7 @@ class CheckpointStore:
             if stored is not None:
                 if stored.size == encoded.stat().st_size:
                     return blob, False
-                # torn; or of another version of the compression, and then others may rely on it
+                # torn, or written by another version of the compression, so that others may rely on it
                 blob = self._generation_of(file)
             self.objects.upload(f"{BLOBS}/{blob}", encoded, throttle)
         finally:
@@ -317,14 +328,14 @@ class CheckpointStore:
         return blob, True
 
     def _generation_of(self, file: ManifestFile) -> str:
-        """A name of its own for the same content."""
+        """Returns a new blob name for the same content."""
         return blob_name(file.digest, f"{self.codec.suffix}.g{uuid.uuid4().hex[:8]}")
 
     def _publish(self, manifest: Manifest, attempt: int) -> None:
         name = f"{folder_of(manifest.id)}/{manifest_name(manifest.order, attempt)}"
         try:
             self.objects.create(name, self.codec.seal(manifest.encode()))
-        except FileExistsError as error:  # somebody was faster, or an answer was lost
+        except FileExistsError as error:  # another process was faster, or an answer was lost
             there = self._free_place(manifest)
             if not isinstance(there, Saved):
                 raise _stale(manifest, manifest.order) from error
@@ -332,8 +343,11 @@ class CheckpointStore:
     # -- savepoints ---------------------------------------------------------------------------------------
 
     def adopt(self, manifest: Manifest, directory: Path) -> Adoption:
-        """Have a checkpoint, of this store or another, in this one: what is missing or condemned of its blobs is
-        uploaded from ``directory``, where all of its files are. Whoever becomes its owner then publishes it."""
+        """Makes the blobs of a checkpoint, of this store or another, available in this one.
+
+        Missing and condemned blobs are uploaded from ``directory``, which has all of its files. The partition's new
+        owner then publishes the adoption.
+        """
         self.check(first_use=True)
         hold = self._hold(manifest)
         try:
@@ -345,7 +359,7 @@ class CheckpointStore:
         return Adoption(self, replace(manifest, files=files), hold)
 
     def _names(self, manifest: Manifest) -> bool:
-        """Whether it is one of this store's."""
+        """Returns whether this store has the manifest."""
         for found in [*self.catalog.checkpoints(manifest.id), *self.catalog.savepoints()]:
             if found.partition == manifest.id and (found.savepoint or found.order == manifest.order):
                 with contextlib.suppress(CheckpointCorrupt, CheckpointNewer, WrongKey, FileNotFoundError):
@@ -371,7 +385,7 @@ class CheckpointStore:
                 self.objects.create(place, sealed)
 
     def savepoints(self) -> dict[str, list[PartitionId]]:
-        """Partitions by savepoint."""
+        """Returns partitions by savepoint."""
         self.check()
         names: dict[str, list[PartitionId]] = {}
         for found in self.catalog.savepoints():
@@ -379,7 +393,10 @@ class CheckpointStore:
         return names
 
     def savepoint(self, name: str, operator: str | None = None) -> list[Manifest]:
-        """Raises CheckpointMissing when there is none of that name, or not all partitions are in it."""
+        """Returns the manifests of a savepoint, of one operator or all.
+
+        Raises CheckpointMissing when there is no such savepoint, or it lacks partitions.
+        """
         self.check()
         found = [each for each in self.catalog.savepoints(name) if operator in (None, each.partition.operator)]
         manifests = [self.catalog.read(each) for each in found]
@@ -397,7 +414,10 @@ class CheckpointStore:
         return manifests
 
     def delete_savepoint(self, name: str) -> int:
-        """How many partitions it had; its blobs go with the next collection. Raises CheckpointMissing."""
+        """Deletes a savepoint and returns how many partitions it had. Raises CheckpointMissing.
+
+        Its blobs go with the next collection.
+        """
         self.check()
         found = self.catalog.savepoints(name)
         if not found:
@@ -407,7 +427,10 @@ class CheckpointStore:
         return len(found)
 
     def export(self, savepoint: str, to: CheckpointStore) -> int:
-        """A savepoint and its blobs into another store, in that one's encoding; bytes copied. Every file is proved."""
+        """Copies a savepoint and its blobs to another store, in that store's encoding. Returns the bytes copied.
+
+        Every file is verified by its digest.
+        """
         if to.check(first_use=True) == self.check():
             raise InvalidArgument("that is the store it is in", remedy="name another one with --to", url=self.url)
         copied = 0
@@ -428,24 +451,24 @@ class CheckpointStore:
     # -- reading ------------------------------------------------------------------------------------------
 
     def newest(self, partition: PartitionId, passed_over: list[StateflowError] | None = None) -> Iterator[Manifest]:
-        """Readable checkpoints of a partition, newest first; see :meth:`Catalog.newest`."""
+        """Yields readable checkpoints of a partition, newest first; see :meth:`Catalog.newest`."""
         self.check()
         return self.catalog.newest(partition, passed_over)
 
     def has(self, manifest: Manifest) -> bool:
-        """False: it was collected meanwhile."""
+        """Returns whether a checkpoint is still there. False: it was collected."""
         return any(found.order == manifest.order for found in self.catalog.checkpoints(manifest.id))
 
     def blobs(self) -> list[Stored]:
         return self.objects.list(BLOBS)
 
     def restore(self, manifest: Manifest, directory: Path, *, durable: bool = False) -> None:
-        """The files of a checkpoint into a directory, each proved by its digest.
+        """Writes the files of a checkpoint to a directory and verifies each by its digest.
 
         Args:
-            durable: they survive power loss when this returns.
+            durable: the files survive power loss when this returns.
 
-        Raises CheckpointCorrupt when a blob is missing or wrong; the directory is then not to be used.
+        Raises CheckpointCorrupt when a blob is missing or wrong; the directory must then not be used.
         """
         directory.mkdir(parents=True, exist_ok=True)
         self.check_room(manifest, directory)
@@ -465,7 +488,7 @@ class CheckpointStore:
 
     @staticmethod
     def check_room(manifest: Manifest, directory: Path) -> None:
-        """Before anything is fetched. Raises Unavailable."""
+        """Checks before a restore that the disk has room for it. Raises Unavailable."""
         free = shutil.disk_usage(directory).free
         if manifest.size > free:
             raise Unavailable(
@@ -476,25 +499,26 @@ class CheckpointStore:
             )
 
     def fetch(self, manifest: Manifest, file: ManifestFile, path: Path, written: Written = in_memory) -> None:
-        """One file of a checkpoint, proved by its digest. Raises CheckpointCorrupt, Unavailable.
+        """Fetches one file of a checkpoint and verifies it by its digest. Raises CheckpointCorrupt, Unavailable.
 
         Args:
-            written: entered when all of the file is written, left before it is said to be there.
+            written: entered once all of the file is written, left before it counts as fetched.
         """
         Fetching(self.objects, self.codec, self.cache).fetch(manifest, file, path, written)
 
 
 class Adoption:
-    """A checkpoint whose blobs are in a store, held until it is published under a new owner's epoch or let go."""
+    """A checkpoint whose blobs are in a store, held until its new owner publishes it or releases it."""
 
     def __init__(self, store: CheckpointStore, manifest: Manifest, hold: Hold) -> None:
         self.url = store.url
         self._store, self._manifest, self._hold = store, manifest, hold
 
     def publish(self, epoch: int, replica: str) -> None:
-        """Make it its owner's first, durably: nothing older can become the newest from here on. May be repeated.
+        """Publishes the checkpoint as its owner's first, durably: from then on no older one can become the newest.
 
-        Raises StaleCheckpoint when a later owner was faster, or its blobs may have been collected: adopt it again.
+        May be repeated. Raises StaleCheckpoint when a later owner was faster, or when the blobs may have been
+        collected: adopt the checkpoint again.
         """
         store = self._store
         store.check()

@@ -118,7 +118,7 @@ def _of_records(was: Signature, now: Signature) -> Verdict:
 
 
 def _is_read(was: Signature, now: Signature) -> bool:
-    """Returns whether reading turns a stored field into the declared type: it widens a number, but not those in a list."""
+    """Returns whether reading turns a stored field into the declared type: it widens a number, but none in a list."""
     found = verdict(was, now)
     parts = was[1:] if _kind(was) == "union" else [was]
     return found is Verdict.KEPT or (found is Verdict.WIDER and all(isinstance(part, str) for part in parts))

@@ -26,7 +26,7 @@ class Sweep:
         self._heads = sorted({*self._heads, head})
 
     def next(self, limit: int) -> list[tuple[bytes, bytes]]:
-        """Returns up to ``limit`` cells after those of the last call. Fewer: this is the end, and the next call starts
+        """Returns up to ``limit`` cells after those of the last call. Fewer: this is the end; the next call starts
         over."""
         found: list[tuple[bytes, bytes]] = []
         for head in self._heads:

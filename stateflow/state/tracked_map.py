@@ -180,8 +180,10 @@ class TrackedMap(Collection[K], MutableMapping[K, V]):
 
 
 class CanonicalTrackedMap(TrackedMap[K, V]):
-    """A TrackedMap for keys that Python does not find equal though they are stored as one; looks keys up in stored
-    form."""
+    """A TrackedMap for keys that Python does not find equal though they are stored as one.
+
+    It looks keys up in their stored form.
+    """
 
     __slots__ = ()
 

@@ -223,8 +223,10 @@ class TrackedSet(Collection[T], MutableSet[T]):
 
 
 class CanonicalTrackedSet(TrackedSet[T]):
-    """A TrackedSet for members that Python does not find equal though they are stored as one; looks them up in stored
-    form."""
+    """A TrackedSet for members that Python does not find equal though they are stored as one.
+
+    It looks members up in their stored form.
+    """
 
     __slots__ = ()
 
@@ -239,7 +241,7 @@ class CanonicalTrackedSet(TrackedSet[T]):
 
 
 def _frozen(member: object) -> Any:
-    """Returns a set as a frozenset, to look it up as the builtin does. Raises TypeError for anything else unhashable."""
+    """Returns a set as a frozenset, to look it up as the builtin does. Raises TypeError for other unhashables."""
     if isinstance(member, set | TrackedSet):
         return frozenset(member)
     raise TypeError(f"unhashable type: {type(member).__name__!r}")

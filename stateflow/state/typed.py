@@ -50,8 +50,7 @@ class Typed:
     take: Convert
 
     def array(self, values: Iterable[Any]) -> pa.Array:
-        """Returns values as an Arrow array. Raises EncodeError for values that do not fit, such as an int beyond 64
-        bits."""
+        """Returns values as an Arrow array. Raises EncodeError for values that do not fit (an int beyond 64 bits)."""
         try:
             return pa.array([None if value is None else self.give(value) for value in values], self.type)
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Where a partition's bytes live. One store per (operator, partition); RocksDB, or memory for tests."""
+"""Storage of a partition's bytes: one store per (operator, partition), in RocksDB, or in memory for tests."""
 
 from stateflow.storage.memory import MemoryStore
 from stateflow.storage.rocks import RocksEngine, RocksStore

@@ -1,8 +1,8 @@
-"""The log of a replica's commits: one durable write for those of many partitions; databases are written behind it.
+"""Commit log of a replica: one durable write holds the commits of many partitions; their databases are written later.
 
-A commit is durable when :meth:`CommitLog.append` returns. Then it is written to its database, without a sync, and
-:meth:`~CommitLog.written` says so. Segments that are full are *retired* beside the stream: the databases of all
-partitions in them are synced, and the segments removed. What a loss of power takes of a database is in the log.
+A commit is durable when :meth:`CommitLog.append` returns. The committer then writes it to its database, without a sync,
+and calls :meth:`~CommitLog.written`. Full segments are *retired* in the background: the databases of all partitions in
+them are synced, and the segments removed. Everything that a power loss takes from a database is in the log.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from stateflow.storage.segments import SegmentFiles
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
-#: segments that the limit is made of
+#: number of segments that ``bytes_max`` is divided into
 SEGMENTS = 4
 
 
 @dataclass(slots=True)
 class _Segment:
-    """``last``: of each partition that it is kept for the greatest sequence that was logged."""
+    """A segment of the log. ``last``: by partition that it is kept for, the greatest sequence that was logged."""
 
     number: int
     size: int = SEGMENT_HEADER
@@ -44,17 +44,19 @@ class _Segment:
 
 
 class CommitLog:
-    """Called from several threads. Nothing is in it at first: who opens it has seen to what :func:`recover` found.
+    """The commit log of a replica. Several threads call it.
+
+    It starts empty: callers have applied what :func:`recover` found.
 
     Args:
-        found: what was there; its segments are removed.
-        bytes_max: with so much in it an append syncs databases first.
+        found: what a former process left; its segments are removed.
+        bytes_max: size above which an append syncs databases first.
         mutex: makes re-entrant locks.
-        sync: what the database of a partition holds is durable behind it; False: it is on its way out, and is forgotten
-            when that is done. Raises what the disk says. Called without a lock.
-        aside: runs something in a thread of its own.
-        on_failed: called, without a lock, with each partition whose database cannot be synced, and why. Its commits
-            stay here until it is forgotten.
+        sync: makes durable what the database of a partition holds. False: the partition is leaving, and will be
+            forgotten once it has left. Raises the disk's errors. Called without a lock.
+        aside: runs a function in a thread of its own.
+        on_failed: called, without a lock, with each partition whose database cannot be synced, and why. The partition's
+            commits stay in the log until it is forgotten.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class CommitLog:
         self._sync, self._aside, self._on_failed = sync, aside, on_failed
         self._mutex, self._retiring = mutex(), mutex()
         self._next = found.after
-        self._torn = False  # the last append failed: behind the end of the segment there may be some of it
+        self._torn = False  # the last append failed: after the end of the segment there may be some of its bytes
         self._closed = False
         self._unwritten: dict[PartitionId, list[Commit]] = {}
         self._segments = [_Segment(found.segments[-1] + 1 if found.segments else 1)]
@@ -81,12 +83,15 @@ class CommitLog:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size of all segments, in bytes."""
         return sum(segment.size for segment in self._segments)
 
     def append(self, commits: Sequence[Commit]) -> None:
-        """One write. They are durable when this returns. When it raises, which is what the disk says, they may be there
-        at the next start, or not; in either case they may be logged again. Raises Unavailable behind the end."""
+        """Appends commits in one write. They are durable when this returns.
+
+        When it raises the disk's error, the commits may or may not be there at the next start; in either case they may
+        be logged again. Raises Unavailable after ``close``.
+        """
         if self.size > self._bytes_max:
             self._retire()
         with self._mutex:
@@ -99,8 +104,11 @@ class CommitLog:
             self._aside(self._retire_aside)
 
     def written(self, partition: PartitionId, sequence: int) -> None:
-        """Its database has everything up to there, though perhaps not durably. By whoever writes to it, and nobody else
-        at the time: no lock is taken, which others may hold while a disk writes."""
+        """Notes that a partition's database has everything up to ``sequence``, though perhaps not durably.
+
+        Only the thread that writes to the database calls this, and no other at that time. It takes no lock, as others
+        may hold one while a disk writes.
+        """
         rest = [commit for commit in self._unwritten.get(partition, ()) if commit.sequence > sequence]
         if rest:
             self._unwritten[partition] = rest
@@ -108,23 +116,29 @@ class CommitLog:
             self._unwritten.pop(partition, None)
 
     def lacking(self, partition: PartitionId, epoch: int, sequence: int) -> list[Commit]:
-        """What was logged by this process, and a database that ends at ``sequence`` does not have: what failed behind
-        the log. By whoever opens it."""
+        """Returns the commits of this process that a database which ends at ``sequence`` lacks.
+
+        Writing them to the database failed after they were logged. Only the thread that opens the database calls this.
+        Raises CommitLogDamaged for a gap.
+        """
         return Logged(self._unwritten.get(partition, ())).lacking(partition, epoch, sequence)
 
     def logged(self, partition: PartitionId) -> list[Commit]:
-        """All of it that is still here, as :meth:`~stateflow.storage.commit_records.Logged.of` has it. Raises what the
-        disk says, and CommitLogDamaged."""
+        """Returns the commits of a partition that are still in the log, by epoch and sequence.
+
+        Raises the disk's errors and CommitLogDamaged.
+        """
         with self._mutex:
             return read(self._files.read()).logged.of(partition) if self._has(partition) else []
 
     def forget(self, partitions: Collection[PartitionId], *, sync: bool = True) -> None:
-        """These are not here any more, or have a newer epoch, durably: whatever was logged of them counts no more.
+        """Voids all that was logged of partitions that are gone from here, or have a newer epoch, durably.
 
-        Args: sync: before this returns. Else a kill does not undo it, a loss of power may.
+        Args:
+            sync: make it durable before this returns. Otherwise power loss may undo it, but a kill does not.
         """
         with self._mutex:
-            # an append that failed may be there all the same
+            # after a failed append its commits may be in the file all the same
             gone = [Gone(each) for each in partitions if self._torn or self._has(each)]
             if not gone or self._closed:
                 return
@@ -135,7 +149,7 @@ class CommitLog:
                     segment.last.pop(each, None)
 
     def close(self) -> None:
-        """What is in it stays, for the next start."""
+        """Closes the files. The log stays for the next start."""
         with self._retiring, self._mutex:
             self._closed = True
             self._files.close()
@@ -144,7 +158,7 @@ class CommitLog:
         return any(partition in segment.last for segment in self._segments)
 
     def _write(self, records: Sequence[Record], *, sync: bool) -> bool:
-        """Called with the lock held. Returns whether a segment was full."""
+        """Writes one frame and returns whether a segment was full. Callers hold the lock."""
         data = encode(self._next, records)
         if len(data) > FRAME_BYTES_MAX:
             raise ValueError(f"commits of {len(data)} bytes together")
@@ -170,12 +184,14 @@ class CommitLog:
     def _retire_aside(self) -> None:
         try:
             self._retire()
-        except OSError as error:  # the segments stay, and it is tried again with the next one that is full
+        except OSError as error:  # the segments stay, and the next full one makes it try again
             log.error("segments of the commit log cannot be removed: %s", error)
 
     def _retire(self) -> None:
-        """Sync what full segments have logged, and remove them. Takes no lock of a partition: whoever holds one may
-        wait for this. Raises OSError."""
+        """Syncs the databases of full segments and removes these. Raises OSError.
+
+        It takes no lock of a partition: a thread that holds one may wait for this.
+        """
         failed: list[tuple[PartitionId, Exception]] = []
         try:
             with self._retiring:
@@ -191,7 +207,7 @@ class CommitLog:
                 self._on_failed(partition, why)
 
     def _synced(self, failed: list[tuple[PartitionId, Exception]]) -> list[_Segment]:
-        """Segments that are full, with what they are still kept for."""
+        """Syncs databases and returns the full segments; their ``last`` has the partitions they are still kept for."""
         with self._mutex:
             full = [] if self._closed else self._segments[:-1]
             last: dict[PartitionId, int] = {}
@@ -200,11 +216,11 @@ class CommitLog:
         synced: set[PartitionId] = set()
         for partition, sequence in last.items():
             if any(commit.sequence <= sequence for commit in self._unwritten.get(partition, ())):
-                continue  # whoever writes it is not done yet, or has failed
+                continue  # the writer of its database is not done yet, or has failed
             try:
                 if self._sync(partition):
                     synced.add(partition)
-            except Exception as error:  # noqa: BLE001 - one that cannot be synced holds up no other
+            except Exception as error:  # noqa: BLE001 - a partition that cannot be synced holds up no other
                 log.error(
                     "%s cannot be synced, and what was logged of it stays in the commit log: %s", partition, error
                 )
@@ -217,5 +233,5 @@ class CommitLog:
 
 
 def recover(files: SegmentFiles) -> Found:
-    """What was left. Raises CommitLogDamaged."""
+    """Reads the log that a former process left. Raises CommitLogDamaged."""
     return read(files.read())

@@ -1,12 +1,12 @@
-"""Commits of a replica's partitions as they are in its commit log: bytes of records, frames and segments. Pure.
+"""Format of a replica's commit log: bytes of records, frames and segments. Pure.
 
-A *segment* is a file: ``magic | version u32 | number of its first frame u64 | crc``, then frames. A *frame* is what one
-write brought: ``magic | number u64 | length u32 | crc of the payload u32 | crc of this header``, and a payload of
+A *segment* is a file: ``magic | version u32 | number of its first frame u64 | crc``, then frames. A *frame* is the data
+of one write: ``magic | number u64 | length u32 | crc of the payload u32 | crc of this header``, and a payload of
 records: ``kind u8 | partition u32 | epoch u64 | sequence u64 | bytes of the operator's name u16 | bytes of the change
 set u32``, the name, the change set. All little endian, crc32.
 
 Frames are numbered without a gap, over all segments. A write that was cut off leaves the beginning of the last frame,
-or sectors of it. Whatever else cannot be read is damage.
+or some of its sectors. Anything else that cannot be read is damage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stateflow.types import PartitionId
 
 VERSION = 1
 SEGMENT_MAGIC, FRAME_MAGIC = b"SFcl", b"SFcf"
-#: a disk writes these whole, or not at all
+#: bytes that a disk writes whole, or not at all
 SECTOR = 512
 FRAME_BYTES_MAX = (1 << 32) - 1
 _SEGMENT = struct.Struct("<4sIQ")
@@ -34,7 +34,7 @@ COMMITTED, GONE = 1, 2
 
 
 class Commit(NamedTuple):
-    """Of a batch to one partition. ``change_set``: as :meth:`~stateflow.changes.ChangeSet.encode` has it."""
+    """Commit of a batch to one partition. ``change_set``: bytes from :meth:`~stateflow.changes.ChangeSet.encode`."""
 
     partition: PartitionId
     epoch: int
@@ -43,7 +43,10 @@ class Commit(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """Of this partition nothing counts that was logged before: it was deleted, or its database has it, or evidence."""
+    """Voids everything that was logged of a partition before.
+
+    The partition was deleted, or its database or its quarantined copy has it.
+    """
 
     partition: PartitionId
 
@@ -52,13 +55,13 @@ Record = Commit | Gone
 
 
 def segment_header(first: int) -> bytes:
-    """Args: first: number of its first frame."""
+    """Returns the header of a segment. ``first``: number of its first frame."""
     header = _SEGMENT.pack(SEGMENT_MAGIC, VERSION, first)
     return header + _CRC.pack(crc32(header))
 
 
 def encode(number: int, records: Iterable[Record]) -> bytes:
-    """A frame."""
+    """Encodes records as one frame."""
     parts: list[bytes] = []
     for record in records:
         name = record.partition.operator.encode()
@@ -74,8 +77,11 @@ def encode(number: int, records: Iterable[Record]) -> bytes:
 
 @dataclass(slots=True)
 class Segment:
-    """What a segment holds. ``end``: bytes that can be read; ``first``, ``after``: numbers of its first frame, and of
-    the one behind its last; ``torn``: behind its end is what a write left that was cut off."""
+    """Content of a segment.
+
+    ``end``: number of bytes that can be read; ``first``, ``after``: numbers of its first frame, and of the one after
+    its last; ``torn``: after ``end`` there are remains of a write that was cut off.
+    """
 
     first: int
     after: int
@@ -85,10 +91,10 @@ class Segment:
 
 
 def decode(name: str, data: bytes) -> Segment | None:
-    """None: its making was cut off, nothing was ever in it. Raises CommitLogDamaged.
+    """Reads a segment. None: its creation was cut off, so that it never held anything. Raises CommitLogDamaged.
 
-    The very last frame is a case of its own: one that is whole but for a bit is damaged; one of which a sector is zeros
-    is taken for a write that was cut off.
+    The very last frame is a special case. If all but a bit of it is intact, it is damaged; if one of its sectors is all
+    zeros, its write counts as cut off.
     """
     header = data[:SEGMENT_HEADER]
     if not _is_sealed(header, SEGMENT_HEADER):
@@ -118,7 +124,7 @@ def _is_sealed(header: bytes, size: int) -> bool:
 
 
 def _header(data: bytes, at: int) -> tuple[int, int, int] | None:
-    """(number, length, crc) of the frame that begins there."""
+    """Returns (number, length, crc) of the frame that begins there; None: no intact header does."""
     header = data[at : at + FRAME_HEADER]
     if not header.startswith(FRAME_MAGIC) or not _is_sealed(header, FRAME_HEADER):
         return None
@@ -127,7 +133,7 @@ def _header(data: bytes, at: int) -> tuple[int, int, int] | None:
 
 
 def _frame(data: bytes, at: int, number: int) -> bytes | None:
-    """Payload of the frame that begins there, when it is whole and has this number."""
+    """Returns the payload of the frame that begins there; None: it is not intact, or has another number."""
     header = _header(data, at)
     if header is None or header[0] != number:
         return None
@@ -136,7 +142,7 @@ def _frame(data: bytes, at: int, number: int) -> bytes | None:
 
 
 def _check_torn(name: str, data: bytes, found: Segment) -> None:
-    """Raises CommitLogDamaged unless what cannot be read may be the end of a write that was cut off."""
+    """Checks that unreadable bytes may be the end of a write that was cut off. Raises CommitLogDamaged."""
     end, header = found.end, _header(data, found.end)
     if header is not None and header[0] != found.after:
         raise _damaged(name, end, f"frame {header[0]} comes where {found.after} should be")
@@ -155,7 +161,7 @@ def _check_torn(name: str, data: bytes, found: Segment) -> None:
 
 
 def _lacks_a_sector(data: bytes, start: int) -> bool:
-    """Was some sector from ``start`` on never written?"""
+    """Returns whether some sector from ``start`` on was never written, that is, is all zeros."""
     while start < len(data):
         end = (start // SECTOR + 1) * SECTOR
         if not any(data[start:end]):
@@ -165,7 +171,7 @@ def _lacks_a_sector(data: bytes, start: int) -> bool:
 
 
 def _records(name: str, payload: bytes, offset: int) -> list[Record]:
-    """Its checksum has proved it. Raises CommitLogDamaged for what no replica wrote."""
+    """Decodes a payload whose checksum is right. Raises CommitLogDamaged for content that no replica writes."""
     records: list[Record] = []
     at = 0
     try:
@@ -186,7 +192,7 @@ def _records(name: str, payload: bytes, offset: int) -> list[Record]:
 
 
 class Logged:
-    """What a log holds of each partition: the newest of what was logged under one sequence, since it was gone last."""
+    """Commits in a log, by partition: for each epoch and sequence the newest, since the partition's last ``Gone``."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self._commits: dict[PartitionId, dict[tuple[int, int], Commit]] = {}
@@ -204,13 +210,15 @@ class Logged:
         return list(self._commits)
 
     def of(self, partition: PartitionId) -> list[Commit]:
-        """All, by epoch and sequence."""
+        """Returns all commits of a partition, by epoch and sequence."""
         commits = self._commits.get(partition, {})
         return [commits[each] for each in sorted(commits)]
 
     def lacking(self, partition: PartitionId, epoch: int, sequence: int) -> list[Commit]:
-        """What a database that is owned at ``epoch``, and ends at ``sequence``, is to be completed with, in order.
-        Raises CommitLogDamaged when the first of it, or one in the middle, is not there."""
+        """Returns the commits that are missing in a database owned at ``epoch`` that ends at ``sequence``, in order.
+
+        Raises CommitLogDamaged when the first of them, or one in between, is not in the log.
+        """
         lacking = [each for each in self.of(partition) if each.epoch == epoch and each.sequence > sequence]
         for expected, commit in enumerate(lacking, sequence + 1):
             if commit.sequence != expected:
@@ -225,7 +233,7 @@ class Logged:
 
 @dataclass(slots=True)
 class Found:
-    """A log as it was left. ``after``: number of the frame that comes next; ``segments``: their numbers, in order."""
+    """A log as a former process left it. ``after``: number of the next frame; ``segments``: their numbers, in order."""
 
     logged: Logged
     after: int
@@ -233,8 +241,13 @@ class Found:
 
 
 def read(segments: Sequence[tuple[int, bytes]]) -> Found:
-    """Args: segments: (number, bytes), by number. Raises CommitLogDamaged when something between its first frame and
-    its last is missing, or is not what was written."""
+    """Reads a log from its segments. Raises CommitLogDamaged.
+
+    It is damaged when something between its first frame and its last is missing, or is not what was written.
+
+    Args:
+        segments: (number, bytes), by number.
+    """
     logged, after = Logged(), 1
     torn_in = ""
     for position, (number, data) in enumerate(segments):
@@ -247,7 +260,7 @@ def read(segments: Sequence[tuple[int, bytes]]) -> Found:
                 raise _damaged(name, 0, "it is empty, and others follow")
             break
         if segment.first == segment.after < after and position + 1 == len(segments):
-            break  # it failed to be made, and the one before it was gone on with
+            break  # its creation failed, and the log continued in the segment before
         if position and segment.first != after:
             raise _damaged(
                 torn_in or name, 0, f"it ends before frame {after}, the next segment begins with {segment.first}"

@@ -1,7 +1,7 @@
-"""What an error of a disk or a database means, for whoever has to do something about it. The only place that knows.
+"""Interprets errors of disks and databases for users. No other module does.
 
-RocksDB's errors arrive as plain ``Exception`` with its status as text: ``Corruption: …``, ``IO error: …`` with what the
-operating system said.
+RocksDB's errors arrive as plain ``Exception`` with its status as text: ``Corruption: …``, ``IO error: …`` with the
+message of the operating system.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ LOST = frozenset(
         errno.ENETDOWN,
     }
 )
-#: of a database: what should be there is not, or cannot be read
+#: errors of a database whose files are missing or cannot be read
 UNREADABLE = frozenset({errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR})
 DAMAGED = "it is put aside into `evidence/`, and the partition goes to a standby or the newest checkpoint"
 
 
 def meaning(error: BaseException) -> StateflowError | None:
-    """What to tell the user of ``error``; None: it is none of the environment's faults."""
+    """Returns the error to show the user for ``error``; None: the environment (disk, memory, network) did not fail."""
     if isinstance(error, StateflowError):
-        cause = error.__cause__  # an operator met it while it read its state
+        cause = error.__cause__  # a database error that an operator met while it read its state
         return error if cause is None else _of_database(cause) or error
     if isinstance(error, MemoryError):
         return _no_memory("an allocation failed")
@@ -44,7 +44,7 @@ def meaning(error: BaseException) -> StateflowError | None:
 
 
 def damage(error: BaseException) -> StateDamaged | None:
-    """The damage that ``error`` tells of, if it does."""
+    """Returns the damage that ``error`` reports; None: it reports none."""
     meant = meaning(error)
     return meant if isinstance(meant, StateDamaged) else None
 
@@ -52,7 +52,7 @@ def damage(error: BaseException) -> StateDamaged | None:
 def _of_database(error: BaseException) -> StateflowError | None:
     if type(error) is not Exception or not _raised_here(error):
         return None
-    text = str(error)  # of others it may be an operator's own, and anything
+    text = str(error)  # not of other errors: their __str__ may be an operator's, and do anything
     if text.startswith("Corruption: "):
         return StateDamaged(f"its files are not what was written: {_one_line(text)}", remedy=DAMAGED)
     if text.startswith("IO error: "):
@@ -68,7 +68,10 @@ _SAID = {number: os.strerror(number) for number in sorted(_KNOWN, key=lambda num
 
 
 def _raised_here(error: BaseException) -> bool:
-    """By a call of ours, and not by an operator that says the same: the innermost frame is one of stateflow's."""
+    """Returns whether a call of stateflow's raised the error, and not an operator with the same text.
+
+    The innermost frame tells: it is one of stateflow's.
+    """
     trace = error.__traceback__
     if trace is None:
         return False

@@ -20,7 +20,7 @@ class MemoryStore:
 
     @classmethod
     def open(cls, directory: Path) -> MemoryStore:
-        """What ``snapshot`` wrote."""
+        """Opens what ``snapshot`` wrote."""
         return cls(msgpack.unpackb((directory / _FILE).read_bytes()))
 
     def get(self, key: bytes) -> bytes | None:

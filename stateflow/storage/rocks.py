@@ -1,11 +1,13 @@
-"""One RocksDB per partition, all sharing one block cache and one write-buffer manager.
+"""RocksDB stores: one database per partition, all sharing one block cache and one write-buffer manager.
 
-Facts about rocksdict this rests on: ``items()`` ends at a damaged block as if nothing came behind it, an iterator's
-``status()`` says so; an iterator sees the moment it was made (those of its ``Snapshot`` do too,
-not the snapshot's), it reads freed memory when its ReadOptions with a bound are gone, and a live one keeps the LOCK
-after ``close()``; a checkpoint's directory must not exist; a
-checkpoint flushes the memtable first; writes, checkpoints and opens hold every thread of the process up until they
-return, flushes and closes do not.
+Facts about rocksdict that the code relies on:
+
+- ``items()`` ends at a damaged block as if nothing followed; only the iterator's ``status()`` reports it.
+- An iterator sees the moment it was made, and so does an iterator of a ``Snapshot``, instead of the snapshot's moment.
+- An iterator with a bound reads freed memory when its ReadOptions are gone.
+- A live iterator keeps the LOCK after ``close()``.
+- A checkpoint's directory must not exist, and a checkpoint flushes the memtable first.
+- Writes, checkpoints and opens hold up every thread of the process until they return; flushes and closes do not.
 """
 
 from __future__ import annotations
@@ -42,27 +44,29 @@ from stateflow.storage.store import prefix_end
 from stateflow.storage.wal import cut_off
 
 _ADDRESS = itemgetter(0)
-#: Of one partition: what the processor's cache can hold. A large batch is written into 64 MiB in twice the time; less
-#: than 8 gains little and is flushed more often. And what is not flushed is read again when the partition is opened.
+#: Size of a partition's memtable, chosen to fit the processor's cache. A large batch takes twice as long to write into
+#: 64 MiB. Less than 8 MiB gains little and is flushed more often. What is not flushed is replayed when the partition is
+#: opened.
 MEMTABLE_BYTES = 8 << 20
-#: what a memtable takes at a time, and what of it counts for all of them together. RocksDB's default of 1 MiB fills
-#: that with 256 partitions of a few rows each: then each write has another partition flushed, and takes half a
-#: millisecond. Less than this costs large batches more than it gives small ones.
+#: Step in which a memtable allocates memory, and in which that memory counts towards the shared write buffer. With
+#: RocksDB's default of 1 MiB, 256 partitions of a few rows each fill the write buffer; then each write makes another
+#: partition flush, and takes half a millisecond. Less than this costs large batches more than it gains small ones.
 ARENA_BYTES = 32 << 10
-#: memtables that wait for their flush, and runs that wait to be merged, before writes must wait: 128 MiB and 1.25 GiB
+#: numbers of memtables waiting for their flush (128 MiB) and of runs waiting to be merged (1.25 GiB) that slow down or
+#: stop writes
 MEMTABLES_MAX, RUNS_SLOW, RUNS_STOP = 16, 160, 288
-#: of overwritten and deleted entries beside the live ones, before everything is merged into one
+#: size of overwritten and deleted entries, relative to the live ones, at which all runs are merged into one
 SIZE_AMPLIFICATION_PERCENT = 100
-#: what RocksDB keeps for other things of the open files it is told
+#: files that RocksDB sets apart for other uses, of the limit of open files that it is given
 OTHER_FILES = 10
 
 
 class RocksEngine:
-    """The parts partition databases of one process share.
+    """Parts that the partition databases of one process share.
 
     Args:
         block_cache_bytes: capacity of the block cache; memtables are charged to it too.
-        write_buffer_bytes: memtables of all partitions together are flushed beyond this.
+        write_buffer_bytes: size of the memtables of all partitions together above which they are flushed.
     """
 
     def __init__(self, block_cache_bytes: int = 256 << 20, write_buffer_bytes: int = 256 << 20) -> None:
@@ -71,19 +75,27 @@ class RocksEngine:
         self._buffers = WriteBufferManager.new_write_buffer_manager_with_cache(write_buffer_bytes, False, self._cache)
 
     def expect(self, databases: int) -> None:
-        """So many are to be open at a time, with those that are. Raises TooFewFiles when that cannot be."""
+        """Prepares for so many open databases, those already open included. Raises TooFewFiles."""
         self._files = files.file_limits(databases, files.limit())
 
     def open_read_only(self, directory: Path, *, up_to_damage: bool = False) -> RocksStore:
-        """As its files are, with nothing written: for what is only looked at, or others hold hard links of. Raises what
-        ``open`` raises."""
+        """Opens a database as its files are, and writes nothing. Raises the same errors as ``open``.
+
+        For a database that is only inspected, or whose files others hold hard links of.
+        """
         return self._open(directory, AccessType.read_only(), create=False, up_to_damage=up_to_damage)
 
     def open(self, directory: Path, *, create: bool = False, up_to_damage: bool = False) -> RocksStore:
-        """Args: up_to_damage: what is in its write-ahead log behind damage is dropped: somebody else has it.
+        """Opens a partition's database.
 
-        Raises StateMissing when there is no database and ``create`` is false, DataDirLocked when another process has
-        it open, StateDamaged when something of it is missing or not what was written, and what the disk says."""
+        Args:
+            create: create the directory and the database if they do not exist.
+            up_to_damage: drop what follows damage in the write-ahead log, because it is kept elsewhere (in the commit
+                log).
+
+        Raises StateMissing when there is no database and ``create`` is false, DataDirLocked when another process has it
+        open, StateDamaged when some of its files are missing or not what was written, and the disk's errors.
+        """
         if create:
             directory.mkdir(parents=True, exist_ok=True)
         return self._open(directory, AccessType.read_write(), create=create, up_to_damage=up_to_damage)
@@ -102,7 +114,7 @@ class RocksEngine:
             except Exception as error:
                 if not str(error).startswith("Corruption: truncated") or not _is_cut_off(directory):
                     raise
-                # the process was killed in the middle of a write, which nobody was told of
+                # the process was killed in the middle of a write that was never acknowledged
                 return RocksStore(Rdict(str(directory), options=self._options(create, lenient), access_type=access))
         except Exception as error:
             if str(error).startswith("IO error: ") and "/LOCK: " in str(error):
@@ -132,8 +144,8 @@ class RocksEngine:
         options.set_max_write_buffer_number(MEMTABLES_MAX)
         options.set_allow_concurrent_memtable_write(False)  # a partition has one writer
         options.set_compression_type(DBCompressionType.lz4())
-        # Runs of like size are merged, and the large oldest one only when the others have grown to its size: a
-        # checkpoint uploads what is new, and levelled compaction makes everything new each few checkpoints.
+        # Universal compaction merges runs of similar size, and the large oldest one only when the others have grown to
+        # its size. A checkpoint uploads new files, and levelled compaction rewrites all files every few checkpoints.
         compaction = UniversalCompactOptions()
         compaction.max_size_amplification_percent = SIZE_AMPLIFICATION_PERCENT
         options.set_compaction_style(DBCompactionStyle.universal())
@@ -144,8 +156,8 @@ class RocksEngine:
         options.set_max_background_jobs(2)
         options.set_keep_log_file_num(1)
         options.set_max_open_files(self._files.tables + OTHER_FILES)
-        options.set_table_cache_num_shard_bits(0)  # else there is more room in it than was said
-        options.set_wal_recovery_mode(recovery)  # the default drops whatever is behind a damaged record
+        options.set_table_cache_num_shard_bits(0)  # with shards the cache holds more files than the limit
+        options.set_wal_recovery_mode(recovery)  # the default drops everything after a damaged record
         return options
 
 
@@ -180,12 +192,12 @@ class RocksStore:
         delete, put = batch.delete, batch.put
         for key in mutations.deletes:
             delete(key)
-        # in order: neighbours share the way into the memtable, which halves the cost of a large batch
+        # in order: neighbours share their path into the memtable, which halves the cost of a large batch
         for key, value in sorted(mutations.puts, key=_ADDRESS):
             put(key, value)
         with self._writing:
             self._db.write(batch)
-            if sync:  # apart from the write, which no other thread of the process gets past
+            if sync:  # separate from the write, which holds up all threads of the process
                 self._db.flush_wal(True)
 
     def sync(self) -> None:
@@ -202,16 +214,18 @@ class RocksStore:
             self._db.flush()
 
     def entries(self) -> int | None:
-        """Of files, each of which has a key once; None before there is one of what was written, and once closed.
-        RocksDB's own estimate has each write of memtables: a few keys that are written again and again would seem to be
-        thousands."""
+        """Estimates the number of entries from files, each of which has a key once.
+
+        None: nothing of what was written is in a file yet, or the store is closed. RocksDB's own estimate counts each
+        write in memtables: a few keys that are written again and again would seem to be thousands.
+        """
         try:
             files = self._db.live_files()
             if not files:
                 return None if self._db.property_int_value("rocksdb.estimate-num-keys") else 0
         except DbClosedError:
             return None
-        # a deletion is an entry itself, and takes one away
+        # a deletion counts as an entry, and removes another
         found: int = sum(each["num_entries"] - 2 * each["num_deletions"] for each in files)
         return max(0, found)
 
@@ -221,8 +235,11 @@ class RocksStore:
 
 
 class _Writing:
-    """Who is in a call that writes. rocksdict gives the interpreter away there, and refuses to close a database that
-    another thread is in a call of. Reads hold the interpreter to their end, so that they need not be known of."""
+    """Counts the threads in a call that writes, so that ``close`` can wait for them.
+
+    rocksdict releases the interpreter lock in some of these calls, and refuses to close a database while another thread
+    is in one. Reads hold the interpreter lock to their end, so that they need not be counted.
+    """
 
     __slots__ = ("_changed", "_ended", "_threads")
 
@@ -243,14 +260,14 @@ class _Writing:
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """Nobody begins to write from now on; returns when nobody does any more."""
+        """Refuses new writes, and returns once no thread writes."""
         with self._changed:
             self._ended = True
             self._changed.wait_for(lambda: not self._threads)
 
 
 def _scan(entries: RdictIter, options: ReadOptions) -> Iterator[tuple[bytes, bytes]]:
-    """The iterator points into the upper bound that ``options`` owns: they must live as long as it does."""
+    """Yields entries and keeps ``options`` alive: it owns the upper bound that the iterator points into."""
     valid, key, value, advance = entries.valid, entries.key, entries.value, entries.next
     while valid():
         yield key(), value()

@@ -1,4 +1,4 @@
-"""Files of a commit log. What is appended, made or removed is durable when the call returns."""
+"""Segment files of a commit log. A change is durable when the call returns, except an append without ``sync``."""
 
 from __future__ import annotations
 
@@ -12,34 +12,37 @@ from stateflow.storage.commit_records import segment_name
 
 
 class SegmentFiles(Protocol):
-    """Raises OSError. Not thread-safe but for :meth:`remove`."""
+    """Segment files of one commit log. Methods raise OSError; only :meth:`remove` is thread-safe."""
 
     def read(self) -> Sequence[tuple[int, bytes]]:
-        """(number, content) of each segment, by number."""
+        """Returns (number, content) of each segment, by number."""
         ...
 
     def create(self, number: int, data: bytes) -> None:
-        """Or begin it anew. It is the one that is appended to, unless this raises. What was appended to those before is
-        durable by then, also by a process that has ended: a loss of power leaves no gap in front of it."""
+        """Creates a segment, or starts it anew, and appends to it from now on, unless this raises.
+
+        What was appended to earlier segments is durable by then, even what a former process appended: power loss leaves
+        no gap before the new segment.
+        """
         ...
 
     def append(self, data: bytes, *, sync: bool = True) -> None:
-        """One write."""
+        """Appends with one write. ``sync``: the data is durable when this returns."""
         ...
 
     def truncate(self, size: int) -> None:
-        """Of the one that is appended to: what is behind so many bytes goes."""
+        """Cuts the segment that is appended to down to ``size`` bytes."""
         ...
 
     def remove(self, numbers: Sequence[int]) -> None:
-        """In this order, power loss or not."""
+        """Removes segments in the given order, even across power loss."""
         ...
 
     def close(self) -> None: ...
 
 
 class DirectorySegments:
-    """In a directory of their own, which is made with the first one."""
+    """Segments in a directory of their own, which is made with the first segment."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -83,7 +86,7 @@ class DirectorySegments:
     def remove(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             (self._directory / segment_name(number)).unlink(missing_ok=True)
-            sync(self._directory)  # one by one: a loss of power may not bring an older one back beside a gap
+            sync(self._directory)  # one by one: power loss must not bring back an older segment without the next
 
     def close(self) -> None:
         if self._file is not None:

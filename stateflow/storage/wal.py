@@ -1,11 +1,11 @@
-"""The end of a write-ahead log that RocksDB could not read to its end: was the last write cut off, or is it damaged?
+"""Tells whether the unreadable end of a RocksDB write-ahead log is a write that was cut off, or damage.
 
-A process that is killed in the middle of a write leaves the beginning of a record, and nothing behind it. That write
-was never acknowledged. RocksDB cannot tell this from a length that was damaged, which makes a record seem to reach
-beyond the end of the file: it would drop that one and all behind it. Here the bytes behind are looked at. Pure.
+A process that is killed in the middle of a write leaves the beginning of a record, and nothing after it. That write was
+never acknowledged. RocksDB cannot tell this from a damaged length, which makes a record seem to reach beyond the end of
+the file: it would drop that record and all that follow. The functions here look at the bytes that follow. Pure.
 
-Format: blocks of 32 KiB; records of ``crc32c u32 | length u16 | type u8 | payload``, cut where a block ends into
-first, middle and last; a payload begins with the sequence of its first entry, u64, and how many there are, u32. All
+Format: blocks of 32 KiB; records of ``crc32c u32 | length u16 | type u8 | payload``, split where a block ends into
+first, middle and last; a payload begins with the sequence of its first entry, u64, and the number of entries, u32. All
 little endian.
 """
 
@@ -18,21 +18,24 @@ BLOCK = 32 << 10
 _HEADER = struct.Struct("<IHB")
 _BATCH = struct.Struct("<QI")
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
-#: entries a record may be ahead of the last whole one, and still be taken for one that follows it
+#: maximum of entries between the last whole record and one that still counts as a later record
 AHEAD_MAX = 1 << 32
 
 
 def cut_off(logs: Sequence[bytes]) -> bool:
-    """Of all logs of a database, in order: is what cannot be read only the end of a write that was cut off?
+    """Returns whether all that cannot be read in a database's logs is the end of a write that was cut off.
 
-    False when whole records are behind it, or it is whole itself but for its length.
+    False when whole records follow, or when the unreadable record is whole itself but for its length.
+
+    Args:
+        logs: contents of all logs of the database, in order.
     """
     expected: int | None = None
     torn = False
     for data in logs:
         first, after, end = _walk(data)
         if torn and first is not None and first != expected:
-            return False  # it went on after what is missing
+            return False  # a later log continues after the missing record
         expected = after if after is not None else expected
         torn = end < len(data)
         if torn and _goes_on(data, end, expected or 0):
@@ -41,7 +44,7 @@ def cut_off(logs: Sequence[bytes]) -> bool:
 
 
 def _walk(data: bytes) -> tuple[int | None, int | None, int]:
-    """(sequence of the first record, the one behind the last whole record, where that ends)."""
+    """Returns (sequence of the first record, sequence after the last whole record, offset of that record's end)."""
     first = after = None
     end = 0
     begun: tuple[int, int] | None = None
@@ -57,7 +60,7 @@ def _walk(data: bytes) -> tuple[int | None, int | None, int]:
 
 
 def _records(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """(offset, length, type) as the headers say, as far as they make sense."""
+    """Yields (offset, length, type) of records according to their headers, as long as these make sense."""
     at = 0
     while True:
         left = BLOCK - at % BLOCK
@@ -74,7 +77,7 @@ def _records(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _goes_on(data: bytes, end: int, expected: int) -> bool:
-    """Behind ``end``: the record there, whole but for its length, or a later one that is whole."""
+    """Returns whether a whole record follows ``end``: the one there, if only its length is damaged, or a later one."""
     if len(data) - end > _HEADER.size and _is_whole(data, end, len(data) - end - _HEADER.size):
         return True
     for at in range(end + 1, len(data) - _HEADER.size - _BATCH.size + 1):
@@ -111,7 +114,7 @@ _TABLE = _table()
 
 
 def _crc32c(data: bytes) -> int:
-    """Slow, and only ever asked about a few records."""
+    """CRC-32C in Python: slow, but called for a few records only."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xFF]
