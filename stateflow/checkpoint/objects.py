@@ -85,7 +85,7 @@ class Objects:
         self._call(piece, self._backend.download, name, file, size, moved=lambda: os.fstat(descriptor).st_size)
 
     def _piece(self, size: int) -> float:
-        """Returns how long a transfer of so many bytes may show no progress, in seconds."""
+        """Returns how long a transfer of ``size`` bytes may show no progress, in seconds."""
         return self._timeout_s + min(size, self._backend.piece_bytes) / BYTES_PER_S_MIN
 
     def list(self, prefix: str) -> list[Stored]:

@@ -81,7 +81,8 @@ def order_decimal(value: Decimal) -> bytes:
 
 
 def unorder_decimal(data: bytes) -> Decimal:
-    """The canonical decimal of a key: no trailing zeros after the point, no exponent below 10^20."""
+    """Inverse of :func:`order_decimal`, in canonical form: no trailing zeros after the point, exponents up to 20 as
+    zeros."""
     if data == b"\x01":
         return Decimal(0)
     body = data[1:] if data[0] == 2 else data[1:-1].translate(_INVERT)

@@ -61,7 +61,7 @@ class Lanes(ABC):
         """Returns the items of one decoded value, one per lane."""
 
     def single(self, value: Any) -> list[Array]:
-        """Lanes of length 1, with one decoded value."""
+        """Returns lanes of length 1, with one decoded value."""
         lanes = [np.empty(1, dtype) for dtype in self.dtypes]
         for lane, item in zip(lanes, self.of_value(value), strict=True):
             lane[0] = item

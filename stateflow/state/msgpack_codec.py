@@ -27,7 +27,7 @@ _ARRAY_KINDS = "biufcSUmM"
 
 #: types msgpack (with the extensions here) stores and returns unchanged, and whose values never change
 IMMUTABLE = (type(None), bool, int, float, str, bytes, date, datetime, Decimal, UUID)
-#: subclasses of these are stored as these
+#: types as which their subclasses are stored
 _SUBCLASSED: tuple[Any, ...] = (float, bytes, list, dict)
 CONTAINERS = (list, dict, tuple, set, frozenset)
 #: first bytes of msgpack's bytes types, with which it also writes a bytearray
@@ -77,7 +77,7 @@ def _has_bytearray(value: Any) -> bool:
 
 
 def _marked(value: Any) -> Any:
-    """``value`` with each bytearray as an extension type."""
+    """Returns ``value`` with each bytearray as an extension type."""
     cls = value.__class__
     if cls is list:
         return [_marked(item) for item in value]

@@ -215,7 +215,7 @@ def _dict_shape(args: tuple[Any, ...]) -> Shape:
 
 
 def _array_shape(args: tuple[Any, ...]) -> Shape:
-    """``numpy.ndarray``, or ``numpy.typing.NDArray[…]`` with the type of its items."""
+    """Returns the shape of ``numpy.ndarray``, or of ``numpy.typing.NDArray[…]`` with the type of its items."""
     item = array_item(args)
 
     def lower(value: Any) -> Any:
@@ -274,7 +274,7 @@ class Field:
         self.owner, self.name, self.default = owner, name, default
         self.shape = shape_of(hint)
         self._hint = getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
-        #: classes of the stored values that fit, None for any
+        #: classes of the stored values that fit; None: any class
         self._classes = _classes(hint)
         self._widen: Callable[[Any], Any] | None = None
         if self._classes is not None and int not in self._classes:
@@ -369,8 +369,8 @@ class RecordShape:
 
     @classmethod
     def of(cls, record: type) -> RecordShape:
-        """Returns the one shape of a class. A class may contain itself, so it is registered before its fields are
-        looked at."""
+        """Returns the one shape of a class. The class may contain itself, so it is registered before its fields are
+        read."""
         if not is_record(record):
             raise DeclarationError(
                 f"{record!r} is no record", remedy="use a dataclass, a msgspec.Struct or a pydantic model"

@@ -31,7 +31,7 @@ class FileLimits:
 
 
 def file_limits(databases: int, limit: int) -> FileLimits:
-    """Returns the limits of each of so many databases. Raises TooFewFiles when they cannot all be open at a time."""
+    """Returns the limits of each of ``databases`` open databases. Raises TooFewFiles when they cannot all be open."""
     tables = (limit - RESERVED) // max(databases, 1) - PER_DATABASE
     if tables < 1:
         needed = databases * (PER_DATABASE + RUNS_MAX) + RESERVED

@@ -75,7 +75,7 @@ class RocksEngine:
         self._buffers = WriteBufferManager.new_write_buffer_manager_with_cache(write_buffer_bytes, False, self._cache)
 
     def expect(self, databases: int) -> None:
-        """Prepares for so many open databases, those already open included. Raises TooFewFiles."""
+        """Prepares for a number of open databases, those already open included. Raises TooFewFiles."""
         self._files = files.file_limits(databases, files.limit())
 
     def open_read_only(self, directory: Path, *, up_to_damage: bool = False) -> RocksStore:

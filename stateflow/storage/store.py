@@ -16,7 +16,7 @@ def prefix_end(prefix: bytes) -> bytes | None:
 
 
 class PartitionStore(Protocol):
-    """Ordered bytes → bytes. ``apply`` is atomic: after a crash all of it is there, or nothing."""
+    """Ordered bytes → bytes. ``apply`` is atomic: after a crash all of it is there, or none."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
