@@ -74,7 +74,7 @@ class HasAddress(Protocol):
 
 
 def address_of(cluster: str | HasAddress) -> str:
-    """Raises InvalidArgument."""
+    """Returns the controller's address of a cluster. Raises InvalidArgument where there is none."""
     address = cluster if isinstance(cluster, str) else getattr(cluster, "address", None)
     if not isinstance(address, str) or not address:
         raise InvalidArgument(
@@ -84,8 +84,10 @@ def address_of(cluster: str | HasAddress) -> str:
 
 
 def _own(df: DataFrame, operator: type[Operator], name: str | None, directory: str | Path | None) -> str:
-    """Address of this program's cluster, with the operator deployed. Raises InvalidArgument where Spark's tasks are
-    elsewhere, and what starting and deploying raise."""
+    """Starts this program's own cluster, deploys the operator and returns the cluster's address.
+
+    Raises InvalidArgument where Spark's tasks run elsewhere, and whatever starting and deploying raise.
+    """
     master = master_of(df.sparkSession)
     if not master.startswith("local"):
         raise InvalidArgument(
@@ -96,7 +98,8 @@ def _own(df: DataFrame, operator: type[Operator], name: str | None, directory: s
     started.cluster.deploy(operator, name=name)
     if df.sparkSession not in _ENDED_FIRST:
         _ENDED_FIRST.add(df.sparkSession)
-        atexit.register(_end_queries, df.sparkSession)  # before the cluster ends: what was registered last comes first
+        # atexit runs the last registered function first, so queries end before the cluster
+        atexit.register(_end_queries, df.sparkSession)
     return started.address
 
 
@@ -104,7 +107,7 @@ _ENDED_FIRST: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 
 
 def _end_queries(spark: SparkSession) -> None:
-    """Else those that a program leaves running fail, with their traces, for want of its cluster."""
+    """Stops the session's queries. Queries that outlive the program's cluster would fail, with stack traces."""
     with contextlib.suppress(Exception):  # the session may have been stopped
         for query in spark.streams.active:
             query.stop()
@@ -129,50 +132,53 @@ def apply_operator(
     real_time: bool = False,
     position: Sequence[str] | None = None,
 ) -> DataFrame:
-    """Run a deployed operator over a DataFrame, streaming or batch; returns its output rows.
+    """Runs a deployed operator over a DataFrame, streaming or batch; returns its output rows.
 
-    An operator with ``side_outputs`` gives one more struct column for each tag: a row of that side output has it
-    filled and all others null, main rows have it null. ``out.main()`` and ``out.side("late")`` of a batch take them
-    apart, and :func:`main_output` and :func:`side_output` what ``foreachBatch`` is given.
+    An operator with ``side_outputs`` adds one struct column for each tag. A row of a side output fills its tag's column
+    and leaves all others null; a main row leaves the tags' columns null. ``out.main()`` and ``out.side("late")``
+    separate the outputs of a batch, and :func:`main_output` and :func:`side_output` those of the frame that
+    ``foreachBatch`` is given.
 
     A streaming query applies each micro-batch exactly once, by (query id, batch id): retried tasks, speculative
-    attempts and replayed batches get the stored output. What a Python ``foreachBatch`` does not evaluate of a batch is
-    evaluated when it has returned, see :mod:`stateflow.spark.whole`. A batch DataFrame is applied once, however
-    often it is evaluated; calling ``apply_operator`` again applies it again, unless ``source`` is the same. It may
-    be of any length: its rows are applied in pieces, see docs/decisions/backfill.md.
+    attempts and replayed batches get the stored output. If a Python ``foreachBatch`` evaluates only part of a batch,
+    the driver evaluates the rest when the function has returned, see :mod:`stateflow.spark.whole`. A batch DataFrame is
+    applied once, however often it is evaluated; calling ``apply_operator`` again applies it again, unless ``source`` is
+    the same. A batch DataFrame may be of any length: its rows are applied in pieces, see docs/decisions/backfill.md.
 
     Args:
         cluster: ``host:port`` of the controller, ``a:7070,b:7070`` of several, or a Cluster or LocalCluster, where the
-            operator is deployed. None: this program's own, see :func:`~stateflow.local.embedded.embedded`, where it is
-            deployed as this class is now.
-        directory: of this program's own cluster; by default ``./stateflow-data``.
-        order_by: rows of one partition and micro-batch, or of a batch DataFrame, are processed in the order of this
-            column; without it a micro-batch's in the order Spark's shuffle delivers them, a batch DataFrame's in one
-            that is the same each time.
-        watermark: a timestamp column. No row is expected to be older than the newest of all micro-batches before, less
-            ``allowed_lateness``: that is the operator's watermark after each micro-batch. In a batch query every timer
-            fires when all rows are done.
-        name: of the deployment, when it is not the class's.
-        source: a name that tells apart two uses of one operator in one query, or makes a batch run repeatable.
-        site: a string column that says from which site each row comes, so that ``autopilot`` may bring their state
-            there; null and what is no site's name say nothing.
-        tasks: Spark tasks per micro-batch; by default the cluster's parallelism. Any number at any time. One needs no
-            shuffle: it does the stages before it too, up to the last shuffle in them.
-        initial_state: a batch DataFrame with the key columns, whose rows :meth:`Operator.init_state` is given before
-            this returns; nothing happens when all of them were loaded before.
-        unavailable_timeout: seconds a task waits for a replica that does not answer before it fails.
+            operator is deployed. None: this program's own cluster, see :func:`~stateflow.local.embedded.embedded`, to
+            which the class is deployed as it is now.
+        directory: directory of this program's own cluster; by default ``./stateflow-data``.
+        order_by: column by which the rows of one partition and micro-batch, or of a batch DataFrame, are ordered before
+            the operator processes them. None: a micro-batch's rows are processed in the order in which Spark's shuffle
+            delivers them, a batch DataFrame's in an order that is the same each time.
+        watermark: a timestamp column. After each micro-batch the operator's watermark is the newest time in this column
+            of all earlier micro-batches, less ``allowed_lateness``; no row is expected to be older. In a batch query
+            every timer fires when all rows are done.
+        allowed_lateness: how far the watermark stays behind the newest time. Needs ``watermark``.
+        name: name of the deployment, when it is not the class's.
+        source: a name that distinguishes two uses of one operator in one query, or makes a batch run repeatable.
+        site: a string column with the site that each row comes from, so that ``autopilot`` may bring the rows' state
+            there. Null, and text that is no site's name, give no site.
+        tasks: Spark tasks per micro-batch; by default Spark's parallelism, at most one for each partition. The number
+            may change at any time. A single task needs no shuffle: it also runs the stages before it, up to the last
+            shuffle in them.
+        initial_state: a batch DataFrame with the key columns. :meth:`Operator.init_state` is given its rows before this
+            returns; if all partitions have loaded them before, nothing happens.
+        unavailable_timeout: seconds for which a task waits for a replica that does not answer, before the task fails.
         state_manager: records each micro-batch of the session's streaming queries as a stage, from now on.
-        real_time: for a query with ``trigger(realTime=…)``, in a session with what that needs, see
+        real_time: True for a query with ``trigger(realTime=…)``, in a session with the settings of
             :func:`~stateflow.spark.session.real_time_settings`. Rows are applied as they come. Experimental, see
             docs/real-time.md.
-        position: then, the columns that say which source partition a row is of, and last that of its offset in it; by
-            default ``topic``, ``partition`` and ``offset``, as Kafka has them. Rows are known by it: offsets of a
-            partition rise, and name the same row for ever.
+        position: in real-time mode, the columns that name a row's source partition, followed by the column with its
+            offset in that partition; by default ``topic``, ``partition`` and ``offset``, as in Kafka's source. Rows are
+            identified by their position: offsets of a partition must rise, and must name the same row for ever.
 
-    Raises KeyColumnMissing, UnsupportedKeyType, OperatorNotDeployed, SchemaMismatch, OperatorNotImportable (nothing of
-    this package on the executors), InvalidArgument (wrong arguments), InsecureRefused (executors may not call) or
-    Unavailable (no controller, or executors do not reach what this program does) here; what a replica refuses later
-    fails the Spark task with the error's line in it.
+    Raises KeyColumnMissing, UnsupportedKeyType, OperatorNotDeployed, SchemaMismatch, OperatorNotImportable (executors
+    lack this package), InvalidArgument (wrong arguments), InsecureRefused (executors may not call) or Unavailable (no
+    controller, or executors do not reach what this program reaches) here. What a replica refuses later fails the Spark
+    task with the error's line in it.
 
     Example: ``apply_operator(flights, DelayByAircraft, cluster="ctl:7070").writeStream.format("console").start()``
     """
@@ -279,33 +285,34 @@ def apply_operator(
         else:
             refuse_batches(task) if real_time else complete_batches(task)
         return with_outputs(out) if spec.side_schemas else out
-    # Spark runs all tasks in front of a shuffle, to their ends, before the first behind it, so that whoever wants five
-    # rows has the operator given all. It costs the outputs' way through local files; a micro-batch is spared it.
+    # Spark runs all tasks in front of a shuffle to their ends before the first task behind it. So even a caller who
+    # takes five rows has all rows applied to the operator. The price is that outputs pass through local files; a
+    # micro-batch is spared it.
     out = out.repartitionById(count, F.spark_partition_id())
     remember(out, task.batch_query, observation)
     return with_outputs(out) if spec.side_schemas else out
 
 
 def _routed(df: DataFrame, task: OperatorTask) -> DataFrame:
-    """The rows with their partition's number, each partition in one task, which is its number modulo the tasks.
+    """Adds the partition's number to each row, and brings each partition to the task with its number modulo the tasks.
 
-    A single task has all partitions wherever its rows come from. It is there without rows, too: Spark makes
+    A single task has all partitions wherever its rows come from. The task exists without rows, too: Spark makes
     ``coalesce(1)`` of nothing one empty task.
 
-    A batch DataFrame's come in an order that is the same for each attempt: they are cut into pieces by it.
+    The rows of a batch DataFrame come in an order that is the same for each attempt, as the task cuts them into pieces.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
     placed, partition = _placed(df), _partition(df, task)
     # A generator, not a plain column: where Spark knows the input to be empty (a union's source without new data) it
-    # would leave out the shuffle and with it the tasks, and the batch would not be seen by any partition.
+    # would leave out the shuffle and with it the tasks, and no partition would see the batch.
     numbered = placed.select("*", F.stack(F.lit(1), partition).alias(PARTITION_COLUMN))
     plain = task.tasks == 1 and not _ends_in_operator(df)
     routed = numbered.coalesce(1) if plain else numbered.repartitionById(task.tasks, PARTITION_COLUMN)
     if task.piece_bytes is None:
         return routed
-    # Another generator, behind the shuffle: where that turns out to have brought nothing, Spark would leave it out with
-    # a sort right behind it.
+    # Another generator, behind the shuffle: if the shuffle turns out to have brought nothing, Spark would leave it out
+    # together with a sort right behind it.
     hashed = routed.select("*", F.stack(F.lit(1), row_hash(placed)).alias(HASH_COLUMN))
     by = [] if task.order_by is None else [F.asc_nulls_last(_place(df.columns.index(task.order_by)))]
     if plain and not by and comes_in_order(df):
@@ -314,8 +321,10 @@ def _routed(df: DataFrame, task: OperatorTask) -> DataFrame:
 
 
 def _ticked(df: DataFrame, task: OperatorTask) -> DataFrame:
-    """The rows with their partition's number, in the tasks that read them, and each of them twice: Spark passes a row
-    on to Python when it has seen the next one, which then is there at once."""
+    """Adds the partition's number to each row, in the tasks that read the rows, and emits each row twice.
+
+    Spark passes a row on to Python when it has seen the next one; with the copy, the next one is there at once.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     ticks = F.explode(F.array(F.lit(0), F.lit(1)))
@@ -323,8 +332,10 @@ def _ticked(df: DataFrame, task: OperatorTask) -> DataFrame:
 
 
 def _placed(df: DataFrame) -> DataFrame:
-    """The frame with its columns called by their places. Spark reads a dot or a backtick in a name as its own, and does
-    not know which of two columns of one name is meant. The tasks give them their names back."""
+    """Returns the frame with its columns named by their places; the tasks give them their names back.
+
+    Spark reads a dot or a backtick in a name as syntax, and cannot tell apart two columns of one name.
+    """
     return df.toDF(*map(_place, range(len(df.columns))))
 
 
@@ -333,7 +344,7 @@ def _place(number: int) -> str:
 
 
 def _partition(df: DataFrame, task: OperatorTask) -> Column:
-    """The number of each row's partition, of the placed frame."""
+    """The number of each row's partition, as a column of the placed frame."""
     from pyspark.sql import functions as F  # noqa: N812
 
     columns = [_hashable(df, column, task.operator) for column in task.key]
@@ -341,9 +352,12 @@ def _partition(df: DataFrame, task: OperatorTask) -> Column:
 
 
 def _ends_in_operator(df: DataFrame) -> bool:
-    """May its rows be an operator's, without a shuffle in between? Fewer tasks behind run several of its."""
+    """Tells whether the rows may be an operator's output without a shuffle in between.
+
+    If so, fewer tasks behind that operator would each run several of its tasks.
+    """
     if is_connect(df):
-        return True  # its plan is made in the server
+        return True  # the server makes the plan
     left = [df._jdf.queryExecution().analyzed()]
     while left:
         node = left.pop()
@@ -357,7 +371,7 @@ def _ends_in_operator(df: DataFrame) -> bool:
 
 
 def _load(rows: DataFrame, task: OperatorTask, schema: Any) -> None:
-    """Into every partition that has not got them."""
+    """Loads the first state into every partition that has not got it."""
     loaded = positions(Router(task.controller, task.operator), INITIAL)
     if len(loaded) == task.partitions:
         log.warning("%s has had its first state: the rows of initial_state= are not looked at", task.operator)
@@ -399,8 +413,10 @@ def _micros(lateness: timedelta) -> int:
 
 
 def _hashable(df: DataFrame, column: str, operator: str) -> Column:
-    """The key column as it is hashed, of the placed frame: every integral type as a long, so that Python and the JVM
-    agree."""
+    """Returns the key column in the form that is hashed, of the placed frame.
+
+    Every integral type becomes a long, so that Python and the JVM agree.
+    """
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql import types as t
 

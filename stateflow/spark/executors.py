@@ -1,8 +1,9 @@
-"""What executors on other machines lack, said before the first row: this package, the means to call, a way to the
-controller and the replicas. They are asked by a job of one short task for each of their slots, once for an application.
+"""Checks, before the first row, that executors on other machines have this package, may call and reach the cluster.
 
-A replica that does not answer for the moment is waited for when rows come. So only an address counts that this program
-reaches and an executor does not, and still does not when it is asked again.
+A job of one short task for each executor slot checks them, once for an application.
+
+If a replica does not answer for the moment, tasks wait for it when rows come. So the check refuses an address only if
+this program reaches it and an executor does not, in two attempts.
 """
 
 from __future__ import annotations
@@ -32,19 +33,23 @@ from stateflow.types import ReplicaInfo
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: of one address, and how many are tried at a time; what was not begun after twice as long counts as reached
+#: seconds for one address, and the number of addresses tried at a time; an address whose turn does not come within the
+#: first of these periods counts as reached
 TRY_S = 3.0
 _AT_A_TIME = 64
-#: slots that are asked, at most: each tries all addresses
+#: most executor slots that are asked; each tries all addresses
 _TASKS_MAX = 16
 _MISSING = re.compile(r"(?:ModuleNotFoundError|ImportError): .+")
-#: by application, or session of Spark Connect: the addresses that its executors were asked about
+#: application, or session of Spark Connect → addresses that its executors were asked about
 _ASKED: dict[str, set[str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """``host``: an executor's; ``address``: what is not reached from there; ``why``: as the system says it."""
+    """An address that an executor does not reach.
+
+    ``host``: the executor's. ``why``: the operating system's reason.
+    """
 
     host: str
     address: str
@@ -52,19 +57,21 @@ class Miss:
 
 
 Ask = Callable[[Sequence[str]], list[Miss]]
-#: addresses → those that are not reached from this program
+#: addresses → those that this program does not reach
 Here = Callable[[Collection[str]], Mapping[str, str]]
 
 
 def check_executors(spark: SparkSession, controller: str, owners: Iterable[ReplicaInfo], token: str = "") -> None:
-    """Raises OperatorNotImportable where Spark's Python workers lack this package, Unavailable where they do not reach
-    the controller or one of the replicas that this program reaches, InsecureRefused or BadCertificate where they may
-    not call. Workers on this machine are asked only where they are another Python than this.
+    """Checks that Spark's Python workers can run an operator's tasks.
+
+    Raises OperatorNotImportable where they lack this package, Unavailable where they do not reach the controller or one
+    of the replicas that this program reaches, InsecureRefused or BadCertificate where they may not call. Workers on
+    this machine are asked only if they run another Python than this one.
 
     Args:
         controller: as for ``apply_operator``.
-        owners: of the operator's partitions.
-        token: that tasks are handed.
+        owners: owners of the operator's partitions.
+        token: the token that tasks are given.
     """
     if is_connect(spark):
         of = spark.session_id
@@ -87,16 +94,26 @@ def check_executors(spark: SparkSession, controller: str, owners: Iterable[Repli
 
 
 def check_reached(ask: Ask, here: Here, controllers: Sequence[str], replicas: Mapping[str, str]) -> None:
-    """Args: replicas: address → name. Raises Unavailable."""
+    """Checks that executors reach the controllers and replicas that this program reaches.
+
+    Args:
+        ask: returns what executors do not reach.
+        here: returns what this program does not reach.
+        controllers: addresses of the controllers.
+        replicas: address → name.
+
+    Raises Unavailable.
+    """
     misses = ask(list(dict.fromkeys([*controllers, *replicas])))
-    if _blocked(misses, here, controllers, replicas):  # or it came back, or went, between the two looks
+    # ask twice: an address may have come or gone between the two looks
+    if _blocked(misses, here, controllers, replicas):
         misses = ask([*controllers, *sorted({miss.address for miss in misses} & set(replicas))])
         if blocked := _blocked(misses, here, controllers, replicas):
             raise _refusal(blocked, replicas)
 
 
 def _blocked(misses: Sequence[Miss], here: Here, controllers: Sequence[str], replicas: Mapping[str, str]) -> list[Miss]:
-    """Those of addresses that this program reaches. One controller that a host reaches is enough for it."""
+    """Returns the misses of addresses that this program reaches. One controller is enough for each host."""
     if not misses:
         return []
     gone = here({miss.address for miss in misses})
@@ -142,7 +159,10 @@ def _asked(spark: SparkSession, trying: Trying) -> list[Miss]:
 
 
 def _same_environment(python: str) -> bool:
-    """Not by what the names resolve to: in virtual environments those are the same interpreter."""
+    """Tells whether ``python`` is in the same environment as this process's.
+
+    The paths are not resolved: in virtual environments they lead to the same interpreter.
+    """
     found = shutil.which(python)
     return found is not None and Path(found).absolute().parent == Path(sys.executable).parent
 
@@ -164,16 +184,18 @@ def not_importable(said: str) -> OperatorNotImportable | None:
 
 @dataclass(frozen=True, slots=True)
 class Trying:
-    """Given to ``mapInArrow``: a row for each address that is not reached from where it runs, or one for a fault that
-    keeps it from calling anybody. Sent by its name, so that whoever runs it has imported what an operator's task
-    imports."""
+    """Check that ``mapInArrow`` runs in each executor.
+
+    Yields a row for each address that is not reached from there, or one row for a fault that keeps the executor from
+    calling. Pickled by name, so that a worker that runs it has imported what an operator's task imports.
+    """
 
     addresses: tuple[str, ...]
     token: str = field(default="", repr=False)
     columns = "host string, address string, why string, fault string"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import stateflow.spark.task as _  # noqa: F401 - importing it is the question
+        import stateflow.spark.task as _  # noqa: F401 - importing it is the check
 
         for _batch in batches:
             pass
@@ -199,7 +221,7 @@ class Trying:
 
 
 def own_host(towards: Iterable[str]) -> str:
-    """This machine's name, and the address it has on the way to the first of these."""
+    """Returns this machine's name, and its address on the way to the first of ``towards`` that resolves."""
     name = socket.gethostname()
     for address in towards:
         try:
@@ -213,9 +235,9 @@ def own_host(towards: Iterable[str]) -> str:
 
 
 def unreached(addresses: Collection[str], timeout_s: float = TRY_S) -> dict[str, str]:
-    """Address → why no connection is made to it from here; those that are reached are left out.
+    """Returns address → reason for each address to which no connection can be made from here.
 
-    Within twice ``timeout_s``, whatever a name server does.
+    Takes at most twice ``timeout_s``, even if a name server does not answer.
     """
     waiting: SimpleQueue[str] = SimpleQueue()
     for address in addresses:
@@ -241,7 +263,7 @@ def unreached(addresses: Collection[str], timeout_s: float = TRY_S) -> dict[str,
 
 
 def _tried(address: str, timeout_s: float) -> str:
-    """Why it is not reached; empty: it is."""
+    """Returns why an address is not reached; empty if it is."""
     try:
         with socket.create_connection(_parts(address), timeout_s):
             return ""

@@ -1,18 +1,20 @@
-"""What a streaming query leaves out of its source, as its plan has it."""
+"""Filters that a streaming query's plan applies to its source."""
 
 from __future__ import annotations
 
 from typing import Any
 
-#: they hand on the rows of what they stand on
+#: plan nodes that pass on the rows of their child
 _HANDED_ON = frozenset({"Project", "SubqueryAlias", "EventTimeWatermark", "View"})
 
 
 def filter_of(execution: Any) -> str | None:
-    """The conditions right behind the only source of a query, as SQL; None where there are none, or several sources.
+    """Returns the conditions right behind the only source of a query, as SQL.
+
+    Returns None where there are no conditions, or several sources.
 
     Args:
-        execution: the JVM's object of the query.
+        execution: the query's execution object in the JVM.
     """
     above: list[Any] = []  # from the sink down to the source
     node = execution.analyzedPlan()

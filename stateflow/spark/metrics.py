@@ -1,6 +1,6 @@
-"""What the operators of queries did and what it took, put together from what their tasks report.
+"""Metrics of the operators of queries: what they did and how long it took, aggregated from their tasks' reports.
 
-Pure: how reports come here, and what Spark says of a query, is in :mod:`stateflow.spark.task_reports`.
+No I/O: :mod:`stateflow.spark.task_reports` collects the reports, and what Spark says of a query.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-#: of each query, in detail; all are in the totals
+#: newest micro-batches of each query that are kept in detail; the totals include all
 BATCHES_KEPT = 100
-#: those that reported last
+#: queries that are kept: those that reported last
 QUERIES_KEPT = 100
-#: tasks of a micro-batch; of more, as of a frame that is evaluated again and again, the first are added up
+#: most spans kept of one micro-batch; where a frame is evaluated again and again there are more, and the first are
+#: added up
 SPANS_KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Where time went, s.
+    """Time spent, by where it went, in seconds.
 
-    ``spark``: tasks waited for their rows; of a micro-batch also all that Spark did beside the operators' tasks.
-    ``routing``: sorting, cutting and encoding rows in the tasks, and decoding outputs.
-    ``rpc``: to replicas and back, less what they spent in the next two: the network, queues, moves, standbys.
-    ``operator``: in the operator, timers and watermark with it.
-    ``commit``: collecting what changed, and writing it.
+    ``spark``: tasks waited for their rows; for a micro-batch also all that Spark did beside the operators' tasks.
+    ``routing``: sorting, slicing and encoding rows in the tasks, and decoding outputs.
+    ``rpc``: round trips to replicas, less their time in the next two: network, queues, moves, standbys.
+    ``operator``: time in the operator, including timers and watermark.
+    ``commit``: collecting the changed state, and writing it.
 
     >>> Seconds(operator=0.25).operator
     0.25
@@ -76,14 +77,14 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class OperatorMetrics:
-    """One operator of a query, in one micro-batch or in all. ``source``: that of ``apply_operator``.
+    """Metrics of one operator of a query, in one micro-batch or in all. ``source``: as given to ``apply_operator``.
 
-    ``rows``: that it was given. ``tasks``: of Spark. ``visits``: partitions those tasks sent to, with rows or
-    without. None of the three rises when Spark runs a task or a micro-batch again; such tasks are ``repeated``.
-    ``replayed``: visits of all tasks, repeated ones too, that were answered with the stored output.
-    ``seconds``: of all tasks, repeated ones too, added up: with two tasks at a time there are two in one second.
-    In a task they are its duration up to its first output; ``operator`` and ``commit`` are those of the replica
-    that took longest for the task, as replicas work side by side.
+    ``rows``: input rows. ``tasks``: Spark tasks. ``visits``: partitions that those tasks sent to, with rows or without.
+    None of the three rises when Spark runs a task or a micro-batch again; such tasks are counted as ``repeated``.
+    ``replayed``: visits that were answered with the stored output, of all tasks including repeated ones. ``seconds``:
+    sum over all tasks, including repeated ones, so two tasks in parallel spend two seconds in one. A task's seconds add
+    up to its duration until its first output; their ``operator`` and ``commit`` are those of the replica that took
+    longest for the task, as replicas work in parallel.
 
     Example: ``[(each.operator, each.rows) for each in query_metrics(query).operators]``
     """
@@ -99,7 +100,7 @@ class OperatorMetrics:
     seconds: Seconds
 
     def __add__(self, other: OperatorMetrics) -> OperatorMetrics:
-        """Of the same operator."""
+        """Adds the metrics of the same operator."""
         return OperatorMetrics(
             self.operator,
             self.source,
@@ -113,7 +114,7 @@ class OperatorMetrics:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """JSON-serialisable."""
         return {
             "operator": self.operator,
             "source": self.source,
@@ -129,12 +130,12 @@ class OperatorMetrics:
 
 @dataclass(frozen=True, slots=True)
 class BatchMetrics:
-    """One micro-batch. ``operators``: in the order in which they first reported.
+    """Metrics of one micro-batch. ``operators``: in the order in which they first reported.
 
-    ``input_rows``: of the query's sources, and ``trigger_s``: from trigger to commit, s; both as Spark says, None as
-    long as it has not, or when it has forgotten.
-    ``seconds``: add up to ``trigger_s``: the time in which tasks of the operators ran is split as those tasks spent
-    theirs, the rest is Spark's. Without ``trigger_s`` there is no rest. Of the newest run, when it was run again.
+    ``input_rows``: rows of the query's sources. ``trigger_s``: seconds from trigger to commit. Both are Spark's
+    figures, and None until Spark reports them, or when it has forgotten them. ``seconds``: add up to ``trigger_s``. The
+    time in which tasks of the operators ran is divided as those tasks spent theirs, and the rest is Spark's. Without
+    ``trigger_s`` there is no rest. For a micro-batch that ran again, they are of the newest run.
 
     Example: ``query_metrics(query).batches[-1].seconds.operator``
     """
@@ -147,7 +148,7 @@ class BatchMetrics:
 
     @property
     def rows(self) -> int:
-        """Of all operators together: one that passes two of them counts twice."""
+        """Sum over all operators: a row that passes two operators counts twice."""
         return sum(operator.rows for operator in self.operators)
 
     @property
@@ -157,10 +158,10 @@ class BatchMetrics:
 
 @dataclass(frozen=True, slots=True)
 class QueryMetrics:
-    """Of one query, since this driver began.
+    """Metrics of one query, since this driver began.
 
-    ``id``: Spark's; of a batch DataFrame the ``source`` of ``apply_operator``, or a made one.
-    ``batches``: the newest 100, oldest first. ``batches_total``, ``operators`` and ``seconds`` are about all.
+    ``id``: Spark's query id; for a batch DataFrame the ``source`` of ``apply_operator``, or a generated id.
+    ``batches``: the newest 100, oldest first. ``batches_total``, ``operators`` and ``seconds`` cover all batches.
 
     Example: ``query_metrics(query).batches_total``
     """
@@ -174,7 +175,7 @@ class QueryMetrics:
 
     @property
     def rows(self) -> int:
-        """Of all operators together: one that passes two of them counts twice."""
+        """Sum over all operators: a row that passes two operators counts twice."""
         return sum(operator.rows for operator in self.operators)
 
     @property
@@ -187,10 +188,12 @@ class QueryMetrics:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """One pass of one task over its rows. ``run``: of the query, in which tasks have one number each; empty: of a batch
-    DataFrame, whose tasks have one number each in ``use``, one call of ``apply_operator``.
+    """One pass of one task over its rows.
 
-    ``began_us``: by the wall clock of its machine; ``seconds.total``: from then on.
+    ``run``: the run of the query, in which each task number is unique. Empty for a batch DataFrame, whose task numbers
+    are unique in ``use``, one call of ``apply_operator``.
+
+    ``began_us``: by the wall clock of its machine; ``seconds.total`` counts from then on.
     """
 
     query: str
@@ -209,7 +212,7 @@ class TaskReport:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What Spark says of a micro-batch that it has finished."""
+    """Spark's report of a micro-batch that it has finished."""
 
     query: str
     name: str | None
@@ -224,7 +227,7 @@ class Trigger:
 
 @dataclass(slots=True)
 class _Use:
-    """One operator in one batch. ``tasks``: of the newest run, and call of it, task → (rows, visits)."""
+    """One operator in one batch. ``of``: newest call. ``tasks``: task → (rows, visits), of the newest run and call."""
 
     of: str = ""
     tasks: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -235,11 +238,11 @@ class _Use:
 
 @dataclass(slots=True)
 class _Batch:
-    """``covered``, ``spans`` and ``spent`` are of the newest run, as its trigger is."""
+    """One batch. ``covered``, ``spans`` and ``spent`` are of the newest run, as its trigger is."""
 
     run: str
     uses: dict[tuple[str, str | None], _Use] = field(default_factory=dict)
-    covered: float = 0.0  # by spans that are not kept
+    covered: float = 0.0  # seconds covered by spans that are not kept
     spans: list[tuple[float, float]] = field(default_factory=list)
     spent: Seconds = Seconds()
     input_rows: int | None = None
@@ -250,7 +253,7 @@ class _Batch:
             self.run, self.covered, self.spans, self.spent = report.run, 0.0, [], Seconds()
             self.input_rows = self.trigger_s = None
             for use in self.uses.values():
-                use.tasks = {}  # there may be fewer now, with other rows
+                use.tasks = {}  # the new run may have fewer tasks, with other rows
         use = self.uses.setdefault((report.operator, report.source), _Use())
         if report.use != use.of:
             use.of, use.tasks = report.use, {}
@@ -285,7 +288,7 @@ class _Batch:
 
 @dataclass(slots=True)
 class _Query:
-    """``dropped``, ``dropped_seconds``, ``totals``: of batches that are no longer kept."""
+    """One query. ``dropped``, ``dropped_seconds`` and ``totals`` are of batches that are no longer kept."""
 
     name: str | None = None
     batches: OrderedDict[int, _Batch] = field(default_factory=OrderedDict)
@@ -309,13 +312,13 @@ class _Query:
 
 
 class Tally:
-    """Reports of tasks in, metrics out; of bounded size. Thread-safe."""
+    """Aggregates reports of tasks to metrics; of bounded size. Thread-safe."""
 
     def __init__(self, batches_kept: int = BATCHES_KEPT, queries_kept: int = QUERIES_KEPT) -> None:
         self._batches_kept = batches_kept
         self._queries_kept = queries_kept
         self._queries: OrderedDict[str, _Query] = OrderedDict()
-        self._observed: OrderedDict[str, int] = OrderedDict()  # run → its newest batch whose reports came so
+        self._observed: OrderedDict[str, int] = OrderedDict()  # run → its newest batch with observed reports
         self._lock = threading.Lock()
 
     def report(self, reports: Iterable[TaskReport]) -> None:
@@ -330,7 +333,7 @@ class Tally:
                     self._queries.popitem(last=False)
 
     def observed(self, run: str, batch: int, reports: Iterable[TaskReport]) -> None:
-        """Those of a run's micro-batch, taken once; batches of a run come in their order, and may come again."""
+        """Adds the reports of a run's micro-batch, once: batches of a run come in order, and may come again."""
         with self._lock:
             if self._observed.get(run, -1) >= batch:
                 return
@@ -341,7 +344,7 @@ class Tally:
         self.report(reports)
 
     def triggered(self, triggers: Iterable[Trigger]) -> None:
-        """What Spark says of batches. Of those that are unknown, and of other runs, it is passed over."""
+        """Adds what Spark says of batches. Unknown batches, and those of other runs, are ignored."""
         with self._lock:
             for each in triggers:
                 query = self._queries.get(each.query)
@@ -353,8 +356,10 @@ class Tally:
                     batch.input_rows, batch.trigger_s = each.input_rows, each.seconds
 
     def is_whole(self, query: str, run: str, number: int, operator: str, source: str | None, partitions: int) -> bool:
-        """Whether tasks of this run have reported for all of the operator's partitions. Some report nothing, so that
-        it may be whole all the same."""
+        """Tells whether tasks of this run have reported for all of the operator's partitions.
+
+        Some tasks report nothing, so False does not mean that the batch is incomplete.
+        """
         with self._lock:
             known = self._queries.get(query)
             batch = None if known is None else known.batches.get(number)
@@ -362,7 +367,9 @@ class Tally:
             return use is not None and sum(visits for _, visits in use.tasks.values()) == partitions
 
     def query(self, named: str) -> QueryMetrics | None:
-        """By id, or by name: the one of that name that reported last. None when no task has reported."""
+        """Returns the metrics of a query by id, or by name the last of that name that reported. None: no task has
+        reported.
+        """
         with self._lock:
             if named in self._queries:
                 return self._queries[named].metrics(named)
@@ -372,7 +379,7 @@ class Tally:
             return None
 
     def batch(self, query: str, number: int) -> BatchMetrics | None:
-        """None when it is not, or no longer, known."""
+        """Returns the metrics of one batch; None when it is not, or no longer, known."""
         with self._lock:
             known = self._queries.get(query)
             batch = None if known is None else known.batches.get(number)
@@ -380,7 +387,7 @@ class Tally:
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds in which at least one of (begin, end) was under way."""
+    """Returns the seconds in which at least one of the (begin, end) spans was under way."""
     seconds, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
         seconds += max(0.0, end - max(begin, until))
@@ -389,8 +396,11 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def elapsed(running_s: float, spent: Seconds, trigger_s: float | None) -> Seconds:
-    """Time as it passed, from what tasks that overlap spent: adds up to ``trigger_s``, or to ``running_s``, in which
-    any of them ran, when that is unknown. Tasks go by their machines' clocks, so that it may seem to be longer."""
+    """Converts the time that overlapping tasks spent to time as it passed.
+
+    Adds up to ``trigger_s``; if that is None, to ``running_s``, the time in which any of the tasks ran. Tasks use their
+    machines' clocks, so ``running_s`` may seem longer than ``trigger_s``.
+    """
     if trigger_s is not None:
         running_s = min(running_s, trigger_s)
     split = spent.scaled(running_s / spent.total) if spent.total else Seconds()

@@ -1,7 +1,7 @@
-"""How tasks' reports come to a client of Spark Connect, which has no accumulators: as Spark's observed metrics.
+"""Brings tasks' reports to a client of Spark Connect, which has no accumulators: as Spark's observed metrics.
 
-A task's last row has its report in a column of its own and nothing else. Spark collects that column for whoever asks it
-how the query went, as part of a micro-batch's progress or beside a batch's answer, and the row goes no further.
+A task's last row has its report in a column of its own and nothing else. Spark collects that column as an observed
+metric, part of a micro-batch's progress or of a batch's answer. The row itself is filtered out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _NOT_NULL = re.compile(r"\s+not\s+null\b", re.IGNORECASE)
 
 
 def with_report_column(schema: Any) -> Any:
-    """The schema that tasks give, in DDL or as a StructType. All columns may be null: those of a report are."""
+    """Returns the schema that tasks give, in DDL or as a StructType.
+
+    All columns may be null, as those of a report row are.
+    """
     if isinstance(schema, str):
         return f"{_NOT_NULL.sub('', schema)}, {REPORT_COLUMN} string"
     from pyspark.sql.types import StringType, StructField, StructType
@@ -38,7 +41,7 @@ def with_report_column(schema: Any) -> Any:
 def with_report(
     outputs: Iterable[pa.RecordBatch], schema: pa.Schema, reports: list[TaskReport]
 ) -> Iterator[pa.RecordBatch]:
-    """The outputs, and behind them what is in ``reports`` by then. ``schema``: of outputs where there are none."""
+    """Yields the outputs, then the content of ``reports`` at that time. ``schema``: used where there are no outputs."""
     for batch in outputs:
         schema = batch.schema
         yield _joined(batch.columns, schema, pa.nulls(batch.num_rows, pa.string()))
@@ -54,8 +57,11 @@ def _joined(columns: list[pa.Array], schema: pa.Schema, reports: pa.Array) -> pa
 
 
 def observed(frame: DataFrame, use: str) -> tuple[DataFrame, Any]:
-    """What tasks gave, without their reports; and of a batch DataFrame the Observation that they come to. ``use``:
-    this one, as Spark refuses two of one name in a query."""
+    """Returns the outputs of the tasks without their reports, and for a batch DataFrame the Observation with the
+    reports.
+
+    ``use``: name of this application, as Spark refuses two observations of one name in a query.
+    """
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.connect.observation import Observation
 
@@ -67,17 +73,17 @@ def observed(frame: DataFrame, use: str) -> tuple[DataFrame, Any]:
 
 
 def reports_of(metrics: dict[str, Any]) -> list[TaskReport]:
-    """In the observed metrics of a micro-batch, by their names."""
+    """Returns the reports in the observed metrics of a micro-batch, by their names."""
     return [
         decoded(text)
         for name, row in metrics.items()
         if name.startswith(_NAMED)
-        for text in _said(row).get(_REPORTS) or ()  # where no task ran there are none
+        for text in _said(row).get(_REPORTS) or ()  # a query without tasks has no reports
     ]
 
 
 def _said(row: Any) -> dict[str, Any]:
-    """Over Spark Connect it comes as Java would write it: what is in it, and what that is."""
+    """Returns the row as a dict. Over Spark Connect the row is in Java's form, with its values and its schema."""
     said: dict[str, Any] = row.asDict()
     if said.keys() != {"values", "schema"}:
         return said
@@ -85,12 +91,12 @@ def _said(row: Any) -> dict[str, Any]:
 
 
 def reports_at(observation: Any) -> list[TaskReport]:
-    """Of the newest evaluation of a batch DataFrame; none before the first."""
+    """Returns the reports of the newest evaluation of a batch DataFrame; none before the first."""
     return [decoded(text) for text in observation.get.get(_REPORTS) or ()]
 
 
 def encoded(report: TaskReport) -> str:
-    """Short: there is one for each task in the progress of each micro-batch."""
+    """Returns the report as short JSON: the progress of each micro-batch has one for each task."""
     return json.dumps(astuple(report), separators=(",", ":"))
 
 

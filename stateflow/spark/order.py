@@ -1,6 +1,6 @@
-"""In which order rows of a batch DataFrame come: the same for each attempt of a task, or one is made of their contents.
+"""Order of a batch DataFrame's rows: the same for each attempt of a task, or made from the rows' contents.
 
-Behind a shuffle rows come as the network brings them, each time in another order.
+Behind a shuffle rows arrive as the network brings them, each time in another order.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from stateflow.spark.connect import is_connect
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-#: give rows in the order in which they have them
+#: plan nodes that keep the order of their rows
 _KEEPING = ("Project", "Filter", "SubqueryAlias", "View", "Generate", "LocalLimit")
-#: make them, in an order of their own. Not so files: how they are split depends on the session, its cores with it
+#: plan nodes that make rows, in a fixed order. Files are not among them: how Spark splits files depends on the session,
+#: including its cores.
 _MAKING = ("LocalRelation", "Range", "OneRowRelation")
 
 
 def comes_in_order(df: DataFrame) -> bool:
-    """Whether it is certain that the rows of each of its tasks come in the same order whenever they are read."""
+    """Tells whether the rows of each task certainly come in the same order whenever they are read."""
     if is_connect(df):
-        return False  # its plan is made in the server
+        return False  # the server makes the plan
     left = [df._jdf.queryExecution().analyzed()]
     while left:
         node = left.pop()
@@ -29,7 +30,7 @@ def comes_in_order(df: DataFrame) -> bool:
         if name == "LogicalRDD":
             if node.rdd().outputDeterministicLevel().toString() != "DETERMINATE":
                 return False
-        elif name not in _MAKING + _KEEPING or node.subqueries().nonEmpty():  # which may become joins
+        elif name not in _MAKING + _KEEPING or node.subqueries().nonEmpty():  # subqueries may become joins
             return False
         children = node.children()
         left += [children.apply(number) for number in range(children.size())]
@@ -37,11 +38,13 @@ def comes_in_order(df: DataFrame) -> bool:
 
 
 def row_hash(df: DataFrame) -> Column:
-    """64 bits of all columns, whose names Spark reads as they are. Rows that differ have different ones, but for one in
-    2 ** 64: two that had the same could come the one way round and the other, and be taken for each other where one
-    ends a piece. Rows that are the same have the same, whether their columns may be null or not.
+    """Hashes all columns, whose names must be plain for Spark, to 64 bits.
 
-    Spark's hash passes over nulls, and takes a list for its elements and -0.0 for 0.0: each is told apart here.
+    Rows that differ have different hashes, except one pair in 2 ** 64. Two rows with the same hash could come in either
+    order, and be taken for each other where one of them ends a piece. Equal rows have the same hash, whether their
+    columns are nullable or not.
+
+    Spark's hash ignores nulls, and takes a list for its elements and -0.0 for 0.0; this one distinguishes all of these.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -52,7 +55,10 @@ def row_hash(df: DataFrame) -> Column:
 
 
 def _parts(value: Column, kind: Any) -> list[Column]:
-    """What to hash of a value. Of two that differ these differ, and the one's are not how the other's begin."""
+    """Returns what to hash of a value.
+
+    Two different values have different parts, and the parts of one are no prefix of the other's.
+    """
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql import types as t
 
@@ -62,9 +68,9 @@ def _parts(value: Column, kind: Any) -> list[Column]:
     if isinstance(kind, t.StringType):
         return [is_null, value.cast(t.StringType())]  # whatever its collation takes for equal
     if isinstance(kind, (t.FloatType, t.DoubleType)):
-        return [is_null, value, F.when(value == 0, value.cast("string"))]  # which has the sign
+        return [is_null, value, F.when(value == 0, value.cast("string"))]  # the text has the sign
     if isinstance(kind, t.StructType):
-        # by place: of fields called a and A, Spark would not know which is meant
+        # by place: Spark could not tell apart fields called a and A
         placed = t.StructType([t.StructField(f"_{number}", field.dataType) for number, field in enumerate(kind)])
         value = value.cast(placed)
         return [is_null, *(part for field in placed for part in _parts(value.getField(field.name), field.dataType))]

@@ -1,7 +1,8 @@
 """Main rows and side outputs of an operator as DataFrames of their own.
 
-Spark's ``mapInArrow`` gives one DataFrame, so that ``apply_operator`` returns main rows and those of every side output
-together: a side output's in the struct column of its tag, with all else null. What is here takes them apart again.
+Spark's ``mapInArrow`` gives one DataFrame, so ``apply_operator`` returns main rows and the rows of every side output
+together. A side output's row is in the struct column of its tag, and all its other columns are null. The functions here
+separate them again.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from stateflow.errors import InvalidArgument
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: metadata of the columns that hold side outputs, which goes with them into ``foreachBatch``
+#: metadata of the columns that hold side outputs; it survives into ``foreachBatch``
 MARK = "stateflow.side"
 
 
 def marked(schema: Any, tags: tuple[str, ...]) -> Any:
-    """The StructType with its side outputs' columns marked."""
+    """Returns the StructType with the columns of its side outputs marked."""
     from pyspark.sql.types import StructField, StructType
 
     fields = [StructField(f.name, f.dataType, f.nullable, {MARK: True} if f.name in tags else None) for f in schema]
@@ -27,12 +28,13 @@ def marked(schema: Any, tags: tuple[str, ...]) -> Any:
 
 
 def side_output(frame: DataFrame, tag: str) -> DataFrame:
-    """Rows of one side output, with its columns and no others.
+    """Returns the rows of one side output, with its columns and no others.
 
-    Args: frame: as :func:`apply_operator` returned it for a batch, or as ``foreachBatch`` is given it.
+    Args:
+        frame: as :func:`apply_operator` returned it for a batch, or as ``foreachBatch`` is given it.
 
-    Raises InvalidArgument for a tag that the operator does not have, and for a streaming DataFrame: each of two queries
-    would send all rows to the operator.
+    Raises InvalidArgument for a tag that the operator does not have, and for a streaming DataFrame: two queries would
+    each send all rows to the operator.
 
     Example: ``side_output(applied, "late").show()``
     """
@@ -45,7 +47,7 @@ def side_output(frame: DataFrame, tag: str) -> DataFrame:
 
 
 def main_output(frame: DataFrame) -> DataFrame:
-    """Main rows, without the columns of the side outputs. ``frame`` and errors as with :func:`side_output`.
+    """Returns the main rows, without the columns of the side outputs. ``frame`` and errors as with :func:`side_output`.
 
     Example: ``main_output(applied).show()``
     """
@@ -56,7 +58,7 @@ def main_output(frame: DataFrame) -> DataFrame:
 
 
 def with_outputs(frame: DataFrame) -> DataFrame:
-    """The same, with ``frame.side(tag)`` and ``frame.main()``."""
+    """Adds ``frame.side(tag)`` and ``frame.main()`` to a frame, and returns it."""
     frame.side, frame.main = partial(side_output, frame), partial(main_output, frame)
     return frame
 

@@ -1,5 +1,7 @@
-"""This package as a zip that Spark sends to executors: modules only, and each compiled, as a Python worker that found
-only their text would compile them whenever it begins."""
+"""Packs this package as a zip that Spark sends to executors: modules only, each with its compiled code.
+
+A Python worker that found only the text would compile it each time the worker begins.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,21 @@ from typing import Any
 from stateflow.errors import InvalidArgument
 from stateflow.release import VERSION
 
-#: what processes on executors import
+#: packages that processes on executors import
 _PACKAGES = ("stateflow", "reconfig")
 _DISTRIBUTION = "stateflow-streams"
-#: what is written for users, and no module of the package
+#: files written for users, which are no modules of the package
 _NOT_MODULES = ("stateflow/project/files/", "stateflow/examples/")
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """``python``: whose compiled code is in it; others compile the text. ``requires``: what is not in it, as pip takes
-    it."""
+    """A zip that was written.
+
+    ``python``: the version whose compiled code it has; other versions compile the text. ``requires``: requirements that
+    are not in the zip, in pip's form.
+    """
 
     file: Path
     version: str
@@ -42,7 +47,7 @@ class Written:
 
 
 def package(out: Path) -> Written:
-    """Raises InvalidArgument where it cannot be written, or this one is in a zip itself."""
+    """Writes the zip. Raises InvalidArgument where it cannot be written, or this package is in a zip itself."""
     modules = 0
     try:
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -57,7 +62,10 @@ def package(out: Path) -> Written:
 
 
 def _modules() -> Iterator[tuple[str, bytes, bytes]]:
-    """(path in the zip, its text, compiled). That says of no file when it was written, so that none is looked for."""
+    """Yields (path in the zip, text, compiled code) of each module.
+
+    The compiled code holds no time of its source file, so Python does not look for that file.
+    """
     with tempfile.TemporaryDirectory(prefix="stateflow-package-") as folder:
         compiled = Path(folder) / "compiled"
         for package in _PACKAGES:
@@ -82,7 +90,7 @@ def _root(package: str) -> Path:
 
 
 def _requires() -> tuple[str, ...]:
-    """Of it and its extra ``spark``; nothing where it is only found, and not installed."""
+    """Requirements of the distribution and its extra ``spark``; empty where it is on the path but not installed."""
     try:
         required = importlib.metadata.requires(_DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:

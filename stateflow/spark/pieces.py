@@ -1,7 +1,7 @@
-"""A task's rows of a batch DataFrame, cut into pieces of a bounded size: each is a batch of its own.
+"""Cuts a task's rows of a batch DataFrame into pieces of a bounded size, each a batch of its own.
 
-Where it is cut depends on the rows alone, and on their order: who sends them again cuts them as before, however many of
-them Spark then gives at a time.
+The cuts depend on the rows alone, and on their order. An attempt that sends them again cuts them as before, whatever
+number of rows Spark then gives at a time.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-#: of rows as Arrow has them. Python holds a few times as much while it sends them.
+#: bytes of rows in Arrow's form. Python holds a few times as much while it sends them.
 PIECE_BYTES = 16 << 20
-#: what a value takes beside its bytes where these are any number, in a list too
+#: bytes of an offset, which each value of variable length takes besides its own, also in a list
 _OFFSET_BYTES = 4
 
 
 def cut(batches: Iterable[pa.RecordBatch], bytes_max: int = PIECE_BYTES) -> Iterator[tuple[list[pa.RecordBatch], bool]]:
-    """(rows, is it the last?) of each piece: at least one, whose rows may be none. None is larger than ``bytes_max``
-    but one of a single row. It is given when it is known whether more come, and is the caller's, to clear."""
+    """Yields (rows, whether it is the last) of each piece; there is at least one, which may be empty.
+
+    No piece is larger than ``bytes_max``, except a piece of a single row. A piece is yielded when it is known whether
+    more rows come. The list is the caller's, to clear.
+    """
     piece: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -43,7 +46,7 @@ def cut(batches: Iterable[pa.RecordBatch], bytes_max: int = PIECE_BYTES) -> Iter
 
 
 def row_bytes(batch: pa.RecordBatch) -> Any:
-    """Of each row, about as many as Arrow takes for it: by its values, wherever they lie."""
+    """Returns for each row about the bytes that Arrow takes for its values, wherever in memory they are."""
     total = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
         total += _bytes_of(column)
@@ -51,7 +54,7 @@ def row_bytes(batch: pa.RecordBatch) -> Any:
 
 
 def _bytes_of(column: pa.Array) -> Any:
-    """Of each value, or of any."""
+    """Returns the bytes of each value, or one figure for all."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         return _bytes_of(column.storage)

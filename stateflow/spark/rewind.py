@@ -1,21 +1,22 @@
-"""Putting the checkpoint of a stopped Spark query back to a batch, so that it sends that batch next.
+"""Puts the checkpoint of a stopped Spark query back to a batch, so that it sends that batch next.
 
-What Spark reads of it when it starts: the newest entry of ``offsets/`` is the batch that was planned last, the newest
-of ``commits/`` the one that was finished last, ``state/`` has a version per finished batch. Rewinding to batch N keeps
-``offsets`` up to N, so that N is made of the same rows as before, ``commits`` below N, and state versions up to N.
-Batches behind N are planned anew and may be cut otherwise; what a file sink remembers of them has to go too, or Spark
-would take them for written: name its directory as ``sink``.
+When Spark starts, it reads three folders of the checkpoint. The newest entry of ``offsets/`` is the batch that was
+planned last, the newest entry of ``commits/`` is the batch that was finished last, and ``state/`` has a version per
+finished batch. Rewinding to batch N keeps ``offsets`` up to N, so that N is made of the same rows as before,
+``commits`` below N, and state versions up to N. Batches behind N are planned anew and may be cut otherwise. A file
+sink's entries for those batches have to go too, or Spark would take the batches for written: name the sink's directory
+as ``sink``.
 
-A Spark that is killed while it writes one of these leaves the file that it was about to rename. As long as no batch
-stands in the logs it refuses to start beside such a file (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), whichever of its
-checkpoint file managers wrote it; later it does not care. Another ``checkpointLocation`` would be another query, which
-in real-time mode begins anew with rows that were applied: so they are taken out.
+If Spark is killed while it writes one of these entries, the temporary file that it was about to rename stays. As long
+as the logs hold no batch, Spark refuses to start beside such a file (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY),
+whichever of its checkpoint file managers wrote it; later Spark ignores it. Another ``checkpointLocation`` would be
+another query, which in real-time mode would begin anew with rows that were applied. So a rewind takes these files out.
 
 A machine that loses its power may leave an entry of these logs without bytes, at which Spark refuses to start
-("Incomplete log file"). A rewind to its batch takes it out, and the batch is planned anew.
+("Incomplete log file"). A rewind to that batch takes the entry out, and Spark plans the batch anew.
 
-Nothing is deleted. What is taken out goes to ``_rewound/<time>/`` beside it, in the order in which a rewind that was
-cut short can be done again.
+A rewind deletes nothing. Files that it takes out go to ``_rewound/<time>/`` in the same directory, in an order in which
+an interrupted rewind can be done again.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from stateflow.errors import InvalidArgument
 ASIDE = "_rewound"
 SINK_LOG = "_spark_metadata"
 _BATCH = re.compile(r"\d+\Z")
-#: a file of one of the logs that was to be renamed, and its checksum
+#: a temporary file of one of the logs that was never renamed, and its checksum
 _LEFT = re.compile(r"(?:offsets|commits)/\.{1,2}\d+\.[0-9a-f\-]{36}\.tmp(?:\.crc)?\Z")
 _ENTRY = re.compile(r"(?:offsets|commits)/\d+\Z")
 _VERSION = re.compile(r"\.?(\d+)(?:_[0-9a-f\-]+)*\.(?:delta|snapshot|zip|changelog)(?:\.crc)?\Z")
@@ -41,7 +42,7 @@ _VERSION = re.compile(r"\.?(\d+)(?:_[0-9a-f\-]+)*\.(?:delta|snapshot|zip|changel
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """What a rewind takes out. ``moved`` and ``sink_moved``: relative to the checkpoint and to the sink.
+    """Files that a rewind takes out. ``moved``: relative to the checkpoint. ``sink_moved``: relative to the sink's log.
 
     Example: ``rewind("checkpoint/", 41).moved``
     """
@@ -63,14 +64,15 @@ class Rewind:
 def plan_rewind(
     files: Iterable[str], to_batch: int, sink_log: Iterable[str] = (), empty: Collection[str] = ()
 ) -> Rewind:
-    """What to take out.
+    """Plans which files a rewind takes out.
 
     Args:
-        files: of the checkpoint directory, relative, with ``/``.
+        files: files of the checkpoint directory, relative, with ``/``.
+        to_batch: the batch that the query shall send next.
         sink_log: names in the sink's ``_spark_metadata``.
-        empty: those of ``files`` that have no bytes. As entries of a log they say nothing, and are taken out.
+        empty: those of ``files`` without bytes. As entries of a log they hold nothing, and are taken out.
 
-    Raises InvalidArgument when this is no checkpoint of a query, or the batch cannot be gone back to.
+    Raises InvalidArgument when this is no checkpoint of a query, or the query cannot go back to that batch.
     """
     names = set(files)
     said = names.difference(empty)
@@ -112,7 +114,11 @@ def _crc(name: str) -> str:
 
 
 def _sink(names: set[str], to_batch: int) -> list[str]:
-    """Entries of the sink's log from ``to_batch`` on. Some hold all before them too: those before must be there."""
+    """Returns the entries of the sink's log from ``to_batch`` on.
+
+    Compact entries include all entries before them. If one goes, the single entries before ``to_batch`` must be there,
+    or InvalidArgument is raised.
+    """
     plain = {int(name): name for name in names if _BATCH.match(name)}
     compact = {int(name[: -len(".compact")]): name for name in names if re.fullmatch(r"\d+\.compact", name)}
     base = max((number for number in compact if number < to_batch), default=-1)
@@ -136,12 +142,14 @@ def rewind(
     apply: bool = False,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Rewind:
-    """Plan a rewind of a stopped query, and with ``apply`` do it.
+    """Plans a rewind of a stopped query, and with ``apply`` carries it out.
 
     Args:
         directory: the query's checkpointLocation, on a file system of this machine.
-        to_batch: the batch the query shall send next, as a PositionGap names it.
-        sink: directory of a file sink that the query writes to.
+        to_batch: the batch that the query shall send next, as a PositionGap names it.
+        sink: directory of a file sink that the query writes to. None: no file sink.
+        apply: False only plans.
+        clock: gives the time that names the folder of the files taken out.
 
     Raises InvalidArgument.
 
@@ -166,12 +174,15 @@ def rewind(
 
 
 def take_out_left(directory: str | Path) -> tuple[str, ...]:
-    """Of a query that is about to start: what keeps Spark from starting it, see above. Nothing for a directory that is
-    not on this machine, or where batches stand in the logs."""
+    """Takes out, for a query that is about to start, the files that keep Spark from starting it, and returns their
+    names.
+
+    Returns an empty tuple for a directory that is not on this machine, or if the logs hold batches.
+    """
     try:
         root = _local(directory)
         plan = plan_rewind(_files(root), 0)
-    except InvalidArgument:  # there is no such thing
+    except InvalidArgument:  # no such directory, or no checkpoint
         return ()
     if plan.last_batch >= 0:
         return ()
@@ -185,7 +196,9 @@ def _files(root: Path) -> list[str]:
 
 
 def _empty(root: Path) -> set[str]:
-    """A log's entries without bytes, as a machine leaves them that loses its power: Spark refuses to start at one."""
+    """Returns the logs' entries without bytes, which a machine leaves when it loses power; Spark refuses to start at
+    one.
+    """
     entries = (path for folder in ("offsets", "commits") for path in (root / folder).glob("*") if path.is_file())
     return {path.relative_to(root).as_posix() for path in entries if not path.stat().st_size}
 

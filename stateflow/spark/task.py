@@ -1,6 +1,6 @@
-"""One Spark task: the rows of some partitions, to their owners and their outputs back.
+"""One Spark task: sends the rows of some partitions to their owners, and returns their outputs.
 
-Runs in Spark's Python workers, which fork and are used again batch after batch: routers and channels are made at
+Runs in Spark's Python workers, which Spark forks and uses again for batch after batch. Routers and channels are made at
 first use and kept.
 """
 
@@ -47,25 +47,28 @@ from stateflow.state.cells import LATEST_US
 from stateflow.tracing import tracing
 
 PARTITION_COLUMN = "__stateflow_partition"
-#: of a batch DataFrame: a hash of each row, which are in an order that is the same whenever they are read
+#: column of a batch DataFrame: a hash of each row; its rows are in an order that is the same whenever they are read
 HASH_COLUMN = "__stateflow_hash"
 OUTPUT_ROWS = 10_000
-#: of rows that a task applies as a whole: no column of texts may be larger
+#: most bytes of rows that a task applies as a whole: no column of texts may be larger
 WHOLE_BYTES_MAX = (1 << 31) - 1
 _ROUTERS: dict[tuple[str, str, float], Router] = {}
-#: by router and source: the last batch that this process brought to every partition by itself, as a single task does
+#: router and source → last batch that this process brought to every partition by itself, as a single task does
 _WHOLE: dict[tuple[str, str, float, str], int] = {}
 
 
 class _Rows(NamedTuple):
-    """Digests are of a partition's rows in any order. ``newest_us``: event time."""
+    """Rows of a task by partition, with a digest of each partition's rows in any order.
+
+    ``newest_us``: their newest event time, µs. None: no watermark, or no times.
+    """
 
     batch: BatchRows
     newest_us: int | None
 
 
 class Work:
-    """What a task did so far, and how long it took: its methods end what their names say."""
+    """Counts and times a task's steps; each method ends the step that its name says."""
 
     def __init__(self, task: OperatorTask, query: str | None, batch: Batch, number: int, clock: Clock) -> None:
         self._task, self._clock, self._since = task, clock, clock.monotonic()
@@ -97,7 +100,7 @@ class Work:
         self._add(Seconds(rpc=rpc, operator=operator, commit=commit), visits=visits, replayed=delivery.replayed)
 
     def given(self) -> None:
-        """Outputs, to Spark, whose time it was."""
+        """Ends giving outputs to Spark, whose time it was."""
         self._add(Seconds(spark=self._lap()))
 
     def tell(self) -> None:
@@ -117,19 +120,21 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class OperatorTask:
-    """Given to ``mapInArrow``. ``run`` names one call of apply_operator; ``tasks`` is the shuffle's width.
+    """Function for ``mapInArrow``. ``run``: one call of apply_operator. ``tasks``: the shuffle's width.
 
-    ``reports``: the accumulator for what it did, see :mod:`stateflow.spark.task_reports`; None: nobody wants to know.
-    ``observed``: that is given with the outputs, see :mod:`stateflow.spark.observed`.
+    ``reports``: the accumulator for the task's reports, see :mod:`stateflow.spark.task_reports`. None: no report is
+    sent to one. ``observed``: reports are given with the outputs, see :mod:`stateflow.spark.observed`.
 
-    ``piece_bytes``: rows of a batch DataFrame, which are in an order of their own, are sent so many at a time; None: of
-    one that belongs to a micro-batch.
+    ``piece_bytes``: size of the pieces in which rows of a batch DataFrame are sent, in an order of their own. None: the
+    rows belong to a micro-batch, and are sent as a whole.
 
-    ``site``: the column that says from which site a row comes; empty: none does.
+    ``site``: name of the column with the site that a row comes from. Empty: no row has a site.
 
-    ``columns``: the names of the input's columns, which come by their places; empty: they come by their names.
+    ``columns``: names of the input's columns, which arrive named by their places. Empty: they arrive with their own
+    names.
 
-    ``token``: of the driver, for executors: in the function's own bytes, and so in no plan, log or command line.
+    ``token``: the driver's token for executors. It is in the function's own bytes, and so in no plan, log or command
+    line.
     """
 
     controller: str
@@ -193,14 +198,14 @@ class OperatorTask:
     def _whole_batch(
         self, batch: Batch, task: int, batches: Iterator[pa.RecordBatch], work: Work, query: str | None
     ) -> Iterator[pa.RecordBatch]:
-        """All of the task's rows as one batch, which is applied as a whole."""
+        """Applies all of the task's rows as one batch."""
         if query is not None and not batch.number:
             self._refuse_real_time(query)
-        asked = None if query is None else self._ask(batch)  # answered while the rows are read
+        asked = None if query is None else self._ask(batch)  # owners answer while the rows are read
         arrived = self._read_whole(batches, task)
         work.read(sum(batch.num_rows for batch in arrived))
         rows = self._by_partition(arrived, task, digests=False)  # a query's replay may lack rows
-        del arrived  # the rows are encoded: no need to have them twice
+        del arrived  # the rows are encoded: they need not be in memory twice
         work.routed()
         reached = {} if asked is None else self._checked(batch, asked)
         if self.watermark is not None:
@@ -214,12 +219,15 @@ class OperatorTask:
     def _in_pieces(
         self, first: Batch, task: int, batches: Iterator[pa.RecordBatch], work: Work, bytes_max: int
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a batch DataFrame, however many: a batch after another, and the outputs of each before the next
-        is read. An error says which piece it is of; those before it are applied."""
+        """Applies the rows of a batch DataFrame piece by piece, and yields each piece's outputs before it reads the
+        next.
+
+        An error says which piece it is about; the pieces before it are applied.
+        """
         for number, (piece, last) in enumerate(cut(self._read(batches, task), bytes_max)):
             work.read(sum(batch.num_rows for batch in piece))
             rows = self._by_partition(piece, task, digests=True)
-            piece.clear()  # several hold this list
+            piece.clear()  # several frames hold this list
             work.routed()
             watermark_us = LATEST_US if last and self.watermark is not None else None  # nothing follows
             try:
@@ -256,7 +264,7 @@ class OperatorTask:
         return tables
 
     def _read_whole(self, batches: Iterator[pa.RecordBatch], task: int) -> list[pa.RecordBatch]:
-        """Raises InvalidArgument for more than can be one batch."""
+        """Reads all rows of the task. Raises InvalidArgument for more than can be one batch."""
         arrived: list[pa.RecordBatch] = []
         size = 0
         for batch in self._read(batches, task):
@@ -273,7 +281,7 @@ class OperatorTask:
         return arrived
 
     def _read(self, batches: Iterator[pa.RecordBatch], task: int) -> Iterator[pa.RecordBatch]:
-        """All of the task's rows, and at their end InputIncomplete where these were not all."""
+        """Yields all rows of the task. Raises InputIncomplete at their end if Spark broke off the input."""
         yield from (self.named(batch) for batch in batches if batch.num_rows)
         if not ended():
             raise InputIncomplete(
@@ -285,7 +293,7 @@ class OperatorTask:
             )
 
     def named(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with the names that its columns have in the input; what is added behind them keeps its own."""
+        """Returns the batch with the input's column names; columns added behind these keep their own names."""
         fields = list(batch.schema)
         fields[: len(self.columns)] = [field.with_name(name) for field, name in zip(fields, self.columns, strict=False)]
         return pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(fields, batch.schema.metadata))
@@ -299,7 +307,7 @@ class OperatorTask:
 
     @property
     def batch_query(self) -> str:
-        """What stands for the query's id where there is none."""
+        """The name in place of a query's id where there is none."""
         return self.source or self.run
 
     def _batch(self, query: str | None, batch: str | None) -> Batch:
@@ -312,15 +320,18 @@ class OperatorTask:
         return Batch(self.query_source(query), int(batch))
 
     def query_source(self, query: str) -> str:
-        """The source that a streaming query is, by its id."""
+        """Returns the source of a streaming query, by the query's id."""
         return f"query:{query}" + (f":{self.source}" if self.source else "")
 
     def real_time_source(self, query: str) -> str:
-        """What its sources begin with in real-time mode."""
+        """Returns the prefix of the query's sources in real-time mode."""
         return f"{REAL_TIME}{query}" + (f":{self.source}" if self.source else "")
 
     def _refuse_real_time(self, query: str) -> None:
-        """In its first micro-batch: an epoch that was not committed has other rows, and is in some partitions."""
+        """Refuses the first micro-batch of a query that began in real-time mode. Raises InvalidArgument.
+
+        An epoch that was not committed may be in some partitions already, and has other rows than the micro-batch.
+        """
         if look(self.router(), f"{self.real_time_source(query)}:task:0"):
             raise InvalidArgument(
                 "this query has begun in real-time mode, by which its rows are known",
@@ -329,13 +340,16 @@ class OperatorTask:
             )
 
     def _ask(self, batch: Batch) -> Asked | None:
-        """Nothing where it is known that the batch before is everywhere, and no watermark is made of the answers."""
+        """Asks all partitions how far the source has come.
+
+        Returns None if no watermark is made of the answers and the batch before is known to be in all partitions.
+        """
         if self.watermark is None and _WHOLE.get((*self._identity, batch.source), -1) == batch.number - 1:
             return None
         return Asked(self.router(), batch.source, batch.number, self.unavailable_timeout_s)
 
     def _checked(self, batch: Batch, asked: Asked) -> dict[int, Reached]:
-        """Raises BatchIncomplete or PositionGap."""
+        """Returns the partitions' answers. Raises BatchIncomplete or PositionGap where the batch before is missing."""
 
         def check(reached: dict[int, Reached]) -> dict[int, Reached]:
             check_whole(self.operator, batch.source, batch.number, self.partitions, reached)
@@ -344,12 +358,14 @@ class OperatorTask:
         reached = asked.answers()
         try:
             return check(reached)
-        except (BatchIncomplete, PositionGap):  # a former owner that does not know of its successor may have said so
+        except (BatchIncomplete, PositionGap):  # the answer may be from a former owner that does not know its successor
             self.router().refresh()
             return check(Asked(self.router(), batch.source, batch.number, self.unavailable_timeout_s).answers())
 
     def _watermark_us(self, batch: Batch, reached: dict[int, Reached]) -> int | None:
-        """As Spark has it: what came before this batch, less the lateness that is allowed."""
+        """Returns the watermark of the batch as Spark defines it: newest time before this batch, less the allowed
+        lateness.
+        """
         newest_us = newest_event_us(reached, batch.number)
         return None if newest_us is None else newest_us - self.lateness_us
 
@@ -362,16 +378,18 @@ class OperatorTask:
         if router is None:
             settings = RouterSettings(unavailable_timeout_s=self.unavailable_timeout_s)
             router = _ROUTERS[self._identity] = Router(self.controller, self.operator, settings)
-            # Spark's worker collects garbage between tasks. Passing over everything that was imported took it 95 ms,
-            # a fifth of a micro-batch of 100,000 rows, on the cores that the next batch wants.
+            # Spark's worker collects garbage between tasks. A pass over all imported modules took 95 ms, a fifth of a
+            # micro-batch of 100,000 rows, on the cores that the next batch needs.
             gc.collect()
             gc.freeze()
             keep_buffers()
         return router
 
     def _by_partition(self, arrived: list[pa.RecordBatch], task: int, *, digests: bool) -> _Rows:
-        """Rows in ``order_by`` order, or as they came. All partitions of the task are there, with rows or without:
-        positions advance everywhere."""
+        """Groups the rows by partition, in ``order_by`` order or as they came.
+
+        All partitions of the task are included, with rows or without: positions advance in each of them.
+        """
         visited = range(task, self.partitions, self.tasks)
         if not arrived:
             return _Rows(BatchRows.visit(visited), None)
@@ -383,10 +401,10 @@ class OperatorTask:
         numbers = table[PARTITION_COLUMN].to_numpy().astype(np.uint16 if self.partitions <= 1 << 16 else np.uint32)
         if np.any(numbers % self.tasks != task):
             raise self._merged()
-        if self.order_by is None or HASH_COLUMN in table.column_names:  # which are in order
+        if self.order_by is None or HASH_COLUMN in table.column_names:  # rows with hashes are in order
             order = np.argsort(numbers, kind="stable")
         else:
-            # by number: a name that begins with a dot would be read as a path
+            # by number: Arrow would read a name that begins with a dot as a path
             places = [table.schema.get_field_index(name) for name in (PARTITION_COLUMN, self.order_by)]
             by = [(place, "ascending") for place in places]
             order = pc.sort_indices(table, sort_keys=by).to_numpy()
@@ -398,14 +416,14 @@ class OperatorTask:
             if digests:
                 hashes = table[HASH_COLUMN].to_numpy().view(np.uint64)[order]
                 up_to = np.r_[np.uint64(0), np.cumsum(hashes)][np.r_[0, ends]]
-                sums = np.diff(up_to).tolist()  # modulo 2**64, as what was summed up
+                sums = np.diff(up_to).tolist()  # modulo 2**64, like the sums themselves
             table = table.drop_columns([HASH_COLUMN])
         whole = table.take(pa.array(order)).combine_chunks().to_batches()[0]
         schema = table.schema.serialize().to_pybytes()
         return _Rows(BatchRows(schema, whole, list(visited), ends.tolist(), sums), newest_us)
 
     def tables(self, outputs: dict[int, bytes]) -> list[pa.Table]:
-        """Main rows; with side outputs declared, theirs too, each in the struct column of its tag."""
+        """Returns the main rows, and those of declared side outputs in the struct column of their tag."""
         split = [split_output(outputs[partition]) for partition in sorted(outputs)]
         main = _whole(self.output_schema, [message for message, _ in split])
         tables = [main] if main is not None else []
@@ -419,14 +437,14 @@ class OperatorTask:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of outputs."""
+        """Schema of the outputs."""
         if self.side_schemas:
             return with_side_columns(self.output_schema, self.side_schemas)
         return _schema(self.output_schema)
 
 
 def span(operator: str, batch: Batch, task: int, query: str | None) -> AbstractContextManager[object]:
-    """Of one task, from its first row to its last output."""
+    """Returns the trace span of one task, from its first row to its last output."""
     traces = tracing()
     if traces is None:
         return nullcontext()
@@ -453,15 +471,16 @@ def record_batches(tables: list[pa.Table]) -> Iterator[pa.RecordBatch]:
 
 
 def ended() -> bool:
-    """Whether the worker's input, read to its end, is all there was.
+    """Tells whether the worker's input, read to its end, was complete.
 
-    Where Spark breaks it off it closes the connection between two record batches, which Arrow takes for the end of a
-    stream like any other. After a whole one a word follows, that no more will come; it is looked at and left there.
+    To break off an input, Spark closes the connection between two record batches, which Arrow takes for a normal end of
+    stream. After a complete input Spark sends one more word, which says that no more will come; this looks at that word
+    and leaves it in the stream.
     """
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
-        if frame.f_code.co_name == "main" and "infile" in frame.f_locals:  # of pyspark.worker
+        if frame.f_code.co_name == "main" and "infile" in frame.f_locals:  # frame of pyspark.worker
             return bool(frame.f_locals["infile"].peek(1))
     raise InputIncomplete(
         "this PySpark does not show whether a task's input is all there was",
@@ -470,7 +489,7 @@ def ended() -> bool:
 
 
 def _newest_us(times: pa.ChunkedArray) -> int | None:
-    """Microseconds since 1970; None when all are null."""
+    """Returns the newest time, microseconds since 1970; None when all are null."""
     newest: int | None = pc.max(times.cast(pa.timestamp("us", "UTC")).cast(pa.int64())).as_py()
     return newest
 

@@ -1,8 +1,8 @@
-"""How tasks' reports come to the driver, and ``query_metrics``.
+"""Brings tasks' reports to the driver, and ``query_metrics``.
 
-Spark brings an accumulator's update with a task's success, before the job that waits for it goes on: when a
-micro-batch is done, all its reports are there. A client of Spark Connect reads them with what Spark tells of the
-query, see :mod:`stateflow.spark.observed`.
+Spark adds an accumulator's update when a task succeeds, before the job that waits for the task goes on: when a
+micro-batch is done, all its reports are there. A client of Spark Connect reads the reports from the query's progress,
+see :mod:`stateflow.spark.observed`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-#: of this driver, whichever Spark session it has
+#: the tally of this driver, for all its Spark sessions
 TALLY = Tally()
 _ACCUMULATORS: weakref.WeakKeyDictionary[Any, Accumulator[Any]] = weakref.WeakKeyDictionary()  # by SparkContext
-#: of Spark Connect
+#: sessions of Spark Connect
 _SESSIONS: weakref.WeakSet[SparkSession] = weakref.WeakSet()
-#: what a frame's tasks report as, and over Spark Connect its Observation
+#: frame → query that its tasks report as, and over Spark Connect its Observation
 _FRAMES: weakref.WeakKeyDictionary[DataFrame, tuple[str, Any]] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
 
 
 class _Reports:
-    """Spark's AccumulatorParam: a list of reports on their way, the tally at the driver."""
+    """Spark's AccumulatorParam: a list of reports in the tasks, the tally at the driver."""
 
     def zero(self, value: Any) -> list[TaskReport]:
         return []
@@ -46,8 +46,10 @@ class _Reports:
 
 
 def reports_to(spark: SparkSession) -> Accumulator[Any] | None:
-    """Where tasks put their reports; one for each Spark context, as Spark never forgets an accumulator. None for
-    sessions of Spark Connect, whose queries are found by name from now on."""
+    """Returns the accumulator for tasks' reports, one for each Spark context, as Spark never forgets an accumulator.
+
+    Returns None for sessions of Spark Connect, whose queries are found by name from now on.
+    """
     if is_connect(spark):
         _SESSIONS.add(spark)
         return None
@@ -59,26 +61,28 @@ def reports_to(spark: SparkSession) -> Accumulator[Any] | None:
 
 
 def remember(frame: DataFrame, query: str, observation: Any = None) -> None:
-    """A batch DataFrame of ``apply_operator`` and what its tasks report as; ``observation``: where they do."""
+    """Remembers a batch DataFrame of ``apply_operator`` and the query that its tasks report as.
+
+    ``observation``: holds the reports over Spark Connect; None: they come by accumulator.
+    """
     _FRAMES[frame] = query, observation
 
 
 def query_metrics(query: StreamingQuery | DataFrame | str) -> QueryMetrics:
-    """What the operators of a query did so far and what it took: rows, micro-batches, time in Spark, on the way, in
-    the operator and in commit.
+    """Returns what the operators of a query did so far: rows, micro-batches, and time by where it went.
 
-    Complete up to the last micro-batch that has ended, and of one under way what is known. Kept by this driver's
-    process for its 100 newest queries; a query that goes on in another driver begins anew. Over Spark Connect: of the
-    micro-batches that Spark still told of when somebody asked (the newest 100), none under way, and of a batch
-    DataFrame of its newest evaluation, by the DataFrame only.
+    The metrics are complete up to the last micro-batch that has ended, and include what is known of one under way. This
+    driver's process keeps them for its 100 newest queries; a query that goes on in another driver begins anew. Over
+    Spark Connect, they cover the micro-batches that Spark still reported at the time of a call (the newest 100), and
+    none under way; those of a batch DataFrame are of its newest evaluation, and found by the DataFrame only.
 
     Args:
-        query: a streaming query, running or ended; its id or name; or a batch DataFrame as ``apply_operator``
-            returned it, or the ``source`` it was given. Spark's own figures of an ended query are read from the
-            query itself only: by name or id, those that were read before are there.
+        query: a streaming query, running or ended; its id or name; or a batch DataFrame as ``apply_operator`` returned
+            it, or the ``source`` it was given. Spark's own figures of an ended query can be read from the query object
+            only; by name or id, those read earlier are returned.
 
-    Returns one without batches for a query that has not finished its first. Raises NoMetrics when it is not known, or
-    finished a micro-batch without any operator, and InvalidArgument for a streaming DataFrame.
+    Returns metrics without batches for a query that has not finished its first. Raises NoMetrics when the query is not
+    known, or finished a micro-batch without any operator, and InvalidArgument for a streaming DataFrame.
 
     Example: ``query_metrics(query).seconds.to_dict()``
     """
@@ -105,8 +109,8 @@ def query_metrics(query: StreamingQuery | DataFrame | str) -> QueryMetrics:
 
 
 def note(progresses: Sequence[Any]) -> bool:
-    """Add what Spark says of micro-batches to the tally, oldest first. Says whether there was one."""
-    done = [each for each in progresses if "addBatch" in each["durationMs"]]  # else Spark found no rows
+    """Adds what Spark says of micro-batches to the tally, oldest first. Tells whether there was a batch with rows."""
+    done = [each for each in progresses if "addBatch" in each["durationMs"]]  # otherwise Spark found no rows
     for each in done:
         TALLY.observed(str(each["runId"]), int(each["batchId"]), reports_of(each["observedMetrics"] or {}))
     triggers = [
@@ -125,7 +129,7 @@ def note(progresses: Sequence[Any]) -> bool:
 
 
 def _input_rows(progress: Any) -> int:
-    """Over Spark Connect only its sources say so."""
+    """Returns the rows that came from all sources; over Spark Connect only the sources have the figure."""
     rows = progress["numInputRows"]
     return int(sum(source["numInputRows"] for source in progress["sources"]) if rows is None else rows)
 

@@ -1,7 +1,8 @@
-"""What Spark raises in the driver for an error that a task of an operator had: that error's line, first and last.
+"""Shortens what Spark raises in the driver for an error in an operator's task: the error's line, first and last.
 
-Spark wraps it in the Python worker's traceback, its own and Java's, thrice over for a streaming query. What is between
-the two lines is the operator's own traceback, if it failed. All the rest is shown with ``STATEFLOW_TRACEBACKS=1``.
+Spark wraps the error in the Python worker's traceback, its own and Java's, three times over for a streaming query.
+Between the two lines is the operator's own traceback, if the operator failed. ``STATEFLOW_TRACEBACKS=1`` shows all the
+rest.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from typing import Any
 
 from stateflow.errors import StateflowError, tracebacks_wanted
 
-#: by a task; or told briefly already, to a function in foreachBatch that let it through
+#: an error raised by a task, or one that was shortened before and passed through a function in foreachBatch
 _RAISED = re.compile(r"(?:stateflow\.errors|pyspark\.errors\.exceptions\.captured)\.\w+: ((\w+): .+)")
-#: what follows the operator's traceback in Spark's text
+#: lines that follow the operator's traceback in Spark's text
 _NOT_OURS = re.compile(r"^\s*(at \S+\(|SQLSTATE: |=== |\.\.\. \d+ more|Driver stacktrace:|Caused by: |\[|$)")
 
 
 def raised_in(text: str) -> tuple[str, str, str] | None:
-    """(line, code, the operator's traceback or nothing) of the last error in it that is one of stateflow's."""
+    """Returns (line, code, the operator's traceback or an empty text) of the last stateflow error in a text.
+
+    Returns None where there is none.
+    """
     found = [match for match in _RAISED.finditer(text) if match[2] in StateflowError.registry]
     if not found:
         return None
@@ -36,7 +40,7 @@ def raised_in(text: str) -> tuple[str, str, str] | None:
 
 
 def told(text: str) -> str | None:
-    """First and last what happened; None: it is about something else."""
+    """Returns the shortened text, with the error's line first and last. None: the text has no error of stateflow."""
     found = raised_in(text)
     if found is None:
         return None
@@ -45,15 +49,18 @@ def told(text: str) -> str | None:
 
 
 def tell_briefly() -> None:
-    """Have PySpark's exceptions say it so in this process, from now on. Those of others stay as they are."""
-    if find_spec("py4j") is not None:  # a client of Spark Connect may do without the JVM's
+    """Makes PySpark shorten its exceptions in this process, from now on. Errors that are not stateflow's stay as they
+    are.
+    """
+    if find_spec("py4j") is not None:  # a client of Spark Connect may lack py4j
         _tell_briefly_in_classic()
     if "pyspark.sql.connect.client.core" in sys.modules:
         _tell_briefly_over_connect()
 
 
 def _tell_briefly_over_connect() -> None:
-    """Traces of the server are shown by whoever asks for them, see ``spark.sql.connect.serverStacktrace.enabled``."""
+    """Patches Spark Connect's client. The setting ``spark.sql.connect.serverStacktrace.enabled`` still shows
+    the server's traces."""
     from pyspark.sql.connect.client import core
 
     if hasattr(core.convert_exception, "stateflow"):
@@ -83,7 +90,8 @@ def _tell_briefly_in_classic() -> None:
         said = None if tracebacks_wanted() else told(_all_said(made))
         if said is None:
             return made
-        # the first is raised as Py4J has it, with all of Java's frames; the second makes its text of Java's anew
+        # PySpark raises UnknownException as Py4J has it, with all of Java's frames; PythonException makes its text from
+        # Java's again
         if isinstance(made, (captured.UnknownException, captured.PythonException)):
             return captured.PythonException(desc=said, stackTrace="")
         made._desc, made._stackTrace, made._cause = said, "", None

@@ -1,9 +1,9 @@
-"""Micro-batches of which a ``foreachBatch`` evaluates a part, or nothing: the driver sees to the rest.
+"""Completes micro-batches of which a ``foreachBatch`` evaluates only a part, or nothing.
 
 Spark runs the tasks that an action needs: one of four for ``batch.take(5)``, none where there is no action. All other
-sinks read everything. ``DataStreamWriter.foreachBatch`` is where a function gets hold of a query's batches, and Spark
-offers nothing that is called before such a batch counts as done; so it is replaced there, for frames that have an
-operator in their plan.
+sinks read everything. A function gets a query's batches from ``DataStreamWriter.foreachBatch``, and Spark has no hook
+that it calls before such a batch counts as done. So this module replaces that method, for frames that have an operator
+in their plan.
 """
 
 from __future__ import annotations
@@ -30,29 +30,33 @@ if TYPE_CHECKING:
 
     Function = Callable[[DataFrame, int], None]
 
-#: of an application to a streaming frame; others are no concern here
+#: name of an operator's application to a streaming frame in a plan; applications to batch frames are no concern here
 _NAME = re.compile(r"stateflow_[^~]+?~([0-9a-f]{32})\(")
-#: as a plan on its way to a server has it
+#: the name in a plan on its way to a server
 _NAMED = re.compile(rb"stateflow_.+?[_~][0-9a-f]{32}", re.DOTALL)
-#: applications to streaming frames in this driver, by run; those that were used last are kept
+#: run → application to a streaming frame in this driver; the last used are kept
 _TASKS: dict[str, OperatorTask] = {}
-#: those in real-time mode
+#: run → application in real-time mode
 _REAL_TIME: dict[str, OperatorTask] = {}
-#: of each. A driver that starts a query anew for years applies its operator again each time; a query that runs holds
-#: what it needs itself
+#: most entries of each. A driver that restarts a query for years applies its operator again each time. A running query
+#: holds what it needs itself.
 KEPT = 1000
 
 
 def complete_batches(task: OperatorTask) -> None:
-    """From now on a micro-batch of a query that applies ``task`` is not done before every partition has it. Real-time
-    mode is refused it."""
+    """Makes micro-batches of a query that applies ``task`` wait, from now on, until every partition has the batch.
+
+    Such a query may not run in real-time mode.
+    """
     _remember(_TASKS, task)
     _watch_writers()
 
 
 def refuse_batches(task: OperatorTask) -> None:
-    """Of a frame that applies it in real-time mode: a function for ``foreachBatch`` may leave rows out, which would be
-    lost."""
+    """Refuses ``foreachBatch`` for a frame that applies ``task`` in real-time mode.
+
+    The function may leave rows out, and those would be lost.
+    """
     _remember(_REAL_TIME, task)
     _watch_writers()
 
@@ -99,8 +103,10 @@ def _watch_writers() -> None:
 
 
 def _start_beside_what_was_left(writer: type[DataStreamWriter]) -> None:
-    """Queries with operators start where Spark was killed in their first batch, see :mod:`stateflow.spark.rewind`: in
-    real-time mode that batch has been applied, and a query of another checkpoint would apply it again."""
+    """Lets queries with operators start after Spark was killed in their first batch, see :mod:`stateflow.spark.rewind`.
+
+    In real-time mode that batch has been applied, and a query with another checkpoint would apply it again.
+    """
     option, options, start, to_table = writer.option, writer.options, writer.start, writer.toTable
 
     def noted(self: Any, said: Mapping[str, Any]) -> None:
@@ -140,8 +146,11 @@ def _start_beside_what_was_left(writer: type[DataStreamWriter]) -> None:
 
 
 def _check_apart(tasks: list[OperatorTask]) -> None:
-    """Raises OperatorUsedTwice for applications of one query that would claim the same batches. Partitions see it too,
-    of micro-batches; in real time they take one for another attempt of the other."""
+    """Refuses two applications in one query that would claim the same batches. Raises OperatorUsedTwice.
+
+    Partitions detect this for micro-batches, too. In real-time mode they take one application for another attempt of
+    the other.
+    """
     uses: dict[tuple[str, str, str | None], str] = {}
     for task in tasks:
         if uses.setdefault((task.controller, task.operator, task.source), task.run) != task.run:
@@ -158,9 +167,11 @@ def _put_aside(checkpoint: str) -> None:
 
 
 def watch_connect() -> None:
-    """Over Spark Connect, from now on, of a frame that has an operator in its plan: ``foreachBatch`` is refused, as its
-    function runs in the server, where its batch says neither of which query it is nor which one; and its queries start
-    where a server of this machine was killed in their first batch."""
+    """Watches writers of Spark Connect, from now on, for frames that have an operator in their plan.
+
+    ``foreachBatch`` is refused, as its function runs in the server, where a batch says neither its query nor its
+    number. Queries start after a server of this machine was killed in their first batch.
+    """
     from pyspark.sql.connect.streaming.readwriter import DataStreamWriter
 
     original = DataStreamWriter.foreachBatch
@@ -196,7 +207,7 @@ def watch_connect() -> None:
 
 
 def _is_named(writer: Any) -> bool:
-    """Over Spark Connect: has its frame an operator in its plan?"""
+    """Tells whether a writer of Spark Connect has an operator in its frame's plan."""
     plan = writer._write_stream._child.to_proto(writer._session.client)
     return _NAMED.search(plan.SerializeToString()) is not None
 
@@ -206,8 +217,10 @@ def _tasks_of(frame: DataFrame) -> list[OperatorTask]:
 
 
 def _runs_of(frame: DataFrame) -> dict[str, None]:
-    """Returns the runs of the operators in a frame's plan, and notes that they are used. Raises InvalidArgument for a
-    run that is no longer remembered: its batches could not be seen to."""
+    """Returns the runs of the operators in a frame's plan, and marks them as used.
+
+    Raises InvalidArgument for a run that is no longer remembered, as its batches could not be completed.
+    """
     runs = dict.fromkeys(_NAME.findall(frame._jdf.queryExecution().analyzed().toString()))
     for run in runs:
         table = _TASKS if run in _TASKS else _REAL_TIME
@@ -221,9 +234,9 @@ def _runs_of(frame: DataFrame) -> dict[str, None]:
 
 
 def _whole(function: Function, tasks: list[OperatorTask], batch: DataFrame, number: int) -> None:
-    """The user's function, and the rest of the batch behind it.
+    """Calls the user's function, then evaluates the rest of the batch.
 
-    What failed in the operator and was swallowed is met again here, and fails the query.
+    An error of the operator that the function swallowed occurs again here, and fails the query.
     """
     function(batch, number)
     context = batch.sparkSession.sparkContext
@@ -233,7 +246,7 @@ def _whole(function: Function, tasks: list[OperatorTask], batch: DataFrame, numb
     unread = [
         task for task in tasks if not TALLY.is_whole(query, run, number, task.operator, task.source, task.partitions)
     ]
-    # tasks whose outputs were not read to their end have done their work, and do not report
+    # tasks whose outputs were not read to the end have done their work, but report nothing
     if all(_contained(task, query, number) for task in unread):
         return
     batch.write.format("noop").mode("overwrite").save()
@@ -249,7 +262,7 @@ def _whole(function: Function, tasks: list[OperatorTask], batch: DataFrame, numb
 
 
 def _contained(task: OperatorTask, query: str, number: int) -> bool:
-    """By every partition."""
+    """Tells whether every partition contains the batch."""
     router = Router(task.controller, task.operator)
     reached = Asked(router, task.query_source(query), number + 1, task.unavailable_timeout_s).answers()
     return len(reached) == task.partitions and all(each.batch >= number for each in reached.values())
