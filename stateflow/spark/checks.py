@@ -1,4 +1,4 @@
-"""What can be told to be wrong before the first batch."""
+"""Checks of what can be recognised as wrong before the first batch."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from stateflow.types import LABEL
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: by which a row of Kafka is known
+#: columns that identify a row of Kafka
 KAFKA = ("topic", "partition", "offset")
-#: names of columns that are added to the input begin so
+#: prefix of the names of columns that are added to the input
 RESERVED_COLUMNS = "__stateflow_"
-#: as Spark calls it
+#: Spark's name for the error
 _IN_QUERY_FUNCTION = "ATTEMPT_ANALYSIS_IN_PIPELINE_QUERY_FUNCTION"
-#: a stored key's type by that of its column, as replicas show stored keys
+#: type of a key column → test of the type of stored keys, as replicas show them
 _STORED: dict[str, Callable[[pa.DataType], bool]] = {
     **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), pa.types.is_integer),
     **dict.fromkeys(("float", "double"), pa.types.is_floating),
@@ -40,7 +40,7 @@ _STORED: dict[str, Callable[[pa.DataType], bool]] = {
 
 
 def check_frame(frame: Any) -> None:
-    """Raises InvalidArgument for what is no DataFrame of a session that runs."""
+    """Checks that this is a DataFrame of a running session. Raises InvalidArgument."""
     session = getattr(frame, "sparkSession", None)
     if is_connect(frame):
         _check_may_ask(frame)
@@ -50,7 +50,7 @@ def check_frame(frame: Any) -> None:
 
 
 def _check_may_ask(frame: Any) -> None:
-    """Raises InvalidArgument within a query function of a declarative pipeline."""
+    """Checks that this is not called within a query function of a declarative pipeline. Raises InvalidArgument."""
     try:
         _ = frame.isStreaming
     except Exception as error:
@@ -63,7 +63,7 @@ def _check_may_ask(frame: Any) -> None:
 
 
 def check_running(spark: SparkSession) -> None:
-    """Raises InvalidArgument for a session that was stopped."""
+    """Checks that the session was not stopped. Raises InvalidArgument."""
     if spark.is_stopped if is_connect(spark) else spark.sparkContext._jsc is None:
         raise InvalidArgument(
             "the Spark session was stopped", remedy="make another, and the DataFrame with it: local_session(…)"
@@ -71,9 +71,10 @@ def check_running(spark: SparkSession) -> None:
 
 
 def check_key(df: DataFrame, operator: type[Operator], name: str, controller: ControllerClient) -> None:
-    """Raises SchemaMismatch when stored keys are of another type than the key column is now: they would never meet.
+    """Checks that stored keys have the type of the key column. Raises SchemaMismatch, as other keys would never meet.
 
-    Of operators with one key column, as one stored key shows it; replicas that are away are not waited for.
+    Checks operators with one key column only, as one stored key shows its type. Replicas that are away are not waited
+    for.
     """
     owners = controller.deployment(name).owners
     key = operator.key if isinstance(operator.key, str) else operator.key[0] if len(operator.key) == 1 else None
@@ -93,8 +94,11 @@ def check_key(df: DataFrame, operator: type[Operator], name: str, controller: Co
 
 
 def check_columns(df: DataFrame) -> None:
-    """Raises InvalidArgument for a column of a type that Python's Arrow has not, or of a reserved name, and for times
-    in a zone that Python has not."""
+    """Checks that Python can take the columns.
+
+    Raises InvalidArgument for a column of a type that Python's Arrow lacks, or of a reserved name, and for times in a
+    zone that Python lacks.
+    """
     from pyspark.sql import types as t
 
     refused = {
@@ -129,7 +133,7 @@ def check_columns(df: DataFrame) -> None:
 
 
 def types_in(kind: Any) -> Iterator[Any]:
-    """The type, and those within it."""
+    """Yields the type, and all types within it."""
     yield kind
     inner = [getattr(kind, name) for name in ("elementType", "keyType", "valueType") if hasattr(kind, name)]
     for each in [*inner, *(field.dataType for field in getattr(kind, "fields", ()))]:
@@ -137,7 +141,7 @@ def types_in(kind: Any) -> Iterator[Any]:
 
 
 def check_once(df: DataFrame, column: str, use: str) -> None:
-    """Raises InvalidArgument for a column that is there several times, where one is meant."""
+    """Checks that a column that is named for one use does not occur several times. Raises InvalidArgument."""
     if (times := df.columns.count(column)) > 1:
         raise InvalidArgument(
             f"there are {times} columns {column!r}, of which one is to be {use}",
@@ -146,10 +150,11 @@ def check_once(df: DataFrame, column: str, use: str) -> None:
 
 
 def check_order(df: DataFrame, column: str | None, *, by_arrow: bool) -> None:
-    """Raises InvalidArgument for a column by which rows cannot be ordered.
+    """Checks that rows can be ordered by a column. Raises InvalidArgument.
 
     Args:
-        by_arrow: the rows of a micro-batch are ordered in its tasks, by Arrow, those of a batch DataFrame by Spark.
+        by_arrow: True for a micro-batch, whose rows Arrow orders in the tasks; False for a batch DataFrame, whose rows
+            Spark orders.
     """
     from pyspark.sql import types as t
 
@@ -170,7 +175,10 @@ def check_order(df: DataFrame, column: str | None, *, by_arrow: bool) -> None:
 
 
 def site_column(df: DataFrame, column: str | None) -> str:
-    """Its name; empty for none. Raises InvalidArgument for one that is not there, or is no string."""
+    """Returns the name of the site column; empty for None.
+
+    Raises InvalidArgument for a column that is missing or no string.
+    """
     if column is None:
         return ""
     check_once(df, column, "the site")
@@ -185,8 +193,11 @@ def site_column(df: DataFrame, column: str | None) -> str:
 
 
 def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str, ...]:
-    """Columns by which rows are known in real-time mode: of the source partition, and behind them that of the offset in
-    it. Raises InvalidArgument, also for what the session or its Spark lacks."""
+    """Returns the columns that identify a row in real-time mode: those of the source partition, then that of the
+    offset.
+
+    Raises InvalidArgument, also for what the session or its Spark lacks.
+    """
     require(REAL_TIME, df.sparkSession)
     if not df.isStreaming:
         raise InvalidArgument(
@@ -233,7 +244,9 @@ def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str,
 
 
 def _shuffle_in(df: DataFrame) -> str | None:
-    """By its name in the plan: whatever brings rows of one source partition to several tasks, or in another order."""
+    """Returns the name of a plan node that spreads or reorders the rows of one source partition; None where there is
+    none.
+    """
     left = [df._jdf.queryExecution().analyzed()]
     while left:
         node = left.pop()
@@ -246,10 +259,10 @@ def _shuffle_in(df: DataFrame) -> str | None:
 
 
 def check_initial_keys(rows: DataFrame, df: DataFrame, key: tuple[str, ...], operator: str) -> None:
-    """Raises SchemaMismatch when first state has keys of other types than the input: they would never meet."""
+    """Checks that first state has keys of the input's types. Raises SchemaMismatch, as other keys would never meet."""
     for column in key:
         if column not in rows.columns or column not in df.columns:
-            continue  # is said by whoever needs it
+            continue  # reported by the code that needs the column
         first, later = (frame.schema[column].dataType.simpleString() for frame in (rows, df))
         if _STORED.get(first) is not _STORED.get(later):
             raise SchemaMismatch(
@@ -266,9 +279,9 @@ def _stored_key(by_owner: dict[str, list[int]], operator: type[Operator], name: 
             try:
                 tables = (read_table(page) for page in pages)
                 table = next((table for table in tables if table.num_rows), None)
-            except UnknownState:  # new in this class
+            except UnknownState:  # the state is new in this class
                 break
-            except (NotOwner, Unavailable):  # the others have keys, too
+            except (NotOwner, Unavailable):  # the other replicas have keys, too
                 continue
             if table is not None:
                 found: pa.DataType = table.schema.field("key").type

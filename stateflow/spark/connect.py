@@ -1,7 +1,9 @@
-"""Sessions of Spark Connect: their driver is in a server, which may be another machine's, and this process has none of
-its objects. What a classic session is asked in the JVM, one of these is asked by a plan, or nobody knows.
+"""Sessions of Spark Connect.
 
-PySpark's own classes are looked at by the name of their module: a classic session does without what Connect needs.
+Their driver is in a server, which may be on another machine, and this process has none of its objects. Where this
+package asks a classic session through the JVM, it asks a Connect session by running a plan, or cannot ask.
+
+PySpark's own classes are recognised by the name of their module, as a classic session does not need Connect's packages.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: rows of a range, in as many parts as a server makes of it by itself
+#: rows of a range that Spark splits into its default number of parts
 _RANGE = 1 << 12
 _FOREACH_BATCH = "pyspark.sql.connect.streaming.worker.foreach_batch_worker"
 _PARALLELISM: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by session
@@ -24,7 +26,7 @@ def is_connect(frame_or_session: Any) -> bool:
 
 
 def default_parallelism(spark: SparkSession) -> int:
-    """Tasks that Spark makes where nobody says how many. A session of Connect runs a query for it, once."""
+    """Returns the number of tasks that Spark makes by default. For a session of Connect, a query finds it, once."""
     if not is_connect(spark):
         return int(spark.sparkContext.defaultParallelism)
     if spark not in _PARALLELISM:
@@ -36,7 +38,7 @@ def default_parallelism(spark: SparkSession) -> int:
 
 
 def master_of(spark: SparkSession) -> str:
-    """Where tasks run, as Spark has it; of a server that is elsewhere, beginning with its host."""
+    """Returns Spark's master URL, with the host in front if the server is on another machine."""
     if not is_connect(spark):
         return str(spark.sparkContext.master)
     client: Any = spark.client
@@ -45,12 +47,12 @@ def master_of(spark: SparkSession) -> str:
 
 
 def is_here(spark: Any) -> bool:
-    """Of a session of Connect: is its server this machine's, by its address?"""
+    """Tells whether the server of a Connect session is on this machine, by its address."""
     return spark.client.host in ("localhost", "127.0.0.1", "::1")
 
 
 def in_micro_batch(df: DataFrame) -> bool:
-    """Is this called within ``foreachBatch``?"""
+    """Tells whether the caller runs within ``foreachBatch``."""
     if is_connect(df):
         return _FOREACH_BATCH in (getattr(sys.modules["__main__"].__spec__, "name", None), *sys.modules)
     return df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") is not None

@@ -1,7 +1,8 @@
-"""Who is who in a cluster inside Spark: an authority on the driver, for as long as the application or its directory.
+"""Certificates and tokens of a cluster inside Spark, from an authority on the driver.
 
-The controller has a certificate, each replica one of its own name, and the driver's process is an administrator while
-the cluster runs. Tasks of queries are given tokens of the role ``data``.
+The authority lives as long as the application, or as its directory. The controller has a certificate, and each replica
+has one with the replica's name. The driver's process is an administrator while the cluster runs. Tasks of queries get
+tokens with the role ``data``.
 """
 
 from __future__ import annotations
@@ -19,20 +20,23 @@ from stateflow.security.token import LONGEST
 from stateflow.security.variables import NO_TOKEN, variables_of
 from stateflow.spark.enrolment import Desk, Enrolment, Register
 
-#: certificates and the administrator's token are renewed so often: they are valid for longer
+#: seconds between renewals of certificates and of the administrator's token, which are valid for longer
 RENEW_S = timedelta(days=7).total_seconds()
 
 
 class Credentials:
-    """In ``directory``, which is made. ``host``: by which the driver is reached. ``base``, ``replicas``: see
-    :class:`~stateflow.spark.enrolment.Register`. Raises BadCertificate, OSError."""
+    """Authority, enrolment desk and tokens of one cluster.
+
+    ``directory`` is made. ``host`` is the driver's address for others. ``base`` and ``replicas``: see
+    :class:`~stateflow.spark.enrolment.Register`. Raises BadCertificate, OSError.
+    """
 
     def __init__(self, directory: Path, host: str, base: str, replicas: int) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         place = directory / "authority"
         self._authority = Authority(place) if (place / KEY).exists() else Authority.init(place, "stateflow in Spark")
         self._host, self._controller = host, directory / "controller"
-        #: of an administrator, for commands on this machine: STATEFLOW_TOKEN_FILE
+        #: an administrator's token for commands on this machine: STATEFLOW_TOKEN_FILE
         self.token_file = directory / "token"
         self._own = contextlib.ExitStack()
         self._issue()
@@ -50,25 +54,30 @@ class Credentials:
         write_private(self.token_file, token.encode())
 
     def renew(self) -> None:
-        """Every :data:`RENEW_S`. Who has files of it looks at them by itself. Raises BadCertificate, OSError."""
+        """Issues new files; called every :data:`RENEW_S`. Processes reread their files by themselves.
+
+        Raises BadCertificate, OSError.
+        """
         self._issue()
         self._desk.use(self._controller)
 
     def task_token(self) -> str:
-        """For the tasks of one query, which has it for as long as it runs. Raises BadCertificate."""
+        """Returns a token for the tasks of one query, which use it as long as the query runs. Raises BadCertificate."""
         return self._authority.token(Identity(Role.DATA, "spark"), LONGEST)[0]
 
     @property
     def of_controller(self) -> Mapping[str, str]:
-        """Its environment."""
+        """Environment variables of the controller."""
         return variables_of(self._controller) | NO_TOKEN
 
     def begin(self) -> None:
-        """This process is an administrator of this cluster, and speaks to no other one, until :meth:`end`."""
+        """Makes this process an administrator of this cluster until :meth:`end`; it can talk to no other cluster
+        meanwhile.
+        """
         given = dict.fromkeys(self.of_controller, "") | {"STATEFLOW_TOKEN_FILE": str(self.token_file)}
         self._own.enter_context(environment(given))
 
     def end(self) -> None:
-        """Nobody is given a certificate any more."""
+        """Stops giving certificates, and ends the administrator's role of this process."""
         self._desk.close()
         self._own.close()

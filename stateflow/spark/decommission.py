@@ -1,8 +1,9 @@
-"""Executors that Spark decommissions: what their replicas have moves away while they still run, and then their tasks
-are ended, for which such an executor waits. Spark starts them again elsewhere, as other replicas.
+"""Moves partitions away from executors that Spark decommissions, then ends the replicas' tasks there.
 
-A task is told nothing of it. The driver is, by an executor or by whoever decommissions it; it is asked here, by
-``TaskScheduler.getExecutorDecommissionState``, as no listener is told.
+Such an executor waits for its tasks to end. Spark starts them again elsewhere, as other replicas.
+
+Spark tells a task nothing of the decommissioning. It tells the driver, which this module asks by
+``TaskScheduler.getExecutorDecommissionState``, as Spark has no listener event for it.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LOOK_S = 1.0
-#: until what has not left is asked to again
+#: seconds until a replica that still owns partitions is asked again to give them away
 AGAIN_S = 10.0
-#: a node that ends is given nothing for so long: it is gone by then
+#: seconds for which a replica that ends gets no partitions: by then it is gone
 MAINTENANCE_S = 3600.0
 _TASKS_MAX = 1 << 20
 WHY = "its executor is decommissioned, and its replica has nothing any more"
@@ -34,8 +35,10 @@ WHY = "its executor is decommissioned, and its replica has nothing any more"
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A task on an executor that is decommissioned. ``task``: its id, which no other one has. ``number``: of its
-    partition."""
+    """A task on an executor that is decommissioned.
+
+    ``task``: its id, unique in the application. ``number``: number of its Spark partition.
+    """
 
     task: int
     number: int
@@ -43,15 +46,20 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """``empty``: replicas that are to give away what they have. ``end``: tasks whose replicas have nothing."""
+    """Next steps. ``empty``: replicas that are to give away their partitions. ``end``: tasks whose replicas own
+    nothing.
+    """
 
     empty: tuple[str, ...] = ()
     end: tuple[int, ...] = ()
 
 
 class Departures:
-    """What is to be done of tasks that leave, look by look. Args: base: names are this and a task's number, and maybe
-    another one behind it."""
+    """Decides, look by look, what to do for tasks that leave.
+
+    Args:
+        base: prefix of replica names; a task's number follows, and for a replacement another number.
+    """
 
     def __init__(self, base: str) -> None:
         self._base = base
@@ -60,7 +68,14 @@ class Departures:
     def look(
         self, leaving: Collection[Leaving], replicas: Sequence[ReplicaStatus], moving: Collection[str], now: float
     ) -> Steps:
-        """Args: moving: from whom something is on its way."""
+        """Returns the steps for the tasks that leave.
+
+        Args:
+            leaving: tasks on decommissioned executors.
+            replicas: status of all replicas.
+            moving: replicas that partitions are moving away from.
+            now: monotonic seconds.
+        """
         empty: list[str] = []
         end: list[int] = []
         for each in leaving:
@@ -75,15 +90,22 @@ class Departures:
         return Steps(tuple(empty), tuple(end))
 
     def _of(self, number: int, replicas: Sequence[ReplicaStatus]) -> list[ReplicaStatus]:
-        """Those that answer; or all that a task of this number ever had, where none does: it may be silent for a
-        moment."""
+        """Returns the replicas of a task's number that answer.
+
+        If none answers, returns all that this number ever had, as a replica may be silent for a moment.
+        """
         named = re.compile(rf"{re.escape(self._base)}-{number}(-\d+)?")
         known = [replica for replica in replicas if named.fullmatch(replica.name)]
         return [replica for replica in known if replica.alive] or known
 
 
 class Decommissioning(threading.Thread):
-    """Looks until ``over`` is set. Args: group: of the replicas' jobs."""
+    """Thread that looks for decommissioned executors until ``over`` is set.
+
+    Args:
+        group: Spark's job group of the replicas.
+        base: see :class:`Departures`.
+    """
 
     def __init__(self, spark: SparkContext, group: str, base: str, cluster: Cluster, over: threading.Event) -> None:
         super().__init__(name="stateflow decommissioning", daemon=True)
@@ -97,7 +119,7 @@ class Decommissioning(threading.Thread):
         while not self._over.wait(LOOK_S):
             try:
                 self._look()
-            except StateflowError as error:  # the controller is away, for example
+            except StateflowError as error:  # e.g. the controller is away
                 self._say_once(str(error), "executors that are decommissioned are looked at later: %s", error)
             except Py4JError as error:
                 if not self._over.is_set():
@@ -120,10 +142,10 @@ class Decommissioning(threading.Thread):
             self._context._jsc.sc().killTaskAttempt(task, True, WHY)
 
     def _empty(self, name: str) -> None:
-        """Raises StateflowError where nobody else could have it."""
+        """Moves all partitions of a replica away. Raises StateflowError where no other replica could take them."""
         try:
             self._cluster.maintain(name, for_s=MAINTENANCE_S)
-        except Unavailable:  # also where a standby would have no place then: where it is now ends anyway
+        except Unavailable:  # also if a standby would lose its place; this replica ends anyway
             try:
                 self._cluster.drain(name)
             except AlreadyThere:
@@ -136,14 +158,14 @@ class Decommissioning(threading.Thread):
 
 
 def sources_of(status: ClusterStatus) -> set[str]:
-    """From whom something moves away, or is to."""
+    """Returns the replicas from which a partition moves away, or is to move."""
     under_way = [move for each in status.reconfigurations if not each.over for move in each.moves]
     return {move.source for move in under_way if move.stands in ("waiting", "in_progress")}
 
 
 def leaving_of(spark: SparkContext, group: str) -> list[Leaving]:
-    """Tasks of a group of jobs that run on executors which Spark decommissions. Raises Py4JError."""
-    if spark._jsc is None:  # it was stopped
+    """Returns the tasks of a job group that run on executors which Spark decommissions. Raises Py4JError."""
+    if spark._jsc is None:  # the context was stopped
         return []
     context = spark._jsc.sc()
     scheduler, store = context.taskScheduler(), context.statusStore()
@@ -160,12 +182,12 @@ def leaving_of(spark: SparkContext, group: str) -> list[Leaving]:
 
 
 def _each(sequence: Any) -> list[Any]:
-    """Of a Scala Seq."""
+    """Returns the elements of a Scala Seq."""
     return [sequence.apply(number) for number in range(sequence.size())]
 
 
 def _stages(spark: SparkContext, group: str) -> list[tuple[int, int]]:
-    """With their attempts, of jobs that run."""
+    """Returns (stage, attempt) of the running jobs of a group."""
     tracker = spark.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
     numbers = [stage for job in jobs if job is not None and job.status == "RUNNING" for stage in job.stageIds]

@@ -1,9 +1,10 @@
-"""Certificates for replicas in Spark's tasks, of which nobody knows where they run before they do.
+"""Certificates for replicas in Spark's tasks, whose machines are not known before the tasks run.
 
-A task has, within its function, the authority's certificate and a secret of the application. Its replica's key is made
-where it runs. The task asks at a desk beside the driver, over TLS, for the certificate, and is given one of its
-replica's name and of the address that it was heard from. A name that has one for one address is given none for another:
-whoever has the secret may speak for a replica that is not there yet, or is on its own machine, and for no other one.
+A task carries, within its function, the authority's certificate and a secret of the application. The task makes its
+replica's key where it runs. It asks an enrolment desk beside the driver, over TLS, for the certificate. The desk issues
+one for the replica's name and for the address from which the question came. For a name that already has a certificate
+for one address, the desk refuses any other address. So a process with the secret can pass for a replica that has not
+enrolled yet, or for one on its own machine, and for no other replica.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from stateflow.security.variables import OWN_CERT, OWN_KEY
 from stateflow.types import NAME
 
 log = logging.getLogger(__name__)
-#: a question, and its answer, come within
+#: seconds within which a question and its answer must come
 ASK_S = 10.0
-#: … and are not longer; a request has some 400 characters
+#: longest question or answer, in bytes; a request has some 400 characters
 LONGEST = 16 << 10
-#: questions at a time: others wait
+#: questions answered at a time; others wait
 PLACES = 32
 AGAIN_S = 1.0
 _SECRET, _NAME, _REQUEST, _CERT, _REFUSED = "secret", "name", "request", "cert", "refused"
@@ -40,15 +41,17 @@ _SECRET, _NAME, _REQUEST, _CERT, _REFUSED = "secret", "name", "request", "cert",
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """Given to tasks. ``address``: of the desk. ``ca``: PEM."""
+    """Access to the enrolment desk, given to tasks. ``address``: of the desk. ``ca``: PEM."""
 
     address: str
     ca: bytes
     secret: str = field(repr=False)
 
     def enrol(self, name: str, out: Path) -> None:
-        """Into ``out``: key, certificate, the authority's certificate. Raises NotAllowed, Unavailable; OSError
-        where it cannot be written."""
+        """Writes a key, its certificate and the authority's certificate to ``out``.
+
+        Raises NotAllowed, Unavailable; OSError where ``out`` cannot be written.
+        """
         key, request = own_request()
         said = {_SECRET: self.secret, _NAME: name, _REQUEST: request.decode()}
         try:
@@ -64,9 +67,9 @@ class Enrolment:
         write_own(out, key, str(answer[_CERT]).encode(), self.ca)
 
     def _ask(self, said: bytes) -> bytes:
-        """Raises OSError."""
+        """Sends one line to the desk and returns its answer. Raises OSError."""
         host, _, port = self.address.rpartition(":")
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # which checks the certificate, and that it is for this host
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks the certificate, and that it is for this host
         context.load_verify_locations(cadata=self.ca.decode())
         with (
             socket.create_connection((host, int(port)), ASK_S) as plain,
@@ -77,9 +80,11 @@ class Enrolment:
 
 
 class Register:
-    """Who is given a certificate. ``certify``: of a name, a host and a request; PEM. Called by any thread.
+    """Decides who gets a certificate. Thread-safe.
 
-    Args: base: names are this with a number below ``replicas``, and behind it another one for who took its place.
+    Args:
+        base: prefix of replica names. A number below ``replicas`` follows, and for a replacement another number.
+        certify: (name, host, request) → certificate, PEM.
     """
 
     def __init__(self, base: str, replicas: int, secret: str, certify: Callable[[str, str, bytes], bytes]) -> None:
@@ -89,7 +94,7 @@ class Register:
         self._lock = threading.Lock()
 
     def answer(self, said: bytes, host: str) -> bytes:
-        """A line, to what was heard from there."""
+        """Returns the answer, one line, to a question from ``host``."""
         answer: dict[str, Any]
         try:
             name, request = self._checked(said, host)
@@ -99,7 +104,7 @@ class Register:
         return json.dumps(answer).encode() + b"\n"
 
     def _checked(self, said: bytes, host: str) -> tuple[str, bytes]:
-        """Raises NotAllowed."""
+        """Returns (name, request) of a valid question. Raises NotAllowed."""
         try:
             asked = json.loads(said)
             name, secret, request = str(asked[_NAME]), str(asked[_SECRET]).encode(), str(asked[_REQUEST]).encode()
@@ -117,9 +122,12 @@ class Register:
 
 
 class Desk:
-    """Listens on ``host``, with the certificate of a server in ``files``, until :meth:`close`.
+    """Server that listens on ``host``, with the certificate in ``files``, until :meth:`close`.
 
-    Args: answer: what to say to a line from an address. Raises OSError where it cannot listen there.
+    Args:
+        answer: (line, address it came from) → answer.
+
+    Raises OSError where it cannot listen there.
     """
 
     def __init__(self, host: str, files: Path, answer: Callable[[bytes, str], bytes]) -> None:
@@ -132,13 +140,13 @@ class Desk:
         threading.Thread(target=self._serve, name="stateflow enrolment", daemon=True).start()
 
     def use(self, files: Path) -> None:
-        """From now on. Raises OSError."""
+        """Uses the certificate in ``files`` from now on. Raises OSError."""
         self._context.load_cert_chain(files / OWN_CERT, files / OWN_KEY)
 
     def close(self) -> None:
         self._over.set()
         with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)  # whoever waits for the next question is woken
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for the next question
         self._listening.close()
 
     def _serve(self) -> None:
@@ -146,7 +154,7 @@ class Desk:
             self._places.acquire()
             try:
                 plain, peer = self._listening.accept()
-            except OSError as error:  # it is closed; or this process has too many files open
+            except OSError as error:  # closed, or this process has too many files open
                 self._places.release()
                 if not self._over.wait(AGAIN_S):
                     log.warning("replicas that ask for certificates are not heard: %s", error)
@@ -158,15 +166,14 @@ class Desk:
             plain.settimeout(ASK_S)
             with plain, self._context.wrap_socket(plain, server_side=True) as way:
                 way.sendall(self._answer(_line(way), host))
-        except OSError:  # a stranger, or one that has gone
+        except OSError:  # a stranger, or a client that has gone
             pass
         finally:
             self._places.release()
 
 
 def _line(way: ssl.SSLSocket) -> bytes:
-    """What comes, to the end of the line. Raises OSError, also where that takes too long, and for a line that is too
-    long."""
+    """Reads to the end of the line. Raises OSError, also if that takes too long or the line is too long."""
     until, said = SYSTEM_CLOCK.monotonic() + ASK_S, b""
     while not said.endswith(b"\n"):
         left = until - SYSTEM_CLOCK.monotonic()

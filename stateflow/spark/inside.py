@@ -1,10 +1,10 @@
 """Replicas inside a Spark application: a controller beside its driver, and replicas as tasks that run as long as it.
 
-The tasks are those of one job, and no barrier stage, which starts all of its tasks anew when one fails. Each runs a
-replica in a process of its own, which ends with the task. A task that fails is tried again by Spark: where that is the
-executor that has its data, the replica is taken back with all it had; elsewhere it is another replica, which has
-nothing, and what the former one had goes to a standby, or comes from the newest checkpoint. What an executor has that
-Spark decommissions moves away before.
+The tasks belong to one job. They are no barrier stage, which would start all of its tasks again when one fails. Each
+task runs a replica in a process of its own, which ends with the task. Spark tries a failed task again. On the executor
+that has its data, the replica resumes with all its partitions. On another executor it is a new replica without any; the
+partitions of the former one go to a standby, or come from the newest checkpoint. When Spark decommissions an executor,
+its partitions move away first.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
-#: between the end of a job of replicas, one of whose tasks failed too often, and the next
+#: seconds between the end of a job of replicas, one of whose tasks failed too often, and the next job
 AGAIN_S = 5.0
-#: until all replicas are there: executors may have to start, and Python in them
+#: seconds to wait for all replicas: executors may have to start, and Python in them
 START_S = 180.0
-#: jobs that end while replicas are waited for, at most
+#: most jobs that may end while the driver waits for replicas
 ATTEMPTS = 3
-#: until executors have registered that are to have slots
+#: seconds to wait until executors with enough slots have registered
 EXECUTORS_S = 60.0
 _LOOK_S = 0.5
 _LOCAL = re.compile(r"local\[[^,\]]+(?:,\s*(\d+))?\]$|local$")
 
 
 class SparkCluster:
-    """Use :func:`start_cluster`. ``address``: of its controller. ``cluster``: a client of it.
+    """A running cluster, made by :func:`start_cluster`. ``address``: of its controller. ``cluster``: a client of it.
 
     Example: ``cluster.stop(savepoint="before-the-upgrade")``
     """
@@ -115,13 +115,13 @@ class SparkCluster:
         if self._credentials is not None:
             self._threads.append(threading.Thread(target=self._renew, name="stateflow certificates", daemon=True))
         context, base = self._spark.sparkContext, base_of(self._task.group)
-        if not _LOCAL.match(context.master):  # there nothing is decommissioned
+        if not _LOCAL.match(context.master):  # a local master decommissions nothing
             self._threads.append(Decommissioning(context, self._group, base, self.cluster, self._stopping))
         for thread in self._threads:
             thread.start()
 
     def _run(self) -> None:
-        """Jobs of replicas, one after another."""
+        """Runs jobs of replicas, one after another."""
         context = self._spark.sparkContext
         context.setJobGroup(self._group, "stateflow replicas", interruptOnCancel=True)
         rows, task = self._spark.range(0, self._replicas, 1, self._replicas), self._task
@@ -144,17 +144,19 @@ class SparkCluster:
 
     @property
     def token_file(self) -> Path | None:
-        """Of an administrator, for commands on this machine: ``STATEFLOW_TOKEN_FILE``. None: in plain text there is
-        no need."""
+        """File with an administrator's token, for commands on this machine: ``STATEFLOW_TOKEN_FILE``.
+
+        None: the cluster talks plain text, and needs no token.
+        """
         return None if self._credentials is None else self._credentials.token_file
 
     @property
     def task_token(self) -> str:
-        """For the tasks of one query, see :func:`~stateflow.spark.apply.apply_operator`; empty: none is needed."""
+        """Token for tasks of one query, see :func:`~stateflow.spark.apply.apply_operator`; empty: none is needed."""
         return "" if self._credentials is None else self._credentials.task_token()
 
     def wait(self, timeout_s: float = START_S) -> SparkCluster:
-        """Until as many replicas as were asked for are there. Raises Unavailable."""
+        """Waits until all requested replicas are alive. Raises Unavailable."""
         deadline = SYSTEM_CLOCK.monotonic() + timeout_s
         while SYSTEM_CLOCK.monotonic() < deadline and len(self._ended) < ATTEMPTS:
             with contextlib.suppress(Unavailable):
@@ -170,9 +172,11 @@ class SparkCluster:
     def deploy(
         self, operator: type[Operator], partitions: int = 16, *, installed: bool = False, **options: Any
     ) -> None:
-        """As :meth:`~stateflow.client.Cluster.deploy`, with the standbys that this cluster was started with. A class of
-        a module goes to the executors with its package, see :func:`~stateflow.client.packing.pack`, unless it is
-        ``installed`` there."""
+        """Deploys an operator as :meth:`~stateflow.client.Cluster.deploy` does, with this cluster's number of standbys.
+
+        A class of a module is sent to the executors with its package, see :func:`~stateflow.client.packing.pack`,
+        unless it is ``installed`` there.
+        """
         if (
             not installed
             and "bundle" not in options
@@ -185,7 +189,11 @@ class SparkCluster:
             self.cluster.standby(options.get("name") or operator.__name__, self._standbys)
 
     def stop(self, savepoint: str = "") -> None:
-        """End the replicas, and the controller. Args: savepoint: what they have is kept under this name before."""
+        """Ends the replicas and the controller.
+
+        Args:
+            savepoint: name under which all state is saved first; empty: none.
+        """
         try:
             if savepoint:
                 self.cluster.savepoint(savepoint)
@@ -223,18 +231,20 @@ def start_cluster(
     tls: bool | None = None,
     insecure: bool = False,
 ) -> SparkCluster:
-    """A cluster inside a Spark application: a controller beside the driver, and replicas in tasks of one long job.
+    """Starts a cluster inside a Spark application: a controller beside the driver, and replicas in tasks of one long
+    job.
 
     Args:
-        replicas: each takes a slot as long as the cluster lives; queries need others beside them.
-        standbys: of each partition, of operators that :meth:`SparkCluster.deploy` deploys.
-        checkpoints: URL of a store that all executors reach; without one, what an executor has is lost with it, unless
+        replicas: number of replicas. Each takes an executor slot as long as the cluster lives; queries need further
+            slots.
+        standbys: standbys of each partition, for operators that :meth:`SparkCluster.deploy` deploys.
+        checkpoints: URL of a store that all executors reach. Empty: the state on an executor is lost with it, unless
             there are standbys.
-        directory: of the controller's ledger, on the driver; a temporary one by default.
-        tls: with an authority of its own, which gives each replica a certificate, and the tasks of queries tokens. This
-            process is an administrator of the cluster while it runs, and speaks to no other one. By default where the
-            driver is reached from other machines, or has certificates or a token itself.
-        insecure: plain text between machines, as with ``--insecure``.
+        directory: directory of the controller's ledger, on the driver; None: a temporary one.
+        tls: True: an authority of the cluster's own gives each replica a certificate, and the tasks of queries tokens;
+            this process is an administrator of the cluster while it runs, and can talk to no other cluster. None: as
+            True if other machines reach the driver, or it has certificates or a token itself.
+        insecure: True allows plain text between machines, as ``--insecure`` does.
 
     Raises InvalidArgument where the master does not try tasks again, or has too few slots, or for Spark Connect;
     Unavailable where the replicas do not come up.
@@ -287,5 +297,5 @@ def _check_master(spark: SparkSession, replicas: int, standbys: int) -> None:
 
 
 def _driver_host(spark: SparkSession) -> str:
-    """Where executors reach the driver, as an address."""
+    """Returns the IP address at which executors reach the driver."""
     return socket.gethostbyname(spark.conf.get("spark.driver.host") or "localhost")

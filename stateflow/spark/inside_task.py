@@ -1,4 +1,4 @@
-"""The tasks in which replicas run: each has one in a process of its own, which ends with it."""
+"""Tasks in which replicas run, each in a process of its own that ends with the task."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from stateflow.spark.enrolment import Enrolment
 
 log = logging.getLogger(__name__)
 SITE = "spark"
-#: what a replica that is another one begins to call itself is in this file of its directory
+#: file in a replica's directory with the replica's name
 _NAME = "REPLICA"
 
 
 def base_of(group: str) -> str:
-    """Names of its replicas begin so."""
+    """Returns the prefix of the replica names of a group."""
     return f"{SITE}-{group}"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTask:
-    """Given to ``mapInArrow``: gives no rows, and ends when it is killed, or raises what its replica ended with.
+    """Function for ``mapInArrow`` that runs a replica. Yields no rows; runs until killed, and raises if its replica
+    ends.
 
-    ``enrolment``: where it is given a certificate; None: it talks in plain text, beyond this machine too where it is
-    ``insecure``. ``again``: a task before it, of an earlier job, may have had its name.
+    ``enrolment``: where the task gets a certificate. None: the replica talks plain text, beyond this machine only if
+    ``insecure``. ``again``: a task of an earlier job may have used this task's name.
     """
 
     controller: str
@@ -65,12 +66,13 @@ class ReplicaTask:
         name = self.name(folder, number, context.taskAttemptId() if attempt or self.again else None)
         _wait_for_former(folder / "state")
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        environment |= {"STATEFLOW_CHECKPOINTS": self.checkpoints} if self.checkpoints else {}  # it may have a password
+        # the URL may contain a password
+        environment |= {"STATEFLOW_CHECKPOINTS": self.checkpoints} if self.checkpoints else {}
         environment |= self._enrolled(folder, name)
         with (folder / "replica.log").open("ab") as said:
             replica = subprocess.Popen(
                 self._command(folder, name),
-                stdin=subprocess.PIPE,  # it ends with this process
+                stdin=subprocess.PIPE,  # closes when this process ends, and the replica ends with it
                 stdout=subprocess.DEVNULL,
                 stderr=said,
                 env=environment,
@@ -85,27 +87,34 @@ class ReplicaTask:
         )
 
     def _folder(self, number: int) -> Path:
-        """On this executor's local disk, which is gone with it."""
+        """Returns the task's directory on this executor's local disk, which is gone with the executor."""
         local = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0] or tempfile.gettempdir()
         return Path(local) / f"stateflow-{self.application}-{self.group}" / str(number)
 
     def name(self, folder: Path, number: int, attempt: int | None) -> str:
-        """What a replica whose directory is here has called itself; else it begins as another one. Args: attempt: whose
-        number no other task of the application has; None: the first one."""
+        """Returns the name of the replica that has this directory, or gives it a new name.
+
+        Args:
+            attempt: number that no other task of the application has; None: first attempt.
+        """
         file = folder / _NAME
         if not file.exists():
             file.write_text(f"{base_of(self.group)}-{number}" + ("" if attempt is None else f"-{attempt}"))
         return file.read_text()
 
     def _enrolled(self, folder: Path, name: str) -> Mapping[str, str]:
-        """Its identity's variables. Raises NotAllowed, Unavailable, OSError."""
+        """Returns the environment variables of the replica's identity. Raises NotAllowed, Unavailable, OSError."""
         if self.enrolment is None:
             return {}
         self.enrolment.enrol(name, folder / "tls")
-        return variables_of(folder / "tls") | NO_TOKEN | {"STATEFLOW_TLS_CRL": ""}  # of revocations nobody tells it
+        # no revocation list reaches the task
+        return variables_of(folder / "tls") | NO_TOKEN | {"STATEFLOW_TLS_CRL": ""}
 
     def _ended(self, replica: subprocess.Popen[bytes], folder: Path, name: str) -> int:
-        """Its status. It looks at its files by itself when they are new."""
+        """Waits for the replica to end, and returns its status.
+
+        Renews the certificate meanwhile; the replica rereads its files by itself.
+        """
         while True:
             try:
                 return replica.wait(None if self.enrolment is None else RENEW_S)
@@ -130,7 +139,7 @@ class ReplicaTask:
 
 
 def _host_towards(controller: str) -> str:
-    """The address by which this machine is reached from there."""
+    """Returns this machine's address on the way to the controller."""
     host, _, port = controller.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:  # nothing is sent
         way.connect((host, int(port)))
@@ -138,7 +147,7 @@ def _host_towards(controller: str) -> str:
 
 
 def _wait_for_former(state: Path) -> None:
-    """One whose task was killed ends a moment later than that. Raises DataDirLocked."""
+    """Waits for a former replica in this directory: its process may end after its killed task. Raises DataDirLocked."""
     if state.is_dir():
         with nobody_in(state, ReplicaSettings().stop_timeout_s):
             pass

@@ -1,13 +1,13 @@
 """NATS JetStream as a streaming source that can be replayed: ``spark.readStream.format("jetstream")``.
 
-An offset is a sequence of the stream, and says all that a batch is made of::
+An offset is a sequence number of the stream, with all that defines the batch::
 
     {"seq": 5000, "after": 4000, "held": 998, "created": "2026-01-01T…"}
 
-The batch holds the messages with after < sequence ≤ seq, of which the stream had ``held`` when Spark wrote the offset
-into its log. A replay that finds fewer of them, or another stream under the name, does not pass for the same batch: it
-is refused as ``source_gap``. ``after`` is there so that the first batch of a query replays from where it began, not
-from where the query would begin today.
+The batch consists of the messages with after < sequence ≤ seq, of which the stream held ``held`` when Spark wrote the
+offset into its log. A replay that finds fewer of them, or another stream under the name, is not the same batch: the
+source refuses it as ``source_gap``. With ``after``, the first batch of a query replays from where the query began then,
+not from where it would begin today.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SLICE_MIN = 1_000
 
 
 class JetStreamOptions(BaseModel):
-    """Options of the source. Credentials are none of them: see the environment variables ``STATEFLOW_NATS_*``."""
+    """Options of the source. They include no credentials: see the environment variables ``STATEFLOW_NATS_*``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -50,7 +50,7 @@ class JetStreamOptions(BaseModel):
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> JetStreamOptions:
-        """Raises InvalidArgument, naming the option."""
+        """Validates the options. Raises InvalidArgument, naming the option."""
         try:
             return cls.model_validate({key: options[key] for key in options})
         except ValidationError as error:
@@ -83,7 +83,9 @@ class JetStreamOptions(BaseModel):
 
 
 class JetStreamSource(DataSource):
-    """``spark.dataSource.register(JetStreamSource)``, or :func:`stateflow.spark.register_jetstream`."""
+    """Spark's data source: ``spark.dataSource.register(JetStreamSource)``, or
+    :func:`stateflow.spark.register_jetstream`.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -97,7 +99,7 @@ class JetStreamSource(DataSource):
 
 
 class Slice(InputPartition):
-    """Messages with after < sequence ≤ last, of which there are ``held``, whatever their subjects."""
+    """Messages with after < sequence ≤ last. ``held``: their number, whatever their subjects."""
 
     def __init__(self, after: int, last: int, held: int) -> None:
         super().__init__((after, last))
@@ -105,7 +107,10 @@ class Slice(InputPartition):
 
 
 class JetStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The driver's calls ask the server each for itself; ``read`` runs in tasks, on a pickled copy."""
+    """Reader of the stream.
+
+    Each of the driver's calls asks the server anew; ``read`` runs in tasks, on a pickled copy.
+    """
 
     def __init__(self, options: JetStreamOptions, schema: Any) -> None:
         self._options = options
@@ -168,7 +173,10 @@ class JetStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [Slice(a, b, facts.held(a, b)) for a, b in itertools.pairwise(bounds)]
 
     def _facts(self) -> StreamFacts:
-        """At first the server must be there; once it was, it is waited for."""
+        """Asks the server for facts of the stream.
+
+        The first call requires the server to be there; later calls wait for it.
+        """
         options = self._options
         wait_s = options.unavailable_timeout if self._reached else 0
         facts = patiently(options.place, self._ask, wait_s)
@@ -215,7 +223,7 @@ class JetStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             count += len(messages)
             yield record_batch(messages, self._schema)
         held = count
-        if options.subject is not None:  # how many of the others are still there cannot be seen from what came
+        if options.subject is not None:  # the messages that came do not show how many of other subjects are still there
             facts = patiently(options.place, Connection.facts, options.unavailable_timeout)
             held = facts.held(partition.after, partition.last)
         if held < partition.held:

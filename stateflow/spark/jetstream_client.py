@@ -1,7 +1,7 @@
-"""What the JetStream source asks a NATS server for: facts about a stream, and the messages of a range of it.
+"""Client of a NATS server for the JetStream source: facts about a stream, and the messages of a range of it.
 
-Blocking, and connected only while it is asked something: Spark calls it from processes that come and go. JetStream's
-JSON API is spoken directly: the few requests needed here are clearer so than through a client's wrappers of them.
+Blocking, and connected only during a request, as Spark calls it from processes that come and go. It speaks JetStream's
+JSON API directly: for the few requests needed here that is clearer than a client library's wrappers.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ T = TypeVar("T")
 CONNECT_TIMEOUT_S = 5.0
 REQUEST_TIMEOUT_S = 10.0
 RETRY_INTERVAL_S = 0.25
-#: messages asked for at once; a message is at most a few MB, mostly far less
+#: messages requested at once; a message is at most a few MB, mostly far less
 CHUNK = 512
-#: a consumer whose reader has died is forgotten by the server after this
+#: seconds after which the server forgets a consumer whose reader has died
 INACTIVE_S = 60
 _NO_STREAM = 10059
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A stream, where it is, and which of its subjects are wanted."""
+    """Servers and name of a stream. ``subject``: the wanted subjects; None: all. ``domain``: JetStream domain."""
 
     servers: tuple[str, ...]
     stream: str
@@ -47,7 +47,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """``time_us``: when the server stored it, µs since 1970."""
+    """One message. ``time_us``: when the server stored it, µs since 1970."""
 
     seq: int
     time_us: int
@@ -58,8 +58,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """The stream holds the sequences ``first``…``last`` but for ``deleted`` (ascending); an empty one ends before it
-    begins. ``created`` tells two streams of one name apart."""
+    """Facts about a stream.
+
+    The stream holds the sequences ``first``…``last`` except ``deleted`` (ascending); in an empty stream ``last`` is
+    less than ``first``. ``created`` distinguishes two streams of one name.
+    """
 
     created: str
     first: int
@@ -68,13 +71,16 @@ class StreamFacts:
     retention: str = "limits"
 
     def held(self, after: int, last: int) -> int:
-        """How many messages it holds with after < sequence ≤ last."""
+        """Returns the number of messages that the stream holds with after < sequence ≤ last."""
         after, last = max(after, self.first - 1), min(last, self.last)
         return max(0, last - after - (bisect_right(self.deleted, last) - bisect_right(self.deleted, after)))
 
 
 class Connection:
-    """Raises Unavailable for whatever may be better later, InvalidArgument and SourceMissing for what will not."""
+    """Connection to the first server that answers.
+
+    Raises Unavailable for errors that may pass, InvalidArgument and SourceMissing for others.
+    """
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -92,7 +98,7 @@ class Connection:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
             self._runner.run(self._nc.close())
-        except (OSError, NatsError):  # it was gone already
+        except (OSError, NatsError):  # the connection was gone already
             pass
         finally:
             self._runner.close()
@@ -111,11 +117,11 @@ class Connection:
         )
 
     def check_subject(self) -> None:
-        """Raises InvalidArgument for a subject the stream cannot hold."""
+        """Checks that the stream can hold the wanted subject. Raises InvalidArgument."""
         self._delete_consumer(self._new_consumer(1)[0])
 
     def messages(self, first: int, last: int) -> Iterator[list[Message]]:
-        """Every message held with first ≤ sequence ≤ last and a wanted subject, in order, in pieces."""
+        """Yields, in chunks and in order, all messages held with first ≤ sequence ≤ last and a wanted subject."""
         name, pending = self._new_consumer(first)
         inbox = self._nc.new_inbox()
         arriving = self._run(self._nc.subscribe(inbox, pending_bytes_limit=-1))
@@ -137,7 +143,7 @@ class Connection:
         self._delete_consumer(name)
 
     async def _pull(self, name: str, inbox: str, arriving: Any, count: int) -> tuple[list[Msg], bool]:
-        """The next messages, at most ``count``, and whether these are all that were to come."""
+        """Returns the next messages, at most ``count``, and whether these are all that were to come."""
         request = json.dumps({"batch": count, "no_wait": True}).encode()
         await self._nc.publish(f"{self._api_prefix}.CONSUMER.MSG.NEXT.{self._place.stream}.{name}", request, inbox)
         got: list[Msg] = []
@@ -145,7 +151,7 @@ class Connection:
             while len(got) < count:
                 message = await arriving.next_msg(timeout=REQUEST_TIMEOUT_S)
                 if message.headers and "Status" in message.headers and not message.reply:
-                    # nothing left: what was counted as pending has been deleted since
+                    # nothing is left: messages that were counted as pending have been deleted since
                     return got, message.headers["Status"] in ("404", "408")
                 got.append(message)
         except (OSError, TimeoutError, NatsError):
@@ -153,7 +159,7 @@ class Connection:
         return got, True
 
     def _new_consumer(self, first: int) -> tuple[str, int]:
-        """(name, messages pending) of an ephemeral consumer that keeps nothing on the server's disk."""
+        """Makes an ephemeral consumer that keeps nothing on the server's disk; returns (name, messages pending)."""
         place = self._place
         config: dict[str, Any] = {
             "deliver_policy": "by_start_sequence",
@@ -215,16 +221,18 @@ class Connection:
 
 
 async def connect(servers: Sequence[str]) -> Any:
-    """A client of the first server that answers. Raises OSError, TimeoutError or nats errors; InvalidArgument for wrong
-    credentials."""
+    """Returns a client of the first server that answers.
+
+    Raises OSError, TimeoutError or nats errors; InvalidArgument for wrong credentials.
+    """
     failed: Exception | None = None
     for server in servers:
         try:
             return await nats.connect(
                 server,
                 name="stateflow",
-                allow_reconnect=False,  # a consumer would not survive it; whoever reads starts a new one
-                max_reconnect_attempts=1,  # else an address where nobody listens is tried for two minutes
+                allow_reconnect=False,  # a consumer would not survive it; the reader starts a new one
+                max_reconnect_attempts=1,  # by default nats tries an address without a listener for two minutes
                 reconnect_time_wait=0,
                 connect_timeout=int(CONNECT_TIMEOUT_S),
                 error_cb=_quiet,
@@ -243,7 +251,7 @@ async def connect(servers: Sequence[str]) -> Any:
 
 
 def patiently(place: Place, ask: Callable[[Connection], T], timeout_s: float) -> T:
-    """The answer, asked for again while the server is away, for at most so many seconds."""
+    """Returns the answer, asking again while the server is away, for at most ``timeout_s``."""
     deadline = SYSTEM_CLOCK.monotonic() + timeout_s
     while True:
         try:
@@ -256,7 +264,7 @@ def patiently(place: Place, ask: Callable[[Connection], T], timeout_s: float) ->
 
 
 def read_range(place: Place, first: int, last: int, timeout_s: float) -> Iterator[list[Message]]:
-    """As :meth:`Connection.messages`, going on behind the last message when the server was away in between.
+    """Yields messages as :meth:`Connection.messages` does, and resumes behind the last one after an outage.
 
     Raises Unavailable when nothing comes for ``timeout_s``.
     """
@@ -276,8 +284,11 @@ def read_range(place: Place, first: int, last: int, timeout_s: float) -> Iterato
 
 
 def _message(message: Msg) -> tuple[Message, int]:
-    """With the number of messages behind it. Where it comes from is in its reply subject, which counts from the end:
-    ``$JS.ACK.[domain.account.]stream.consumer.delivered.sequence.number.time.pending[.token]``."""
+    """Returns a message, and the number of messages behind it.
+
+    The reply subject has both. Its parts are counted from the end:
+    ``$JS.ACK.[domain.account.]stream.consumer.delivered.sequence.number.time.pending[.token]``.
+    """
     parts = message.reply.split(".")
     at = 5 if len(parts) == 9 else 7
     read = Message(
@@ -291,7 +302,10 @@ def _message(message: Msg) -> tuple[Message, int]:
 
 
 def _credentials() -> dict[str, Any]:
-    """From this process's settings, and from nowhere else: options of a source are shown."""
+    """Returns the credentials from this process's settings.
+
+    Options of a source have none, as Spark shows them.
+    """
     said = NatsSettings()
     values = {
         "user": said.user,
@@ -303,4 +317,4 @@ def _credentials() -> dict[str, Any]:
 
 
 async def _quiet(_: Exception) -> None:
-    """What goes wrong is raised where it is waited for."""
+    """Ignores the error: the call that waits for an answer raises it."""

@@ -11,7 +11,7 @@ import pyarrow.json as pa_json
 from stateflow.errors import DecodeError, InvalidArgument
 from stateflow.spark.jetstream_client import Message
 
-#: the columns without ``value_schema``: the message as it is
+#: columns without ``value_schema``: the message as it is
 MESSAGE = "seq long, time timestamp, subject string, headers map<string,string>, data binary"
 _UTC = pa.timestamp("us", tz="UTC")
 
@@ -26,7 +26,7 @@ RAW = tuple(_FIELDS)
 
 
 def check_schema(schema: pa.Schema) -> None:
-    """Raises InvalidArgument for a column that a message cannot fill."""
+    """Checks that a message can fill all columns. Raises InvalidArgument."""
     raw = tuple(schema.names) == RAW
     for field in schema:
         name = field.name if raw else field.name[1:]
@@ -48,7 +48,7 @@ def check_schema(schema: pa.Schema) -> None:
 
 
 def record_batch(messages: Sequence[Message], schema: pa.Schema) -> pa.RecordBatch:
-    """One row for each message. Raises DecodeError, naming the first that is not JSON of this schema."""
+    """Converts messages to rows. Raises DecodeError, naming the first message that is not JSON of this schema."""
     if tuple(schema.names) == RAW:
         columns = {name: _column(messages, name, schema.field(name).type) for name in RAW}
     else:
@@ -61,7 +61,7 @@ def record_batch(messages: Sequence[Message], schema: pa.Schema) -> pa.RecordBat
 
 
 def _payload(schema: pa.Schema) -> pa.Schema:
-    """The columns that come from the message's JSON: all but ``_seq``, ``_time``, …"""
+    """Returns the columns that come from the message's JSON: all except ``_seq``, ``_time``, …"""
     return pa.schema([f for f in schema if not (f.name.startswith("_") and f.name[1:] in _FIELDS)])
 
 
@@ -71,7 +71,7 @@ def _column(messages: Sequence[Message], name: str, kind: pa.DataType) -> pa.Arr
 
 
 def _same(one: pa.DataType, other: pa.DataType) -> bool:
-    """But for what Spark calls the fields of a map."""
+    """Tells whether two types are equal, apart from Spark's names for the fields of a map."""
     if pa.types.is_map(one) and pa.types.is_map(other):
         return bool(one.key_type == other.key_type and one.item_type == other.item_type)
     return bool(one == other)
@@ -86,7 +86,7 @@ def _payload_columns(messages: Sequence[Message], schema: pa.Schema) -> list[pa.
             return [column.combine_chunks() for column in table.columns]
     except pa.ArrowException:
         pass
-    for message in messages:  # which one was it?
+    for message in messages:  # find the message that does not fit
         try:
             said = "" if len(_decoded([message.data], schema)) == 1 else "it is no JSON object"
         except pa.ArrowException as error:

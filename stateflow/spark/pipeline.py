@@ -33,7 +33,7 @@ POLL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One micro-batch, and all of this run up to it. ``metrics``: None without operators."""
+    """One micro-batch, and totals of this run up to it. ``metrics``: None without operators."""
 
     batch: int
     rows: int
@@ -49,10 +49,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``stopped``: before its end, because it was told to. ``rows`` and ``batches`` of a batch pipeline are unknown.
-    ``done_before``: by an earlier run, as the ledger has it; nothing was run.
+    """Result of a run.
 
-    ``operators``: what they did in this run, in the order in which they first reported.
+    ``stopped``: the run was told to stop before its end. ``rows`` and ``batches``: None for a batch pipeline.
+    ``done_before``: by the ledger, an earlier run completed the pipeline, and nothing ran.
+
+    ``operators``: metrics of this run, in the order in which the operators first reported.
     """
 
     stopped: bool
@@ -70,20 +72,22 @@ def run_pipeline(
     tell: Callable[[Progress], None],
     started: Callable[[], None],
 ) -> Outcome:
-    """Until its end (``once``, or a batch source), until it fails, or until ``stop`` is set; Spark ends with it.
+    """Runs a pipeline until its end (``once``, or a batch source), until it fails, or until ``stop`` is set; then ends
+    Spark.
 
     Args:
-        started: called when Spark is up and before anything runs.
+        tell: called after each micro-batch.
+        started: called when Spark is up, before anything runs.
 
     Raises StateflowErrors only, without a secret in them.
     """
     config = file.config
     try:
         for step in config.operators:
-            load(step.operator)  # what is wrong with them, or with the ledger, is said before Spark is started
+            load(step.operator)  # errors of operators and of the ledger are raised before Spark starts
         _check_jetstream(config)
         manager = file.state_manager()
-        settings = {"spark.log.level": "FATAL", **config.spark.settings}  # what fails is told once, by its error
+        settings = {"spark.log.level": "FATAL", **config.spark.settings}  # a failure is reported once, by its error
         named: dict[str, Any] = {key.replace(".", "__"): str(value) for key, value in settings.items()}
         if once and config.real_time is not None:
             raise InvalidArgument("a pipeline in real time works off nothing: it has no end", remedy="leave --once out")
@@ -92,7 +96,7 @@ def run_pipeline(
             started()
             return _run(spark, file, manager, once=once, stop=stop, tell=tell)
         finally:
-            spark.stop()  # which delivers what its listeners have not seen yet
+            spark.stop()  # delivers what its listeners have not seen yet
             if manager is not None:
                 manager.ledger.close()
     except StateflowError as error:
@@ -121,7 +125,7 @@ def _run(
 
 
 def _run_batch(spark: SparkSession, file: PipelineFile, manager: StateManager | None) -> Outcome:
-    """With a state manager as one stage, which is done once."""
+    """Runs a batch pipeline; with a state manager as one stage, which is done once."""
     config = file.config
     applied: list[DataFrame] = []
     pushed = False
@@ -151,8 +155,11 @@ def _run_batch(spark: SparkSession, file: PipelineFile, manager: StateManager | 
 
 
 def end_of(config: PipelineConfig, end: Reading | Sink) -> End:
-    """A source or a sink as its stages have it: by its connection, or else its format; what is read or written there;
-    and what of it."""
+    """Describes a source or a sink for its stages.
+
+    The name is the connection, or else the format; the entity is what is read or written there; the filter is the
+    ``where`` condition of a source.
+    """
     options = config.options(end)
     named = (options[each] for each in ("dbtable", "query", "table", "stream", "topic", "subscribe") if each in options)
     entity = end.path or next(map(str, named), None)
@@ -160,7 +167,7 @@ def end_of(config: PipelineConfig, end: Reading | Sink) -> End:
 
 
 def _check_jetstream(config: PipelineConfig) -> None:
-    """What is wrong with a stream is said in one line, before Spark is started."""
+    """Reports errors of a stream in one line, before Spark starts."""
     if config.source.format != "jetstream":
         return
     try:
@@ -168,7 +175,7 @@ def _check_jetstream(config: PipelineConfig) -> None:
         from stateflow.spark.jetstream import JetStreamOptions
         from stateflow.spark.jetstream_client import Connection
     except ImportError:
-        return  # said by local_session, or register_jetstream
+        return  # local_session or register_jetstream reports it
     options = JetStreamOptions.of({key: str(value) for key, value in config.options(config.source).items()})
     with Connection(options.place) as connection:
         connection.facts()
@@ -181,7 +188,7 @@ def _source(spark: SparkSession, config: PipelineConfig) -> DataFrame:
 
 
 def _apply_all(spark: SparkSession, config: PipelineConfig, rows: DataFrame) -> tuple[DataFrame, list[DataFrame]]:
-    """(what the sink gets, what each operator puts out)."""
+    """Returns (rows for the sink, outputs of each operator)."""
     applied: list[DataFrame] = []
     for step in config.operators:
         applied.append(_applied(spark, config, step, rows))
@@ -270,9 +277,9 @@ def _follow(query: StreamingQuery, stop: threading.Event, tell: Callable[[Progre
             look()
         stopped = query.isActive
         if not stopped:
-            query.awaitTermination()  # raises what it failed with
+            query.awaitTermination()  # raises the query's error
     finally:
-        query.stop()  # a batch that is cut short is done again, once, by the next run
+        query.stop()  # the next run repeats an interrupted batch, once
         look()
     metrics = TALLY.query(identity)
     return Outcome(stopped, rows, batches, () if metrics is None else metrics.operators)
@@ -286,7 +293,7 @@ def _spark_errors() -> tuple[type[Exception], ...]:
 
 
 def failure_of(error: BaseException) -> StateflowError:
-    """What an exception of Spark is about: the error that a task raised, if there is one in it."""
+    """Converts an exception of Spark to the error that a task raised, if it contains one."""
     text = str(error)
     line, code, _ = raised_in(text) or (text.partition("\n")[0], text.partition(":")[0], "")
     if code in StateflowError.registry and line.startswith(f"{code}: "):

@@ -1,4 +1,4 @@
-"""``pipeline.yml``: what a pipeline file may say, its parameters and its secrets. Nothing here touches Spark.
+"""``pipeline.yml``: the fields of a pipeline file, its parameters and its secrets. Nothing here touches Spark.
 
 ::
 
@@ -12,8 +12,8 @@
       - {operator: "myapp.ops:Tally", order_by: v}
     sink: {format: jdbc, connection: warehouse, options: {dbtable: tallies}, checkpoint: "checkpoints/tallies"}
 
-``${env.NAME}``, ``${ENV:NAME}`` and ``${NAME}`` are environment variables, taken for secrets: shown as ``***`` wherever
-the configuration or an error is shown.
+``${env.NAME}``, ``${ENV:NAME}`` and ``${NAME}`` are environment variables. They count as secrets: the configuration and
+errors show them as ``***``.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from stateflow.ledger.manager import StateManager
 from stateflow.masking import MASK, masked, names_a_secret
 
 _REFERENCE = re.compile(r"\$\{(ENV:|env\.|param\.|)([A-Za-z_][A-Za-z0-9_]*)\}")
-#: what somebody may have meant for one
+#: text that was probably meant as a reference
 _LIKE_A_REFERENCE = re.compile(r"\$\{\s*(?:env|param)s?\s*[.:][^}]*\}", re.IGNORECASE)
 Option = str | int | float | bool
-#: sections whose values are whatever Spark takes, and fields elsewhere that are no text
+#: sections with values of any type that Spark takes, and fields elsewhere that are not text
 _FREE = frozenset({"options", "settings", "parameters", "connections"})
 _TYPED = frozenset({"streaming", "each_batch", "tasks", "allowed_lateness", "unavailable_timeout"})
 
@@ -119,7 +119,7 @@ class PipelineConfig(_Section):
     state_manager: dict[str, Any] | None = None
 
     def options(self, end: Reading | Sink) -> dict[str, Option]:
-        """Those of its connection profile, and its own before them."""
+        """Returns the options of the connection profile, overridden by the end's own."""
         return {**(self.connections[end.connection] if end.connection else {}), **end.options}
 
 
@@ -135,8 +135,11 @@ class Secrets:
 
 @dataclass(frozen=True)
 class PipelineFile:
-    """``shown`` is the effective configuration without secrets. ``name``: of the file. ``state_manager`` opens the
-    ledger, which must be there."""
+    """A loaded pipeline file.
+
+    ``name``: file name. ``shown``: the effective configuration without secrets. ``state_manager``: opens the ledger,
+    which must exist.
+    """
 
     name: str
     config: PipelineConfig
@@ -146,7 +149,12 @@ class PipelineFile:
 
 
 def load_pipeline(file: Path, settings: Mapping[str, str], environment: Mapping[str, str]) -> PipelineFile:
-    """Args: settings: values of parameters, as ``--set`` has them. Raises InvalidArgument, naming the YAML path."""
+    """Loads a pipeline file. Raises InvalidArgument, naming the YAML path.
+
+    Args:
+        settings: values of parameters, as given by ``--set``.
+        environment: environment variables that references are replaced from.
+    """
     document = _read(file)
     secrets: list[str] = []
 
@@ -164,7 +172,7 @@ def load_pipeline(file: Path, settings: Mapping[str, str], environment: Mapping[
     for_ledger = _filled(document, settings, lambda name, at: f"${{{name}}}")
 
     if config.state_manager is not None:
-        ledger_url(for_ledger, environment)  # what is wrong with it is said now
+        ledger_url(for_ledger, environment)  # raises the ledger's errors now
 
     def state_manager() -> StateManager | None:
         if config.state_manager is None:
@@ -182,7 +190,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _may_be_text(place: Place) -> bool:
-    """Is text meant there, or may it be? What a reader's or sink's own fields are is known."""
+    """Tells whether a value at this place is, or may be, text. Fields outside the free sections have known types."""
     return not _FREE.isdisjoint(place) or (bool(place) and place[-1] not in _TYPED)
 
 
@@ -192,7 +200,7 @@ def _may_be_text(place: Place) -> bool:
 def _filled(
     document: Mapping[str, Any], settings: Mapping[str, str], secret: Callable[[str, str], str]
 ) -> dict[str, Any]:
-    """A document with every reference replaced, and its parameters as they are."""
+    """Returns the document with every reference replaced, and with the values of its parameters."""
     parameters = _parameters(document, settings, secret)
     rest = {key: value for key, value in document.items() if key != "parameters"}
     return {**_resolved(rest, parameters, secret), "parameters": parameters}
@@ -201,7 +209,7 @@ def _filled(
 def _parameters(
     document: Mapping[str, Any], settings: Mapping[str, str], secret: Callable[[str, str], str]
 ) -> dict[str, Any]:
-    """Returns the parameters. A value that is set is taken as it is; a default may refer to the environment only."""
+    """Returns the parameters. A value that is set is taken literally; a default may refer to the environment only."""
     declared = document.get("parameters") or {}
     if not isinstance(declared, Mapping):
         raise InvalidArgument("parameters are names with defaults", remedy="write name: default", at="parameters")
@@ -221,7 +229,7 @@ def _parameters(
 
 
 def _typed(name: str, text: str, default: Any) -> Any:
-    """Of the default's type; text where there is none."""
+    """Converts text to the type of the default; without a default it stays text."""
     if not isinstance(default, (bool, int, float)):
         return text
     try:
@@ -235,7 +243,7 @@ def _typed(name: str, text: str, default: Any) -> Any:
 
 
 def _resolved(value: Any, parameters: Mapping[str, Any], secret: Callable[[str, str], str], at: str = "") -> Any:
-    """``value`` with every reference replaced; a text that is one parameter and nothing else keeps its type."""
+    """Returns ``value`` with every reference replaced; a text that is one parameter and nothing else keeps its type."""
     if isinstance(value, Mapping):
         for key in value:
             if isinstance(key, str) and _REFERENCE.search(key):
@@ -274,7 +282,7 @@ def _resolved(value: Any, parameters: Mapping[str, Any], secret: Callable[[str, 
 
 
 def _without_secrets(value: Any, key: str = "") -> Any:
-    """Also those that are written in the file: by the names of their keys, and passwords in URLs."""
+    """Masks secrets, also those written in the file: values whose keys name a secret, and passwords in URLs."""
     if isinstance(value, dict):
         return {name: _without_secrets(each, str(name)) for name, each in value.items()}
     if isinstance(value, list):
@@ -304,7 +312,7 @@ def _validated(document: Mapping[str, Any]) -> PipelineConfig:
 
 
 def _fields(loc: Sequence[int | str]) -> list[str]:
-    """Names that are possible in the section at ``loc``."""
+    """Returns the field names that are possible in the section at ``loc``."""
     section: type[BaseModel] = PipelineConfig
     for part in loc:
         if isinstance(part, str):

@@ -32,15 +32,16 @@ def read_state(
     directory: str | Path | None = None,
     savepoint: str = "",
 ) -> DataFrame:
-    """Every entry of one state: columns key, map_key (null for a value), value, partition.
+    """Reads every entry of one state: columns key, map_key (null for a value), value, partition.
 
-    Types are those that the state declares, see :mod:`stateflow.state.typed`; several key columns are a struct. Of a
-    live ``cluster``, or of a ``checkpoint`` store (its newest, or a ``savepoint``'s) without any cluster; else of this
-    program's own, in ``directory`` or ``./stateflow-data``. Nothing is stopped for it. The entries pass through the
-    driver. What has expired is left out: of a cluster now, of a checkpoint as of when it was taken.
+    Column types are those that the state declares, see :mod:`stateflow.state.typed`; several key columns are a struct.
+    Entries come from a live ``cluster``, or without any cluster from a ``checkpoint`` store (its newest checkpoint, or
+    a ``savepoint``), or else from this program's own cluster in ``directory`` or ``./stateflow-data``. Reading stops
+    nothing. The entries pass through the driver. Expired entries are left out: those of a cluster that have expired by
+    now, those of a checkpoint that had expired when it was taken.
 
-    Raises OperatorNotDeployed, UnknownState, Unavailable; InvalidArgument of several places, or of a directory where
-    no cluster ever was; CheckpointMissing or CheckpointCorrupt of a checkpoint.
+    Raises OperatorNotDeployed, UnknownState, Unavailable; InvalidArgument for more than one place, or for a directory
+    that never had a cluster; CheckpointMissing or CheckpointCorrupt for a checkpoint.
 
     Example: ``read_state(spark, operator="DelayByAircraft", state="flights").where("value > 9").show()``
     """
@@ -64,4 +65,4 @@ def read_state(
         from pyspark.sql.pandas.types import from_arrow_schema
 
         return spark.createDataFrame([], from_arrow_schema(table.schema))
-    return spark.createDataFrame(table.combine_chunks())  # Spark leaves out what stands behind an empty chunk
+    return spark.createDataFrame(table.combine_chunks())  # Spark drops what follows an empty chunk

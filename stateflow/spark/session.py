@@ -1,4 +1,4 @@
-"""What Spark needs on a machine: a Java, and workers that run this interpreter."""
+"""Spark sessions: a Java that is new enough, and workers that run this interpreter."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_MIN = 17
-#: Spark plans a micro-batch with a shuffle anew when the shuffle is done, in a job of its own. That takes 30 ms, and
-#: there is nothing to learn where the partitions are given.
+#: When the shuffle of a micro-batch is done, Spark plans the rest anew, in a job of its own. That takes 30 ms, and
+#: gains nothing where the partitions are given.
 PLAN_ONCE = {"spark.sql.adaptive.streaming.stateless.enabled": "false"}
-#: The most that Spark takes, which is no limit: for any other it adds up, at every row, the bytes of its batch so far,
-#: 35 ms of a micro-batch of 100,000 rows. Those of at most ``maxRecordsPerBatch`` rows are made in any case, and a task
-#: of a micro-batch has all of its rows in memory before it sends the first.
+#: The largest value that Spark takes, which means no limit. For any other value Spark adds up, at every row, the bytes
+#: of its batch so far, 35 ms of a micro-batch of 100,000 rows. Spark limits batches to ``maxRecordsPerBatch`` rows in
+#: any case, and a task of a micro-batch has all of its rows in memory before it sends the first.
 BATCHES_BY_ROWS = {"spark.sql.execution.arrow.maxBytesPerBatch": "2147483647"}
-#: Where a checkpoint is on a local disk. Hadoop has two ways to the same files, written aside and renamed. Without its
-#: native library, which PySpark does not bring, the one that Spark prefers runs 10 commands per file of the
-#: log (``readlink``, ``chmod``), this one 2: 65 ms less in a micro-batch, which writes two or three of them.
+#: For checkpoints on a local disk. Hadoop has two interfaces to the same files, both of which write a temporary file
+#: and rename it. Without Hadoop's native library, which PySpark does not include, the interface that Spark prefers runs
+#: 10 commands per file of the log (``readlink``, ``chmod``), this one 2. That saves 65 ms in a micro-batch, which
+#: writes two or three files.
 LOG_ON_LOCAL_DISK = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     )
 }
-#: What a query in real-time mode needs, see :func:`real_time_settings`.
+#: Settings that a query in real-time mode needs, see :func:`real_time_settings`.
 _REAL_TIME = {
-    # Spark's list of what it allows in real-time mode has no Python operator
+    # Spark's list of operators allowed in real-time mode has no Python operator
     "spark.sql.streaming.realTimeMode.allowlistCheck": "false",
-    # a worker reads rows while it writes outputs, and writes each output at once
+    # the worker reads rows while it writes outputs, and writes each output at once
     "spark.python.udf.pipelined.enabled": "true",
     "spark.python.udf.pipelined.queueDepth": "1000",
-    # rows go to it one by one, and do not wait in a buffer
+    # rows go to the worker one by one, and do not wait in a buffer
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
     "spark.sql.execution.pandas.udf.buffer.size": "64",
-    # by TCP a row takes 80 ms more: each side waits for the other's acknowledgement
+    # over TCP a row takes 80 ms more: each side waits for the other's acknowledgement
     "spark.python.unix.domain.socket.enabled": "true",
 }
-#: what a failed task is told by: a line, instead of two hundred
+#: log settings with which a failed task takes one line instead of two hundred
 LOGGING = Path(__file__).with_name("log4j2.properties")
 _REMEDY = (
     f"install a Java runtime, version {JAVA_MIN} or newer (Debian/Ubuntu: apt-get install openjdk-17-jre-headless; "
@@ -55,7 +56,7 @@ _REMEDY = (
 
 
 def require_java() -> int:
-    """The major version of the Java that Spark will use. Raises JavaMissing when there is none new enough.
+    """Returns the major version of the Java that Spark will use. Raises JavaMissing when there is none new enough.
 
     Example: ``require_java() >= 17``
     """
@@ -75,7 +76,10 @@ def require_java() -> int:
 
 
 def quick_settings(master: str) -> dict[str, str]:
-    """What takes time off every micro-batch; all of it where a ``local`` master has checkpoints on this disk."""
+    """Returns Spark settings that shorten every micro-batch.
+
+    With a ``local`` master they include one for checkpoints on this machine's disk.
+    """
     settings = PLAN_ONCE | BATCHES_BY_ROWS
     if master.startswith("local"):
         settings |= LOG_ON_LOCAL_DISK
@@ -83,9 +87,10 @@ def quick_settings(master: str) -> dict[str, str]:
 
 
 def real_time_settings() -> dict[str, str]:
-    """Spark settings without which an operator in real-time mode is refused: for ``SparkSession.builder.config(map=…)``
-    or ``spark-submit --conf``. They are for queries in real-time mode only: other Python functions become slow by them.
-    Real-time mode needs PySpark 4.3 or newer.
+    """Returns the Spark settings that an operator in real-time mode requires.
+
+    Pass them to ``SparkSession.builder.config(map=…)`` or ``spark-submit --conf``, in sessions for real-time queries
+    only: they make other Python functions slow. Real-time mode needs PySpark 4.3 or newer.
 
     Example: ``SparkSession.builder.config(map=real_time_settings())``
     """
@@ -93,10 +98,10 @@ def real_time_settings() -> dict[str, str]:
 
 
 def local_session(name: str, master: str = "local[2]", *, real_time: bool = False, **settings: str) -> SparkSession:
-    """A quiet Spark session on this machine whose Python workers run this interpreter.
+    """Makes a quiet Spark session on this machine whose Python workers run this interpreter.
 
     Args:
-        real_time: for queries in real-time mode, see :func:`real_time_settings`.
+        real_time: True for queries in real-time mode, see :func:`real_time_settings`.
         settings: Spark settings with ``__`` for the dots, e.g. ``spark__sql__shuffle__partitions="4"``.
 
     Raises JavaMissing, ExtraMissing without PySpark, or InvalidArgument where it is too old for real-time mode.
@@ -129,8 +134,10 @@ def local_session(name: str, master: str = "local[2]", *, real_time: bool = Fals
 
 
 def register_state(spark: SparkSession) -> None:
-    """Makes ``spark.read.format("stateflow")`` known to a session: state that executors read, of a cluster, checkpoint
-    or savepoint; what changed between two savepoints; and what there is to read. Options: docs/spark.md.
+    """Registers ``spark.read.format("stateflow")`` with a session.
+
+    Executors read the state of a cluster, checkpoint or savepoint, the changes between two savepoints, or a description
+    of what can be read. Options: docs/spark.md.
 
     Example: ``register_state(spark)``
     """
@@ -142,8 +149,9 @@ def register_state(spark: SparkSession) -> None:
 
 
 def register_jetstream(spark: SparkSession) -> None:
-    """Makes ``spark.readStream.format("jetstream")`` known to a session. Raises ExtraMissing, or InvalidArgument where
-    PySpark is older than 4.2.
+    """Registers ``spark.readStream.format("jetstream")`` with a session.
+
+    Raises ExtraMissing, or InvalidArgument where PySpark is older than 4.2.
 
     Example: ``register_jetstream(spark)``
     """

@@ -1,11 +1,11 @@
-"""Stages of Spark pipelines, recorded by themselves: of streaming queries by a listener, of batch pipelines by a shell.
+"""Records the stages of Spark pipelines: a listener records streaming queries, a wrapper function batch pipelines.
 
-``record_queries(spark, manager)`` records each micro-batch of each streaming query of a session as one stage. Its
-``state_id`` is made of the query's id and the batch's, so that a batch that is replayed after a restart from its
+``record_queries(spark, manager)`` records each micro-batch of each streaming query of a session as one stage. The
+stage's ``state_id`` is made of the query's id and the batch's, so a batch that is replayed after a restart from its
 checkpoint is the same stage again, not a second one.
 
-``run_stage`` runs one batch pipeline, from a source to a sink: recorded before and after each step, not run again once
-it was done, and after a crash run again from its last success.
+``run_stage`` runs one batch pipeline, from a source to a sink. It records the stage before and after each step, does
+not run a completed stage again, and after a crash goes on from the last success.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 TEXT_MAX = 255
-#: stages that are kept while the ledger is away
+#: most stages that are kept while the ledger is away
 WAITING_MAX = 10_000
 
 
@@ -52,7 +52,7 @@ class End:
     filter: str | None = None
 
     def columns(self, end: Literal["source", "sink"]) -> dict[str, str | None]:
-        """Of a stage."""
+        """Returns the columns of a stage for this source or sink."""
         named = {"name": self.name, "type": self.type, "entity": self.entity, "filter": self.filter}
         return {f"{end}_{name}": value for name, value in named.items()}
 
@@ -69,18 +69,19 @@ def record_queries(
     sink: End | None = None,
     manifest: str | None = None,
 ) -> StreamingQueryListener:
-    """From now on each micro-batch with rows, and each failure, of the session's queries is a stage.
+    """Records each micro-batch with rows, and each failure, of the session's queries as a stage, from now on.
 
     Args:
-        job_id: of every query; by default the query's name, else its id.
-        source: where they pull from, and sink: push to; by default what Spark calls them.
+        job_id: job of every query; None: the query's name, or else its id.
+        source: what the queries read; None: Spark's description of it.
+        sink: what they write; None: Spark's description of it.
         manifest: the file that declares the pipeline.
 
-    Returns the listener, which ``spark.streams.removeListener`` takes. Two of them are as good as one: a stage that is
-    there is left as it is. A ledger that is away never stops a query: what could not be recorded is recorded with what
-    comes next, and what a killed driver did not record by the query's next run, see ``swallowed``. Over Spark Connect
-    this client is the one who records, as long as it lives: what the server commits without it has no stage, and what a
-    query leaves out of its source is not known.
+    Returns the listener, for ``spark.streams.removeListener``. A second listener changes nothing: a stage that exists
+    is left as it is. An unavailable ledger never stops a query. Stages that could not be recorded are recorded with the
+    next ones, and the query's next run records what a killed driver did not, see ``swallowed``. Over Spark Connect this
+    client records, as long as it lives: what the server commits without it has no stage, and the source's filters are
+    not known.
 
     Example: ``record_queries(spark, StateManager(ledger), job_id="tallies")``
     """
@@ -109,21 +110,27 @@ def record_queries(
 
 
 def _heard_at_exit(spark: SparkSession, listener: StreamingQueryListener) -> None:
-    """Over Spark Connect a thread hears of queries, for which a process waits when it ends: for ever, unless its
-    session was stopped. It is told to end with the program, and records what has come until then."""
+    """Removes the listener at the program's end, after recording what has come until then.
+
+    Over Spark Connect a thread listens for events. A process waits for this thread when it ends: for ever, unless its
+    session was stopped.
+    """
 
     def end() -> None:
         with contextlib.suppress(Exception):  # the session was stopped
             spark.streams.removeListener(listener)
 
-    # what atexit calls comes behind the wait; and behind the end of the executors that Spark's client calls with
+    # atexit's functions run after that wait, and after the end of the thread pools through which Spark's client calls
     threading._register_atexit(end)  # type: ignore[attr-defined]
 
 
 @dataclass(slots=True)
 class _Run:
-    """``filter``: what it leaves out of its source. ``execution``: the JVM's, until what an earlier run left was looked
-    for."""
+    """One run of a query.
+
+    ``filter``: the conditions on its source. ``execution``: the JVM's object; None after batches of earlier runs were
+    looked for.
+    """
 
     job: str
     filter: str | None
@@ -131,7 +138,7 @@ class _Run:
 
 
 class _Recorder:
-    """Called by one thread, that of Spark's listeners."""
+    """Records stages. A single thread calls it, that of Spark's listeners."""
 
     def __init__(
         self,
@@ -169,7 +176,7 @@ class _Recorder:
 
     def terminated(self, event: Any) -> None:
         query, run = str(event.id), self._runs.pop(str(event.runId), None)
-        # one that was started since may have committed already what it has not told of, and looks back itself
+        # a newer run may have committed batches that it has not reported yet, and looks back itself
         if run is not None and self._newest[query] == str(event.runId):
             self._look_back(query, run, None)
             del self._newest[query]
@@ -187,19 +194,21 @@ class _Recorder:
             )
 
     def _declared(self, run: _Run | None) -> dict[str, Any]:
-        """What the query says, and what the caller knows better; None says nothing."""
+        """Returns the columns that the query gives, overridden by those that the caller declared. None declares
+        nothing.
+        """
         given: dict[str, Any] = {"manifest_name": self._manifest, "source_filter": run.filter if run else None}
         given |= {} if self._source is None else self._source.columns("source")
         given |= {} if self._sink is None else self._sink.columns("sink")
         return {name: value for name, value in given.items() if value is not None}
 
     def _record(self, *stages: dict[str, Any]) -> None:
-        """These after those that wait, each once; what the ledger cannot take now waits."""
+        """Records the stages that wait, then these, each once. Stages that the ledger cannot take now wait."""
         self._waiting.extend(stages)
         try:
             while self._waiting:
                 stage = self._waiting[0]
-                if self._manager.ledger.item(stage["state_id"]) is None:  # else replayed
+                if self._manager.ledger.item(stage["state_id"]) is None:  # otherwise a replay
                     self._insert(stage)
                 self._waiting.popleft()
         except (Unavailable, LedgerReadOnly, LedgerReplaced) as error:
@@ -215,8 +224,10 @@ class _Recorder:
         self._manager.insert_state(**columns)
 
     def _look_back(self, query: str, run: _Run, before: int | None) -> None:
-        """Once in each run: batches that are committed and have no stage. Those before the first that was recorded are
-        of a time when nobody recorded."""
+        """Records committed batches that have no stage, once in each run.
+
+        Batches before the first recorded one date from before the recording began, and are left out.
+        """
         execution = run.execution
         if execution is None:
             return
@@ -242,7 +253,7 @@ def batch_state_id(query_id: str, batch_id: int) -> str:
 
 
 def end_of(description: str) -> End:
-    """What Spark calls a source or a sink: ``FileSink[file:/tmp/out]``."""
+    """Parses Spark's description of a source or a sink: ``FileSink[file:/tmp/out]``."""
     match = re.fullmatch(r"([\w.$]+)\[(.*)\]", description, re.DOTALL)
     kind = (match[1] if match else description).partition("@")[0].rpartition(".")[2].rstrip("$")
     entity = match[2] if match and rules.is_item_id(match[2]) else None
@@ -250,7 +261,7 @@ def end_of(description: str) -> End:
 
 
 def _ends(descriptions: Iterable[str]) -> End:
-    """Of several as of one."""
+    """Joins several descriptions to one."""
     ends = [end_of(each) for each in descriptions]
     if len(ends) == 1:
         return ends[0]
@@ -258,7 +269,7 @@ def _ends(descriptions: Iterable[str]) -> End:
 
 
 def stage_of(progress: Any) -> dict[str, Any]:
-    """The columns of the stage that a micro-batch is; ``before``: the one whose data it goes on from."""
+    """Returns the columns of a micro-batch's stage. ``before``: the id of the preceding batch's stage."""
     query, batch = str(progress.id), progress.batchId
     started = datetime.fromisoformat(progress.timestamp.replace("Z", "+00:00"))
     took = progress.durationMs
@@ -325,15 +336,16 @@ def run_stage(
     record: str | None = None,
     manifest: str | None = None,
 ) -> dict[str, Any]:
-    """Pull from a source and push to a sink, once for this job, source and sink: done before, nothing is run.
+    """Pulls from a source and pushes to a sink, once for this job, source and sink. A completed stage does not run
+    again.
 
     Args:
-        pull: gets the last stage that pulled this entity and was pushed with success, or None; a DataFrame.
-        push: writes it, so that writing it again does no harm (``mode("overwrite")``, a merge); may return the row
-            count. A crash between the write and its record makes the next run push again.
-        record: the column that orders records: an id, a time. Its least and greatest value are the first and the last
-            record pulled, from which a later ``pull`` may go on, and nothing beyond them is pushed, whatever arrives
-            meanwhile. Rows without a value are pushed, too. Costs a pass over what was pulled.
+        pull: is given the last stage that pulled this entity and was pushed with success, or None; returns a DataFrame.
+        push: writes the DataFrame, such that writing it again does no harm (``mode("overwrite")``, a merge); may return
+            the row count. After a crash between the write and its record, the next run pushes again.
+        record: column that orders records: an id, a time. Its least and greatest value are recorded as the first and
+            last record pulled, from which a later ``pull`` may go on. Rows beyond them, which arrive meanwhile, are not
+            pushed; rows without a value are. Costs a pass over the pulled rows.
         manifest: the file that declares the pipeline.
 
     Returns the stage. What ``pull`` or ``push`` raises is recorded as a failure, and raised.
@@ -400,7 +412,7 @@ def _failed(manager: StateManager, state_id: str, error: BaseException, **column
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The least and the greatest value of the column that orders records; None where there is none."""
+    """Least and greatest value of the column that orders records; None where there is none."""
 
     first: Any = None
     last: Any = None
@@ -408,7 +420,7 @@ class Pulled:
 
 
 def measured(frame: DataFrame, record: str) -> Pulled:
-    """Raises InvalidArgument for a column that is not there."""
+    """Measures the column that orders records, and counts the rows. Raises InvalidArgument for a missing column."""
     from pyspark.sql import functions as F  # noqa: N812
 
     if record not in frame.columns:
@@ -420,12 +432,13 @@ def measured(frame: DataFrame, record: str) -> Pulled:
     assert row is not None
     first, last, rows = row
     if first is not None and frame.schema[record].dataType.typeName() == "timestamp":
-        first, last = first.astimezone(UTC), last.astimezone(UTC)  # Spark gives it in this process's zone, unsaid
+        # Spark gives it in this process's zone, without the zone
+        first, last = first.astimezone(UTC), last.astimezone(UTC)
     return Pulled(first, last, rows)
 
 
 def as_text(value: Any) -> str | None:
-    """As it is stored: times as ISO text."""
+    """Returns the value in stored form: times as ISO text."""
     return value.isoformat() if isinstance(value, date) else None if value is None else str(value)
 
 

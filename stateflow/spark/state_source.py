@@ -1,10 +1,11 @@
 """State as a data source of Spark, read by executors: ``spark.read.format("stateflow")``.
 
-Each of its partitions is what one replica owns, or one partition of a checkpoint. Filters on ``key`` and ``partition``
-are pushed down where the session allows it (``spark.sql.python.filterPushdown.enabled``): only the partitions that may
-have such keys are read, and of replicas only these keys.
+Each Spark partition covers what one replica owns, or one partition of a checkpoint. Filters on ``key`` and
+``partition`` are pushed down where the session allows it (``spark.sql.python.filterPushdown.enabled``): executors read
+only the partitions that may have such keys, and from replicas only these keys.
 
-With ``since`` it is what changed between two savepoints of a store, with ``describe`` what there is to read.
+With ``since`` the source reads the changes between two savepoints of a store, with ``describe`` a description of what
+can be read.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from stateflow.runtime.reading import joined
 from stateflow.security.connections import own_token, use_token
 from stateflow.spark.versions import arrow_schema
 
-#: of what is described
+#: columns of descriptions
 _STATES = pa.schema(
     [
         ("operator", pa.string()),
         ("state", pa.string()),
         ("kind", pa.string()),
-        ("declared", pa.string()),  # JSON, as the state's data keep it
+        ("declared", pa.string()),  # JSON, as stored with the state
         ("key_columns", pa.list_(pa.string())),
     ]
 )
@@ -45,7 +46,7 @@ _PARTITIONS = pa.schema(
     [
         ("operator", pa.string()),
         ("partition", pa.int32()),
-        ("owner", pa.string()),  # of a checkpoint: who took it
+        ("owner", pa.string()),  # of a checkpoint: the replica that took it
         ("epoch", pa.int64()),
         ("sequence", pa.int64()),
         ("taken", pa.timestamp("us", tz="UTC")),
@@ -71,7 +72,7 @@ class StateOptions(BaseModel):
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> StateOptions:
-        """Raises InvalidArgument, naming the option."""
+        """Validates the options. Raises InvalidArgument, naming the option."""
         try:
             return cls.model_validate({key: options[key] for key in options})
         except ValidationError as error:
@@ -105,7 +106,7 @@ class StateOptions(BaseModel):
 
 
 class StateSource(DataSource):
-    """See :func:`stateflow.spark.register_state`."""
+    """Spark's data source, see :func:`stateflow.spark.register_state`."""
 
     @classmethod
     def name(cls) -> str:
@@ -124,7 +125,10 @@ class StateSource(DataSource):
 
 
 def _schema(options: StateOptions) -> pa.Schema:
-    """Types come from the declaration; that of keys from the first that is found, text where none is stored."""
+    """Returns the source's schema.
+
+    Types come from the declaration. The key's type is that of the first stored key; text where none is stored.
+    """
     if options.describe:
         return DESCRIBED[options.describe]
     found = _first(options).schema
@@ -137,7 +141,9 @@ def _schema(options: StateOptions) -> pa.Schema:
 
 
 def _first(options: StateOptions) -> pa.Table:
-    """A few entries, of the first partition that has any; or none, with the types that the declaration says."""
+    """Returns a few entries of the first partition that has any; without entries, an empty table with the declared
+    types.
+    """
     assert options.state is not None
     table = joined([])
     for page in _of_any(options):
@@ -148,7 +154,7 @@ def _first(options: StateOptions) -> pa.Table:
 
 
 def _of_any(options: StateOptions) -> Iterator[bytes]:
-    """The first page of each partition."""
+    """Yields the first page of each partition."""
     assert options.state is not None
     if options.checkpoint is not None:
         store = options.store()
@@ -164,7 +170,12 @@ def _of_any(options: StateOptions) -> Iterator[bytes]:
 
 
 def _pages(options: StateOptions, partitions: Collection[int] | None, keys: Sequence[Any]) -> Iterator[bytes]:
-    """Arrow IPC streams. Args: partitions: None: all. keys: none: all."""
+    """Yields pages of entries as Arrow IPC streams.
+
+    Args:
+        partitions: None: all.
+        keys: empty: all. A checkpoint gives the entries of all keys.
+    """
     assert options.state is not None
     if options.checkpoint is not None:
         yield from read_checkpoint(
@@ -178,7 +189,7 @@ def _pages(options: StateOptions, partitions: Collection[int] | None, keys: Sequ
 
 @dataclass
 class Portion(InputPartition):
-    """``keys``: only these; none: all."""
+    """Partitions that one Spark task reads. ``keys``: only these keys; empty: all."""
 
     partitions: tuple[int, ...]
     keys: tuple[Any, ...] = ()
@@ -186,7 +197,10 @@ class Portion(InputPartition):
 
 @dataclass
 class StateReader(DataSourceReader):
-    """``schema``: Spark's. ``token``: of the driver, for executors."""
+    """Reader of the source. ``schema``: Spark's. ``token``: the driver's, for executors.
+
+    ``keys``: pushed-down keys; None: all. ``numbers``: pushed-down partition numbers; None: all.
+    """
 
     options: StateOptions
     schema: Any
@@ -195,7 +209,7 @@ class StateReader(DataSourceReader):
     numbers: frozenset[int] | None = None
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """What is pushed is looked at by Spark again: it says what need not be read."""
+        """Takes note of filters on key and partition to read less. Returns all filters, as Spark applies them again."""
         if not self.options.describe:
             for each in filters:
                 match each:
@@ -245,7 +259,7 @@ class StateReader(DataSourceReader):
         return found or [Portion(())]
 
     def _check_since(self, counts: set[int]) -> None:
-        """Raises InvalidArgument where keys are in other partitions than they were."""
+        """Checks that both savepoints have the same number of partitions. Raises InvalidArgument."""
         if self.options.since:
             before = manifests_of(self.options.store(), self.options.operator, self.options.since)
             if {each.partitions for each in before} != counts:
@@ -255,7 +269,10 @@ class StateReader(DataSourceReader):
                 )
 
     def _keys_as_stored(self) -> tuple[Any, ...] | None:
-        """Keys of another type than what is stored are not looked for: Spark would convert one of the two."""
+        """Returns the pushed-down keys; None: read all keys.
+
+        Keys of another type than the stored ones are not used, as Spark would convert one of the two.
+        """
         from pyspark.sql.pandas.types import from_arrow_type
 
         if self.keys is None:
@@ -283,7 +300,10 @@ class StateReader(DataSourceReader):
 
 
 def _by_partition(keys: Sequence[Any] | None, count: int) -> dict[int, list[Any]] | None:
-    """None: no keys were named, or they are of a kind that nothing is stored under by itself, as a struct."""
+    """Groups keys by their partition.
+
+    Returns None where no keys were named, or a key is composite, such as a struct.
+    """
     if keys is None or not count:
         return None
     found: dict[int, list[Any]] = {}
@@ -295,7 +315,7 @@ def _by_partition(keys: Sequence[Any] | None, count: int) -> dict[int, list[Any]
 
 
 def _changes(options: StateOptions, number: int, schema: pa.Schema) -> list[pa.RecordBatch]:
-    """What became of one partition's entries between two savepoints: insert, update or delete."""
+    """Returns the changes of one partition's entries between two savepoints: insert, update or delete."""
     before = _entries(options.model_copy(update={"savepoint": options.since}), number)
     rows: list[dict[str, Any]] = []
     for entry, now in _entries(options, number).items():
@@ -310,13 +330,13 @@ def _changes(options: StateOptions, number: int, schema: pa.Schema) -> list[pa.R
 
 
 def _entries(options: StateOptions, number: int) -> dict[str, dict[str, Any]]:
-    """By what stands for key and map key, which may be of any kind."""
+    """Returns the entries of one partition, by a text of key and map key, as these may be of any type."""
     rows = (row for page in _pages(options, (number,), ()) for row in read_table(page).to_pylist())
     return {repr((row["key"], row["map_key"])): row for row in rows}
 
 
 def _described(options: StateOptions) -> pa.Table:
-    """Of a cluster as its controller knows it, of a store as its manifests say."""
+    """Returns a description of a cluster by its controller, or of a store by its manifests."""
     rows: list[dict[str, Any]] = []
     if options.checkpoint is not None:
         manifests = manifests_of(options.store(), options.operator, options.savepoint)

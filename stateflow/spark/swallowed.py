@@ -1,8 +1,8 @@
-"""Micro-batches that were committed and not reported: a driver was killed, or its ledger was away.
+"""Finds micro-batches that were committed but not reported, because a driver was killed or its ledger was away.
 
-Spark reports a batch after it has committed it, to listeners of the same process. What is in a query's checkpoint and
-has no stage is found here, and its rows are counted again where its source can say which they were: a file source
-keeps the names of a batch's files.
+Spark reports a batch after it has committed it, to listeners of the same process. The functions here find batches that
+are in a query's checkpoint and have no stage. They count the rows again where the source still knows them: a file
+source keeps the names of a batch's files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Swallowed:
-    """``rows``: None where nobody can say any more. ``first``, ``last``: offsets of its sources, JSON, or None."""
+    """One committed batch.
+
+    ``rows``: None where the source no longer knows. ``first``, ``last``: offsets of its sources, JSON or None.
+    """
 
     batch: int
     planned_ms: int
@@ -34,13 +37,13 @@ class Swallowed:
 
 
 def execution_of(spark: SparkSession, query: str) -> Any:
-    """The JVM's object of a query that is starting, which outlives it; None where there is none."""
+    """Returns the JVM's object of a query that is starting; the object outlives the query. None where there is none."""
     found = spark.streams.get(query)
     return None if found is None else found._jsq.streamingQuery()
 
 
 def committed(execution: Any, before: int | None) -> list[int]:
-    """Batches that the checkpoint knows as done, newest first: as many as Spark retains."""
+    """Returns the batches that the checkpoint has as committed, newest first: as many as Spark retains."""
     newest = execution.commitLog().getLatestBatchId()
     number = int(newest.get()) if newest.isDefined() else -1
     if before is not None:
@@ -53,7 +56,7 @@ def committed(execution: Any, before: int | None) -> list[int]:
 
 
 def swallowed(spark: SparkSession, execution: Any, batches: Collection[int]) -> Iterator[Swallowed]:
-    """Those of them that had rows, oldest first."""
+    """Yields those of the batches that had rows, oldest first."""
     for batch in sorted(batches):
         planned = execution.offsetLog().get(batch)
         if not planned.isDefined():
@@ -89,7 +92,7 @@ def _json(offset: Any) -> str | None:
 
 
 def _rows(spark: SparkSession, source: Any, start: Any, end: Any) -> int | None:
-    """Of a source of files, by the relation that it would read again; of others None."""
+    """Counts the rows of a file source by the relation that it would read again. None for other sources."""
     from py4j.protocol import Py4JError
 
     if _json(start) == _json(end):

@@ -1,7 +1,7 @@
-"""In what the versions of PySpark differ that this package runs with.
+"""Differences between the versions of PySpark that this package supports.
 
-A feature that an older one lacks is refused by name where it is asked for, not by what Spark or Python say of something
-that they lack.
+A feature that an older version lacks is refused by name where a caller asks for it. Otherwise Spark or Python would
+raise an error about some part of theirs.
 """
 
 from __future__ import annotations
@@ -23,30 +23,38 @@ _NUMBERS = re.compile(r"(\d+)\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """``what``: as its users call it. ``since``: the first version of PySpark, and of Spark, that has what it is made
-    of."""
+    """A feature that needs a newer PySpark.
+
+    ``what``: its name for users. ``since``: first version of PySpark, and of Spark, that supports it.
+    """
 
     what: str
     since: tuple[int, int]
 
     def is_in(self, version: str) -> bool:
-        """Args: version: as PySpark and Spark say theirs, ``4.2.1`` or ``4.3.0.dev1``."""
+        """Tells whether a version has the feature.
+
+        Args:
+            version: as PySpark and Spark give theirs, ``4.2.1`` or ``4.3.0.dev1``.
+        """
         return _is_at_least(version, self.since)
 
     def needs(self) -> str:
-        """In words, as ``real-time mode needs PySpark 4.3 or newer``."""
+        """Returns the requirement in words, such as ``real-time mode needs PySpark 4.3 or newer``."""
         return f"{self.what} needs PySpark {_dotted(self.since)} or newer"
 
 
-#: Python workers that give what came of a row before they have the next (``spark.python.udf.pipelined.enabled``)
+#: needs Python workers that give a row's outputs before they have the next row (``spark.python.udf.pipelined.enabled``)
 REAL_TIME = Feature("real-time mode", (4, 3))
-#: Python sources that are told where a micro-batch begins, and how many rows it may have (``ReadLimit``)
+#: needs Python sources that are given a micro-batch's start, and its limit of rows (``ReadLimit``)
 JETSTREAM = Feature("the JetStream source", (4, 2))
 
 
 def require(feature: Feature, spark: SparkSession | None = None) -> None:
-    """Raises InvalidArgument where PySpark is older than that, or the Spark that a session of Spark Connect talks to.
-    ImportError without PySpark."""
+    """Checks that PySpark has a feature, and the Spark of a session, which over Spark Connect may be another version.
+
+    Raises InvalidArgument where one is too old, ImportError without PySpark.
+    """
     import pyspark
 
     remedy = f"pip install 'pyspark=={_dotted(feature.since)}.*'"
@@ -59,12 +67,17 @@ def require(feature: Feature, spark: SparkSession | None = None) -> None:
 
 
 def metadata_of(planned: Any, version: str) -> Any:
-    """What Spark noted of a batch beside its offsets. Args: planned: the JVM's entry of its log; version: of Spark."""
+    """Returns the metadata that Spark recorded of a batch beside its offsets.
+
+    Args:
+        planned: the JVM's entry of the offset log.
+        version: Spark's version.
+    """
     return (planned.metadataOpt() if _is_at_least(version, (4, 2)) else planned.metadata()).get()
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Spark's schema as Arrow's, with times in UTC: 4.1 has them there by itself, and later ones do when told to."""
+    """Converts Spark's schema to Arrow's, with times in UTC: PySpark 4.1 always uses UTC, later versions on request."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     told = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}

@@ -1,4 +1,4 @@
-"""One task of one epoch: which rows go to which source, and when partitions are visited without any. Sans-io."""
+"""One task of one epoch: which rows go to which source, and when partitions are visited without rows. Sans-io."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from stateflow.spark.real_time.feed import Feed, FeedStep, FeedSteps, Outputs, V
 from stateflow.spark.task import PARTITION_COLUMN
 
 T = TypeVar("T")
-#: a watermark that advanced is told after so long at the latest, s
+#: seconds after which an advanced watermark is sent, at the latest
 TELL_EVERY_S = 0.1
-#: timers of processing time come so late at the most, s
+#: seconds by which processing-time timers are late, at most
 LOOK_EVERY_S = 1.0
-#: what source partitions are called in longer texts, is hashed: names have an end
+#: longest text of a source partition in a source's name, which is limited; longer ones are hashed
 _TEXT_MAX = 128
-#: 1 in what follows each row
+#: column with 1 in the copy that follows each row
 TICK_COLUMN = "__stateflow_tick"
 
 
 class Of(NamedTuple):
-    """A step of one of its sources."""
+    """A step of one of the task's sources."""
 
     source: str
     step: FeedStep
@@ -42,11 +42,11 @@ EpochSteps: TypeAlias = Generator[Of, Any, T]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is the same for all tasks and epochs of a query.
+    """Facts that are the same for all tasks and epochs of a query.
 
-    ``prefix``: what its sources begin with. ``position``: columns of the source partition, and behind them that of the
-    offset in it. ``watermark``: a timestamp column; None: there is no watermark. ``visits``: something comes of time
-    alone. ``bytes_max``: of rows of one source partition that a task keeps for partitions that lose them.
+    ``prefix``: prefix of the names of its sources. ``position``: columns of the source partition, then that of the
+    offset in it. ``watermark``: a timestamp column; None: there is no watermark. ``visits``: the operator reacts to
+    time alone. ``bytes_max``: bytes of rows of one source partition that a task keeps for partitions that lose them.
     """
 
     operator: str
@@ -60,7 +60,11 @@ class Plan:
     bytes_max: int
 
     def rows_of(self, name: tuple[Any, ...]) -> str:
-        """The source that a source partition is. Args: name: what it has in the columns that say so."""
+        """Returns the name of the source for a source partition.
+
+        Args:
+            name: the source partition's values in its columns.
+        """
         text = "/".join(map(str, name))
         if len(text) > _TEXT_MAX or not text.isprintable():
             text = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -68,15 +72,17 @@ class Plan:
 
     @property
     def times(self) -> str:
-        """What the sources begin with of what comes of time."""
+        """Prefix of the sources for timers and watermarks."""
         return f"{self.prefix}:task:"
 
 
 class Epoch:
-    """Args:
-    number: Spark's.
-    task: its number among the tasks of the stage.
-    session: newer than that of every attempt before; else it becomes so when it is told that it is not.
+    """State of one task in one epoch.
+
+    Args:
+        number: Spark's number of the epoch.
+        task: number of the task in its stage.
+        session: newer than that of every earlier attempt; if a partition reports that it is not, it is made newer.
     """
 
     def __init__(self, plan: Plan, number: int, task: int, session: Session) -> None:
@@ -86,16 +92,19 @@ class Epoch:
         self._time_source = f"{plan.times}{task}"
         self._visits = Visits(plan.operator, self._time_source, plan.partitions, session, number, plan.bytes_max)
         self._promised_us: int | None = None  # by the last visit
-        self._promises = False  # what it has read within the epoch
+        self._promises = False  # whether the watermark of rows read is promised within the epoch
         self._newest_us: int | None = None  # event time
         self._visited_at = -math.inf
 
     def open(self, watermarks_us: Mapping[str, int], now: float) -> EpochSteps[list[Outputs]]:
-        """Comes to what came of time in this epoch before. Raises PositionGap where rows of former epochs are lost.
+        """Opens the epoch. Returns the outputs that came of time in an earlier attempt at it.
+
+        Raises PositionGap where rows of earlier epochs are lost.
 
         Args:
-            watermarks_us: of sources, as a partition knows them. A task that has promised nothing yet does so at the
-                end of its epoch first: partitions go by those that have, and would not wait for it.
+            watermarks_us: watermark of each source, as a partition knows them. A task that is not among them promises
+                its first watermark at the end of its epoch: partitions go by the sources that have promised one, and
+                would not wait for it.
             now: monotonic seconds.
         """
         self._promised_us = watermarks_us.get(self._time_source)
@@ -104,11 +113,12 @@ class Epoch:
         yield from self._check_lost()
         if not self._plan.visits and self._number:
             return outputs
-        return outputs + (yield from self.visit(now))  # in the first epoch also to say that it is in real time
+        # in the first epoch also to record that the query is in real-time mode
+        return outputs + (yield from self.visit(now))
 
     def _check_lost(self) -> EpochSteps[None]:
         marked, unmarked = self._visits.marked, self._visits.unmarked
-        if len(unmarked) == self._plan.partitions and self._task:  # it was not there in the epoch before
+        if len(unmarked) == self._plan.partitions and self._task:  # the task may not have existed in the epoch before
             first: Mapping[int, Position] = yield Of(f"{self._plan.times}0", Look())
             unmarked = [number for number in unmarked if number not in first or first[number].batch < marked]
         if unmarked:
@@ -122,7 +132,7 @@ class Epoch:
             )
 
     def rows(self, table: pa.Table) -> EpochSteps[list[Outputs]]:
-        """Those that have come, but for ticks."""
+        """Sends the rows that have come, without ticks, and returns outputs."""
         plan = self._plan
         for column in plan.key:
             if table[column].null_count:
@@ -169,7 +179,7 @@ class Epoch:
     # -- time ---------------------------------------------------------------------------------------------
 
     def due_in(self, now: float) -> float | None:
-        """Seconds until partitions are to be visited; None: they are not."""
+        """Returns the seconds until partitions are to be visited; None: never."""
         if not self._plan.visits:
             return None
         every = TELL_EVERY_S if self._watermark_us != self._promised_us else LOOK_EVERY_S
@@ -177,27 +187,30 @@ class Epoch:
 
     @property
     def _watermark_us(self) -> int | None:
-        """To be promised now."""
+        """Watermark to be promised now; None: none yet."""
         if not self._promises or self._newest_us is None:
             return self._promised_us
         return _later(self._newest_us - self._plan.lateness_us, self._promised_us)
 
     def visit(self, now: float) -> EpochSteps[list[Outputs]]:
-        """All partitions, which let timers fire that are due."""
+        """Visits all partitions, which fire their due timers."""
         self._visited_at, watermark_us = now, self._watermark_us
         outputs = yield from _of(self._time_source, self._visits.visit(watermark_us))
         self._promised_us = watermark_us
         return outputs
 
     def end(self, watermarks_us: Mapping[str, int]) -> EpochSteps[list[Outputs]]:
-        """Of the epoch. What one task has seen of event time all have seen then, as with Spark's own watermarks."""
+        """Ends the epoch.
+
+        Every task then promises the watermark of all tasks, as with Spark's own watermarks.
+        """
         watermark_us = None if self._newest_us is None else self._newest_us - self._plan.lateness_us
         for source, promised_us in watermarks_us.items():
             if source.startswith(self._plan.times):
                 watermark_us = _later(promised_us, watermark_us)
         yield from self._verify()
         outputs = yield from _of(self._time_source, self._visits.end(watermark_us))
-        yield from self._verify()  # a copy that came in the place of another one meanwhile may have been marked
+        yield from self._verify()  # a copy that replaced another one meanwhile may have been marked
         return outputs
 
     def _verify(self) -> EpochSteps[None]:
@@ -225,7 +238,7 @@ def _later(one: int, other: int | None) -> int:
 
 
 def _by_source(table: pa.Table, columns: tuple[str, ...]) -> list[tuple[tuple[Any, ...], np.ndarray[Any, Any] | None]]:
-    """(values of the columns, places of the rows that have them); None: all."""
+    """Returns (values of the columns, places of the rows with these values); places None: all rows."""
     names = list(zip(*(table[column].to_pylist() for column in columns), strict=True))
     found: dict[tuple[Any, ...], list[int]] = {}
     for place, name in enumerate(names):

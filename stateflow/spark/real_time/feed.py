@@ -1,5 +1,7 @@
-"""Rows of one source partition to an operator's partitions, by their offsets. Sans-io, as
-:mod:`stateflow.client.delivery`."""
+"""Sends rows of one source partition to an operator's partitions, by their offsets.
+
+Sans-io, as :mod:`stateflow.client.delivery`.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,15 @@ from stateflow.rpc.rows import BatchRows
 from stateflow.runtime.layout import Session
 
 T = TypeVar("T")
-#: by partition, see :mod:`stateflow.runtime.output`
+#: partition → output, see :mod:`stateflow.runtime.output`
 Outputs: TypeAlias = dict[int, bytes]
-#: visits of one epoch
+#: most visits in one epoch
 _VISITS_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Comes to the outputs that are kept of batches behind ``after``: partition → (batch, output), in order."""
+    """Step that asks for the kept outputs of batches behind ``after``: partition → (batch, output), in order."""
 
     after: int
 
@@ -36,9 +38,11 @@ FeedSteps: TypeAlias = Generator[FeedStep, Any, T]
 
 
 class _Source:
-    """Args:
-    settled: up to this batch outputs are wanted no more.
-    bytes_max: of rows that are kept for partitions that lose them.
+    """A source of one attempt of a task.
+
+    Args:
+        settled: batch up to which outputs are no longer wanted.
+        bytes_max: bytes of rows that are kept for partitions that lose them.
     """
 
     def __init__(
@@ -49,16 +53,18 @@ class _Source:
         self._settled = settled
 
     def _open(self) -> FeedSteps[deque[tuple[int, int, bytes]]]:
-        """Comes to (batch, partition, output) of what is kept, by batch."""
+        """Opens the source. Returns (batch, partition, output) of the kept outputs, by batch."""
         yield from self._delivery.open()
-        if self._history.incomplete:  # what was lost of this epoch comes again; what of others, Visits sees
+        if self._history.incomplete:  # losses of this epoch come again; Visits detects losses of others
             yield from self._delivery.accept_loss()
         kept: dict[int, list[tuple[int, bytes]]] = yield Kept(self._settled)
         return deque(sorted((batch, p, output) for p, found in kept.items() for batch, output in found))
 
     def verify(self) -> Steps[None]:
-        """Have partitions take again what they lost of what this attempt sent. Raises PositionGap where it is no longer
-        kept: another attempt sends it."""
+        """Sends again what partitions lost of what this attempt sent.
+
+        Raises PositionGap where those rows are no longer kept: another attempt sends them.
+        """
         return self._delivery.verify()
 
     def _sent(self, rows: BatchRows, number: int, watermark_us: int | None = None) -> Steps[Outputs]:
@@ -66,7 +72,11 @@ class _Source:
 
 
 class Feed(_Source):
-    """Of one attempt of a task, in one epoch. Args: first: offset of the first row that Spark gives in it."""
+    """Rows of a source partition that one attempt of a task sends in one epoch.
+
+    Args:
+        first: offset of the first row that Spark gives in the epoch.
+    """
 
     def __init__(
         self, operator: str, source: str, partitions: int, session: Session, first: int, bytes_max: int
@@ -75,10 +85,10 @@ class Feed(_Source):
         self._first = self._next = first
         self._kept: deque[tuple[int, int, bytes]] = deque()
         self._contained = np.zeros(0, np.int64)
-        self._ahead = 0  # no partition contains a batch behind it that is not this attempt's
+        self._ahead = 0  # newest batch that any partition has from earlier attempts
 
     def open(self) -> FeedSteps[None]:
-        """Raises SourceRetired."""
+        """Opens the source. Raises SourceRetired."""
         self._kept = yield from self._open()
         self._contained = np.array(self._history.contained, np.int64)
         self._ahead = int(self._contained.max())
@@ -86,8 +96,10 @@ class Feed(_Source):
     def apply(
         self, offsets: np.ndarray[Any, Any], partitions: np.ndarray[Any, Any], rows: pa.Table
     ) -> FeedSteps[list[Outputs]]:
-        """The next rows, with the offset and the partition of each. Comes to outputs, in the order in which they are to
-        be given. Raises InvalidArgument for offsets that do not rise."""
+        """Sends the next rows, with the offset and the partition of each.
+
+        Returns outputs in the order in which they are to be given. Raises InvalidArgument for offsets that do not rise.
+        """
         if int(offsets[0]) < self._next or np.any(offsets[1:] <= offsets[:-1]):
             raise InvalidArgument(
                 f"offsets of {self._history.source} do not rise: {int(offsets[0])} after {self._next - 1}",
@@ -110,8 +122,11 @@ class Feed(_Source):
 
 
 class Visits(_Source):
-    """Of all partitions, by one task: for what comes of time, timers and watermarks, and to mark the end of an epoch,
-    behind which a partition contains all of its rows. A copy that came in the place of a newer one lacks the mark."""
+    """Visits of all partitions by one task: for timers and watermarks, and to mark the end of an epoch.
+
+    A partition with an epoch's mark contains all of the epoch's rows. An older copy that replaced a newer one lacks the
+    mark.
+    """
 
     def __init__(
         self, operator: str, source: str, partitions: int, session: Session, epoch: int, bytes_max: int
@@ -121,23 +136,26 @@ class Visits(_Source):
         self._number, self._last = epoch * _VISITS_MAX, (epoch + 1) * _VISITS_MAX - 1
 
     def open(self) -> FeedSteps[list[Outputs]]:
-        """Comes to what came of the same epoch before."""
+        """Opens the source. Returns the outputs of an earlier attempt at the same epoch."""
         kept = yield from self._open()
         self._number = max(self._number, max(self._history.contained) + 1)
         return [{partition: output} for _, partition, output in kept]
 
     @property
     def marked(self) -> int:
-        """The number of the mark of the epoch before; -1: there is none."""
+        """Batch number of the mark of the epoch before; -1: none."""
         return self._settled
 
     @property
     def unmarked(self) -> list[int]:
-        """Partitions that lack it."""
+        """Partitions without that mark."""
         return [number for number, batch in enumerate(self._history.contained) if batch < self._settled]
 
     def visit(self, watermark_us: int | None) -> FeedSteps[list[Outputs]]:
-        """Nothing, once an attempt has begun to mark the epoch's end: numbers end with that."""
+        """Visits all partitions, and returns their outputs.
+
+        Does nothing once an attempt has begun to mark the epoch's end, as the mark has the epoch's last number.
+        """
         if self._number > self._last:
             return []
         if self._number == self._last:
@@ -150,13 +168,13 @@ class Visits(_Source):
         return [outputs]
 
     def end(self, watermark_us: int | None) -> FeedSteps[list[Outputs]]:
-        """The mark, for partitions that an attempt before has not given it."""
+        """Sends the mark to partitions that no earlier attempt has marked."""
         left = [number for number, batch in enumerate(self._history.contained) if batch < self._last]
         return [(yield from self._sent(BatchRows.visit(left), self._last, watermark_us))] if left else []
 
 
 def sorted_rows(rows: pa.Table, partitions: np.ndarray[Any, Any]) -> BatchRows:
-    """Those of a partition lie together, in the order in which they came."""
+    """Groups rows by partition, in the order in which they came."""
     order = np.argsort(partitions, kind="stable")
     numbers = partitions[order]
     last = np.flatnonzero(np.r_[numbers[1:] != numbers[:-1], True])

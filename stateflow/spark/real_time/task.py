@@ -1,4 +1,4 @@
-"""One Spark task of a query in real-time mode: rows as they come, to the owners of partitions, and outputs back."""
+"""One Spark task of a query in real-time mode: sends rows to the owners of partitions as they come, returns outputs."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ from stateflow.spark.real_time.epoch import TICK_COLUMN, Epoch, EpochSteps, Of, 
 from stateflow.spark.real_time.feed import Kept, Outputs
 from stateflow.spark.task import OperatorTask, Work, ended, no_query, record_batches, span
 
-#: of rows of one source partition that a task has sent in its epoch, for partitions that lose them
+#: bytes of rows of one source partition that a task keeps after sending them in its epoch, for partitions that lose
+#: them
 KEPT_BYTES = 16 << 20
-#: that have come and were not taken; each is a row or a tick, and Spark holds as many before it waits, too
+#: messages that have come and were not taken; each is a row or a tick. Spark holds as many before it waits, too
 MESSAGES_MAX = 4096
 _LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class RealTimeTask:
-    """Given to ``mapInArrow``. Each row is followed by a tick, a copy of it with 1 in :data:`TICK_COLUMN`, which is
-    dropped: Spark passes a row on to Python when it has seen the next one.
+    """Function for ``mapInArrow``.
 
-    ``position``: see :class:`~stateflow.spark.real_time.epoch.Plan`. ``visits``: as there.
+    Each row is followed by a tick, a copy with 1 in :data:`TICK_COLUMN`, which the task drops: Spark passes a row on to
+    Python when it has seen the next one.
+
+    ``position``, ``visits``: see :class:`~stateflow.spark.real_time.epoch.Plan`.
     """
 
     base: OperatorTask
@@ -122,7 +125,10 @@ class RealTimeTask:
         )
 
     def _refuse_micro_batches(self, query: str, router: Router) -> None:
-        """A batch that was begun as one has other rows than the epoch of its number, and is in some partitions."""
+        """Refuses a query that has run in micro-batches. Raises InvalidArgument.
+
+        A micro-batch that was begun is in some partitions already, and has other rows than the epoch of its number.
+        """
         source = self.base.query_source(query)
         if source in _CHECKED:
             return
@@ -136,12 +142,12 @@ class RealTimeTask:
         _CHECKED.add(source)
 
 
-#: sources of micro-batches that partitions do not have, as this process knows
+#: sources of micro-batches that no partition has, as far as this process knows
 _CHECKED: set[str] = set()
 
 
 def hears_time(operator: type[Operator]) -> bool:
-    """Does anything come of time alone?"""
+    """Tells whether the operator reacts to time alone, by timers or watermarks."""
     timers = operator.on_timer is not Operator.on_timer or operator.on_watermark is not Operator.on_watermark
     return timers or (issubclass(operator, BatchOperator) and operator.on_timers is not BatchOperator.on_timers)
 
@@ -162,7 +168,7 @@ def _do(router: Router, of: Of, work: Work) -> Any:
 
 
 def _promised(plan: Plan, router: Router) -> dict[str, int]:
-    """Watermarks of sources, as a partition knows them."""
+    """Returns the watermarks of sources, as partition 0 has them."""
     if plan.watermark is None:
         return {}
     found = asked_of_moving(
@@ -172,8 +178,11 @@ def _promised(plan: Plan, router: Router) -> dict[str, int]:
 
 
 class Inbox:
-    """What comes is read by a thread of its own, so that what has come while others were applied is one batch. It holds
-    so many messages, and is in no hurry to read more."""
+    """Input of a task, read by a thread of its own, so that all that comes while other rows are applied becomes one
+    batch.
+
+    Holds at most ``messages_max`` messages; the thread waits when it is full.
+    """
 
     def __init__(self, batches: Iterator[pa.RecordBatch], messages_max: int = MESSAGES_MAX) -> None:
         self._arrived: queue.Queue[pa.RecordBatch | BaseException | None] = queue.Queue(messages_max)
@@ -200,7 +209,7 @@ class Inbox:
         return False
 
     def take(self, timeout_s: float | None) -> list[pa.RecordBatch]:
-        """All that has come, after waiting for some of it; nothing after ``timeout_s``. Raises what reading raised."""
+        """Waits for a message, and returns all that have come; none after ``timeout_s``. Raises what reading raised."""
         found: list[pa.RecordBatch] = []
         try:
             came = self._arrived.get(timeout=timeout_s)
@@ -217,5 +226,5 @@ class Inbox:
         return found
 
     def close(self) -> None:
-        """Nobody takes anything any more."""
+        """Stops the reading thread; nothing takes messages any more."""
         self._closed.set()
