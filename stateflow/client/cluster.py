@@ -1,4 +1,4 @@
-"""A running cluster, by its controller's address."""
+"""``Cluster``: a running cluster, by its controller's address."""
 
 from __future__ import annotations
 
@@ -71,11 +71,12 @@ LOADED_ROWS = 50_000
 class Cluster:
     """Control surface of a running controller. Methods raise what the controller refuses with, or Unavailable.
 
-    ``address``: of the controller, or ``a:7070,b:7070`` of several. The one that leads is asked; where none does, what
-    only is read another one answers, and its report has a ``follower``. No answer is older than one that came before.
+    ``address``: of the controller, or ``a:7070,b:7070`` of several. The client asks the leader. Where no controller
+    leads, another one answers requests that only read, and its report has a ``follower``. No answer is older than an
+    earlier one.
 
-    Where nobody listens at its address, or nobody leads, they wait for it, ``STATEFLOW_CLIENT_CONNECT_TIMEOUT_S`` (5 s)
-    at most.
+    If no controller listens at the address, or none leads, methods wait for at most
+    ``STATEFLOW_CLIENT_CONNECT_TIMEOUT_S`` (5 s).
 
     Example: ``Cluster("ctl:7070").migrate("DelayByAircraft", [3, 5], to="edge-1", max_pause_ms=50).wait()``
     """
@@ -85,7 +86,12 @@ class Cluster:
         self._client = ClusterClient(address, ClientSettings().connect_timeout_s)
 
     def status(self, *, measured: bool = False) -> ClusterStatus:
-        """Args: measured: also what room replicas have, and what is known of links; they are asked first."""
+        """Returns the status of the cluster.
+
+        Args:
+            measured: True also returns the resources that replicas have, and what is known of links; the controller
+                asks the replicas first.
+        """
         return self._client.status(measured)
 
     def deploy(
@@ -98,22 +104,24 @@ class Cluster:
         bundle: Bundle | None = None,
         failover: str | None = None,
     ) -> None:
-        """Create an operator's partitions on the replicas of ``sites`` (all by default). Doing it twice is no error.
+        """Creates an operator's partitions on the replicas of ``sites`` (all by default). Deploying it twice is no
+        error.
 
-        Without ``partitions`` an operator that is deployed keeps its own, and a new one has 128.
+        Without ``partitions`` a deployed operator keeps its number of partitions, and a new one has 128.
 
-        The operator is confined to these sites: rebalances, drains and standbys stay there, and take-overs where
-        anybody there answers. Deploying it with others, or with ``()`` for anywhere, changes that, and moves nothing by
-        itself; without ``sites`` it stays confined as it is.
+        The operator is confined to its sites. Rebalances, drains and standbys stay there, and so do take-overs while a
+        replica there answers. Deploying it with other sites, or with ``()`` for no restriction, changes that, and moves
+        nothing by itself. Without ``sites`` it stays confined as it is.
 
         A class of a module is imported where replicas run, or comes in a ``bundle``, see
-        :func:`~stateflow.client.packing.pack`: then it reaches the sites by itself, and versions of it are apart. Any
-        other, of a script, a notebook or a REPL, goes along as text, with what it uses. Replicas run it from their next
-        batch on, also in place of an earlier version.
+        :func:`~stateflow.client.packing.pack`: the cluster then distributes the bundle to the sites, and keeps its
+        versions apart. A class of a script, a notebook or a REPL is sent as text, with what it uses. Replicas run the
+        class from their next batch on, also in place of an earlier version.
 
-        ``failover``: with ``"automatic"``, as at first, a partition whose owner does not answer is taken over. With
-        ``"manual"`` its owner serves it on while it is cut off from every controller, also after a restart, and nobody
-        takes it over but by :meth:`take_over`. Without it stays as it is.
+        ``failover``: with ``"automatic"``, the default for a new operator, a partition whose owner does not answer is
+        taken over. With ``"manual"``, an owner that is cut off from every controller goes on serving its partitions,
+        also after a restart, and only :meth:`take_over` gives them to another replica. None leaves the setting as it
+        is.
 
         Raises OperatorNotImportable, DeclarationError, CodeRefused, AlreadyDeployed; nothing is changed then.
         """
@@ -126,31 +134,35 @@ class Cluster:
         self._client.deploy(signed(spec), sites, failover)
 
     def _partitions_of(self, operator: str) -> int:
-        """Returns how many partitions an operator has; the default for one that is not deployed."""
+        """Returns the number of an operator's partitions; the default for an operator that is not deployed."""
         try:
             return self.operator(operator).partitions
         except OperatorNotDeployed:
             return DEFAULT_PARTITIONS
 
     def take_over(self, operator: str, partitions: Iterable[int] = (), *, accept_loss: bool = False) -> list[Migration]:
-        """Give partitions whose owner does not answer to others, with what standbys and checkpoints have; without
-        partitions all that nobody is known to serve. For operators whose failover is manual.
+        """Gives partitions whose owner does not answer to other replicas, from standbys and checkpoints.
 
-        Raises LossPossible without ``accept_loss``: what an owner has served since it was heard is lost. Raises
-        InvalidArgument for one whose owner answers, UnknownPartition, OperatorNotDeployed, Unavailable."""
+        For operators with manual failover. Without partitions, takes over all partitions that no replica is known to
+        serve.
+
+        Raises LossPossible without ``accept_loss``: what an owner has served since its last heartbeat is lost. Raises
+        InvalidArgument for a partition whose owner answers, UnknownPartition, OperatorNotDeployed, Unavailable.
+        """
         numbers = sorted(_numbers(partitions)) if partitions else []
         return self._migrations(self._client.take_over(operator, numbers, accept_loss))
 
     def versions(self, operator: str) -> list[OperatorVersion]:
-        """As they were deployed; the last one serves."""
+        """Returns the versions of an operator in the order of their deployment; the last one serves."""
         return self._client.versions(operator)
 
     def upgrade(self, operator: str, version: int) -> OperatorVersion:
-        """Serve by a version that was deployed before; it becomes the newest one, and is returned. Replicas run it from
-        their next batch on; states evolve as with a deployment.
+        """Makes an earlier version the newest one again, and returns it.
 
-        Raises OperatorNotDeployed, VersionUnknown, BundleMissing, and what a replica refuses it with; nothing is
-        changed then.
+        Replicas run it from their next batch on; states evolve as with a deployment.
+
+        Raises OperatorNotDeployed, VersionUnknown, BundleMissing, and what a replica refuses the version with; nothing
+        is changed then.
         """
         self._client.upgrade(operator, version)
         return self.versions(operator)[-1]
@@ -169,7 +181,7 @@ class Cluster:
         site: str = "",
         addresses: Mapping[str, str] | None = None,
     ) -> StreamClient:
-        """The newest client of a source, see :class:`~stateflow.client.stream.StreamClient`."""
+        """Returns a new client of a source, which takes it over, see :class:`~stateflow.client.stream.StreamClient`."""
         if source == INITIAL:
             raise InvalidArgument(f"{source!r} is a reserved name", remedy="choose another name for the source")
         return StreamClient(
@@ -184,29 +196,36 @@ class Cluster:
         )
 
     def forwarding(self, operator: str, source: str, outbox: str | Path, **options: Any) -> ForwardingClient:
-        """The newest client of a source, which stores what cannot be sent yet, see
-        :class:`~stateflow.client.forwarding.ForwardingClient`."""
+        """Returns a new client of a source that stores what cannot be sent yet.
+
+        See :class:`~stateflow.client.forwarding.ForwardingClient`.
+        """
         if source == INITIAL:
             raise InvalidArgument(f"{source!r} is a reserved name", remedy="choose another name for the source")
         return ForwardingClient(self.address, operator, source, outbox, **options)
 
     def sources(self, operator: str) -> list[SourceReport]:
-        """Whoever has sent to an operator, as far as its partitions know; those that sent last come last."""
+        """Returns the sources that have sent to an operator, as far as its partitions know.
+
+        The last senders come last.
+        """
         return sources.sources(Router(self.address, operator))
 
     def retire_source(self, operator: str, source: str) -> int:
-        """Keep of a source only which batch is contained, in how many partitions is returned. It may come back.
+        """Reduces a source to a tombstone, which holds only the newest contained batch. The source may come back.
 
-        Raises InvalidArgument for one that nobody knows.
+        Returns the number of partitions that had more of it. Raises InvalidArgument for a source that no partition
+        knows.
         """
         return sources.retire(Router(self.address, operator), source)
 
     def drop_output(self, operator: str, source: str, batch: int, *, apply: bool = False) -> OutputDropReport:
-        """Keep no output of a batch that was applied: whoever sends it again is given no rows of it. The state keeps
-        what the batch did. For a query that stands still because what is stored cannot be read.
+        """Drops the stored output of a batch that was applied: a client that sends the batch again gets no rows.
+
+        The state keeps the batch's effects. For a query that cannot go on because the stored output cannot be read.
 
         Args:
-            apply: else only say what is kept.
+            apply: False only reports what is stored.
 
         Raises InvalidArgument where no partition keeps an output of that batch.
         """
@@ -215,10 +234,10 @@ class Cluster:
     def load_state(
         self, operator: str, rows: Iterable[Mapping[str, Any]], *, schema: str | pa.Schema | None = None
     ) -> int:
-        """Give an operator its first state, see :meth:`Operator.init_state`; returns how many rows there were.
+        """Loads an operator's first state, see :meth:`Operator.init_state`; returns the number of rows.
 
-        Interrupted, it may be called again with the same rows, and goes on where it stopped. Raises StaleBatch once
-        the operator has processed rows, BatchChanged for other rows than were loaded.
+        After an interruption, call it again with the same rows: it goes on where it stopped. Raises StaleBatch once the
+        operator has processed rows, BatchChanged for other rows than those loaded.
         """
         stream = StreamClient(self.address, operator, INITIAL, schema=schema)
         loaded = stream.position
@@ -246,13 +265,13 @@ class Cluster:
         options: MoveOptions = moves.DEFAULT,
         **changed: Any,
     ) -> Migration:
-        """Start moving partitions to a site or replica; those that are there already stay.
+        """Starts moving partitions to a site or replica; partitions that are there already stay.
 
         Args:
-            options: how, for this and for ``rebalance`` and ``drain``.
-            changed: what is other than in ``options``, by name: ``max_pause_ms=50``.
+            options: how to move; ``rebalance`` and ``drain`` take the same options.
+            changed: options that differ from ``options``, by name: ``max_pause_ms=50``.
 
-        Raises AlreadyThere when nothing is to move, MoveConflict, UnknownSite, UnknownPartition, Unavailable,
+        Raises AlreadyThere when no partition is to move, MoveConflict, UnknownSite, UnknownPartition, Unavailable,
         OperatorNotImportable or OperatorOutdated for a target without the operator or with an older one; nothing is
         changed then.
         """
@@ -260,24 +279,29 @@ class Cluster:
         return Migration(self._client, self._client.migrate(operator, _numbers(partitions), to, asked))
 
     def rebalance(self, operator: str = "", options: MoveOptions = moves.DEFAULT, **changed: Any) -> list[Migration]:
-        """Bring every replica that answers to its weight's share, by as few moves as that takes; one reconfiguration
-        per operator, none when nothing is to do."""
+        """Brings every replica that answers to its share by weight, with as few moves as possible.
+
+        Returns one reconfiguration per operator; none when there is nothing to do.
+        """
         return self._migrations(self._client.rebalance(operator, _asked(options, changed)))
 
     def propose(self, *policies: str, operator: str = "") -> Placement:
-        """What placement policies would move now, and what would come of it; nothing is moved.
+        """Returns the moves that placement policies propose now, and their expected result; moves nothing.
 
-        Args: policies: ``ring``, ``load``, ``locality``, in the order of their say; see docs/moving-state.md.
+        Args:
+            policies: ``ring``, ``load``, ``locality``, by descending priority; see docs/moving-state.md.
 
-        Measures for two seconds where nobody has lately. Raises InvalidArgument, OperatorNotDeployed.
+        Measures for two seconds if there is no recent measurement. Raises InvalidArgument, OperatorNotDeployed.
         """
         return self._client.propose(operator, policies)
 
     def place(
         self, *policies: str, operator: str = "", options: MoveOptions = moves.DEFAULT, **changed: Any
     ) -> list[Migration]:
-        """Have partitions go where these policies want them now, as :meth:`propose` says; one reconfiguration per
-        operator, none when nothing is to do."""
+        """Moves partitions to where these policies propose them now, see :meth:`propose`.
+
+        Returns one reconfiguration per operator; none when there is nothing to do.
+        """
         return self._migrations(self._client.place(operator, policies, _asked(options, changed)))
 
     def autopilot(
@@ -287,20 +311,20 @@ class Cluster:
         cool_down_s: float = 60.0,
         moves_per_minute: float = 60.0,
     ) -> AutopilotReport:
-        """Have the controller bring partitions to where these policies want them, from now on; none: no more.
+        """Has the controller carry out what these policies propose, from now on; without policies, stops that.
 
         Args:
-            max_pause_ms: a partition is cut over only when its pause is predicted to be within; None: no budget.
-            cool_down_s: a partition that has moved is left alone for so long, and a wish must stand for a quarter of
-                it.
-            moves_per_minute: that begin, at most.
+            max_pause_ms: a partition is cut over only when its predicted pause is within this budget; None: no budget.
+            cool_down_s: seconds for which a partition that has moved is left alone; a proposed move must persist for a
+                quarter of them.
+            moves_per_minute: most moves that begin in a minute.
 
         Raises InvalidArgument.
         """
         return self._client.autopilot(AutopilotReport(policies, max_pause_ms, cool_down_s, moves_per_minute))
 
     def autopilot_orders(self) -> AutopilotReport:
-        """What the autopilot is told now."""
+        """Returns the autopilot's current settings."""
         return self._client.autopilot(None)
 
     def create_job(
@@ -318,19 +342,19 @@ class Cluster:
         options: MoveOptions = moves.DEFAULT,
         **changed: Any,
     ) -> JobReport:
-        """Have something done by itself, each time once, whichever controller leads then; see docs/fleet.md.
+        """Creates a scheduled job. Each due run is done once, whichever controller leads then; see docs/fleet.md.
 
         Args:
-            schedule: ``once 2030-01-01T18:00:00Z``, ``every 3600`` (seconds, from the end of the run before), or
+            schedule: ``once 2030-01-01T18:00:00Z``, ``every 3600`` (seconds, from the end of the previous run), or
                 ``cron 0 18 * * 1-5 Europe/Berlin`` (UTC without a zone).
             do: ``rebalance`` (by ``policies``), ``migrate`` (``partitions`` of ``operator`` to ``to``), ``drain``
-                (``to``: the replica that is drained) or ``checkpoint``.
-            coordinator: which controller may coordinate its runs, ``hard`` or ``soft``, by node, site or label, as
-                ``soft:30 site cloud``; empty: any.
-            workers: which nodes its moves may go to, as ``hard label disk=ssd:2-4``: at least 2 are wanted, 4 at most
-                are used; empty: any.
+                (``to``: the replica to drain) or ``checkpoint``.
+            coordinator: constraint on the controller that coordinates the runs, ``hard`` or ``soft``, by node, site or
+                label, such as ``soft:30 site cloud``; empty: any controller.
+            workers: constraint on the nodes that its moves may go to, such as ``hard label disk=ssd:2-4``: at least 2
+                nodes are wanted, at most 4 are used; empty: any node.
 
-        Raises InvalidArgument, also for what nothing there could ever satisfy; OperatorNotDeployed.
+        Raises InvalidArgument, also for constraints that no node there could ever satisfy; OperatorNotDeployed.
         """
         asked, numbers = _asked(options, changed), tuple(_numbers(partitions)) if partitions else ()
         given = JobReport(
@@ -339,66 +363,81 @@ class Cluster:
         return self._client.create_job(given, asked)
 
     def jobs(self) -> list[JobReport]:
-        """What is done by itself, and what became of it."""
+        """Returns the scheduled jobs, and their latest runs."""
         return self._client.jobs()
 
     def job(self, name: str) -> JobReport:
-        """Raises InvalidArgument where there is none."""
+        """Returns one job. Raises InvalidArgument where there is none of that name."""
         return self._client.jobs(name)[0]
 
     def run_job(self, name: str) -> JobRun:
-        """Once, now; what came of it is asked for with :meth:`job_run`. Raises InvalidArgument while it runs."""
+        """Starts a job once, now; :meth:`job_run` returns its result. Raises InvalidArgument while the job runs."""
         return self._client.change_job(name, "run").runs[-1]
 
     def job_run(self, run: str, *, wait: bool = False) -> JobRun:
-        """What came of a run, or how far it is. Args: run: its id; wait: until it has ended.
+        """Returns the result of a run, or its progress.
 
-        Raises InvalidArgument where there is none, or a hundred came after it."""
+        Args:
+            run: id of the run.
+            wait: True waits until the run has ended.
+
+        Raises InvalidArgument for an unknown run, or one that a hundred others followed.
+        """
         while (found := self._client.job_run(run)).state == "IN_PROCESS" and wait:
             sleep(POLL_S)
         return found
 
     def change_job(self, name: str, change: str) -> JobReport:
-        """``pause``, ``resume``, ``run`` (now, once) or ``delete`` a job. Raises InvalidArgument."""
+        """Changes a job: ``pause``, ``resume``, ``run`` (now, once) or ``delete``. Raises InvalidArgument."""
         return self._client.change_job(name, change)
 
     def replace(self, replica: str, directory: str = "") -> tuple[str, int]:
-        """Give a replica's name to the data directory that asks for it (``directory``: to which, where several do).
-        What the former one has is lost, and its partitions come from standbys and checkpoints.
+        """Gives a replica's name to the data directory that asks for it.
 
-        Returns (directory, how many partitions). Raises NameTaken while the former one may be serving, InvalidArgument
-        when nobody asks."""
+        The state of the former replica is lost, and its partitions come from standbys and checkpoints.
+
+        Args:
+            directory: the data directory, where several ask for the name.
+
+        Returns (directory, number of partitions). Raises NameTaken while the former replica may be serving,
+        InvalidArgument when no directory asks for the name.
+        """
         return self._client.replace(replica, directory)
 
     def undeploy(self, operator: str, *, delete_state: bool = False) -> list[str]:
-        """Take an operator out of the cluster, and delete its state on every replica. Checkpoints and savepoints stay.
+        """Removes an operator from the cluster, and deletes its state on every replica. Checkpoints and savepoints
+        stay.
 
-        Returns the replicas that did not answer: they delete what they have when they come back. Raises PartitionsLive
-        unless ``delete_state`` says that this is meant, MoveConflict while its partitions move or are restored,
-        OperatorNotDeployed; nothing is changed then."""
+        Returns the replicas that did not answer: they delete their state when they come back. Raises PartitionsLive
+        unless ``delete_state`` confirms it, MoveConflict while the operator's partitions move or are restored,
+        OperatorNotDeployed; nothing is changed then.
+        """
         return self._client.undeploy(operator, delete_state)
 
     def forget(self, replica: str) -> None:
-        """Know nothing any more of a replica that has ended for good. One that comes under its name is a new one.
+        """Forgets a replica that has ended for good. A replica that comes under its name later is a new one.
 
-        Raises NameTaken while it may be serving, PartitionsLive while partitions are its own, MoveConflict while some
-        are on their way to or from it, InvalidArgument; nothing is changed then."""
+        Raises NameTaken while the replica may be serving, PartitionsLive while it owns partitions, MoveConflict while
+        partitions move to or from it, InvalidArgument; nothing is changed then.
+        """
         self._client.forget(replica)
 
     def adopt(self, *, dry_run: bool = False, partial: bool = False) -> list[AdoptedOperator]:
-        """Take what replicas have into a ledger that knows nothing of it, because another one was lost.
+        """Enters what replicas have into a new ledger, after the former ledger was lost.
 
         Args:
-            dry_run: only say what there is.
-            partial: also where partitions are missing: they wait for a checkpoint or their owner; and where there is
-                only a copy that was sealed for a move: it is served again.
+            dry_run: True only reports what there is.
+            partial: True also adopts where partitions are missing, which then wait for a checkpoint or their owner, and
+                where there is only a copy that was sealed for a move, which then serves again.
 
-        Raises AdoptionRefused; nothing was changed then."""
+        Raises AdoptionRefused; nothing was changed then.
+        """
         return self._client.adopt(dry_run, partial)
 
     def drain(self, replica: str, options: MoveOptions = moves.DEFAULT, **changed: Any) -> list[Migration]:
-        """Move everything away from a replica, to others of its site where there are some. Raises AlreadyThere when it
-        owns nothing."""
+        """Moves all partitions away from a replica, preferably to others of its site. Raises AlreadyThere when it owns
+        none.
+        """
         return self._migrations(self._client.drain(replica, _asked(options, changed)))
 
     def maintain(
@@ -410,43 +449,51 @@ class Cluster:
         options: MoveOptions = moves.DEFAULT,
         **changed: Any,
     ) -> list[Migration]:
-        """:meth:`drain` a node, which may own nothing, and have nothing given to it from now on: by no command, policy,
-        take-over or deployment. ``status().maintenance`` tells of it.
+        """Cordons a node: drains it as :meth:`drain` does, and keeps it without partitions from now on.
+
+        No command, policy, take-over or deployment gives it partitions. It may own none to begin with.
+        ``status().maintenance`` lists such nodes.
 
         Args:
-            for_s: it ends by itself then; 0: with :meth:`end_maintenance`.
-            one_of: a set, by any name, of which no two are to be in maintenance at a time.
+            for_s: seconds after which maintenance ends by itself; 0: it ends with :meth:`end_maintenance`.
+            one_of: name of a set of nodes, of which only one may be in maintenance at a time.
 
-        Raises InMaintenance while another one of the set is, InvalidArgument.
+        Raises InMaintenance while another node of the set is in maintenance, InvalidArgument.
         """
         return self._migrations(self._client.drain(node, _asked(options, changed), (for_s, one_of)))
 
     def end_maintenance(self, node: str) -> None:
-        """It may be given partitions again. Raises InvalidArgument where it is not in maintenance."""
+        """Ends a node's maintenance: it may get partitions again. Raises InvalidArgument if the node is not in
+        maintenance.
+        """
         self._client.end_maintenance(node)
 
     def would_migrate(self, operator: str, partitions: Iterable[int], to: str) -> Placement:
-        """What :meth:`migrate` would move, what that costs and what pauses are expected; nothing is moved. Raises as it
-        does."""
+        """Returns the moves that :meth:`migrate` would make, their cost and expected pauses; moves nothing. Raises as
+        it does.
+        """
         return self._client.would_migrate(operator, list(partitions), to)
 
     def would_drain(self, replica: str) -> Placement:
-        """As :meth:`would_migrate`."""
+        """Returns what :meth:`drain` would move, as :meth:`would_migrate` does."""
         return self._client.would_drain(replica)
 
     def would_rebalance(self, operator: str = "") -> Placement:
-        """As :meth:`would_migrate`."""
+        """Returns what :meth:`rebalance` would move, as :meth:`would_migrate` does."""
         return self._client.would_rebalance(operator)
 
     def would_take_over(self, operator: str, partitions: Iterable[int] = ()) -> Placement:
-        """As :meth:`would_migrate`: who would get what :meth:`take_over` gives, and from what. Nothing is said of what
-        would be lost: only its owner knows what it served since it was heard."""
+        """Returns which replicas :meth:`take_over` would give partitions to, and from which copies, as
+        :meth:`would_migrate` does.
+
+        The loss is not included: only the owner knows what it has served since its last heartbeat.
+        """
         return self._client.would_take_over(operator, sorted(_numbers(partitions)) if partitions else [])
 
     # -- agents -------------------------------------------------------------------------------------------
 
     def agents(self) -> list[AgentReport]:
-        """By name: what they have, and what they are to have."""
+        """Returns the agents by name: the replicas that they have, and those that they are to have."""
         return self._client.agents()
 
     def spawn(
@@ -459,13 +506,15 @@ class Cluster:
         memory_bytes: int = 0,
         labels: Mapping[str, str] | None = None,
     ) -> Spawning:
-        """Have replicas started at an agent, or at agents of a site.
+        """Has an agent, or agents of a site, start replicas.
 
         Args:
-            count: of replicas.
-            workers: of each.
-            memory_bytes: that each may have; 0: no limit.
-            labels: of agents, all of which one must have.
+            at: name of an agent or a site.
+            count: number of replicas.
+            workers: workers of each replica.
+            weight: weight of each replica.
+            memory_bytes: memory limit of each replica, in bytes; 0: no limit.
+            labels: labels that an agent must have, all of them.
 
         Raises UnknownSite, Unavailable where no agent there answers, NoRoom; nothing is started then.
         """
@@ -473,14 +522,14 @@ class Cluster:
         return Spawning(self._client, self._client.spawn(request))
 
     def stop_replica(self, replica: str, *, drain: bool = False, force: bool = False) -> Spawning:
-        """Have a replica stopped by its agent; its data directory stays, and ``restart_replica`` starts it again.
+        """Has the agent of a replica stop it. Its data directory stays, and ``restart_replica`` starts it again.
 
         Args:
-            drain: move what it owns to others first.
-            force: also while it owns partitions: nobody serves them until they are taken over.
+            drain: True moves its partitions to other replicas first.
+            force: True stops it even if it owns partitions: no replica serves them until they are taken over.
 
-        Raises PartitionsLive, MoveConflict, InvalidArgument for one that no agent started; MoveAborted where a
-        partition could not be moved away. It runs on then.
+        Raises PartitionsLive, MoveConflict, InvalidArgument for a replica that no agent started; MoveAborted where a
+        partition could not be moved away. The replica runs on then.
         """
         if drain:
             with suppress(AlreadyThere):
@@ -496,65 +545,80 @@ class Cluster:
         return Spawning(self._client, self._client.stop_replica(replica, force))
 
     def restart_replica(self, replica: str) -> Spawning:
-        """Have a replica ended, where it runs, and started by its agent. Raises InvalidArgument, NoRoom."""
+        """Has the agent of a replica end it, if it runs, and start it. Raises InvalidArgument, NoRoom."""
         return Spawning(self._client, self._client.restart_replica(replica))
 
     def restart_all(self, site: str = "", *, limit: int = 1) -> RollingRestart:
-        """Have every replica that an agent runs restarted, ``limit`` nodes at a time, the next one when the one before
-        serves again. Rows for what is away wait meanwhile. After one that does not serve again nothing more is
-        restarted.
+        """Restarts every replica that an agent runs, ``limit`` nodes at a time.
 
-        Args: site: or an agent: only there.
+        The next node follows when one before it serves again. Rows for partitions that are away wait meanwhile. If a
+        node does not serve again, nothing more is restarted.
 
-        Raises InvalidArgument; MoveConflict while another one is under way."""
+        Args:
+            site: site, or an agent, to restart only its replicas; empty: all.
+
+        Raises InvalidArgument; MoveConflict while another rolling restart is under way.
+        """
         return RollingRestart(self._client, self._client.restart_all(site, limit))
 
     def rolling(self, roll: str) -> RollingRestart:
-        """One that was begun before, by its id. Raises MoveUnknown."""
+        """Returns a rolling restart that was begun before, by its id. Raises MoveUnknown."""
         return RollingRestart(self._client, self._client.rolling(roll))
 
     def logs(self, replica: str, *, lines: int = 100, follow: bool = False) -> Iterator[bytes]:
-        """The newest lines of what a replica of an agent logged, and with ``follow`` what it logs from then on, in
-        pieces. Raises InvalidArgument, Unavailable."""
+        """Yields the newest log lines of a replica that an agent runs, and with ``follow`` all later ones, in pieces.
+
+        Raises InvalidArgument, Unavailable.
+        """
         return self._client.logs(replica, lines, follow)
 
     def forget_agent(self, agent: str) -> None:
-        """Know nothing any more of an agent that has ended for good, nor of what it was to have.
+        """Forgets an agent that has ended for good, and the replicas that it was to have.
 
-        Raises NameTaken while it may be running, PartitionsLive, InvalidArgument; nothing is changed then."""
+        Raises NameTaken while it may be running, PartitionsLive, InvalidArgument; nothing is changed then.
+        """
         self._client.forget_agent(agent)
 
     def _migrations(self, begun: Iterable[Reconfiguration]) -> list[Migration]:
         return [Migration(self._client, each) for each in begun]
 
     def standby(self, operator: str, count: int) -> list[StandbyReport]:
-        """Keep ``count`` copies of every partition following beside its owner, from now on; 0 ends that. They take over
-        when the owner dies. Raises InvalidArgument when there are too few replicas."""
+        """Keeps ``count`` standby copies of every partition, from now on; 0 ends that.
+
+        A standby follows the owner, and takes over when the owner dies. Raises InvalidArgument when there are too few
+        replicas.
+        """
         if count < 0:
             raise InvalidArgument("a count cannot be negative", remedy="give 0 to end standbys")
         return self._client.standby(operator, count)
 
     def reconfigurations(self, limit: int = 0) -> list[Reconfiguration]:
-        """Newest first, those from before the controller's last start too; ``limit``: so many at most."""
+        """Returns reconfigurations, newest first, including those from before the controller's last start.
+
+        ``limit``: return at most so many; 0: all.
+        """
         return self._client.reconfigurations(limit)
 
     def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
-        """Raises MoveUnknown."""
+        """Returns one reconfiguration by its id. Raises MoveUnknown."""
         return self._client.reconfiguration(reconfiguration)
 
     def cancel(self, reconfiguration: str) -> None:
-        """Moves before their fence are rolled back, those behind it complete."""
+        """Cancels a reconfiguration: moves before their fence are rolled back, those behind it complete."""
         self._client.cancel(reconfiguration)
 
     def resolve(self, reconfiguration: str, how: str) -> Migration:
-        """Give up moves whose seal cannot be proved at the target. ``how``: ``serve-source``: the source serves what it
-        sealed; ``restore``: a standby or checkpoint is taken, and what came after that is lost.
+        """Gives up moves whose seal cannot be proved at the target.
 
-        Raises MoveUnknown, MoveConflict when none of its moves stands behind its fence."""
+        ``how``: with ``serve-source`` the source serves the copy that it sealed; with ``restore`` a standby or
+        checkpoint is used, and later batches are lost.
+
+        Raises MoveUnknown, MoveConflict when none of the moves is behind its fence.
+        """
         return Migration(self._client, self._client.resolve(reconfiguration, how))
 
     def pause(self, reconfiguration: str) -> Migration:
-        """Moves that have not begun wait; those under way complete."""
+        """Pauses a reconfiguration: moves that have not begun wait, those under way complete."""
         return Migration(self._client, self._client.pause(reconfiguration))
 
     def resume(self, reconfiguration: str) -> Migration:
@@ -568,8 +632,15 @@ class Cluster:
         per_node: int | None = None,
         per_link: int | None = None,
     ) -> Migration:
-        """So many of its moves go on at a time from now on: altogether, with one node as source or target, between two
-        sites; 0: no limit but the controller's; None: as before. Those under way complete."""
+        """Limits the moves of a reconfiguration that go on at a time, from now on; moves under way complete.
+
+        Args:
+            limit: most moves altogether.
+            per_node: most moves with one node as source or target.
+            per_link: most moves between two sites.
+
+        For each, 0 leaves only the controller's limit, and None changes nothing.
+        """
         limits = {"limit": limit, "per_node": per_node, "per_link": per_link}
         for name, value in limits.items():
             if value is not None and not (isinstance(value, int) and 0 <= value < 1 << 31):
@@ -577,40 +648,50 @@ class Cluster:
         return Migration(self._client, self._client.edit(reconfiguration, limits))
 
     def retry(self, reconfiguration: str, *, cancelled: bool = False) -> Migration:
-        """A new reconfiguration for what failed of this one, with the same options. Args: cancelled: also for what was
-        cancelled."""
+        """Starts a new reconfiguration for the failed moves of this one, with the same options.
+
+        Args:
+            cancelled: True includes cancelled moves.
+        """
         return Migration(self._client, self._client.retry(reconfiguration, cancelled))
 
     def checkpoint(self, operator: str = "") -> CheckpointReport:
-        """Take a checkpoint of every partition now and wait for it."""
+        """Takes a checkpoint of every partition now, and waits for it."""
         return self._client.checkpoint(operator).report
 
     def checkpoint_all(self, operator: str = "", *, site: str = "", limit: int = 1) -> Sweeping:
-        """Have a checkpoint taken of every partition, node by node, ``limit`` at a time. Whoever leads carries it on. A
-        node that fails is said to, and the others go on; what moves between nodes meanwhile is taken in the end.
+        """Takes a checkpoint of every partition, node by node, ``limit`` nodes at a time.
+
+        The leading controller carries the work on, also after a change of leaders. If a node fails, the report says so,
+        and the others go on. Partitions that move between nodes meanwhile are taken at the end.
 
         Args:
-            operator: only of this one.
-            site: or a node: only of what is there when it begins.
+            operator: only this operator; empty: all.
+            site: only partitions that are at this site or node when it begins; empty: all.
 
-        Raises OperatorNotDeployed, UnknownSite, InvalidArgument; MoveConflict while another one is under way."""
+        Raises OperatorNotDeployed, UnknownSite, InvalidArgument; MoveConflict while another one is under way.
+        """
         return Sweeping(self._client, self._client.begin_sweep("checkpoint", operator, site, limit))
 
     def verify_all(self, operator: str = "", *, site: str = "", limit: int = 1) -> Sweeping:
-        """Have every partition read by its owner, node by node: every block by its checksum, every cell by its
-        declaration, and its state compared with that of its standby where both are at one sequence. Batches go on, and
-        nothing is changed; ``report.faults()`` names what is damaged, and what could not be read (``undone``). Args and
-        errors as of ``checkpoint_all``."""
+        """Has every owner read its partitions, node by node, to verify them.
+
+        The owner checks every block by its checksum and every cell by its declaration, and compares the state with its
+        standby's where both are at one sequence. Batches go on, and nothing is changed. ``report.faults()`` names what
+        is damaged, and what could not be read (``undone``). Arguments and errors as with ``checkpoint_all``.
+        """
         return Sweeping(self._client, self._client.begin_sweep("verify", operator, site, limit))
 
     def sweep(self, sweep: str) -> Sweeping:
-        """Checkpoints of everything, or a verification, that were begun before, by their id. Raises MoveUnknown."""
+        """Returns checkpoints of everything, or a verification, that were begun before, by their id. Raises
+        MoveUnknown.
+        """
         return Sweeping(self._client, self._client.sweep(sweep))
 
     def savepoint(self, name: str, operator: str = "") -> CheckpointReport:
-        """Take a checkpoint now and keep it under this name until it is deleted.
+        """Takes a checkpoint now, and keeps it under this name until it is deleted.
 
-        Raises Unavailable when a partition was moving all the time; the call can be made again with another name.
+        Raises Unavailable when a partition was moving all the time; call it again with another name then.
         """
         check_name("savepoint", name)
         names = [operator] if operator else [each.name for each in self.status().operators]
@@ -641,37 +722,40 @@ class Cluster:
         at: tuple[str, int] | None = None,
         stop_sources: bool = False,
     ) -> list[RestoredPartition]:
-        """Put partitions back to a checkpoint, each at a newer epoch; all of them by default.
+        """Puts partitions back to a checkpoint, each at a newer epoch.
 
         Args:
-            to: a site or replica; by default each where it is, or on any replica where its owner is dead.
-            url: of another store than the replicas' own, as an exported savepoint is.
-            savepoint: its name; the newest checkpoint by default.
+            partitions: empty: all.
+            to: a site or replica; empty: each partition where it is, or on any replica if its owner is dead.
+            url: URL of another store than the replicas' own, such as that of an exported savepoint.
+            savepoint: name of a savepoint; empty: the newest checkpoint.
             at: (source, batch): the newest checkpoint that ends with exactly this batch.
-            stop_sources: refuse the stream clients that have sent so far (SourceTaken): else one that runs sends again
-                what it keeps, and the state is soon where it was. One that is started anew goes on behind the
-                checkpoint. Spark queries are refused either way, until they are rewound.
+            stop_sources: True refuses the stream clients that have sent so far (SourceTaken). Otherwise a running
+                client sends again what it keeps, and the state is soon where it was. A client that is started anew goes
+                on behind the checkpoint. Spark queries are refused either way, until they are rewound.
 
-        A partition that could not be restored is as it was, and says so in its ``error``.
+        A partition that could not be restored is unchanged, and its report has an ``error``.
         """
         return self._client.restore(
             operator, _numbers(partitions), to=to, url=url, savepoint=savepoint, at=at, stop_sources=stop_sources
         )
 
     def cancel_restore(self, restore: str) -> None:
-        """Partitions that have not begun stay as they are, and say so in the report of whoever waits for it.
+        """Cancels a restore: partitions that have not begun stay as they are, and the restore's report says so.
 
         Args:
             restore: its id: ``restores/<id>`` in ``stateflow batch list``.
 
-        Raises MoveUnknown where none is under way."""
+        Raises MoveUnknown where none is under way.
+        """
         self._client.cancel_restore(restore)
 
     def read_state(self, operator: str, state: str, key: Any = None) -> pa.Table:
-        """Entries of one state: columns key, map_key (null for a value), value, partition; of one key, or of all.
+        """Returns entries of one state, of one key or of all: columns key, map_key (null for a value), value,
+        partition.
 
-        Each partition is read as of one moment between two batches' commits, without what has expired by then. Nothing
-        is stopped for it.
+        Each partition is read as of one moment between the commits of two batches, without entries that have expired by
+        then. Reading stops nothing.
         """
         pages = [read_table(record) for record in self.scan_state(operator, state, key)]
         return joined(pages)
@@ -685,8 +769,13 @@ class Cluster:
         partitions: Collection[int] | None = None,
         whole: bool = True,
     ) -> Iterator[bytes]:
-        """The same in pieces, one partition's after the other's: Arrow IPC streams. Args: partitions: of these only.
-        whole: False: of each its first piece."""
+        """Yields the entries that :meth:`read_state` returns in pieces, one partition after the other, as Arrow IPC
+        streams.
+
+        Args:
+            partitions: only these partitions; None: all.
+            whole: False yields only the first piece of each partition.
+        """
         count = self.operator(operator).partitions
         left = set(range(count)) if key is None else {partition_of(key, count)}
         if partitions is not None:
@@ -714,19 +803,22 @@ class Cluster:
     def replica_stats(
         self, address: str, after: int = 0, *, newest: int = 0, sizes: bool = False, timeout_s: float | None = None
     ) -> ReplicaStatistics:
-        """What a replica holds and did.
+        """Returns statistics of a replica: what it holds and did.
 
         Args:
-            after: of the requests that it served, those behind this number.
-            newest: of these so many at most; 0: all.
-            sizes: of partitions, too, for which it looks at its files.
-            timeout_s: it is waited for so long; None: as long as for any call.
+            after: only requests with a number above this one.
+            newest: most requests, the newest ones; 0: all.
+            sizes: True includes sizes of partitions, for which the replica inspects its files.
+            timeout_s: seconds to wait for the replica; None: as for any call.
         """
         return ReplicaClient(address).statistics(after, newest, sizes, timeout_s)
 
 
 def _numbers(partitions: object) -> list[int]:
-    """Raises InvalidArgument for what is no list of partitions: a number, for one."""
+    """Returns the partitions as a list.
+
+    Raises InvalidArgument for a value that is no list of partitions, such as a number; UnknownPartition.
+    """
     numbers: list[Any] = [None]
     if isinstance(partitions, Iterable) and not isinstance(partitions, str):
         numbers = list(partitions)
@@ -742,7 +834,7 @@ def _numbers(partitions: object) -> list[int]:
 
 
 def _asked(options: MoveOptions, changed: Mapping[str, Any]) -> MoveOptions:
-    """Raises InvalidArgument."""
+    """Returns the options with the changes applied. Raises InvalidArgument for an unknown name."""
     names = [each.name for each in fields(MoveOptions)]
     if unknown := changed.keys() - set(names):
         raise InvalidArgument(f"a move has no option {min(unknown)!r}", remedy=f"use {', '.join(names)}")

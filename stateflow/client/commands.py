@@ -1,4 +1,4 @@
-"""Commands to a cluster that take their time."""
+"""Commands to a cluster that take time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stateflow.fleet import Spawned
 from stateflow.reports import ChildReport, Reconfiguration, Rolling, Sweep
 from stateflow.rpc.cluster_client import ClusterClient
 
-#: whoever waits for agents looks this often
+#: seconds between two looks at agents
 POLL_S = 0.25
 
 
@@ -31,14 +31,16 @@ class Migration:
         return self.report.id
 
     def progress(self) -> Iterator[Reconfiguration]:
-        """Reports as it goes on; the last one is not RUNNING. Whoever leads tells of it; raises Unavailable when
-        nobody does any more."""
+        """Yields reports as it goes on, from any controller that leads; the last one is not RUNNING.
+
+        Raises Unavailable when no controller leads any more.
+        """
         for report in self._client.watch(self.id):
             self.report = report
             yield report
 
     def wait(self) -> Reconfiguration:
-        """The final report. It does not raise for moves that failed: see its ``state`` and each move's ``error``."""
+        """Returns the final report. Failed moves raise nothing: see its ``state`` and each move's ``error``."""
         for _ in self.progress():
             pass
         return self.report
@@ -49,7 +51,7 @@ R = TypeVar("R", bound=Rolling | Sweep)
 
 @brief
 class _Batch(Generic[R]):
-    """Under way, whoever leads. ``report``: as it was seen last."""
+    """A batch under way, whichever controller leads. ``report``: the last one seen."""
 
     def __init__(self, first: R, look: Callable[[str], R], cancel: Callable[[str], R]) -> None:
         self.report: R = first
@@ -60,7 +62,7 @@ class _Batch(Generic[R]):
         return self.report.id
 
     def progress(self) -> Iterator[R]:
-        """Reports as it goes on; the last one is over. Raises Unavailable when nobody leads any more."""
+        """Yields reports as it goes on; the last one is over. Raises Unavailable when no controller leads any more."""
         while True:
             self.report = self._look(self.id)
             yield self.report
@@ -69,13 +71,13 @@ class _Batch(Generic[R]):
             sleep(POLL_S)
 
     def wait(self) -> R:
-        """The final report: see its ``state``, and each node's ``error``."""
+        """Returns the final report: see its ``state``, and each node's ``error``."""
         for _ in self.progress():
             pass
         return self.report
 
     def cancel(self) -> R:
-        """What has not begun is left as it is."""
+        """Cancels what has not begun, and returns the report."""
         self.report = self._cancel(self.id)
         return self.report
 
@@ -104,7 +106,7 @@ class Sweeping(_Batch[Sweep]):
 
 @brief
 class Spawning:
-    """A command to agents under way. ``replicas``: by name, as the agents have them by now.
+    """A command to agents under way. ``replicas``: by name, as the agents last reported them.
 
     Example: ``cluster.spawn("edge-1", count=3).wait()``
     """
@@ -119,10 +121,10 @@ class Spawning:
         return list(self._wanted)
 
     def progress(self) -> Iterator[dict[str, ChildReport]]:
-        """As it goes on, until each is as it was commanded: it runs and has registered, or has ended. Whoever has seen
-        enough may stop: the agents go on.
+        """Yields the replicas by name until each is in the commanded state: it runs and has registered, or has ended.
 
-        Raises Unavailable when the controller goes away.
+        A caller may stop early: the agents go on. Raises Unavailable when the controller goes away, MoveConflict when
+        another command came after this one.
         """
         while True:
             found = {each.replica: each for agent in self._client.agents() for each in agent.replicas}
@@ -137,8 +139,10 @@ class Spawning:
             sleep(POLL_S)
 
     def wait(self, deaths_max: int = 5) -> list[str]:
-        """The names, when each is as it was commanded. Raises what one ends with that dies at its first ``deaths_max``
-        starts; its agent goes on trying."""
+        """Returns the names when each replica is in the commanded state.
+
+        Raises the error of a replica that dies at its first ``deaths_max`` starts; its agent goes on trying.
+        """
         for replicas in self.progress():
             for child in replicas.values():
                 if child.deaths >= deaths_max and child.fault is not None:

@@ -1,7 +1,7 @@
-"""One batch after another from the newest client of a sparse source, and again what partitions lost. Sans-io.
+"""Delivers batches from the newest client of a sparse source, and sends again what partitions lost. Sans-io.
 
-What is to be done comes as steps out of generators: whoever runs one performs each step, and hands back what came of
-it, or the error. So the same decisions are run by threads and sockets, and by a simulation.
+Generators yield steps. A driver performs each step, and sends back its result, or throws its error. So threads with
+sockets and a simulation run the same decisions.
 """
 
 from __future__ import annotations
@@ -33,18 +33,21 @@ from stateflow.runtime.positions import Batch
 log = logging.getLogger(__name__)
 S = TypeVar("S")
 T = TypeVar("T")
-#: what partitions lost is sent again so many times in one call, as they may lose more meanwhile
+#: most times that lost batches are sent again in one call, as partitions may lose more meanwhile
 REWINDS_MAX = 10
-#: who sends what failed again, does so within so many batches
+#: most batches between a failed batch and an attempt to send it again
 AGAIN_MAX = 1000
-#: outputs of so many batches are kept for callers who were told that they failed
+#: most batches whose outputs are kept for callers who were told that they failed
 OUTPUTS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Have all partitions refuse older clients than ``session``; comes to what they contain, by partition, or
-    SourceTaken. ``settled``: of a source whose outputs are kept, those of batches up to this one are wanted no more."""
+    """Step that makes all partitions refuse older clients than ``session``.
+
+    Result: partition → what it contains, or SourceTaken. ``settled``: for a source whose outputs are kept, outputs of
+    batches up to this one are no longer wanted.
+    """
 
     session: Session
     settled: int | None = None
@@ -52,12 +55,12 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Comes to what all partitions contain, by partition, as they say it to anybody."""
+    """Step that returns the positions of all partitions, by partition, as they are reported to any client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Comes to the outputs by partition, when each of them has committed, or to the first refusal.
+    """Step that delivers a batch. Result: the outputs by partition when each has committed, or the first refusal.
 
     ``after``: partition → newest batch that it must contain.
     """
@@ -72,7 +75,7 @@ Steps: TypeAlias = Generator[Step, Any, T]
 
 
 class Asked(NamedTuple):
-    """What a caller wants to be applied: who asks for the same again, means the same batch."""
+    """What a caller asked to apply: equal content means the same batch."""
 
     rows: BatchRows
     watermark_us: int | None
@@ -84,7 +87,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Doubt:
-    """The batch that failed last: some of its partitions may contain it. ``refused``: it will not do better."""
+    """The batch that failed last: some partitions may contain it. ``refused``: another attempt would fail, too."""
 
     asked: Asked
     sent: Sent
@@ -92,15 +95,17 @@ class _Doubt:
 
 
 class _Left(NamedTuple):
-    """A batch whose caller was told that it failed, and others came since. ``outputs``: it is applied; None: it is in
-    some partitions, perhaps, or its outputs are gone."""
+    """A batch whose caller was told that it failed, and which others followed.
+
+    ``outputs``: outputs of the applied batch. None: some partitions may contain it, or its outputs are gone.
+    """
 
     number: int
     outputs: Mapping[int, bytes] | None
 
 
 def perform(steps: Generator[S, Any, T], do: Callable[[S], Any]) -> T:
-    """Run ``steps`` to their end, ``do`` each of them here. Raises what they do."""
+    """Runs ``steps`` to their end, performing each by ``do``. Raises what they raise."""
     try:
         step = next(steps)
         while True:
@@ -116,10 +121,13 @@ def perform(steps: Generator[S, Any, T], do: Callable[[S], Any]) -> T:
 
 
 class Delivery:
-    """Args:
-    session: proposed; made later than that of a former client whose clock was ahead.
-    acknowledged: asked for the newest batch that the application knows of, once no predecessor can be told of more.
-    settled: see :class:`Open`.
+    """Client of one source: numbers batches, delivers them, and repairs losses.
+
+    Args:
+        session: proposed session; made newer than that of a former client whose clock was ahead.
+        acknowledged: returns the newest batch that the application knows of; called once no predecessor can get another
+            acknowledgement.
+        settled: see :class:`Open`.
     """
 
     def __init__(
@@ -132,15 +140,15 @@ class Delivery:
         self.history, self.session = history, session
         self._acknowledged, self._settled = acknowledged, settled
         self._watermark_us: int | None = None
-        self._refused = False  # by a partition that misses something, and not all of them were asked since
-        self._rewinds = False  # the last batch was one of a rewind by hand
-        self._promised_us: int | None = None  # the watermark before it
-        self._used = -1  # the newest number that was sent, whatever came of it
+        self._refused = False  # by a partition that lacks something, and not all partitions were asked since
+        self._rewinds = False  # the last batch was part of a rewind by hand
+        self._promised_us: int | None = None  # the watermark before the rewind
+        self._used = -1  # the newest number that was sent, with or without success
         self._doubt: _Doubt | None = None
-        self._left: dict[tuple[bytes, int | None], _Left] = {}  # by what was asked for
+        self._left: dict[tuple[bytes, int | None], _Left] = {}  # digest of what was asked → batch
 
     def open(self) -> Steps[None]:
-        """Become the newest client of the source at every partition."""
+        """Becomes the newest client of the source at every partition."""
         while True:
             try:
                 found = yield Open(self.session, self._settled)
@@ -159,13 +167,14 @@ class Delivery:
         watermark_us: int | None,
         read: Callable[[Mapping[int, bytes]], T],
     ) -> Steps[T]:
-        """One batch; comes to what ``read`` makes of its outputs. Where that raises, the batch has failed like any
-        other: its caller has not heard of it.
+        """Delivers one batch, and returns the result of ``read`` for its outputs.
 
-        Who numbers his batches himself decides himself which comes next. Else one that failed comes before all others,
-        under the number it had: partitions can tell only of their newest batch whether they contain it. One that is
-        refused for what it is would hold up all others, and is passed over; where partitions contain some of it, it
-        keeps its number, under which none takes it twice.
+        If ``read`` raises, the batch has failed like any other, as its caller has not seen the outputs.
+
+        A caller that numbers its batches (``sequence``) decides their order. Otherwise a failed batch goes before all
+        others, under its number, because a partition knows only of its newest batch whether it contains it. A batch
+        that is refused for its content would hold up all others, so it is skipped. If partitions contain some of it, it
+        keeps its number, under which no partition applies it twice.
         """
         if rewind and sequence is None:
             raise InvalidArgument("a rewind sends batches under their numbers", remedy="pass sequence=")
@@ -201,20 +210,23 @@ class Delivery:
         return result
 
     def verify(self) -> Steps[None]:
-        """Raises PositionGap where something was lost that is no longer kept, SourceTaken."""
+        """Asks what partitions contain, and sends again what they lost.
+
+        Raises PositionGap where lost batches are no longer kept, SourceTaken.
+        """
         yield from self._ask()
         yield from self._mend()
 
     def accept_loss(self) -> Steps[int | None]:
-        """Comes to the oldest batch that is given up, None: nothing was lost."""
+        """Gives up what partitions lost. Returns the oldest batch that is given up; None: nothing was lost."""
         yield from self._ask()
-        if self.history.taken:  # numbers may be another's
+        if self.history.taken:  # numbers may be another client's
             self._doubt = None
             self._left.clear()
         return self.history.accept_loss()
 
     def let_go(self) -> None:
-        """Of rows and outputs: nothing will be sent any more."""
+        """Drops rows and outputs: nothing will be sent any more."""
         self.history.let_go()
         self._doubt = None
         self._left.clear()
@@ -222,7 +234,10 @@ class Delivery:
     # -- batches that failed -------------------------------------------------------------------------------
 
     def _finish(self, doubt: _Doubt) -> Steps[None]:
-        """So that others may come. Raises what stands in the way, unless that is the batch itself."""
+        """Finishes the failed batch, so that others may follow.
+
+        Raises the error that stands in the way, unless the batch itself is refused for its content.
+        """
         number = doubt.sent.number
         if not doubt.refused:
             try:
@@ -239,7 +254,7 @@ class Delivery:
                 return
         try:
             contained = _contained((yield Look()))
-        except StateflowError:  # a partition that cannot be asked holds up no other: as if it contained some of it
+        except StateflowError:  # one out of reach holds up no other: as if it contained some of it
             contained = dict.fromkeys(doubt.sent.rows, number)
         if any(contained.get(partition, -1) >= number for partition in doubt.sent.rows):
             self._leave(doubt, None)
@@ -247,7 +262,7 @@ class Delivery:
 
     def _put_in_doubt(self, doubt: _Doubt) -> None:
         before, self._doubt = self._doubt, doubt
-        if before is not None and before.asked != doubt.asked:  # whose caller chose the next one's number
+        if before is not None and before.asked != doubt.asked:  # its caller chose the next one's number
             self._leave(before, None)
 
     def _leave(self, doubt: _Doubt, outputs: Mapping[int, bytes] | None) -> None:
@@ -258,10 +273,12 @@ class Delivery:
             del self._left[next(iter(self._left))]
 
     def _ended(self, asked: Asked, number: int, rewind: bool) -> None:
-        """Batch ``number`` is applied, perhaps mended; or the same under a number that its caller chose instead."""
+        """Forgets a failed batch when its number is applied, perhaps with corrected rows, or its content under another
+        number.
+        """
         if self._doubt is not None and (self._doubt.sent.number == number or self._doubt.asked == asked):
             self._doubt = None
-        if self._left and not rewind:  # by which partitions pass over what they may lack
+        if self._left and not rewind:  # in a rewind partitions may skip a batch that they lack
             self._left.pop(asked.digest, None)
             self._left = {each: left for each, left in self._left.items() if left.number != number}
 
@@ -275,12 +292,12 @@ class Delivery:
         )
 
     def _prepare(self, number: int, rewind: bool) -> Steps[None]:
-        """Raises PositionGap when other batches have to come before this one."""
+        """Repairs losses before batch ``number``. Raises PositionGap if the caller must send other batches first."""
         if rewind:
             if self._refused or not self._rewinds:
-                yield from self._ask()  # from where?
+                yield from self._ask()  # ask where the rewind begins
             if not self._rewinds:
-                self._promised_us, self._watermark_us = self._watermark_us, None  # what was promised later
+                self._promised_us, self._watermark_us = self._watermark_us, None  # later batches promised it
             self._rewinds = True
             self.history.rewinding(number)
             return
@@ -293,7 +310,7 @@ class Delivery:
                 yield from self._mend()
 
     def _applied(self, batch: Sent, rewind: bool) -> Steps[dict[int, bytes]]:
-        """Outputs. Partitions that lost what came before it get that first."""
+        """Delivers a batch, and returns its outputs. Partitions that lost earlier batches get those first."""
         for left in reversed(range(REWINDS_MAX)):
             try:
                 return (yield from self._sent(batch, rewind))
@@ -305,7 +322,7 @@ class Delivery:
         raise AssertionError
 
     def _mend(self) -> Steps[None]:
-        """Send again what partitions are known to have lost. Raises PositionGap when it is no longer kept."""
+        """Sends again what partitions are known to have lost. Raises PositionGap when it is no longer kept."""
         for left in reversed(range(REWINDS_MAX)):
             missing = self.history.missing()
             if not missing:
@@ -320,7 +337,7 @@ class Delivery:
             try:
                 for batch in missing:
                     yield from self._sent(batch, True)
-            except PositionGap:  # and lost more meanwhile
+            except PositionGap:  # they lost more meanwhile
                 if not left:
                     raise
                 yield from self._ask()
@@ -349,7 +366,10 @@ class Delivery:
         return outputs
 
     def _ask(self) -> Steps[None]:
-        """As the client that it is: one that another came after must not take what it hears for its own."""
+        """Asks what all partitions contain, and remains their newest client.
+
+        A client that another one followed gets SourceTaken, and does not take the other's batches for its own.
+        """
         self._refused = True  # until all of them have answered: those that did not may not know of this client
         found = yield Open(self.session, self._settled)
         others = {p for p, position in found.items() if position.client not in ("", self.session.id)}
@@ -358,13 +378,16 @@ class Delivery:
 
 
 def is_hopeless(error: BaseException) -> bool:
-    """Is a batch refused for what it is, so that it would be again? Else it is for where it was to go."""
+    """Tells whether a batch is refused for its content, so that sending it again would fail again.
+
+    Otherwise it failed because of the place that it was sent to.
+    """
     if isinstance(error, OperatorNotDeployed | OperatorNotImportable | OperatorOutdated | CodeRefused):
         return False
     of_rows = isinstance(error, LocalMisuse | StaleBatch | SourceRetired | OutOfMemory)
-    return of_rows or type(error) is StateflowError  # a fault of ours that it brings about
+    return of_rows or type(error) is StateflowError  # an internal error that the batch causes
 
 
 def _contained(found: Mapping[int, Position]) -> dict[int, int]:
-    """Partition → last batch it contains."""
+    """Returns partition → last batch it contains."""
     return {partition: position.batch for partition, position in found.items()}

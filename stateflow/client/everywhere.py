@@ -1,4 +1,7 @@
-"""All partitions of an operator asked for a source: those on the move, or without an owner, as soon as they answer."""
+"""Asks all partitions of an operator about a source.
+
+Partitions on the move, or without an owner, are asked again until they answer.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,23 @@ T = TypeVar("T")
 
 
 def positions(router: Router, source: str) -> dict[int, int]:
-    """Partition → the last batch of ``source`` it contains; those that have seen none are left out."""
+    """Returns partition → the last batch of ``source`` it contains; partitions that have seen none are left out."""
     return {partition: position.batch for partition, position in look(router, source).items()}
 
 
 def look(router: Router, source: str) -> dict[int, Position]:
-    """How far a source has come, by partition."""
+    """Returns the position of a source, by partition."""
     return _everywhere(router, lambda replica, asked: replica.positions(router.operator, source, asked))
 
 
 def open_source(router: Router, source: str, session: Session, settled: int | None = None) -> dict[int, Position]:
-    """The same; partitions refuse older clients of the source from now on. Args: settled: see
-    :meth:`~stateflow.rpc.clients.ReplicaClient.open_source`. Raises SourceTaken, SourceRetired."""
+    """Makes all partitions refuse older clients of the source from now on, and returns its position, by partition.
+
+    Args:
+        settled: see :meth:`~stateflow.rpc.clients.ReplicaClient.open_source`.
+
+    Raises SourceTaken, SourceRetired.
+    """
     return _everywhere(
         router,
         lambda replica, asked: replica.open_source(router.operator, source, asked, session, settled=settled),
@@ -35,7 +43,7 @@ def open_source(router: Router, source: str, session: Session, settled: int | No
 
 
 def outputs(router: Router, source: str, after: int) -> dict[int, list[tuple[int, bytes]]]:
-    """Of a source whose outputs are kept: partition → (batch, output) of those behind ``after``, in order."""
+    """Returns the kept outputs of a source, partition → (batch, output) of batches behind ``after``, in order."""
 
     def ask(replica: ReplicaClient, asked: list[int]) -> dict[int, list[tuple[int, bytes]]]:
         found: dict[int, list[tuple[int, bytes]]] = {}
@@ -47,7 +55,7 @@ def outputs(router: Router, source: str, after: int) -> dict[int, list[tuple[int
 
 
 def asked_of_moving(router: Router, partition: int, ask: Callable[[], T]) -> T:
-    """What its owner answers, as soon as it has one that may. Raises Unavailable."""
+    """Asks the owner of a partition until one may answer, and returns its answer. Raises Unavailable."""
     for pause in backoff(router.settings.unavailable_timeout_s, router.clock):
         try:
             return ask()
@@ -57,13 +65,13 @@ def asked_of_moving(router: Router, partition: int, ask: Callable[[], T]) -> T:
                     raise why from None
                 raise
             sleep(pause)
-            with suppress(Unavailable):  # go on with what is known
+            with suppress(Unavailable):  # go on with the known owners
                 router.refresh()
     raise AssertionError
 
 
 def _everywhere(router: Router, ask: Callable[[ReplicaClient, list[int]], dict[int, T]]) -> dict[int, T]:
-    """What the owners answer for their partitions."""
+    """Collects what the owners answer for their partitions."""
     found: dict[int, T] = {}
     by_address: dict[str, list[int]] = {}
     for partition, route in enumerate(router.table.routes):
@@ -75,7 +83,7 @@ def _everywhere(router: Router, ask: Callable[[ReplicaClient, list[int]], dict[i
     for partitions in by_address.values():
         try:
             found |= of(partitions)
-        except (LeaseLost, NotOwner, StandbyMissing, Unavailable):  # some of them are moving, or their owner was away
+        except (LeaseLost, NotOwner, StandbyMissing, Unavailable):  # some are moving, or their owner was away
             for partition in partitions:
                 found |= asked_of_moving(router, partition, lambda partition=partition: of([partition]))  # type: ignore[misc]
     return found

@@ -1,4 +1,4 @@
-"""What this program sent to its operators, for a registry of the Prometheus client that it serves or pushes itself."""
+"""Metrics of what this program sent to its operators, for a Prometheus registry that the program serves or pushes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from stateflow.router.figures import SENT
 
 
 class ClientFigures(Collector):
-    """``prometheus_client.REGISTRY.register(ClientFigures())``: the figures ``stateflow_client_…`` of every client of
-    this process, and of the operators' tasks, where it is one of Spark's Python workers."""
+    """Collector for a Prometheus registry: ``prometheus_client.REGISTRY.register(ClientFigures())``.
+
+    It gives the figures ``stateflow_client_…`` of every client of this process, and of the operators' tasks if the
+    process is one of Spark's Python workers.
+    """
 
     def collect(self) -> Iterator[Any]:
         yield from families(SENT.figures())
 
     def describe(self) -> list[Any]:
-        """Nothing is asked for when it is registered."""
+        """Describes nothing, so that registering collects nothing."""
         return []

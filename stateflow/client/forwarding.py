@@ -1,4 +1,4 @@
-"""Rows straight into an operator, from where its partitions cannot always be reached."""
+"""``ForwardingClient``: rows into an operator from sites that cannot always reach its partitions."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from stateflow.runtime.timers import to_us
 from stateflow.settings import RouterSettings
 from stateflow.types import check_name
 
-#: of rows and outputs, where nothing is said
+#: default limit of rows and outputs, in bytes
 OUTBOX_BYTES = 1 << 30
 log = logging.getLogger(__name__)
 
-#: partitions that rows of one batch are sent to side by side
+#: most partitions that rows of one batch are sent to in parallel
 ABREAST = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What an outbox holds.
+    """Content of an outbox.
 
-    ``parts``: by partition, how many batches have rows for it that it has not taken. ``bytes``: of all that is stored,
-    with outputs and refused rows that nobody has taken. ``errors``: by partition, why it does not take them.
+    ``parts``: partition → number of batches with rows that it has not taken. ``bytes``: all that is stored, including
+    outputs and refused rows that the caller has not taken. ``errors``: partition → why it does not take them.
 
     Example: ``forwarding.waiting().bytes``
     """
@@ -65,7 +65,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class _Sent:
-    """What came of a batch so far."""
+    """Results of a batch so far."""
 
     outputs: dict[int, bytes] = field(default_factory=dict)
     refused: list[StateflowError] = field(default_factory=list)
@@ -73,22 +73,24 @@ class _Sent:
 
 @brief
 class ForwardingClient:
-    """As :class:`~stateflow.client.stream.StreamClient`, for sites that are cut off now and then: rows are on disk
-    before they are sent, and those for partitions that cannot be reached stay there until they can. Rows of one
-    partition go in the order in which they were sent, each exactly once, whoever dies meanwhile: client, replica or
-    link. Partitions that answer wait for no others. Safe for threads.
+    """A :class:`~stateflow.client.stream.StreamClient` for sites that are cut off now and then.
 
-    Made again with the same ``outbox`` it goes on with what is stored; no controller need answer then, and none of
-    the owners. As with any other client, the newest of a source has it.
+    Rows are on disk before they are sent, and those for partitions that cannot be reached stay there until they can.
+    Rows of one partition go in the order in which they were sent, each exactly once, even if the client, a replica or a
+    link dies meanwhile. Partitions that answer do not wait for others. Thread-safe.
+
+    A new client with the same ``outbox`` goes on with what is stored; no controller or owner needs to answer then. As
+    with any other client, the newest client of a source has it.
 
     Args:
-        outbox: a directory of this client's own; made where it is not there.
-        outbox_bytes: that may be stored; beyond it ``send`` raises OutboxFull, and stores nothing of the batch.
-        patience_s: an owner that has not answered for so long counts as out of reach.
+        outbox: a directory of this client's own; made if missing.
+        outbox_bytes: most bytes that may be stored; beyond them ``send`` raises OutboxFull, and stores nothing of the
+            batch.
+        patience_s: seconds after which an owner that has not answered counts as out of reach.
         schema, settings, site, addresses: as with StreamClient.
 
     Raises OutboxForeign, OutboxDamaged, DataDirLocked where another client has the outbox, OperatorNotDeployed, and
-    Unavailable where no controller answers and the outbox has never known one that did.
+    Unavailable where no controller answers and none ever has for this outbox.
 
     Example: ``cluster.forwarding("Count", "gateway-7", outbox="outbox").send([{"k": "a"}])``
     """
@@ -154,7 +156,7 @@ class ForwardingClient:
             self._ways.begin(partition, count)
         self._sending, self._changed = threading.Lock(), threading.Condition()
         self._delivered: set[tuple[int, int]] = set()  # (partition, number): in the outbox, and not to be sent again
-        self._taken: dict[str, int] = {}  # what was given to the caller last
+        self._taken: dict[str, int] = {}  # what the caller was given last
         self._fatal: StateflowError | None = None
         self._closed = False
         abreast = min(ABREAST, spec.partitions)
@@ -165,41 +167,56 @@ class ForwardingClient:
     # -- what callers do ----------------------------------------------------------------------------------
 
     def send(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Returns when every row is applied or stored: the output rows of partitions that have answered. Those of
-        others come from :meth:`forwarded`.
+        """Sends a batch. Returns, when every row is applied or stored, the output rows of partitions that have
+        answered.
 
-        Raises KeyColumnMissing, NullKey, …, OutboxFull, DiskFull: nothing is sent or stored then. Raises what an
-        operator refuses rows with (OperatorFailed, EncodeError, …), which are not applied, and to be had from
-        :meth:`refused`; all others of the batch are applied or stored. Raises SourceTaken when another client has the
-        source; what is stored stays so.
+        :meth:`forwarded` returns those of the others.
+
+        Raises KeyColumnMissing, NullKey, …, OutboxFull, DiskFull: nothing is sent or stored then. Raises the error with
+        which an operator refuses rows (OperatorFailed, EncodeError, …): these rows are not applied, and :meth:`refused`
+        returns them; all others of the batch are applied or stored. Raises SourceTaken when another client has the
+        source; stored rows stay.
         """
         return self._sent(by_partition(self._router.spec, self._schema, rows_given(rows)), None)
 
     def advance_watermark(self, watermark: datetime | int) -> list[dict[str, Any]]:
-        """Promise that no older rows follow from this source, to every partition; returns what timers produced where
-        it has arrived. Args: watermark: an aware datetime, or microseconds since 1970."""
+        """Promises every partition that no older rows follow from this source.
+
+        Returns what timers produced at partitions that have answered.
+
+        Args:
+            watermark: an aware datetime, or microseconds since 1970.
+        """
         return self._sent(BatchRows.visit(range(self._router.spec.partitions)), to_us(watermark))
 
     def forwarded(self) -> list[dict[str, Any]]:
-        """Output rows of what was forwarded since the last call, in order for each key. What one call gave is forgotten
-        with the next, with the next batch, or with ``close``; who dies before that is given it again."""
+        """Returns the output rows of what was forwarded since the last call, in order for each key.
+
+        The outbox forgets them with the next call, the next batch, or ``close``. A client that dies before that returns
+        them again.
+        """
         rows: list[dict[str, Any]] = self._take("output", self._outbox.outputs, self._output.rows)[0]
         return rows
 
     def refused(self) -> list[Refused]:
-        """Rows that the operator refused since the last call, and why; forgotten as with :meth:`forwarded`."""
+        """Returns the rows that the operator refused since the last call, and why.
+
+        They are forgotten as with :meth:`forwarded`.
+        """
         found: list[Refused] = self._take("refused", self._outbox.refusals, list)
         return found
 
     def waiting(self) -> Waiting:
-        """What is stored."""
+        """Returns what is stored."""
         with self._changed:
             parts = {p: way.waiting for p, way in enumerate(self._ways) if way.waiting}
             errors = {p: error for p in parts if (error := self._ways[p].error) is not None}
             return Waiting(parts, self._outbox.size, errors)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until all that is stored has been forwarded. Raises why not, after ``timeout_s``."""
+        """Waits until all that is stored has been forwarded. After ``timeout_s``, raises why it has not; None: no
+        limit.
+        """
         with self._changed:
             self._check_open()
             self._ways.at_once()
@@ -212,20 +229,20 @@ class ForwardingClient:
                 )
 
     def accept_loss(self) -> None:
-        """Go on without the batches that partitions lost and nobody can send again."""
+        """Goes on without the batches that partitions lost and no client can send again."""
         for partition in range(self._router.spec.partitions):
             self._claim(partition)
             try:
                 lane = self._lane(partition)
                 self._run(partition, lane.accept_loss())
                 self._outbox.base(partition, lane.base)
-                self._before = self._outbox.newest  # the next one is of this client, which has sent so far
+                self._before = self._outbox.newest  # the next lane counts what this client has sent so far
                 del self._lanes[partition]
             finally:
                 self._release(partition)
 
     def close(self) -> None:
-        """What is stored stays on disk for the next client of this outbox."""
+        """Ends forwarding. What is stored stays on disk for the next client of this outbox."""
         with self._sending:
             with self._changed:
                 if self._closed:
@@ -256,7 +273,7 @@ class ForwardingClient:
                 direct = self._logged(self._outbox.newest + 1, batch, watermark_us)
                 alone = self._sent_together(direct, batch, sent) if len(direct) > 1 else direct
                 if len(alone) > 1:
-                    contexts = [copy_context() for _ in alone]  # each goes on with the span that this is in
+                    contexts = [copy_context() for _ in alone]  # each continues the current span
                     list(self._pool.map(lambda of, part: of.run(self._send_at_once, part, sent), contexts, alone))
                 elif alone:
                     self._send_at_once(alone[0], sent)
@@ -267,7 +284,7 @@ class ForwardingClient:
             return rows
 
     def _logged(self, number: int, batch: BatchRows, watermark_us: int | None) -> list[Part]:
-        """Parts of it to send at once: nothing waits before them."""
+        """Stores a batch. Returns its parts that are sent at once, as nothing waits before them."""
         with self._changed:
             direct = self._ways.come(batch.partitions)
             delivered = set(self._delivered)
@@ -286,7 +303,7 @@ class ForwardingClient:
         return [Part(p, number, batch.only([p]), watermark_us, attempted=True) for p in direct]
 
     def _sent_together(self, direct: list[Part], batch: BatchRows, sent: _Sent) -> list[Part]:
-        """Those of them that are left, each to be sent by itself."""
+        """Sends parts as one message. Returns those that are left, each to be sent by itself."""
 
         def deliver(of: Batch, partitions: Collection[int], after: Mapping[int, int]) -> Mapping[int, bytes]:
             return self._router.send(of, batch.only(partitions), after)
@@ -295,7 +312,7 @@ class ForwardingClient:
             lanes = {part.partition: self._lane(part.partition) for part in direct}
             steps = {part.partition: lane.send(part) for part in direct if (lane := lanes[part.partition]).is_open}
             outputs = send_together(steps, deliver) if steps else {}
-        except BaseException:  # Ctrl-C, an outbox that cannot be read: they are stored
+        except BaseException:  # Ctrl-C, or an outbox that cannot be read: the parts are stored
             for part in direct:
                 self._release(part.partition)
             raise
@@ -320,7 +337,7 @@ class ForwardingClient:
             self._release(part.partition)
 
     def _tried(self, part: Part, refused: list[StateflowError]) -> bytes | None:
-        """What the partition made of it; None: it was refused, or the way there has an error."""
+        """Sends a part, and returns its output. None: the partition refused it, or cannot be reached."""
         lane = self._lane(part.partition)
         try:
             base = lane.base
@@ -344,7 +361,7 @@ class ForwardingClient:
         return output
 
     def _took(self, part: Part) -> None:
-        """Nothing of it is to be sent any more."""
+        """Counts a part as done: nothing of it is to be sent any more."""
         with self._changed:
             self._ways.took(part.partition, part.parts)
 
@@ -402,7 +419,7 @@ class ForwardingClient:
             self._changed.notify_all()
 
     def _lane(self, partition: int) -> Lane:
-        """Of who sends to it now."""
+        """Returns the partition's lane. Callers are the only thread that sends to it now."""
         if (lane := self._lanes.get(partition)) is None:
             router, count = self._router, self._router.spec.partitions
             history = History(router.operator, self.source, count, router.settings.rewind_buffer_bytes // count)
@@ -432,12 +449,12 @@ class ForwardingClient:
             return replica.open_source(router.operator, source, asked, session, self._patience_s)
 
         found = asked_of_moving(router, partition, ask)
-        # a client's word on all partitions is not for one that knows of a single one
+        # an entry covers all partitions, and a lane knows a single one
         return {number: position._replace(known=b"") for number, position in found.items()}
 
     @property
     def _over(self) -> bool:
-        """Nothing will be forwarded any more."""
+        """Whether nothing will be forwarded any more."""
         return self._closed or self._fatal is not None
 
     # -- itself -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What callers of a stream give: rows, the name of a source, numbers of batches."""
+"""Checks of what callers of a stream pass: rows, source names, batch numbers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from stateflow.runtime.layout import REAL_TIME
 from stateflow.runtime.positions import INITIAL, RESERVED
 from stateflow.types import LABEL, SEQUENCE_MAX, shown
 
-#: what may be given by hand: as many numbers are left behind it. Microseconds since 1970 are far below
+#: largest number that a caller may pass, so that as many numbers follow it. Microseconds since 1970 are far below
 GIVEN_MAX = SEQUENCE_MAX // 2
 
 
 def rows_given(rows: object) -> list[Mapping[str, Any]]:
-    """Raises InvalidArgument, with the first row that is none."""
+    """Returns the rows as a list. Raises InvalidArgument, naming the first that is no row."""
     found = list(iterable_given(rows))
     for index, row in enumerate(found):
         if not isinstance(row, Mapping):
@@ -27,7 +27,7 @@ def rows_given(rows: object) -> list[Mapping[str, Any]]:
 
 
 def iterable_given(rows: object) -> Iterable[Any]:
-    """Raises InvalidArgument for what holds no rows."""
+    """Checks that rows are an iterable of rows. Raises InvalidArgument."""
     if isinstance(rows, Mapping):
         raise InvalidArgument("this is one row, not a list of rows", remedy="send [row]")
     if not isinstance(rows, Iterable) or isinstance(rows, str | bytes):
@@ -36,7 +36,7 @@ def iterable_given(rows: object) -> Iterable[Any]:
 
 
 def source_given(source: object) -> str:
-    """Raises InvalidArgument, not for the source of first state."""
+    """Checks the name of a source. Raises InvalidArgument; the source of first state is allowed."""
     if not isinstance(source, str):
         raise InvalidArgument(f"{shown(source)} is no name of a source", remedy=LABEL.how)
     if source.startswith((RESERVED, REAL_TIME)) and source != INITIAL:
@@ -45,7 +45,7 @@ def source_given(source: object) -> str:
 
 
 def number_given(number: object, what: str = "sequence") -> int:
-    """Of a batch. Raises InvalidArgument."""
+    """Checks the number of a batch. Raises InvalidArgument."""
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= GIVEN_MAX:
         raise InvalidArgument(
             f"{shown(number)} is no number of a batch",

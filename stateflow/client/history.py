@@ -1,22 +1,23 @@
-"""What the client of a sparse source knows of its partitions, and what is to be sent again after a loss. Sans-io.
+"""What the client of a sparse source knows of its partitions, and which batches to send again after a loss. Sans-io.
 
-A sparse source sends a batch to the partitions that have rows in it, so a partition cannot tell by a batch's number
-whether it lacks one before it. The client tells it: with every part goes the newest batch, up to this one, that the
-partition must contain. For a new batch that is the newest it *acknowledged*, in a rewind the newest that it is known to
-*contain*. A partition that has less refuses, and is asked, as all of them are, what it has. What is missing is sent
-again in the order it was sent first; a loss in the middle of that is a refusal like any other.
+A sparse source sends a batch only to the partitions that have rows in it, so a partition cannot tell by a batch's
+number whether it lacks an earlier one. Therefore the client sends with every part the newest batch, up to this one,
+that the partition must contain. For a new batch that is the newest batch that the partition *acknowledged*, in a rewind
+the newest that it is known to *contain*. A partition that has less refuses the part. The client then asks all
+partitions what they contain, and sends what is missing again, in the original order. A loss in the middle of that is a
+refusal like any other.
 
-A client that starts again must know what its predecessor was acknowledged, of all partitions, also of those that lost
-it. So each batch carries that, rewinds too, and every partition of the batch keeps it with its position: any of them
-may be the only one left that knows::
+A client that starts again must know which batches every partition acknowledged to its predecessor, including partitions
+that lost them. So each batch carries that, in rewinds too, and every partition of the batch stores it with its
+position. A single remaining partition is enough::
 
     msgpack [2, generation, id, batch, zlib of msgpack [[batch - acknowledged of partition 0, …], (0 or 1, …)]]
 
 where the last is a byte for each partition, 1 for those of the batch.
 
-The newest that is found counts. A batch that some of its partitions contain and others lack was perhaps acknowledged,
-and perhaps its client died over it. Either way the successor sends it again before any other. Where all partitions that
-a batch was sent to lost it, and no other followed, only the application can tell that it was acknowledged.
+The newest entry found counts. A batch that some of its partitions contain and others lack may have been acknowledged,
+or its client may have died over it. Either way the successor sends it again before any other. If all partitions that a
+batch was sent to lost it, and no other batch followed, only the application can tell that it was acknowledged.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from stateflow.rpc.rows import BatchRows
 from stateflow.runtime.layout import Session
 
 KNOWN_VERSION = 2
-#: batches whose partitions are remembered, with or without their rows
+#: most batches whose partitions are remembered, with or without their rows
 LOGGED_MAX = 65_536
-#: bytes of the inner part of what a predecessor left, when it is unpacked
+#: most bytes of the inner part of a predecessor's entry, unpacked
 INNER_MAX = 1 << 20
 
 
@@ -49,33 +50,37 @@ class Sent:
 
 
 class History:
-    """Args:
-    bytes_max: rows of acknowledged batches that are kept.
+    """State of a source's client across all partitions.
+
+    Args:
+        bytes_max: bytes of rows of acknowledged batches that are kept.
     """
 
     def __init__(self, operator: str, source: str, partitions: int, bytes_max: int) -> None:
         self.operator, self.source, self.partitions = operator, source, partitions
         self.position = -1  # the newest number that was used
-        self.lost: set[int] = set()  # partitions that lack what they acknowledged, as far as it is known
+        self.lost: set[int] = set()  # partitions known to lack what they acknowledged
         self._acknowledged = [-1] * partitions
         self._contained = [-1] * partitions
         self._log: dict[int, tuple[int, ...]] = {}  # acknowledged batch → its partitions
-        self._since = 0  # every batch that was acknowledged from this one on is in the log
+        self._since = 0  # the log has every batch acknowledged from this one on
         self._kept: dict[int, Sent] = {}
         self._kept_bytes, self._bytes_max = 0, bytes_max
-        self._rewound: int | None = None  # rewinding by hand: everything up to here was sent again
-        self._unsure: tuple[int, int] | None = None  # batches (from, up to) of a predecessor, nobody knows where
-        self._half: _Half | None = None  # the last batch of a predecessor, which some of its partitions lack
-        self._before = [-1] * partitions  # the last batch of whoever came before
-        self._taken: dict[int, int] = {}  # partition → the last batch of another client that was let in since
+        self._rewound: int | None = None  # in a rewind by hand: everything up to here was sent again
+        self._unsure: tuple[int, int] | None = None  # batches (from, to) of a predecessor, in unknown partitions
+        self._half: _Half | None = None  # last batch of a predecessor, which some of its partitions lack
+        self._before = [-1] * partitions  # last batch of former clients
+        self._taken: dict[int, int] = {}  # partition → last batch of another client that it accepted since
 
     # -- from partitions and predecessors ------------------------------------------------------------------
 
     def resume(self, contained: Mapping[int, int], known: Iterable[bytes], acknowledged: int | None = None) -> None:
-        """Start behind a predecessor. What a partition contains counts as acknowledged: it may have been.
+        """Starts behind a predecessor. A batch that a partition contains counts as acknowledged, as it may have been.
 
         Args:
-            acknowledged: the newest batch that was, as far as the application knows.
+            contained: partition → its newest batch.
+            known: entries of predecessors that partitions have.
+            acknowledged: the newest acknowledged batch, as far as the application knows; None: unknown.
         """
         self.heard(contained)
         self._before = self._contained[:]
@@ -97,30 +102,32 @@ class History:
 
     @property
     def contained(self) -> Sequence[int]:
-        """By partition, its newest batch as it said last, or acknowledged since; -1: none."""
+        """Newest batch of each partition, as last reported, or acknowledged since; -1: none."""
         return self._contained
 
     @property
     def taken(self) -> frozenset[int]:
-        """Partitions that another client was let into again, see :meth:`heard`."""
+        """Partitions that accepted another client again, see :meth:`heard`."""
         return frozenset(self._taken)
 
     @property
     def incomplete(self) -> bool:
-        """Is something missing that was acknowledged, as far as it is known?"""
+        """Whether an acknowledged batch is known to be missing."""
         return bool(self.lost) or bool(self._taken) or self._unsure is not None or self._half is not None
 
     def finishes(self, number: int) -> bool:
-        """Is ``number`` the batch that a predecessor left in some of its partitions, and all that is missing?"""
+        """Tells whether ``number`` is a predecessor's batch that only some of its partitions contain, and all that is
+        missing.
+        """
         return self._half is not None and self._half.number == self._oldest_missing() == number
 
     def heard(self, contained: Mapping[int, int], others: Collection[int] = ()) -> None:
-        """What all partitions contain now; those that have none of this source are left out.
+        """Takes in what all partitions contain now; partitions that have none of this source are left out.
 
         Args:
-            others: partitions whose last batch is another client's. Where that is newer than what was there in the
-                beginning, one that came before was let in again, by a copy that knew of nobody newer: whatever this
-                client sent there is lost, and part of its numbers are taken.
+            others: partitions whose last batch is another client's. If that batch is newer than the partition's last
+                one at the start, a former client was accepted again, by a copy that knew of no newer client. Then all
+                that this client sent there is lost, and part of its numbers are taken.
         """
         self._contained = [contained.get(partition, -1) for partition in range(self.partitions)]
         self._taken = {p: self._contained[p] for p in others if self._contained[p] > self._before[p]}
@@ -140,10 +147,11 @@ class History:
         self.lost = {partition for partition, (contained, acknowledged) in pairs if contained < acknowledged}
 
     def known(self, session: Session, number: int, partitions: Iterable[int]) -> bytes:
-        """Returns what a successor needs to know, to be sent with batch ``number`` to these partitions.
+        """Returns the entry that a successor needs, to be sent with batch ``number`` to these partitions.
 
-        An older batch that is sent again is none that a successor would have to finish: with it goes what is known
-        since, under the newest number. Its partitions are named where a predecessor left it in some of them only.
+        A successor need not finish an older batch that is sent again: its entry has the newest number, with all that is
+        known since. The entry names the newest batch's partitions if a predecessor left that batch in only some of
+        them.
         """
         if number < self.position:
             number, half = self.position, self._half
@@ -159,15 +167,15 @@ class History:
     # -- batches -------------------------------------------------------------------------------------------
 
     def after(self, number: int, partitions: Iterable[int], rewind: bool) -> dict[int, int]:
-        """Partition → newest batch, up to ``number``, that it must contain before it takes this one.
+        """Returns partition → newest batch, up to ``number``, that the partition must contain before it takes this one.
 
-        Where that is ``number`` itself, it can only be a replay.
+        If that is ``number`` itself, the batch can only be a replay.
         """
         needed = self._contained if rewind else self._acknowledged
         return {p: min(needed[p], number) for p in partitions if needed[p] >= 0}
 
     def lacks(self, batch: Sent) -> bool:
-        """Is there a partition that has acknowledged neither it nor anything newer, and so may take it now?"""
+        """Tells whether some partition has acknowledged neither this batch nor a newer one, and so may take it now."""
         return any(self._acknowledged[partition] < batch.number for partition in batch.rows)
 
     def acknowledged(self, batch: Sent) -> None:
@@ -194,7 +202,8 @@ class History:
                 return
             self._kept_bytes -= before.rows.size
             merged = before.rows.merged(batch.rows)
-            if merged is None:  # mended, with other columns: whoever has all of it has to send it again
+            # corrected rows with other columns: only the application, which has all of it, can send it again
+            if merged is None:
                 del self._kept[number]
                 return
             batch = replace(before, rows=merged)
@@ -211,15 +220,17 @@ class History:
             self._since = max(self._since, oldest + 1)
 
     def let_go(self) -> None:
-        """Of rows: from here on nothing can be sent again."""
+        """Drops all kept rows: from here on nothing can be sent again."""
         self._kept.clear()
         self._kept_bytes = 0
 
     # -- rewinds -------------------------------------------------------------------------------------------
 
     def missing(self) -> list[Sent]:
-        """What is to be sent again, in order, each batch to the partitions that lack it. Raises PositionGap when some
-        of it is no longer kept."""
+        """Returns the batches to send again, in order, each with the partitions that lack it.
+
+        Raises PositionGap when some of them are no longer kept.
+        """
         oldest = self._oldest_missing()
         if oldest is None:
             return []
@@ -237,8 +248,10 @@ class History:
         return found
 
     def rewinding(self, number: int) -> None:
-        """Batch ``number`` is about to be sent again by hand: none may be left out. Raises PositionGap for the one
-        that comes first."""
+        """Checks that batch ``number`` may be sent again by hand now, as none may be left out.
+
+        Raises PositionGap for the batch that comes first.
+        """
         oldest = self._oldest_missing()
         if oldest is None:
             return
@@ -251,7 +264,7 @@ class History:
             raise self.gap(due)
 
     def accept_loss(self) -> int | None:
-        """What is lost need not come back. Returns the oldest batch that was lost, None: nothing was."""
+        """Gives up all lost batches. Returns the oldest of them; None: nothing was lost."""
         oldest = self._oldest_missing()
         self._forget_lost()
         self._acknowledged = self._contained[:]
@@ -264,8 +277,10 @@ class History:
         return oldest
 
     def _forget_lost(self) -> None:
-        """A later loss must not bring it back: it may have been sent again under other numbers, and where it was not,
-        nothing asks for it."""
+        """Removes the lost batches from the log, so that a later loss does not bring them back.
+
+        They may have been sent again under other numbers; where they were not, nothing asks for them.
+        """
         from_ = {p: self._contained[p] + 1 for p in self.lost}
         from_ |= {p: self._before[p] + 1 for p in self._taken}  # what is there now is another client's
 
@@ -288,7 +303,10 @@ class History:
                     self._kept_bytes += self._kept[number].rows.size
 
     def _oldest_missing(self) -> int | None:
-        """By its number; where the log does not reach back, the number behind what the partition has."""
+        """Returns the number of the oldest missing batch; None: none is missing.
+
+        Where the log does not reach back, that is the number behind the partition's last batch.
+        """
         first = [] if self._unsure is None else [self._unsure[0]]
         first += [] if self._half is None else [self._half.number]
         first += [self._before[partition] + 1 for partition in self._taken]
@@ -341,7 +359,10 @@ class _Half(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What came with batch ``number`` for its ``partitions``: what each partition had ``acknowledged`` before."""
+    """An entry that came with batch ``number`` for its ``partitions``.
+
+    ``acknowledged``: the newest batch that each partition had acknowledged before.
+    """
 
     session: Session
     number: int
@@ -350,7 +371,7 @@ class _Known(NamedTuple):
 
 
 def _decoded(known: bytes, partition_count: int) -> _Known:
-    """Raises DecodeError for what no client of this operator can have written."""
+    """Decodes an entry. Raises DecodeError for one that no client of this operator can have written."""
     try:
         version, generation_us, session_id, number, *rest = msgpack.unpackb(known)
         if version == KNOWN_VERSION:

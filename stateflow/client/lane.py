@@ -1,15 +1,15 @@
-"""One partition's way out of an outbox: what is sent to it next, under which number, and what came of that. Sans-io.
+"""Sender from an outbox to one partition: which batch goes next, under which number, and with what result. Sans-io.
 
-Batches have their numbers in the outbox, and for a partition they are ahead of those by as many as others had sent to
-it before. So a new outbox may go on with a source that has been there for long, and its rows are never taken for those
-of others. A partition tells by whom its newest batch was sent:
+Batches have numbers in the outbox. At a partition their numbers are higher, by the count of batches that other clients
+had sent to it before. So a new outbox may go on with a source that has existed for long, and its rows are never taken
+for other clients' rows. A partition reports which client sent its newest batch:
 
-* by this outbox: what is up to there is contained;
-* by another client: that came in between. What was never sent from here goes behind it. Of what may have been sent it
-  cannot be told any more whether it is contained, and a person has to say.
+* This outbox: the partition contains everything up to that batch.
+* Another client, which came in between. What the outbox never sent goes behind that batch. Of what it may have sent,
+  nothing shows any longer whether the partition contains it, and a person has to decide.
 
-Each partition has a :class:`~stateflow.client.delivery.Delivery` of its own, so that one that cannot be reached holds
-up no other.
+Each partition has a :class:`~stateflow.client.delivery.Delivery` of its own, so that one out of reach holds up no
+other.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ from stateflow.errors import OutboxOvertaken, PositionGap, StateflowError
 from stateflow.runtime.layout import Position, Session
 from stateflow.runtime.positions import Batch
 
-#: a partition is opened with it where no number was ever sent to it
+#: position of a partition to which no number was ever sent
 NOTHING = Position(-1)
 
 
 class Lane:
-    """Args:
-    mine: ids of this outbox's clients, also former ones.
-    base: as the outbox has it; whoever runs :meth:`send` writes down what it is by then, before anything is sent.
+    """Sender to one partition.
+
+    Args:
+        base: the offset of numbers, as stored in the outbox. A caller of :meth:`open` stores the lane's new ``base``
+            before anything is sent.
+        mine: ids of this outbox's clients, including former ones.
+        newest: newest number in the outbox when this client was made.
     """
 
     def __init__(
@@ -41,18 +45,21 @@ class Lane:
         self.partition, self.base = partition, base
         self._history, self._mine = history, mine
         self._delivery = Delivery(history, session, lambda: None)
-        self._newest = newest  # of all numbers that there were when this was made
+        self._newest = newest  # of all numbers when this client was made
         self._opened = False
-        self._contained = -1  # its number there, when it was opened
+        self._contained = -1  # the partition's number when it was opened
 
     @property
     def is_open(self) -> bool:
         return self._opened
 
     def open(self, first: Part) -> Steps[None]:
-        """Refuse older clients of the source there, and find out what it has. Args: first: that it may lack.
+        """Makes the partition refuse older clients of the source, and finds out what it contains.
 
-        Raises PositionGap where it lost what was acknowledged, OutboxOvertaken, SourceTaken.
+        Args:
+            first: the first part that the partition may lack.
+
+        Raises PositionGap where the partition lost what it acknowledged, OutboxOvertaken, SourceTaken.
         """
         if self._opened:
             return
@@ -75,9 +82,9 @@ class Lane:
         self._contained, self._opened = position.batch, True
 
     def send(self, part: Part) -> Steps[bytes]:
-        """Comes to what the partition made of it; ``b""`` also for what it contained before, but for the newest.
+        """Sends a part to an open partition, and returns its output. Raises what the partition refuses it with.
 
-        To be called when it is open. Raises what the partition refuses it with.
+        For a batch that the partition contained before, except its newest one, the output is ``b""``.
         """
         ahead = self.base.ahead
         assert ahead is not None
@@ -89,7 +96,7 @@ class Lane:
         return outputs[self.partition]
 
     def accept_loss(self) -> Steps[None]:
-        """What the partition lost is not asked for again."""
+        """Gives up what the partition lost."""
         yield from self._delivery.open()
         found = yield Look()
         batch = found.get(self.partition, NOTHING).batch
@@ -121,12 +128,15 @@ def send_together(
     sending: Mapping[int, Steps[bytes]],
     deliver: Callable[[Batch, Collection[int], Mapping[int, int]], Mapping[int, bytes]],
 ) -> dict[int, bytes]:
-    """Partition → output, of those that go as one message: they are to be given the same batch now, under the same
-    number. Where that fails for one, it is not known of the others either; each is then to be sent by itself, and what
-    is there already is passed over.
+    """Sends the same batch to several partitions as one message, and returns partition → output.
 
-    Args: sending: by partition, what its lane's :meth:`Lane.send` is. deliver: a batch to these partitions, and after
-        which one of theirs.
+    Only the steps that deliver the same batch under the same number go together. If the message fails for one
+    partition, the result for the others is unknown, too: each is then to be sent by itself, and partitions that contain
+    the batch skip it.
+
+    Args:
+        sending: partition → steps of its lane's :meth:`Lane.send`.
+        deliver: delivers a batch to these partitions; given partition → batch that it must contain.
     """
     outputs: dict[int, bytes] = {}
     first: dict[int, Deliver] = {}
@@ -160,5 +170,5 @@ def send_together(
 
 
 def _plain(step: Deliver) -> Batch:
-    """What a lane tells a successor is of its own partition only."""
+    """Returns the step's batch without its entry for a successor, which is about the lane's own partition only."""
     return replace(step.batch, known=b"")

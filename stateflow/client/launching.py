@@ -1,4 +1,4 @@
-"""Replicas that agents start, by the protocol of all that starts something."""
+"""Launcher of replicas through agents."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from stateflow.fleet import Request
 
 @dataclass(frozen=True, slots=True)
 class AgentLauncher:
-    """See :class:`~stateflow.launching.Launcher`: what is started is replicas, and spoken of by their names."""
+    """Starts and stops replicas by their names, see :class:`~stateflow.launching.Launcher`."""
 
     cluster: Cluster
 
     def start(self, spec: Request) -> list[str]:
-        """Raises what :meth:`Cluster.spawn` does."""
+        """Starts replicas, and returns their names. Raises what :meth:`Cluster.spawn` does."""
         begun = self.cluster.spawn(
             spec.at,
             count=spec.count,
@@ -28,17 +28,17 @@ class AgentLauncher:
         return begun.names
 
     def stop(self, handle: list[str]) -> None:
-        """Raises PartitionsLive for one that owns some."""
+        """Stops replicas. Raises PartitionsLive for a replica that owns partitions."""
         for replica in handle:
             self.cluster.stop_replica(replica)
 
     def kill(self, handle: list[str]) -> None:
-        """Whatever they own."""
+        """Stops replicas, even if they own partitions."""
         for replica in handle:
             self.cluster.stop_replica(replica, force=True)
 
     def is_running(self, handle: list[str]) -> bool:
-        """Are all of them, as far as their agents have said?"""
+        """Tells whether all of the replicas run, as far as their agents have reported."""
         states = {child.replica: child.state for agent in self.cluster.agents() for child in agent.replicas}
         return all(states.get(replica) == "RUNNING" for replica in handle)
 

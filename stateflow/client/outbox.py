@@ -4,17 +4,17 @@ time.
 =========  ==========================================================================================================
 table      rows
 =========  ==========================================================================================================
-meta       whose it is, the newest number, and the deployment as it was last heard of
-session    ids that its clients had: by them what a partition contains is told from what others sent
-lane       of a partition: ``base``, what its numbers there are ahead of those here, and the newest it acknowledged
-part       a batch's rows for one partition, until it contains them. ``sent_as``: the number that they were sent under,
-           alone or with those of others before it; it may contain them already
-output     what a partition made of rows that went later, until somebody has taken it
-refused    rows that an operator refused, and why, until somebody has taken them
+meta       whose outbox it is, the newest number, and the last known deployment
+session    ids of its clients: they show whether this outbox or another client sent a partition's batch
+lane       of a partition: ``base``, added to numbers here to give numbers there, and the newest acknowledged number
+part       a batch's rows for one partition, until the partition contains them. ``sent_as``: the number under which
+           they were sent, alone or with earlier ones; the partition may contain them already
+output     a partition's output for rows that were forwarded later, until the caller has taken it
+refused    rows that an operator refused, and why, until the caller has taken them
 =========  ==========================================================================================================
 
-A number that is in ``part`` is there after a power loss (``synchronous=FULL``). What is taken out may come back: it is
-sent again under its number, and partitions that contain it pass it over.
+A number that is in ``part`` survives a power loss (``synchronous=FULL``). A row that was deleted may come back: it is
+sent again under its number, and partitions that contain it skip it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from stateflow.runtime.arrow import read_schema
 from stateflow.runtime.output import rows_in
 
 FORMAT = 1
-#: that go as one, at most
+#: most parts, and bytes, that go as one batch
 GROUP_PARTS, GROUP_BYTES = 256, 1 << 20
 FILE = "outbox.db"
 _TABLES = """
@@ -63,8 +63,11 @@ CREATE TABLE IF NOT EXISTS refused (id INTEGER PRIMARY KEY, schema BLOB, rows BL
 
 
 class Part(NamedTuple):
-    """What goes to one partition under one number: the rows of a batch, or of so many ``parts`` of batches, the last of
-    which has that number. ``attempted``: they were sent before, and may be there."""
+    """Rows for one partition under one number: a batch's, or those of ``parts`` batches, of which the last has that
+    number.
+
+    ``attempted``: they were sent before, and the partition may contain them.
+    """
 
     partition: int
     number: int
@@ -75,15 +78,17 @@ class Part(NamedTuple):
 
 
 class Base(NamedTuple):
-    """Number ``n`` here is ``n + ahead`` at the partition; None: it was never sent any. ``acknowledged``: the newest
-    here, -1: none."""
+    """Offset of a partition's numbers: ``n`` here is ``n + ahead`` there; None: nothing was ever sent.
+
+    ``acknowledged``: the newest acknowledged number here, -1: none.
+    """
 
     ahead: int | None
     acknowledged: int
 
 
 class Refused(NamedTuple):
-    """``rows`` that an owner refused for good, and why.
+    """Rows that an owner refused for good, and why.
 
     Example: ``for each in forwarding.refused(): print(each.error)``
     """
@@ -106,11 +111,11 @@ class _Stored(NamedTuple):
 
 
 class Outbox:
-    """Safe for threads. Errors of its file come named: DiskFull, DiskRefused, OutboxDamaged.
+    """The SQLite file of an outbox. Thread-safe. Raises DiskFull, DiskRefused, OutboxDamaged for errors of its file.
 
     Args:
-        directory: its own, made where it is not there.
-        bytes_max: of all that it holds.
+        directory: its own directory, made if missing.
+        bytes_max: most bytes that it may hold.
 
     Raises DataDirLocked when another process has it, OutboxForeign when it is another source's.
     """
@@ -164,16 +169,16 @@ class Outbox:
 
     @property
     def newest(self) -> int:
-        """The newest number that was given, -1: none."""
+        """The newest number that was used, -1: none."""
         return self._newest
 
     @property
     def size(self) -> int:
-        """Bytes of what is stored, as they are counted for the limit."""
+        """Bytes that are stored, as counted for the limit."""
         return self._bytes
 
     def parts(self) -> dict[int, int]:
-        """How many of each partition are stored."""
+        """Returns partition → number of parts stored."""
         with self._faults():
             return dict(self._db.execute("SELECT partition, count(*) FROM part GROUP BY partition").fetchall())
 
@@ -189,14 +194,14 @@ class Outbox:
 
     @property
     def deployment(self) -> bytes | None:
-        """As it was last heard of."""
+        """The last known deployment; None: none was ever known."""
         found: bytes | None = self._meta("deployment")
         return found
 
     # -- what changes -------------------------------------------------------------------------------------
 
     def begin(self, session: str, deployment: bytes) -> None:
-        """A client's, and what is deployed by all it knows."""
+        """Registers a client's session, and stores the last known deployment."""
         with self._written():
             self._db.execute("INSERT OR IGNORE INTO session VALUES (?)", (session,))
             self._set("deployment", deployment)
@@ -210,10 +215,14 @@ class Outbox:
         delivered: Iterable[tuple[int, int]],
         taken: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """A new batch, before anything of it is sent. Args: attempted: partitions that it is sent to at once;
-        delivered: (partition, number) of what is not to be kept any longer; taken: likewise, see :meth:`taken`.
+        """Stores a new batch, before anything of it is sent.
 
-        Raises OutboxFull: nothing of it is kept then, nor to be sent.
+        Args:
+            attempted: partitions that it is sent to at once.
+            delivered: (partition, number) of parts that are not kept any longer.
+            taken: table → last row that is not kept any longer, see :meth:`taken`.
+
+        Raises OutboxFull: nothing of the batch is kept then, nor to be sent.
         """
         self._check_there()
         parts = {partition: batch.only([partition]) for partition in batch.partitions}
@@ -241,8 +250,11 @@ class Outbox:
             self._newest = number
 
     def next(self, partition: int, alone_to: int = -1) -> Part | None:
-        """What its partition may lack first, to be sent now: as it was sent before; else as many batches as go
-        together, each of those up to ``alone_to`` by itself."""
+        """Returns the first part that the partition may lack, to be sent now; None: nothing is stored for it.
+
+        A part that was sent before stays as it was. Otherwise as many batches as possible go together, except that each
+        of those up to ``alone_to`` goes by itself.
+        """
         with self._written():
             found = self._stored(partition, "", GROUP_PARTS)
             if not found:
@@ -262,7 +274,7 @@ class Outbox:
         return Part(partition, sent_as, self._joined(partition, group), group[-1].watermark_us, attempted, len(group))
 
     def apart(self, part: Part) -> None:
-        """Its batches are to be sent one by one; none of them is contained."""
+        """Splits a part that the partition does not contain: its batches are then sent one by one."""
         with self._written():
             where = "WHERE partition = ? AND sent_as = ?"
             self._db.execute(f"UPDATE part SET sent_as = NULL {where}", (part.partition, part.number))
@@ -290,7 +302,7 @@ class Outbox:
             self._contained(parts)
 
     def forwarded(self, partition: int, number: int, output: bytes) -> None:
-        """What came of it is kept until it is taken."""
+        """Replaces a part by its output, which is kept until it is taken."""
         with self._written():
             self._contained([(partition, number)])
             if output:
@@ -300,7 +312,7 @@ class Outbox:
                 self._bytes += size
 
     def refuse(self, part: Part, error: StateflowError) -> None:
-        """Its rows are kept until they are taken."""
+        """Moves a part to the refused rows, which are kept until they are taken."""
         rows = b"" if part.rows.rows is None else part.rows.rows.serialize().to_pybytes()
         wire = json.dumps(error.to_wire())
         with self._written():
@@ -312,7 +324,7 @@ class Outbox:
             self._bytes += size
 
     def outputs(self) -> tuple[int, list[bytes]]:
-        """What there is to be taken, and up to where: for :meth:`taken`."""
+        """Returns the outputs to be taken, and the last row for :meth:`taken`."""
         with self._faults():
             found = self._db.execute("SELECT id, checksum, message FROM output ORDER BY id").fetchall()
         for _, checksum, message in found:
@@ -332,7 +344,7 @@ class Outbox:
         return max((each[0] for each in found), default=0), refused
 
     def taken(self, table: str, up_to: int) -> None:
-        """Args: table: ``output`` or ``refused``."""
+        """Deletes the rows of a table, ``output`` or ``refused``, up to ``up_to``."""
         with self._written():
             self._forget(table, up_to)
 
@@ -351,7 +363,7 @@ class Outbox:
             self._db.execute(f"INSERT INTO lane VALUES (?, NULL, ?) {keep}", (partition, number))
 
     def _remove(self, partition: int, number: int) -> None:
-        """All that was sent under this number."""
+        """Deletes all that was sent under this number."""
         where = "WHERE partition = ? AND sent_as = ?"
         self._bytes -= self._one(f"SELECT coalesce(sum(size), 0) FROM part {where}", partition, number)
         self._db.execute(f"DELETE FROM part {where}", (partition, number))
@@ -359,7 +371,7 @@ class Outbox:
     # -- its file -----------------------------------------------------------------------------------------
 
     def _check_there(self) -> None:
-        """What is written to a file that was removed is gone with this process."""
+        """Checks that the file is still in place: what is written to a removed file is gone with this process."""
         try:
             there = (self.directory / FILE).stat().st_ino == self._inode
         except OSError:
@@ -368,7 +380,7 @@ class Outbox:
             raise self._damaged("it was removed, or another one was put in its place, while it was in use")
 
     def _check(self, checksum: int, *data: bytes) -> None:
-        """The database knows nothing of a byte that changed in what it holds."""
+        """Checks a checksum, as SQLite does not notice a changed byte in its values."""
         if checksum != _checksum(*data):
             raise self._damaged("rows or outputs are not what was written")
 
@@ -393,7 +405,7 @@ class Outbox:
 
     @contextmanager
     def _written(self) -> Iterator[None]:
-        """All of it, or nothing."""
+        """Runs a transaction: all of it is written, or nothing."""
         with self._faults():
             known = self._bytes, self._newest
             self._db.execute("BEGIN IMMEDIATE")
@@ -442,12 +454,15 @@ def _checksum(*data: bytes) -> int:
     found = 0
     for each in data:
         found = xxhash.xxh3_64_intdigest(each, found)
-    return found >> 1  # SQLite's integers have a sign
+    return found >> 1  # SQLite's integers are signed
 
 
 def _together(found: list[_Stored], alone_to: int) -> list[_Stored]:
-    """As many of the first ones as go as one batch: of one schema, and none behind a promise that no older rows
-    follow, which counts behind the rows that it comes with."""
+    """Returns as many of the first parts as go as one batch.
+
+    They have one schema. None follows a part with a watermark, as a watermark takes effect behind the rows that it
+    comes with.
+    """
     group = found[:1]
     size = group[0].size
     for each in found[1:]:
@@ -460,6 +475,6 @@ def _together(found: list[_Stored], alone_to: int) -> list[_Stored]:
 
 
 def _fits(group: list[_Stored], part: _Stored) -> bool:
-    """A batch without rows has no schema."""
+    """Tells whether a part has the group's schema. A part without rows has none, and fits."""
     schemas = {each.schema for each in (*group, part) if each.schema}
     return len(schemas) <= 1

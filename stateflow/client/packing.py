@@ -1,4 +1,4 @@
-"""An operator's module or package, and what it requires, packed into a bundle that reaches the sites by itself.
+"""Packs an operator's module or package, and its requirements, into a bundle that the cluster distributes to its sites.
 
 The same files give the same bytes, and so the same digest.
 """
@@ -28,7 +28,7 @@ _TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """``packed``: a zip file; ``digest``: its SHA-256, hexadecimal.
+    """Operator code for :meth:`Cluster.deploy`. ``packed``: a zip file. ``digest``: its SHA-256, hexadecimal.
 
     Example: ``cluster.deploy(Count, bundle=pack(Count, ["geohash>=1"]))``
     """
@@ -37,26 +37,26 @@ class Bundle:
     digest: str
 
 
-#: what replicas run themselves: a second copy would be another program
+#: packages that replicas run themselves: a second copy would be another program
 _OWN = ("stateflow", "reconfig")
-#: as it is installed
+#: name of the installed distribution
 _DISTRIBUTION = "stateflow-streams"
 
 
 def comes_along(operator: type[Operator]) -> bool:
-    """Is it a part of stateflow, and so wherever that runs?"""
+    """Tells whether the operator is part of stateflow, and so present wherever stateflow runs."""
     return operator.__module__.partition(".")[0] in _OWN
 
 
 def pack(operator: type[Operator], requirements: Iterable[str] = (), modules: Iterable[str] = ()) -> Bundle:
-    """The top-level module or package that has the operator, without what is compiled or hidden.
+    """Packs the top-level module or package that has the operator, without compiled or hidden files.
 
     Args:
-        requirements: as pip takes them: names, with versions, or wheels. With what they require themselves, but for
-            what stateflow brings along: that is where replicas run.
+        requirements: requirements in pip's form: names, with versions, or wheels. Their own requirements are included,
+            except those of stateflow, which are present where replicas run.
         modules: further modules and packages, by their top-level names.
 
-    Raises BundleRefused for what cannot be packed: no source, code that is compiled, too large.
+    Raises BundleRefused for what cannot be packed: no source, compiled code, too large.
 
     Example: ``pack(Count, requirements=["geohash>=1"]).digest``
     """
@@ -117,7 +117,7 @@ def _is_left_out(part: str) -> bool:
 
 
 def _wheels(requirements: list[str]) -> Iterator[bytes]:
-    """Of what is required, by pip."""
+    """Yields the wheels of the requirements, built by pip."""
     if not requirements:
         return
     there = _brought_along()
@@ -165,9 +165,9 @@ def _plain(name: str) -> str:
 
 
 def _brought_along() -> set[str]:
-    """Names of stateflow and of all that it requires: they are wherever it is.
+    """Names of stateflow and of all that it requires, which are present wherever stateflow runs.
 
-    Raises BundleRefused where it is not installed, but only found: nobody says what it requires.
+    Raises BundleRefused where stateflow is on the path but not installed, so that its requirements are unknown.
     """
     found: set[str] = set()
     wanted = [_DISTRIBUTION]
@@ -184,7 +184,7 @@ def _brought_along() -> set[str]:
                     f"{name} is not installed here, so that what it brings along is not known",
                     remedy="install it with pip, or pack without requirements",
                 ) from error
-            continue  # wanted by another system or Python
+            continue  # required on another system or Python
         for each in required:
             if "extra ==" not in each and (match := re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", each)):
                 wanted.append(match.group())

@@ -1,4 +1,4 @@
-"""Rows as callers give them, sorted by the partitions that they are for."""
+"""Sorts callers' rows by partition."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from stateflow.types import OperatorSpec
 
 
 def by_partition(spec: OperatorSpec, schema: pa.Schema | None, rows: list[Mapping[str, Any]]) -> BatchRows:
-    """Args: schema: of the rows; None: as they are. Raises KeyColumnMissing, InvalidArgument, NullKey."""
+    """Sorts rows by partition. Raises KeyColumnMissing, InvalidArgument, NullKey.
+
+    Args:
+        schema: schema of the rows; None: inferred from them.
+    """
     if not rows:
         return BatchRows.visit([])
     table, numbers = numbered(spec, schema, rows)
     order = sorted(range(len(numbers)), key=numbers.__getitem__)
-    ends = {numbers[index]: end for end, index in enumerate(order, 1)}  # the last one's stays
+    ends = {numbers[index]: end for end, index in enumerate(order, 1)}  # the end of each partition's last row stays
     batch = table.take(pa.array(order))
     return BatchRows(batch.schema.serialize().to_pybytes(), batch, list(ends), list(ends.values()))
 
@@ -28,9 +32,12 @@ def by_partition(spec: OperatorSpec, schema: pa.Schema | None, rows: list[Mappin
 def numbered(
     spec: OperatorSpec, schema: pa.Schema | None, rows: list[Mapping[str, Any]]
 ) -> tuple[pa.RecordBatch, list[int]]:
-    """The rows, of which one at least, in one schema, and the partition of each: the one way from rows to batches, for
-    clients and the harness. Without a schema it has every column that any of the rows has. What a row lacks is null;
-    what it has is taken exactly as it is, or refused. Args and errors as of :func:`by_partition`."""
+    """Returns the rows, at least one, in one schema, and the partition of each.
+
+    Clients and the test harness both convert rows to batches here. Without a schema, the batch has every column of any
+    row. A column that a row lacks is null; values are taken exactly as they are, or refused. Arguments and errors as
+    with :func:`by_partition`.
+    """
     for index, row in enumerate(rows):
         if missing := [column for column in spec.key if column not in row]:
             raise _no_key(spec, f"row {index} has no {missing[0]!r}")
@@ -50,7 +57,7 @@ def numbered(
         except Misfit as misfit:
             raise _refused(spec, name, misfit, schema is not None) from misfit
     table = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields) if schema is None else schema)
-    # of the keys as the replica will see them: an int in a double column is a double
+    # from the keys as the replica will see them: an int in a double column is a double
     keys = zip(*(table.column(column).to_pylist() for column in spec.key), strict=True)
     return table, [partition_of(values, spec.partitions) for values in keys]
 

@@ -1,4 +1,4 @@
-"""The sources of an operator: what is kept of each, and how to keep less."""
+"""Sources of an operator: what is kept of each, and how to keep less."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ T = TypeVar("T")
 class SourceReport(Report):
     """What an operator's partitions keep of a source.
 
-    ``batch``: the newest that any of ``partitions`` contains, -1: none. ``at_us``: when its last one came, µs.
-    ``retired``: no partition has more of it than a tombstone. ``watermark_us``: the least of those it promised; None:
-    none that counts. ``holds``: the watermark of some partition would be further without it.
+    ``batch``: the newest batch that any partition contains, -1: none. ``at_us``: time of its last batch, µs.
+    ``partitions``: number of partitions that contain a batch of it. ``retired``: no partition has more of it than a
+    tombstone. ``watermark_us``: the least watermark that it promised; None: none that counts. ``holds``: without this
+    source, some partition's watermark would be further on.
 
     Example: ``[each.source for each in cluster.sources("Count") if each.holds]``
     """
@@ -40,9 +41,10 @@ class SourceReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class OutputDropReport(Report):
-    """The stored output of one batch of a source, which is dropped, or would be.
+    """Stored output of one batch of a source that is dropped, or would be.
 
-    ``sizes``: partition → bytes of its output; partitions that keep none are left out.
+    ``sizes``: partition → bytes of its output; partitions that keep none are left out. ``applied``: False: only
+    reported.
 
     Example: ``cluster.drop_output("Count", source, 12, apply=True).sizes``
     """
@@ -55,7 +57,7 @@ class OutputDropReport(Report):
 
 
 def sources(router: Router) -> list[SourceReport]:
-    """Whoever has sent to the operator; those that sent last come last. Raises Unavailable."""
+    """Returns the sources that have sent to the operator; the last senders come last. Raises Unavailable."""
     found: dict[str, list[SourceView]] = {}
     holders: set[str] = set()
     for views in _everywhere(router, lambda replica, partition: replica.sources(router.operator, partition)):
@@ -68,7 +70,7 @@ def sources(router: Router) -> list[SourceReport]:
 
 
 def _holder(views: Iterable[SourceView]) -> str | None:
-    """The source that alone holds back the watermark of a partition, of all that have sent to it."""
+    """Returns the source that alone holds back the watermark of a partition; None where there is no single one."""
     promised = sorted((view.watermark_us, view.source) for view in views if view.watermark_us is not None)
     return promised[0][1] if len(promised) > 1 and promised[0][0] < promised[1][0] else None
 
@@ -88,15 +90,17 @@ def _report(source: str, views: list[SourceView], holds: bool) -> SourceReport:
 
 
 def retire(router: Router, source: str) -> int:
-    """Have all partitions keep a tombstone only; returns how many had more. Raises InvalidArgument for a source that
-    is not known, Unavailable."""
+    """Has all partitions keep only a tombstone of a source; returns the number of partitions that had more.
+
+    Raises InvalidArgument for a source that is not known, Unavailable.
+    """
 
     _known(router, source)
     return sum(_everywhere(router, lambda replica, p: replica.retire_source(router.operator, source, p)))
 
 
 def drop_output(router: Router, source: str, batch: int, apply: bool) -> OutputDropReport:
-    """Have all partitions keep no output of a batch. Raises InvalidArgument where none keeps any, Unavailable."""
+    """Has all partitions drop the output of a batch. Raises InvalidArgument where none keeps any, Unavailable."""
     known = _known(router, source)
     found = _everywhere(router, lambda replica, p: replica.drop_output(router.operator, source, batch, p, apply))
     sizes = {partition: size for partition, size in enumerate(found) if size}
@@ -122,7 +126,7 @@ def _known(router: Router, source: str) -> SourceReport:
 
 
 def _everywhere(router: Router, ask: Callable[[ReplicaClient, int], T]) -> list[T]:
-    """Ask the owner of each partition, also while it moves."""
+    """Asks the owner of each partition, also while the partition moves."""
     found: list[T] = []
     for partition in range(router.spec.partitions):
         for pause in backoff():
@@ -133,6 +137,6 @@ def _everywhere(router: Router, ask: Callable[[ReplicaClient, int], T]) -> list[
                 if pause is None:
                     raise
                 sleep(pause)
-                with suppress(Unavailable):  # go on with what is known
+                with suppress(Unavailable):  # go on with the known owners
                     router.refresh()
     return found

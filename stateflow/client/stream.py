@@ -1,4 +1,4 @@
-"""Rows straight into an operator, millisecond latency, no Spark."""
+"""``StreamClient``: rows straight into an operator, with latency in milliseconds and without Spark."""
 
 from __future__ import annotations
 
@@ -33,36 +33,38 @@ T = TypeVar("T")
 
 @brief
 class StreamClient:
-    """Sends batches of rows under one source name and returns the operator's output rows. Safe for threads: one batch
-    is under way at a time, in the order in which threads get hold of the client.
+    """Sends batches of rows under one source name, and returns the operator's output rows.
 
-    Batches are numbered 0, 1, 2, …; a number that was sent before changes nothing and gives the stored outputs, and
-    with other rows it is refused (BatchChanged).
+    Thread-safe: one batch is under way at a time, in the order in which threads get hold of the client.
 
-    A source belongs to its newest client. Making one takes the source over: every partition refuses older ones from
-    then on (SourceTaken). The new client continues behind the newest number any partition contains (:attr:`position`).
-    When its predecessor may have died in the middle of a batch, send that batch once more with
-    ``sequence=client.position``: partitions that have it skip it.
+    Batches are numbered 0, 1, 2, …. A number that was sent before changes nothing and returns the stored outputs; with
+    other rows it is refused (BatchChanged).
 
-    A batch that failed may have been applied to some partitions. Sent again with the same rows it keeps its number,
-    and they skip it; other rows are another batch and get the next number, see :meth:`send` for what comes first. To
-    send it mended, pass its number.
+    A source belongs to its newest client. A new client takes the source over: from then on every partition refuses
+    older ones (SourceTaken). The new client continues behind the newest number that any partition contains
+    (:attr:`position`). If its predecessor may have died in the middle of a batch, send that batch once more with
+    ``sequence=client.position``: partitions that contain it skip it.
 
-    A partition may lose batches it had acknowledged: its owner died and an older checkpoint was restored. The client
-    notices, asks all partitions what they have, and sends them again what they lack, out of the batches it keeps
-    (``STATEFLOW_ROUTER_REWIND_BUFFER_BYTES``). What it keeps no longer, or a predecessor sent, PositionGap asks for:
-    send every batch from the one it names on again, in order, with ``rewind=True``. Outputs were given the first time.
+    A failed batch may have been applied to some partitions. Sent again with the same rows it keeps its number, and
+    those partitions skip it. Other rows are another batch and get the next number; :meth:`send` says which batch goes
+    first. To send the batch with corrected rows, pass its number.
+
+    A partition may lose batches that it had acknowledged, when its owner died and an older checkpoint was restored. The
+    client notices, asks all partitions what they contain, and sends them again what they lack, from the batches it
+    keeps (``STATEFLOW_ROUTER_REWIND_BUFFER_BYTES``). For batches that it no longer keeps, or that a predecessor sent,
+    it raises PositionGap: send every batch from the named one on again, in order, with ``rewind=True``. Their outputs
+    were given the first time.
 
     Args:
-        schema: Spark DDL or Arrow schema of the rows; without it the types are inferred, batch by batch. Either way a
-            value is taken exactly as it is, or refused (InvalidArgument); what a row lacks is null, and what the schema
-            does not name is refused.
-        acknowledged: the newest batch the application knows was acknowledged to a predecessor, or a function that
-            looks it up, called when the source is this client's: until then a predecessor may be told of more.
-            Partitions tell each other's losses; but where all that knew of a batch lost it, only the application can
-            tell.
-        site: where the rows come from, so that ``autopilot`` may bring their state there.
-        addresses: of replicas, as they advertise themselves → as seen from here: behind NAT or a tunnel.
+        schema: Spark DDL or Arrow schema of the rows; None: types are inferred, batch by batch. Either way a value is
+            taken exactly as it is, or refused (InvalidArgument). A column that a row lacks is null, and one that the
+            schema does not name is refused.
+        acknowledged: the newest batch that, as the application knows, was acknowledged to a predecessor; or a function
+            that looks it up, called when this client has the source, as a predecessor may get acknowledgements until
+            then. Partitions know of each other's losses; but if all that knew of a batch lost it, only the application
+            can tell.
+        site: site that the rows come from, so that ``autopilot`` may bring their state there.
+        addresses: replicas' advertised addresses → addresses as seen from here, behind NAT or a tunnel.
 
     Example: ``StreamClient("ctl:7070", "Count", source="gateway-7").send([{"k": "a"}])``
     """
@@ -113,22 +115,25 @@ class StreamClient:
     def send(
         self, rows: Iterable[Mapping[str, Any]], *, sequence: int | None = None, rewind: bool = False
     ) -> list[dict[str, Any]]:
-        """Returns the output rows when every partition concerned has committed; grouped by partition, in order per key.
+        """Sends a batch, and returns the output rows when every partition concerned has committed.
+
+        The rows are grouped by partition, in order per key.
 
         Args:
+            sequence: the batch's number; None: the next one.
             rewind: an older batch, ``sequence``, is sent again: partitions that contain it skip it, and give no output.
 
-        Raises KeyColumnMissing, NullKey, OperatorFailed, PositionGap, …; nothing of a partition that failed was
-        applied, and the same call can be made again, also after others: rows are not applied twice.
+        Raises KeyColumnMissing, NullKey, OperatorFailed, PositionGap, …. A partition that failed has applied nothing.
+        The same call can be made again, also after other batches: rows are not applied twice.
 
-        Where it is not known how far a batch came (Unavailable, Ctrl-C), the next call, of whatever thread, first
-        finishes it, and fails as it does where that is not possible yet (``unfinished_batch``); its own rows are not
-        sent then. The failed call, made again, returns the outputs, and applies nothing. A batch that is refused for
-        what it is (OperatorFailed, EncodeError, …) is not waited for. Its rows sent again, after others, are a new
-        batch where no partition contains any of them; else StaleBatch is raised by partitions that have newer rows,
-        and what the state lacks is the caller's to send. Equal rows are taken for the batch that failed up to 1,000
-        batches later. With ``sequence`` nothing is waited for: that batch goes
-        first, and rows that failed are applied once more when they are sent under another number.
+        If it is unknown how far a batch came (Unavailable, Ctrl-C), the next call, from any thread, finishes it first.
+        If that is not possible yet, that call fails for the same reason (``unfinished_batch``), and its own rows are
+        not sent. The failed call, made again, returns the outputs, and applies nothing. A batch that is refused for its
+        content (OperatorFailed, EncodeError, …) is not waited for. If its rows are sent again after other batches, they
+        are a new batch, provided that no partition contains any of them. Otherwise partitions that have newer rows
+        raise StaleBatch, and the caller has to send what the state lacks. Up to 1,000 batches later, equal rows are
+        taken for the batch that failed. With ``sequence`` nothing is waited for: that batch goes first, and failed rows
+        are applied once more if they are sent under another number.
         """
         if sequence is not None:
             number_given(sequence)
@@ -140,11 +145,13 @@ class StreamClient:
     def advance_watermark(
         self, watermark: datetime | int, *, sequence: int | None = None, rewind: bool = False
     ) -> list[dict[str, Any]]:
-        """Promise that no older rows follow from this source, to every partition; returns what timers produced.
+        """Promises every partition that no older rows follow from this source; returns what timers produced.
 
         Args:
-            watermark: an aware datetime, or microseconds since 1970. One that goes back changes nothing.
-            rewind: as with :meth:`send`; this is a batch like others.
+            watermark: an aware datetime, or microseconds since 1970. A watermark older than the last one changes
+                nothing.
+            sequence: as with :meth:`send`; this is a batch like others.
+            rewind: as with :meth:`send`.
         """
         if sequence is not None:
             number_given(sequence)
@@ -154,25 +161,26 @@ class StreamClient:
             return self._run(steps)
 
     def verify(self) -> None:
-        """Ask every partition whether it contains what it acknowledged, and send again what it lost. Raises SourceTaken
-        when a newer client has the source.
+        """Asks every partition whether it contains what it acknowledged, and sends again what it lost.
 
-        A partition that lost something says so when the next rows come to it; here it is asked without any. Raises
-        PositionGap when it is no longer kept.
+        A partition that lost something also reports it when the next rows arrive; this asks without rows. Raises
+        SourceTaken when a newer client has the source, PositionGap when lost batches are no longer kept.
         """
         with self._lock:
             self._run(self._delivery.verify())
 
     def accept_loss(self) -> None:
-        """Go on without the batches that partitions lost and nobody can send again."""
+        """Goes on without the batches that partitions lost and no client can send again."""
         with self._lock:
             oldest = self._run(self._delivery.accept_loss())
         if oldest is not None:
             log.warning("source %s goes on without what partitions lost, from batch %d on", self.source, oldest)
 
     def close(self) -> None:
-        """Let go of the rows that are kept for a loss. A batch under way is waited for; later ones are refused. The
-        source stays this client's until another comes."""
+        """Drops the rows that are kept for a loss. Waits for a batch under way; later ones are refused.
+
+        The source stays this client's until another client takes it.
+        """
         with self._lock:
             self._closed = True
             self._delivery.let_go()
@@ -184,7 +192,7 @@ class StreamClient:
         self.close()
 
     def _run(self, steps: Steps[T]) -> T:
-        """Under the lock."""
+        """Performs the steps. Callers hold the lock."""
         if self._closed:
             raise InvalidArgument("the client is closed", remedy="make another one", source=self.source)
         return perform(steps, self._do)

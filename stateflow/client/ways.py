@@ -1,8 +1,7 @@
-"""Which partitions rows may go to at once, which wait, and when those are tried again. No I/O, no locks: whoever has it
-sees to that.
+"""Decides which partitions rows may go to at once, which wait, and when those are tried again.
 
-Of the partitions of an owner that does not answer one is tried at a time, less and less often; when it answers, the
-others follow at once.
+No I/O, no locks: callers lock. Of the partitions of an owner that does not answer, one is tried at a time, less and
+less often. When it answers, the others follow at once.
 """
 
 from __future__ import annotations
@@ -18,14 +17,18 @@ AGAIN_S, AGAIN_S_MAX = 0.25, 5.0
 
 class State(Enum):
     IDLE = auto()  # nothing waits for it
-    BUSY = auto()  # somebody sends to it
-    AWAY = auto()  # something waits for it, since it did not take it
+    BUSY = auto()  # a thread sends to it
+    AWAY = auto()  # batches wait for it, since it did not take one
 
 
 @dataclass(slots=True)
 class Way:
-    """``waiting``: batches that are stored for it; ``error``: why it took none last. ``alone_to``: batches up to this
-    number go one by one, as one of some that went together was refused. ``tried``: it is busy for that."""
+    """State of one partition.
+
+    ``waiting``: number of batches stored for it. ``error``: why it took none last; None: it did. ``alone_to``: batches
+    up to this number go one by one, as some that went together were refused. ``tried``: busy because of
+    :meth:`Ways.due`.
+    """
 
     state: State = State.IDLE
     waiting: int = 0
@@ -37,12 +40,16 @@ class Way:
 
     @property
     def answers(self) -> bool:
-        """As far as it is known."""
+        """Whether its owner answered the last attempt, with a refusal."""
         return self.error is not None and not isinstance(self.error, Unavailable)
 
 
 class Ways:
-    """By partition. Args: address_of: its owner's, as it is known now."""
+    """All partitions of an operator.
+
+    Args:
+        address_of: partition → address of its owner, as known now.
+    """
 
     def __init__(self, count: int, address_of: Callable[[int], str]) -> None:
         self._ways, self._address_of = [Way() for _ in range(count)], address_of
@@ -55,15 +62,15 @@ class Ways:
 
     @property
     def at_rest(self) -> bool:
-        """True while nothing waits and nobody sends, so that rows that come now are sent at once."""
+        """Whether nothing waits and no thread sends, so that new rows are sent at once."""
         return not any(way.waiting or way.state is State.BUSY for way in self._ways)
 
     def begin(self, partition: int, waiting: int) -> None:
-        """So many batches are stored for it already."""
+        """Sets the number of batches that are stored for a partition already."""
         self[partition].waiting, self[partition].state = waiting, State.AWAY
 
     def come(self, partitions: Iterable[int]) -> list[int]:
-        """A batch for these. To which it is sent at once, as nothing waits before it."""
+        """Adds a batch for these partitions. Returns those to which it is sent at once, as nothing waits before it."""
         direct = []
         for partition in partitions:
             way = self[partition]
@@ -74,7 +81,7 @@ class Ways:
         return direct
 
     def took(self, partition: int, parts: int) -> None:
-        """So many batches fewer wait; its owner answers."""
+        """Subtracts batches that the partition took; its owner answers."""
         way = self[partition]
         way.waiting, way.error, way.pause_s = way.waiting - parts, None, AGAIN_S
         for other in self._away_with(partition):
@@ -89,16 +96,16 @@ class Ways:
                 other.again_at = way.again_at
 
     def apart(self, partition: int, number: int) -> None:
-        """What went together up to ``number`` is tried one by one now."""
+        """Has batches up to ``number``, which went together, tried one by one from now on."""
         self[partition].alone_to, self[partition].error = number, None
 
     def release(self, partition: int) -> None:
-        """Nobody sends to it any more."""
+        """Ends sending to a partition."""
         way = self[partition]
         way.state, way.tried = (State.AWAY if way.waiting else State.IDLE), False
 
     def due(self, now: float) -> list[int]:
-        """That are to be tried: busy from now on."""
+        """Returns the partitions to be tried now, which are busy from now on."""
         owners, due = {self._address_of(p) for p, way in enumerate(self._ways) if way.tried and not way.answers}, []
         for partition, way in enumerate(self._ways):
             if way.state is not State.AWAY or way.again_at > now:
@@ -113,17 +120,17 @@ class Ways:
         return due
 
     def pause_s(self, now: float) -> float | None:
-        """Until there may be one; None: until something changes."""
+        """Returns the seconds until a partition may be due; None: none is, until something changes."""
         at = [way.again_at for way in self._ways if way.state is State.AWAY]
         return max(0.01, min(at) - now) if at else None
 
     def at_once(self) -> None:
-        """All are tried, however long they were to wait."""
+        """Makes all partitions due, whatever pause is left."""
         for way in self._ways:
             way.again_at = 0.0
 
     def _away_with(self, partition: int) -> list[Way]:
-        """Whose owner is that of this one, and does not answer, as far as it is known."""
+        """Returns the waiting partitions whose owner is this one's, and is not known to answer."""
         address = self._address_of(partition)
         return [
             way

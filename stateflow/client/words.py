@@ -1,5 +1,4 @@
-"""What somebody writes who asks a cluster for something, on the command line and on the live page alike, and what is
-called for it."""
+"""Parses user input of the command line and the live page, and makes the calls that it asks for."""
 
 from __future__ import annotations
 
@@ -22,14 +21,17 @@ from stateflow.reports import Placement
 from stateflow.runtime.arrow import read_table
 from stateflow.runtime.reading import joined
 
-#: columns of a key, and keys that a list of them may stand for
+#: most columns of a key, and most keys that a list of them may stand for
 KEY_COLUMNS_MAX, KEYS_MAX = 16, 200
-#: batches that the controller runs, as the ledger's board names them: ``sweep/…``
+#: kinds of batch that the controller runs, as the ledger's board names them: ``sweep/…``
 CONTROLLERS = ("reconfiguration", "roll", "sweep", "restores")
 
 
 def partition_numbers(text: str, count: int) -> list[int]:
-    """``3, 5-9`` or ``all``, of ``count``: each once, sorted. Raises InvalidArgument, UnknownPartition."""
+    """Parses partition numbers, ``3, 5-9`` or ``all``, of ``count``: each once, sorted.
+
+    Raises InvalidArgument, UnknownPartition.
+    """
     found: set[int] = set()
     for word in re.split(r"\s*,\s*|\s+", text.strip()):
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", word)
@@ -46,10 +48,10 @@ def partition_numbers(text: str, count: int) -> list[int]:
 
 
 def keys_meant(text: str) -> Iterator[Any]:
-    """Keys that a text may stand for, each once and with its type: the keys of an operator are of one type, which
-    nothing declares.
+    """Yields the keys that a text may stand for, each once and with its type.
 
-    Text is itself; what it is as JSON, where a list is a key of several columns, and a whole number is a double, too; a
+    The keys of an operator are of one type, which is not declared, so a text may stand for several keys. They are: the
+    text itself; its value as JSON, where a list is a key of several columns, and a whole number is also a double; a
     date; a timestamp with its zone; bytes, as ``0xff``, as Python shows them, or as UTF-8.
     """
     found: list[tuple[Any, ...]] = [(each,) for each in _meant(text)]
@@ -66,7 +68,7 @@ def keys_meant(text: str) -> Iterator[Any]:
 
 
 def _meant(text: str) -> Iterator[Any]:
-    """Yields the values that a text alone may stand for."""
+    """Yields the values that a single text may stand for."""
     yield text
     with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(text)
@@ -90,7 +92,7 @@ def _meant(text: str) -> Iterator[Any]:
 
 
 def _numbers(value: Any) -> Iterator[Any]:
-    """Yields the values that a JSON number or truth value may stand for; nothing else is a column of a key."""
+    """Yields the values that a JSON number or truth value may stand for; no other JSON value is a column of a key."""
     if isinstance(value, bool | int | float):
         yield value
     if isinstance(value, int) and not isinstance(value, bool):
@@ -99,9 +101,10 @@ def _numbers(value: Any) -> Iterator[Any]:
 
 
 def entries_under(text: str, scan: Callable[[Any], Iterable[bytes]]) -> pa.Table | None:
-    """Entries of the key that a text stands for. None: there are none.
+    """Returns the entries of the key that a text stands for. None: there are none.
 
-    Args: scan: gives the pages of a key.
+    Args:
+        scan: yields the pages of a key.
     """
     for key in keys_meant(text):
         try:
@@ -114,30 +117,35 @@ def entries_under(text: str, scan: Callable[[Any], Iterable[bytes]]) -> pa.Table
 
 
 def by_share(policies: Sequence[str]) -> bool:
-    """Each replica has its weight's share then: a rebalance, which is another command than a placement."""
+    """Tells whether policies mean each replica's share by weight: a rebalance, which is another command than a
+    placement.
+    """
     return list(policies) in ([], ["ring"])
 
 
 def would_redistribute(cluster: Cluster, policies: Sequence[str], operator: str) -> Placement:
-    """What :func:`redistribute` would move. Nothing is."""
+    """Returns what :func:`redistribute` would move; moves nothing."""
     return cluster.would_rebalance(operator) if by_share(policies) else cluster.propose(*policies, operator=operator)
 
 
 def redistribute(cluster: Cluster, policies: Sequence[str], operator: str, options: MoveOptions) -> list[Migration]:
-    """Partitions go to where these policies want them; of all operators where none is named."""
+    """Moves partitions to where these policies want them; those of all operators where ``operator`` is empty."""
     if by_share(policies):
         return cluster.rebalance(operator, options)
     return cluster.place(*policies, operator=operator, options=options)
 
 
 def runner_of(batch: str) -> tuple[str, str]:
-    """One of CONTROLLERS, and its id there; or ``""`` and its name, of whoever works by the ledger's board."""
+    """Splits a batch's name into one of CONTROLLERS and its id there.
+
+    Returns ``""`` and the name for a batch that another program runs by the ledger's board.
+    """
     kind, _, id_ = batch.partition("/")
     return (kind, id_) if id_ and kind in CONTROLLERS else ("", batch)
 
 
 def call_off(cluster: Cluster, kind: str, id_: str) -> str:
-    """A batch of the controller, as :func:`runner_of` has it. Returns what becomes of it."""
+    """Cancels a batch of the controller, named as by :func:`runner_of`. Returns what becomes of it."""
     match kind:
         case "reconfiguration":
             cluster.cancel(id_)

@@ -1,4 +1,4 @@
-"""Asking the owners of all partitions whether a source's batch is everywhere, and else how far it has come."""
+"""Asks the owners of all partitions whether they contain a source's batch, or how far the source has come."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from stateflow.runtime.layout import Position
 
 
 class Asked:
-    """The question is on its way when this is made; the answers are waited for when they are wanted.
+    """Questions to all owners, sent when this is made; :meth:`answers` waits for the answers.
 
     Args:
-        batch: where all partitions of an owner contain the one before it, no more is asked.
-        timeout_s: how long a partition may stay without an owner that answers.
+        batch: an owner whose partitions all contain the batch before this one answers only that.
+        timeout_s: seconds for which a partition may stay without an owner that answers.
     """
 
     def __init__(self, router: Router, source: str, batch: int, timeout_s: float) -> None:
@@ -42,7 +42,8 @@ class Asked:
         return pending
 
     def answers(self) -> dict[int, Reached]:
-        """Partition → how far, at least; those that have seen nothing of the source are left out.
+        """Returns partition → position that the source has at least reached; partitions that have seen none of it are
+        left out.
 
         Waits for partitions that are on the move, and for owners that are away. Raises Unavailable.
         """
@@ -60,12 +61,12 @@ class Asked:
             try:
                 self._router.refresh()
             except Unavailable:
-                pass  # go on with what is known
+                pass  # go on with the known owners
             self._pending = self._ask()
         return self._found
 
     def _collect(self) -> StateflowError | None:
-        """Why some partitions have not answered."""
+        """Waits for the pending answers. Returns why some partitions have not answered; None: all have."""
         last: StateflowError | None = None
         for partitions, result in self._pending:
             try:

@@ -1,4 +1,4 @@
-"""What routers of this process sent, by operator: counted as it happens, and read by whoever monitors the program."""
+"""Metrics of what the routers of this process sent, by operator."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from stateflow.rpc.rows import BatchRows
 
 @dataclass(slots=True)
 class OfOperator:
-    """``took``: of batches that were acknowledged everywhere. ``failed``: of those that were not. ``replayed``:
-    partitions that contained their batch already."""
+    """Metrics of one operator.
+
+    ``took``: seconds of batches that were acknowledged everywhere. ``failed``: number of those that were not.
+    ``replayed``: partitions that contained their batch already.
+    """
 
     took: Histogram = field(default_factory=lambda: Histogram(BATCH_BUCKETS))
     rows: int = 0
@@ -26,7 +29,11 @@ class OfOperator:
 
     @contextmanager
     def measured(self, clock: Clock, rows: BatchRows) -> Iterator[Callable[[int], None]]:
-        """A batch, until it is acknowledged. It is told how many partitions contained it already, or it has failed."""
+        """Measures a batch until it is acknowledged.
+
+        The caller passes the yielded function the number of partitions that contained the batch already; otherwise the
+        batch counts as failed.
+        """
         began, contained = clock.monotonic(), -1
 
         def done(replayed: int) -> None:
@@ -50,7 +57,7 @@ class OfOperator:
 
 
 class Sent:
-    """Of all routers of a process, also of those that are gone. Thread-safe."""
+    """Metrics of all routers of a process, including those that are gone. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -72,5 +79,5 @@ class Sent:
         }
 
 
-#: of this process
+#: the metrics of this process
 SENT = Sent()

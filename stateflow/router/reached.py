@@ -1,4 +1,4 @@
-"""How far a source has come in the partitions of an operator, and what follows from it. Sans-io."""
+"""Positions that a source has reached in the partitions of an operator, and what follows from them. Sans-io."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from stateflow.errors import BatchIncomplete, PositionGap
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """By one partition: the last batch it contains, and the newest event time, µs, that the source had told of up to
-    that batch, and up to the one before."""
+    """Position of a source in one partition.
+
+    ``batch``: the last batch that it contains. ``event_us``: newest event time, µs, that the source had reported up to
+    that batch. ``event_before_us``: the same up to the batch before.
+    """
 
     batch: int
     event_us: int | None = None
@@ -19,22 +22,23 @@ class Reached:
 
 
 def newest_event_us(reached: Mapping[int, Reached], batch: int) -> int | None:
-    """The newest event time, µs, among all rows of a source before ``batch``; None without rows.
+    """Returns the newest event time, µs, among all rows of a source before ``batch``; None without rows.
 
-    The same for every attempt of a batch, also when some partitions contain it already.
+    The result is the same for every attempt of a batch, even if some partitions contain the batch already.
     """
     times = [each.event_us if each.batch < batch else each.event_before_us for each in reached.values()]
     return max((time for time in times if time is not None), default=None)
 
 
 def check_whole(operator: str, source: str, batch: int, partitions: int, reached: Mapping[int, Reached]) -> None:
-    """Whether every partition contains the batch before ``batch``, of a source that visits all of them with each.
+    """Checks that every partition contains the batch before ``batch``, for a source that visits all of them with each
+    batch.
 
-    To be asked before any of ``batch`` is sent: a partition that was passed over cannot say so itself while it is
-    passed over again. Partitions that have seen nothing of the source are not in ``reached``.
+    Call it before any part of ``batch`` is sent: a partition that was left out cannot report it while it is left out
+    again. Partitions that have seen nothing of the source are not in ``reached``.
 
-    Raises BatchIncomplete where some partitions end with the batch before and the others right before that one, so
-    that it can be sent again; PositionGap where something else is missing: a part of the state was lost.
+    Raises BatchIncomplete where some partitions end with the batch before and the others right before that one, so that
+    it can be sent again; PositionGap where something else is missing: a part of the state was lost.
     """
     last = [reached[partition].batch if partition in reached else -1 for partition in range(partitions)]
     oldest = min(last)

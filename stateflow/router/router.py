@@ -1,5 +1,7 @@
-"""The router's I/O around :class:`~stateflow.router.session.BatchSession`: what it wants sent goes to the replicas'
-streams, and answers are waited for by the thread that delivers the batch."""
+"""The router's I/O around :class:`~stateflow.router.session.BatchSession`.
+
+It sends to the replicas' streams, and the thread that delivers a batch waits for the answers.
+"""
 
 from __future__ import annotations
 
@@ -23,27 +25,28 @@ from stateflow.tracing import Made, Tracing, tracing
 from stateflow.types import ADDRESS
 
 log = logging.getLogger(__name__)
-#: how long a read waits for partitions that are on the move
+#: seconds for which a read waits for partitions that are on the move
 READ_TIMEOUT_S = 8.0
-#: a batch that waits for an owner says so this often
+#: seconds between two warnings of a batch that waits for an owner
 SAY_EVERY_S = 5.0
-#: who answers what
+#: (address, its answers)
 _Arrived = queue.SimpleQueue[tuple[str, Answers]]
 
 
 class Router:
     """Sends batches of one operator. Thread-safe. Raises OperatorNotDeployed or Unavailable when made.
 
-    A controller that is not there, or does not lead, is waited for while this is made, and not later: owners go on
-    without it, and their answers are not to wait.
+    Only the constructor waits for a controller that is away, or does not lead. Later requests do not: owners go on
+    without the controller, and their answers must not wait for it.
 
     Args:
         controller: its address.
         operator: name of a deployed operator.
-        addresses: of replicas, as they advertise themselves → as seen from here, where that is another. Raises
-            InvalidArgument.
-        known: as it was once; gone by where no controller answers.
-        silence_s: an owner that took a batch and said nothing for so long, and for the time-out, has lost it.
+        known: an earlier deployment, used where no controller answers.
+        silence_s: seconds of silence, at least the time-out, after which an owner that took a batch counts as having
+            lost it.
+        addresses: replicas' advertised addresses → addresses as seen from here, where they differ. Raises
+            InvalidArgument for a malformed address.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class Router:
         self.clock = clock
         self.operator = operator
         self._silence_s = silence_s
-        #: of this process, by what it was when this was made
+        #: of this process, as it was when the router was made
         self.tracing = tracing()
         self._sent = SENT.of(operator)
         self.deployment = self._first(controller, known)
@@ -85,25 +88,27 @@ class Router:
         return table_of(self.operator, found.version, found.owners, found.epochs, found.why_unserved(), self._addresses)
 
     def span(self, source: str) -> AbstractContextManager[object]:
-        """Of a client's call, where there are any: what is sent meanwhile is below it."""
+        """Returns the span of a client's call, the parent of all that is sent meanwhile; without traces an empty
+        context.
+        """
         if self.tracing is None:
             return nullcontext()
         return self.tracing.span("stateflow.send", operator=self.operator, source=source)
 
     def send(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None = None) -> dict[int, bytes]:
-        """Apply a batch everywhere it belongs, exactly once; returns when every partition has committed.
+        """Applies a batch at every partition it concerns, exactly once; returns when every partition has committed.
 
         Args:
-            rows: of every partition that is to be visited.
+            rows: rows of every partition that is to be visited.
             after: partition → newest batch of this source that it acknowledged, as far as it is known.
 
-        Returns partition → Arrow record batch message of outputs, ``b""`` for none. Raises what a replica refused
-        the batch with, or Unavailable after ``unavailable_timeout_s``.
+        Returns partition → Arrow record batch message of outputs, ``b""`` for none. Raises what a replica refused the
+        batch with, or Unavailable after ``unavailable_timeout_s``.
         """
         return self.deliver(batch, rows, after).outputs
 
     def deliver(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None = None) -> Delivery:
-        """:meth:`send`, and what it took of replicas."""
+        """Sends a batch as :meth:`send` does, and also returns the time that replicas spent on it."""
         with self._sent.measured(self.clock, rows) as done:
             if self.tracing is None:
                 delivery = self._deliver(batch, rows, after, None)
@@ -122,7 +127,11 @@ class Router:
             return delivery
 
     def _deliver(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None, made: Made | None) -> Delivery:
-        """Args: made: the span that it is in, where that is recorded."""
+        """Runs a batch session to its end.
+
+        Args:
+            made: the span around it, if it is recorded; else None.
+        """
         settings = self.settings
         session = BatchSession(
             self.table,
@@ -202,7 +211,7 @@ class Router:
         return now
 
     def refresh(self) -> None:
-        """Take over what the controller says. Raises Unavailable."""
+        """Updates the table from the controller. Raises Unavailable."""
         self.table.merge(self._ask())
 
     def _refresh(self, session: BatchSession) -> None:
@@ -226,7 +235,7 @@ class Router:
 
 
 def backoff(timeout_s: float = READ_TIMEOUT_S, clock: Clock = SYSTEM_CLOCK) -> Iterator[float | None]:
-    """How long to wait after each attempt to ask for something that is on the move; None when the time is over."""
+    """Yields the pause after each attempt to reach a partition on the move, in seconds; None when the time is over."""
     over_at, pause = clock.monotonic() + timeout_s, 0.01
     while clock.monotonic() < over_at:
         yield pause

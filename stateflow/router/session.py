@@ -1,15 +1,16 @@
-"""One batch on its way to the owners of its partitions: a sans-io state machine.
+"""Delivery of one batch to the owners of its partitions: a sans-io state machine.
 
 Each partition is *outstanding* (sent, no answer yet), *waiting* (to be sent at some time) or *done*. Answers:
 
-* output: done.
-* nothing, not even that it is being worked on, for as long as the batch may be without an owner: it fails.
-* none for a while: the table is asked for, and what has a new owner by now is sent there; the old answer is ignored.
-* moved: the table is corrected and the partition sent again at once, to its new owner; where that is no news, the
-  table is asked for.
-* refused, retryable (not owner, unavailable): the table is asked for again, and the partition sent after a back-off.
-* any other fault: the batch fails, after every outstanding answer is in; what was applied stays applied, and a
-  retry of the batch finds it.
+* output: the partition is done.
+* silence, without even a sign of work, for as long as the batch may be without an owner: the batch fails.
+* no answer for a while: the router asks for the table, and sends the partition to its new owner, if it has one by now;
+  the old answer is ignored.
+* moved: the table is corrected, and the partition is sent at once to its new owner. If the answer names no newer owner,
+  the router asks for the table.
+* refused, retryable (not owner, unavailable): the router asks for the table, and sends the partition after a back-off.
+* any other fault: the batch fails, after every outstanding answer is in. What was applied stays applied, and a retry of
+  the batch finds it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from stateflow.errors import Moved, StateflowError, Unavailable
 from stateflow.types import PartitionId, ReplicaInfo
 
-#: a replica at work says so more often than this
+#: seconds; a replica at work gives a sign more often than this
 SILENCE_S_MIN = 15.0
 
 
@@ -34,8 +35,11 @@ class Route:
 
 @dataclass(slots=True)
 class RoutingTable:
-    """Partition → route, as last heard. ``version`` is the assignment's; ``unserved``: why nobody serves it, of
-    those. ``addresses``: of owners, as they say → as seen from here, where that is another."""
+    """Partition → route, as last heard.
+
+    ``version``: the assignment's. ``unserved``: partition → why no replica serves it. ``addresses``: owners' advertised
+    addresses → addresses as seen from here, where they differ.
+    """
 
     operator: str
     version: int
@@ -44,16 +48,16 @@ class RoutingTable:
     addresses: Mapping[str, str] = field(default_factory=dict)
 
     def route(self, owner: str, address: str, epoch: int) -> Route:
-        """To an owner at the address that it says of itself, and is reached at from here."""
+        """Returns the route to an owner by its advertised address, translated to the address as seen from here."""
         return Route(owner, self.addresses.get(address, address), epoch)
 
     def update(self, partition: int, route: Route) -> None:
-        """A newer epoch replaces an older one, never the reverse."""
+        """Takes in a route if its epoch is newer; an older epoch never replaces a newer one."""
         if route.epoch > self.routes[partition].epoch:
             self.routes[partition] = route
 
     def merge(self, other: RoutingTable) -> None:
-        """What the controller says, except where a redirect told of a newer epoch."""
+        """Takes in the controller's table, except where a redirect named a newer epoch."""
         for partition, route in enumerate(other.routes):
             known = self.routes[partition]
             if route.epoch >= known.epoch:
@@ -62,7 +66,9 @@ class RoutingTable:
         self.unserved = other.unserved
 
     def no_owner(self, partition: int, waited_s: float, last: StateflowError) -> StateflowError:
-        """What to say when a partition had no owner that answers for too long: why, where the controller knows."""
+        """Returns the error for a partition that had no answering owner for too long: the controller's reason, where
+        known.
+        """
         known = self.unserved.get(partition)
         if known is not None:
             known.located(waited_s=f"{waited_s:.0f}")
@@ -80,7 +86,7 @@ class RoutingTable:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send these partitions, each with the epoch its owner is believed to have it at."""
+    """Send these partitions, each with the epoch at which its owner is believed to have it."""
 
     address: str
     parts: tuple[tuple[int, int], ...]
@@ -93,7 +99,7 @@ class Refresh:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do before this many seconds have passed, or an answer comes."""
+    """Wait until an answer comes; there is nothing to do before this many seconds have passed."""
 
     seconds: float
 
@@ -116,9 +122,10 @@ class Waiting:
 class Delivery:
     """A batch that is applied everywhere.
 
-    ``outputs``: partition → Arrow record batch message, ``b""`` for none. ``replayed``: partitions that contained it
-    already. ``operator_us`` and ``commit_us``: of the replica that spent most on the batch, as replicas work side by
-    side and each on one partition after another: that much of the time it took to send is accounted for.
+    ``outputs``: partition → Arrow record batch message, ``b""`` for none. ``replayed``: number of partitions that
+    contained it already. ``operator_us`` and ``commit_us``: of the replica that spent most on the batch. Replicas work
+    in parallel, and each works on one partition after another, so this is the share of the sending time that replicas
+    account for.
     """
 
     outputs: dict[int, bytes]
@@ -129,7 +136,11 @@ class Delivery:
 
 @dataclass(slots=True)
 class BatchSession:
-    """Args: timeout_s: how long a partition may stay without a reachable owner before the batch fails."""
+    """State of one batch.
+
+    Args:
+        timeout_s: seconds for which a partition may stay without a reachable owner before the batch fails.
+    """
 
     table: RoutingTable
     partitions: Iterable[int]
@@ -139,11 +150,11 @@ class BatchSession:
     silence_s_min: float = SILENCE_S_MIN
     outputs: dict[int, bytes] = field(default_factory=dict)
     replayed: int = 0
-    _spent_us: dict[str, tuple[int, int]] = field(default_factory=dict)  # address → in operator, in commit
+    _spent_us: dict[str, tuple[int, int]] = field(default_factory=dict)  # address → µs in operator, in commit
     _waiting: dict[int, float] = field(default_factory=dict)  # partition → not before
-    _outstanding: dict[int, Route] = field(default_factory=dict)  # partition → by which it was sent
+    _outstanding: dict[int, Route] = field(default_factory=dict)  # partition → route by which it was sent
     _failing_since: dict[int, float] = field(default_factory=dict)
-    _heard: dict[str, float] = field(default_factory=dict)  # address → when last, or when it was sent something
+    _heard: dict[str, float] = field(default_factory=dict)  # address → when it was last heard, or sent something
     _tries: dict[int, int] = field(default_factory=dict)
     _refresh_wanted: bool = False
     _error: StateflowError | None = None
@@ -154,22 +165,22 @@ class BatchSession:
 
     @property
     def done(self) -> bool:
-        """All outputs are there, or it failed and nothing is outstanding."""
+        """Whether all outputs are there, or the batch failed and nothing is outstanding."""
         return not self._outstanding and (self._error is not None or not self._waiting)
 
     def result(self) -> dict[int, bytes]:
-        """Partition → output. Raises the error the batch failed with."""
+        """Returns partition → output. Raises the error that the batch failed with."""
         if self._error is not None:
             raise self._error
         return self.outputs
 
     def delivery(self) -> Delivery:
-        """What :meth:`result` returns, and what it took. Raises the error the batch failed with."""
+        """Returns the result with the time that replicas spent. Raises the error that the batch failed with."""
         operator_us, commit_us = max(self._spent_us.values(), key=sum, default=(0, 0))
         return Delivery(self.result(), self.replayed, operator_us, commit_us)
 
     def poll(self, now: float) -> list[Instruction]:
-        """What to do at ``now``. After a Refresh poll again."""
+        """Returns what to do at ``now``. Poll again after a Refresh."""
         if self._error is not None or not self._waiting:
             return []
         if self._refresh_wanted:
@@ -189,7 +200,7 @@ class BatchSession:
         return [*sends, Wait(min(self._waiting.values()) - now)] if self._waiting else sends
 
     def waits(self, now: float) -> Waiting | None:
-        """The partition that has been without an owner's answer for longest; None when all goes well."""
+        """Returns the partition that has been without an owner's answer for longest; None when none is."""
         since = {p: at for p, at in self._failing_since.items() if p in self._waiting or p in self._outstanding}
         if not since or self._error is not None:
             return None
@@ -208,7 +219,9 @@ class BatchSession:
             self._spent_us[sent.address] = in_operator + operator_us, in_commit + commit_us
 
     def passed(self, partitions: Iterable[int], address: str) -> None:
-        """These contain the batch, says this replica, which has nothing for them."""
+        """Completes partitions without output: the replica says that they contain the batch, and it stores nothing for
+        them.
+        """
         for partition in partitions:
             sent = self._outstanding.get(partition)
             if sent is not None and sent.address == address:
@@ -223,7 +236,7 @@ class BatchSession:
             where = error.where
             self.table.update(partition, self.table.route(where["owner"], where["address"], int(where["epoch"])))
             leads_on = self.table.routes[partition] != sent
-            self._refresh_wanted |= not leads_on  # it told of nothing newer: whoever knows is asked
+            self._refresh_wanted |= not leads_on  # the answer named nothing newer: ask the controller
             self._again(partition, error, now, at_once=leads_on and self._tries.get(partition, 0) == 0)
         elif error.retryable:
             self._refresh_wanted = True
@@ -232,7 +245,7 @@ class BatchSession:
             self._fail(error)
 
     def refreshed(self, table: RoutingTable) -> None:
-        """Partitions that have another owner now wait no longer: their pause was for the former one."""
+        """Takes in the table. Partitions with another owner stop waiting: their pause was for the former owner."""
         self._refresh_wanted = False
         before = {partition: self.table.routes[partition] for partition in self._waiting}
         self.table.merge(table)
@@ -241,22 +254,27 @@ class BatchSession:
                 self._waiting[partition] = -math.inf
 
     def awaits(self, partition: int, address: str) -> bool:
-        """Is an answer from ``address`` outstanding? One from elsewhere comes too late: the partition went on."""
+        """Tells whether an answer from ``address`` is outstanding.
+
+        An answer from another address comes too late: the partition was sent elsewhere since.
+        """
         sent = self._outstanding.get(partition)
         return sent is not None and sent.address == address
 
     @property
     def asked(self) -> set[str]:
-        """Addresses that answers are outstanding from."""
+        """Addresses from which answers are outstanding."""
         return {sent.address for sent in self._outstanding.values()}
 
     def heard(self, address: str, at: float) -> None:
-        """A replica gave a sign of life: it works on the batch."""
+        """Notes a replica's sign of life: it works on the batch."""
         self._heard[address] = max(at, self._heard.get(address, at))
 
     def check_silence(self, now: float) -> dict[str, float]:
-        """Replicas that take longer say so every few seconds. One that says nothing has lost the batch. Returns since
-        when, by address."""
+        """Treats silent replicas as having lost the batch. Returns address → time since which it is silent.
+
+        A replica that takes longer gives a sign every few seconds.
+        """
         silence_s = max(self.timeout_s, self.silence_s_min)
         silent: dict[str, float] = {}
         for partition, sent in list(self._outstanding.items()):
@@ -269,15 +287,18 @@ class BatchSession:
         return silent
 
     def reroute(self, now: float) -> None:
-        """The table was refreshed while answers are long in coming: what was sent to a former owner, which may hang,
-        goes to the new one. A batch that both apply is told apart by its position."""
+        """Sends what is outstanding at a former owner, which may hang, to the new owner. The table was refreshed
+        before.
+
+        If both apply the batch, its position shows that it is the same.
+        """
         for partition, sent in list(self._outstanding.items()):
             if self.table.routes[partition].address != sent.address:
                 del self._outstanding[partition]
                 self._waiting[partition] = now
 
     def not_refreshed(self, error: StateflowError) -> None:
-        """The controller did not answer: go on with what is known. Back-off and time-out limit the attempts."""
+        """Goes on with the known table, as the controller did not answer. Back-off and time-out limit the attempts."""
         self._refresh_wanted = False
         if not error.retryable:
             self._fail(error)
