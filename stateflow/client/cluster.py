@@ -311,7 +311,7 @@ class Cluster:
         cool_down_s: float = 60.0,
         moves_per_minute: float = 60.0,
     ) -> AutopilotReport:
-        """Has the controller carry out what these policies propose, from now on; without policies, stops that.
+        """Makes the controller carry out what these policies propose, from now on; without policies, stops that.
 
         Args:
             max_pause_ms: a partition is cut over only when its predicted pause is within this budget; None: no budget.
@@ -506,7 +506,7 @@ class Cluster:
         memory_bytes: int = 0,
         labels: Mapping[str, str] | None = None,
     ) -> Spawning:
-        """Has an agent, or agents of a site, start replicas.
+        """Starts replicas through an agent, or through agents of a site.
 
         Args:
             at: name of an agent or a site.
@@ -522,7 +522,7 @@ class Cluster:
         return Spawning(self._client, self._client.spawn(request))
 
     def stop_replica(self, replica: str, *, drain: bool = False, force: bool = False) -> Spawning:
-        """Has the agent of a replica stop it. Its data directory stays, and ``restart_replica`` starts it again.
+        """Stops a replica through its agent. The data directory stays, and ``restart_replica`` starts it again.
 
         Args:
             drain: True moves its partitions to other replicas first.
@@ -545,7 +545,7 @@ class Cluster:
         return Spawning(self._client, self._client.stop_replica(replica, force))
 
     def restart_replica(self, replica: str) -> Spawning:
-        """Has the agent of a replica end it, if it runs, and start it. Raises InvalidArgument, NoRoom."""
+        """Ends a replica through its agent, if it runs, and starts it. Raises InvalidArgument, NoRoom."""
         return Spawning(self._client, self._client.restart_replica(replica))
 
     def restart_all(self, site: str = "", *, limit: int = 1) -> RollingRestart:
@@ -674,7 +674,7 @@ class Cluster:
         return Sweeping(self._client, self._client.begin_sweep("checkpoint", operator, site, limit))
 
     def verify_all(self, operator: str = "", *, site: str = "", limit: int = 1) -> Sweeping:
-        """Has every owner read its partitions, node by node, to verify them.
+        """Verifies every partition: owners read their partitions, node by node.
 
         The owner checks every block by its checksum and every cell by its declaration, and compares the state with its
         standby's where both are at one sequence. Batches go on, and nothing is changed. ``report.faults()`` names what

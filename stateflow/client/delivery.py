@@ -75,7 +75,7 @@ Steps: TypeAlias = Generator[Step, Any, T]
 
 
 class Asked(NamedTuple):
-    """What a caller asked to apply: equal content means the same batch."""
+    """Rows and watermark that a caller asked to apply: equal content means the same batch."""
 
     rows: BatchRows
     watermark_us: int | None

@@ -229,7 +229,7 @@ class ForwardingClient:
                 )
 
     def accept_loss(self) -> None:
-        """Goes on without the batches that partitions lost and no client can send again."""
+        """Gives up the batches that partitions lost and no client can send again."""
         for partition in range(self._router.spec.partitions):
             self._claim(partition)
             try:
@@ -454,7 +454,7 @@ class ForwardingClient:
 
     @property
     def _over(self) -> bool:
-        """Whether nothing will be forwarded any more."""
+        """True when nothing will be forwarded any more."""
         return self._closed or self._fatal is not None
 
     # -- itself -------------------------------------------------------------------------------------------

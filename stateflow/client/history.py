@@ -1,4 +1,4 @@
-"""What the client of a sparse source knows of its partitions, and which batches to send again after a loss. Sans-io.
+"""History of a sparse source's client: what its partitions contain, and what to send again after a loss. Sans-io.
 
 A sparse source sends a batch only to the partitions that have rows in it, so a partition cannot tell by a batch's
 number whether it lacks an earlier one. Therefore the client sends with every part the newest batch, up to this one,
@@ -112,7 +112,7 @@ class History:
 
     @property
     def incomplete(self) -> bool:
-        """Whether an acknowledged batch is known to be missing."""
+        """True if an acknowledged batch is known to be missing."""
         return bool(self.lost) or bool(self._taken) or self._unsure is not None or self._half is not None
 
     def finishes(self, number: int) -> bool:

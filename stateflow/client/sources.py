@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SourceReport(Report):
-    """What an operator's partitions keep of a source.
+    """Content that an operator's partitions keep of a source.
 
     ``batch``: the newest batch that any partition contains, -1: none. ``at_us``: time of its last batch, µs.
     ``partitions``: number of partitions that contain a batch of it. ``retired``: no partition has more of it than a
@@ -90,7 +90,7 @@ def _report(source: str, views: list[SourceView], holds: bool) -> SourceReport:
 
 
 def retire(router: Router, source: str) -> int:
-    """Has all partitions keep only a tombstone of a source; returns the number of partitions that had more.
+    """Makes all partitions keep only a tombstone of a source; returns the number of partitions that had more.
 
     Raises InvalidArgument for a source that is not known, Unavailable.
     """
@@ -100,7 +100,7 @@ def retire(router: Router, source: str) -> int:
 
 
 def drop_output(router: Router, source: str, batch: int, apply: bool) -> OutputDropReport:
-    """Has all partitions drop the output of a batch. Raises InvalidArgument where none keeps any, Unavailable."""
+    """Makes all partitions drop the output of a batch. Raises InvalidArgument where none keeps any, Unavailable."""
     known = _known(router, source)
     found = _everywhere(router, lambda replica, p: replica.drop_output(router.operator, source, batch, p, apply))
     sizes = {partition: size for partition, size in enumerate(found) if size}

@@ -170,7 +170,7 @@ class StreamClient:
             self._run(self._delivery.verify())
 
     def accept_loss(self) -> None:
-        """Goes on without the batches that partitions lost and no client can send again."""
+        """Gives up the batches that partitions lost and no client can send again."""
         with self._lock:
             oldest = self._run(self._delivery.accept_loss())
         if oldest is not None:

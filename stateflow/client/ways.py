@@ -40,7 +40,7 @@ class Way:
 
     @property
     def answers(self) -> bool:
-        """Whether its owner answered the last attempt, with a refusal."""
+        """True if its owner answered the last attempt, with a refusal."""
         return self.error is not None and not isinstance(self.error, Unavailable)
 
 
@@ -62,7 +62,7 @@ class Ways:
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing waits and no thread sends, so that new rows are sent at once."""
+        """True while nothing waits and no thread sends, so that new rows are sent at once."""
         return not any(way.waiting or way.state is State.BUSY for way in self._ways)
 
     def begin(self, partition: int, waiting: int) -> None:
@@ -96,7 +96,7 @@ class Ways:
                 other.again_at = way.again_at
 
     def apart(self, partition: int, number: int) -> None:
-        """Has batches up to ``number``, which went together, tried one by one from now on."""
+        """Makes batches up to ``number``, which went together, be tried one by one from now on."""
         self[partition].alone_to, self[partition].error = number, None
 
     def release(self, partition: int) -> None:

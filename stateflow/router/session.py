@@ -165,7 +165,7 @@ class BatchSession:
 
     @property
     def done(self) -> bool:
-        """Whether all outputs are there, or the batch failed and nothing is outstanding."""
+        """True when all outputs are there, or the batch failed and nothing is outstanding."""
         return not self._outstanding and (self._error is not None or not self._waiting)
 
     def result(self) -> dict[int, bytes]:
@@ -298,7 +298,7 @@ class BatchSession:
                 self._waiting[partition] = now
 
     def not_refreshed(self, error: StateflowError) -> None:
-        """Goes on with the known table, as the controller did not answer. Back-off and time-out limit the attempts."""
+        """Keeps the known table, as the controller did not answer. Back-off and time-out limit the attempts."""
         self._refresh_wanted = False
         if not error.retryable:
             self._fail(error)
