@@ -104,8 +104,7 @@ class Cluster:
         bundle: Bundle | None = None,
         failover: str | None = None,
     ) -> None:
-        """Creates an operator's partitions on the replicas of ``sites`` (all by default). Deploying it twice is no
-        error.
+        """Creates an operator's partitions on the replicas of ``sites`` (all by default); repeating it is no error.
 
         Without ``partitions`` a deployed operator keeps its number of partitions, and a new one has 128.
 
@@ -405,8 +404,9 @@ class Cluster:
         return self._client.replace(replica, directory)
 
     def undeploy(self, operator: str, *, delete_state: bool = False) -> list[str]:
-        """Removes an operator from the cluster, and deletes its state on every replica. Checkpoints and savepoints
-        stay.
+        """Removes an operator from the cluster, and deletes its state on every replica.
+
+        Checkpoints and savepoints stay.
 
         Returns the replicas that did not answer: they delete their state when they come back. Raises PartitionsLive
         unless ``delete_state`` confirms it, MoveConflict while the operator's partitions move or are restored,
@@ -435,8 +435,9 @@ class Cluster:
         return self._client.adopt(dry_run, partial)
 
     def drain(self, replica: str, options: MoveOptions = moves.DEFAULT, **changed: Any) -> list[Migration]:
-        """Moves all partitions away from a replica, preferably to others of its site. Raises AlreadyThere when it owns
-        none.
+        """Moves all partitions away from a replica, preferably to others of its site.
+
+        Raises AlreadyThere when it owns none.
         """
         return self._migrations(self._client.drain(replica, _asked(options, changed)))
 
@@ -463,14 +464,16 @@ class Cluster:
         return self._migrations(self._client.drain(node, _asked(options, changed), (for_s, one_of)))
 
     def end_maintenance(self, node: str) -> None:
-        """Ends a node's maintenance: it may get partitions again. Raises InvalidArgument if the node is not in
-        maintenance.
+        """Ends a node's maintenance: it may get partitions again.
+
+        Raises InvalidArgument if the node is not in maintenance.
         """
         self._client.end_maintenance(node)
 
     def would_migrate(self, operator: str, partitions: Iterable[int], to: str) -> Placement:
-        """Returns the moves that :meth:`migrate` would make, their cost and expected pauses; moves nothing. Raises as
-        it does.
+        """Returns the moves that :meth:`migrate` would make, their cost and expected pauses; moves nothing.
+
+        Raises as it does.
         """
         return self._client.would_migrate(operator, list(partitions), to)
 
@@ -483,8 +486,7 @@ class Cluster:
         return self._client.would_rebalance(operator)
 
     def would_take_over(self, operator: str, partitions: Iterable[int] = ()) -> Placement:
-        """Returns which replicas :meth:`take_over` would give partitions to, and from which copies, as
-        :meth:`would_migrate` does.
+        """Returns which replicas :meth:`take_over` would give partitions to, and from which copies; moves nothing.
 
         The loss is not included: only the owner knows what it has served since its last heartbeat.
         """
@@ -683,8 +685,9 @@ class Cluster:
         return Sweeping(self._client, self._client.begin_sweep("verify", operator, site, limit))
 
     def sweep(self, sweep: str) -> Sweeping:
-        """Returns checkpoints of everything, or a verification, that were begun before, by their id. Raises
-        MoveUnknown.
+        """Returns checkpoints of everything, or a verification, that were begun before, by their id.
+
+        Raises MoveUnknown.
         """
         return Sweeping(self._client, self._client.sweep(sweep))
 
@@ -751,8 +754,9 @@ class Cluster:
         self._client.cancel_restore(restore)
 
     def read_state(self, operator: str, state: str, key: Any = None) -> pa.Table:
-        """Returns entries of one state, of one key or of all: columns key, map_key (null for a value), value,
-        partition.
+        """Returns entries of one state, of one key or of all.
+
+        Columns: key, map_key (null for a value), value, partition.
 
         Each partition is read as of one moment between the commits of two batches, without entries that have expired by
         then. Reading stops nothing.
@@ -769,8 +773,7 @@ class Cluster:
         partitions: Collection[int] | None = None,
         whole: bool = True,
     ) -> Iterator[bytes]:
-        """Yields the entries that :meth:`read_state` returns in pieces, one partition after the other, as Arrow IPC
-        streams.
+        """Yields the entries that :meth:`read_state` returns as Arrow IPC streams, one partition after the other.
 
         Args:
             partitions: only these partitions; None: all.

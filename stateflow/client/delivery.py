@@ -273,8 +273,9 @@ class Delivery:
             del self._left[next(iter(self._left))]
 
     def _ended(self, asked: Asked, number: int, rewind: bool) -> None:
-        """Forgets a failed batch when its number is applied, perhaps with corrected rows, or its content under another
-        number.
+        """Forgets a failed batch whose number, or whose content under another number, is applied.
+
+        The rows under its number may be corrected ones.
         """
         if self._doubt is not None and (self._doubt.sent.number == number or self._doubt.asked == asked):
             self._doubt = None

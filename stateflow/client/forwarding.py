@@ -167,8 +167,9 @@ class ForwardingClient:
     # -- what callers do ----------------------------------------------------------------------------------
 
     def send(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Sends a batch. Returns, when every row is applied or stored, the output rows of partitions that have
-        answered.
+        """Sends a batch, and returns when every row is applied or stored.
+
+        Returns the output rows of partitions that have answered.
 
         :meth:`forwarded` returns those of the others.
 
@@ -214,8 +215,9 @@ class ForwardingClient:
             return Waiting(parts, self._outbox.size, errors)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Waits until all that is stored has been forwarded. After ``timeout_s``, raises why it has not; None: no
-        limit.
+        """Waits until all that is stored has been forwarded.
+
+        After ``timeout_s``, raises why it has not; None: no limit.
         """
         with self._changed:
             self._check_open()

@@ -116,8 +116,9 @@ class History:
         return bool(self.lost) or bool(self._taken) or self._unsure is not None or self._half is not None
 
     def finishes(self, number: int) -> bool:
-        """Tells whether ``number`` is a predecessor's batch that only some of its partitions contain, and all that is
-        missing.
+        """Tells whether ``number`` is a predecessor's incomplete batch, and all that is missing.
+
+        An incomplete batch is one that some of its partitions contain and others lack.
         """
         return self._half is not None and self._half.number == self._oldest_missing() == number
 

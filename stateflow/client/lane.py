@@ -1,6 +1,6 @@
 """Sender from an outbox to one partition: which batch goes next, under which number, and with what result. Sans-io.
 
-Batches have numbers in the outbox. At a partition their numbers are higher, by the count of batches that other clients
+Batches have numbers in the outbox. At a partition these numbers are shifted, to follow the batches that other clients
 had sent to it before. So a new outbox may go on with a source that has existed for long, and its rows are never taken
 for other clients' rows. A partition reports which client sent its newest batch:
 

@@ -1,5 +1,6 @@
-"""Rows on disk until the partitions that they are for contain them: a SQLite file of one source, in one process at a
-time.
+"""Rows on disk until the partitions that they are for contain them.
+
+The outbox is a SQLite file of one source, in one process at a time.
 
 =========  ==========================================================================================================
 table      rows
@@ -63,8 +64,9 @@ CREATE TABLE IF NOT EXISTS refused (id INTEGER PRIMARY KEY, schema BLOB, rows BL
 
 
 class Part(NamedTuple):
-    """Rows for one partition under one number: a batch's, or those of ``parts`` batches, of which the last has that
-    number.
+    """Rows for one partition under one number.
+
+    They are a batch's, or those of ``parts`` batches, of which the last has that number.
 
     ``attempted``: they were sent before, and the partition may contain them.
     """

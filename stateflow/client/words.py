@@ -117,9 +117,7 @@ def entries_under(text: str, scan: Callable[[Any], Iterable[bytes]]) -> pa.Table
 
 
 def by_share(policies: Sequence[str]) -> bool:
-    """Tells whether policies mean each replica's share by weight: a rebalance, which is another command than a
-    placement.
-    """
+    """Tells whether policies mean a rebalance to shares by weight, which is another command than a placement."""
     return list(policies) in ([], ["ring"])
 
 

@@ -42,8 +42,9 @@ class Asked:
         return pending
 
     def answers(self) -> dict[int, Reached]:
-        """Returns partition → position that the source has at least reached; partitions that have seen none of it are
-        left out.
+        """Returns partition → position that the source has at least reached.
+
+        Partitions that have seen nothing of the source are left out.
 
         Waits for partitions that are on the move, and for owners that are away. Raises Unavailable.
         """

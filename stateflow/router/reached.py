@@ -31,8 +31,9 @@ def newest_event_us(reached: Mapping[int, Reached], batch: int) -> int | None:
 
 
 def check_whole(operator: str, source: str, batch: int, partitions: int, reached: Mapping[int, Reached]) -> None:
-    """Checks that every partition contains the batch before ``batch``, for a source that visits all of them with each
-    batch.
+    """Checks that every partition contains the batch before ``batch``.
+
+    For a source that visits all partitions with each batch.
 
     Call it before any part of ``batch`` is sent: a partition that was left out cannot report it while it is left out
     again. Partitions that have seen nothing of the source are not in ``reached``.

@@ -88,8 +88,9 @@ class Router:
         return table_of(self.operator, found.version, found.owners, found.epochs, found.why_unserved(), self._addresses)
 
     def span(self, source: str) -> AbstractContextManager[object]:
-        """Returns the span of a client's call, the parent of all that is sent meanwhile; without traces an empty
-        context.
+        """Returns the span of a client's call, the parent of all that is sent meanwhile.
+
+        Without traces, it is an empty context.
         """
         if self.tracing is None:
             return nullcontext()

@@ -66,8 +66,9 @@ class RoutingTable:
         self.unserved = other.unserved
 
     def no_owner(self, partition: int, waited_s: float, last: StateflowError) -> StateflowError:
-        """Returns the error for a partition that had no answering owner for too long: the controller's reason, where
-        known.
+        """Returns the error for a partition that had no answering owner for too long.
+
+        Where the controller gave a reason, that is the error.
         """
         known = self.unserved.get(partition)
         if known is not None:
@@ -219,8 +220,9 @@ class BatchSession:
             self._spent_us[sent.address] = in_operator + operator_us, in_commit + commit_us
 
     def passed(self, partitions: Iterable[int], address: str) -> None:
-        """Completes partitions without output: the replica says that they contain the batch, and it stores nothing for
-        them.
+        """Completes partitions without output.
+
+        The replica says that they contain the batch, and it has nothing for them.
         """
         for partition in partitions:
             sent = self._outstanding.get(partition)
@@ -287,8 +289,9 @@ class BatchSession:
         return silent
 
     def reroute(self, now: float) -> None:
-        """Sends what is outstanding at a former owner, which may hang, to the new owner. The table was refreshed
-        before.
+        """Sends what is outstanding at a former owner, which may hang, to the new owner.
+
+        Called when the table was refreshed while answers take long.
 
         If both apply the batch, its position shows that it is the same.
         """

@@ -193,8 +193,9 @@ def site_column(df: DataFrame, column: str | None) -> str:
 
 
 def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the columns that identify a row in real-time mode: those of the source partition, then that of the
-    offset.
+    """Returns the columns that identify a row in real-time mode.
+
+    They are those of the source partition, then that of the offset.
 
     Raises InvalidArgument, also for what the session or its Spark lacks.
     """
@@ -244,8 +245,9 @@ def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str,
 
 
 def _shuffle_in(df: DataFrame) -> str | None:
-    """Returns the name of a plan node that spreads or reorders the rows of one source partition; None where there is
-    none.
+    """Returns the name of a plan node that spreads or reorders the rows of one source partition.
+
+    None: there is none.
     """
     left = [df._jdf.queryExecution().analyzed()]
     while left:

@@ -71,8 +71,9 @@ class Credentials:
         return variables_of(self._controller) | NO_TOKEN
 
     def begin(self) -> None:
-        """Makes this process an administrator of this cluster until :meth:`end`; it can talk to no other cluster
-        meanwhile.
+        """Makes this process an administrator of this cluster until :meth:`end`.
+
+        The process can talk to no other cluster meanwhile.
         """
         given = dict.fromkeys(self.of_controller, "") | {"STATEFLOW_TOKEN_FILE": str(self.token_file)}
         self._own.enter_context(environment(given))

@@ -46,8 +46,9 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Next steps. ``empty``: replicas that are to give away their partitions. ``end``: tasks whose replicas own
-    nothing.
+    """Next steps for tasks that leave.
+
+    ``empty``: replicas that are to give away their partitions. ``end``: tasks whose replicas own nothing.
     """
 
     empty: tuple[str, ...] = ()

@@ -231,8 +231,9 @@ def start_cluster(
     tls: bool | None = None,
     insecure: bool = False,
 ) -> SparkCluster:
-    """Starts a cluster inside a Spark application: a controller beside the driver, and replicas in tasks of one long
-    job.
+    """Starts a cluster inside a Spark application.
+
+    The controller runs beside the driver, and the replicas in tasks of one long job.
 
     Args:
         replicas: number of replicas. Each takes an executor slot as long as the cluster lives; queries need further

@@ -35,8 +35,9 @@ def base_of(group: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTask:
-    """Function for ``mapInArrow`` that runs a replica. Yields no rows; runs until killed, and raises if its replica
-    ends.
+    """Function for ``mapInArrow`` that runs a replica.
+
+    Yields no rows; runs until killed, and raises if its replica ends.
 
     ``enrolment``: where the task gets a certificate. None: the replica talks plain text, beyond this machine only if
     ``insecure``. ``again``: a task of an earlier job may have used this task's name.

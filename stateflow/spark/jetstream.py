@@ -83,8 +83,9 @@ class JetStreamOptions(BaseModel):
 
 
 class JetStreamSource(DataSource):
-    """Spark's data source: ``spark.dataSource.register(JetStreamSource)``, or
-    :func:`stateflow.spark.register_jetstream`.
+    """Spark's data source of JetStream.
+
+    Register it by ``spark.dataSource.register(JetStreamSource)``, or :func:`stateflow.spark.register_jetstream`.
     """
 
     @classmethod

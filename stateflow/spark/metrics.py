@@ -367,8 +367,9 @@ class Tally:
             return use is not None and sum(visits for _, visits in use.tasks.values()) == partitions
 
     def query(self, named: str) -> QueryMetrics | None:
-        """Returns the metrics of a query by id, or by name the last of that name that reported. None: no task has
-        reported.
+        """Returns the metrics of a query by its id or name. None: no task has reported.
+
+        By name, the query of that name that reported last.
         """
         with self._lock:
             if named in self._queries:

@@ -57,8 +57,7 @@ def _joined(columns: list[pa.Array], schema: pa.Schema, reports: pa.Array) -> pa
 
 
 def observed(frame: DataFrame, use: str) -> tuple[DataFrame, Any]:
-    """Returns the outputs of the tasks without their reports, and for a batch DataFrame the Observation with the
-    reports.
+    """Returns the tasks' outputs without reports, and for a batch DataFrame the Observation with the reports.
 
     ``use``: name of this application, as Spark refuses two observations of one name in a query.
     """

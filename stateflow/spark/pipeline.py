@@ -72,8 +72,9 @@ def run_pipeline(
     tell: Callable[[Progress], None],
     started: Callable[[], None],
 ) -> Outcome:
-    """Runs a pipeline until its end (``once``, or a batch source), until it fails, or until ``stop`` is set; then ends
-    Spark.
+    """Runs a pipeline until its end, until it fails, or until ``stop`` is set; then ends Spark.
+
+    A pipeline has an end with ``once``, or with a batch source.
 
     Args:
         tell: called after each micro-batch.

@@ -174,8 +174,9 @@ def rewind(
 
 
 def take_out_left(directory: str | Path) -> tuple[str, ...]:
-    """Takes out, for a query that is about to start, the files that keep Spark from starting it, and returns their
-    names.
+    """Takes out the files that keep Spark from starting a query, and returns their names.
+
+    Called when the query is about to start.
 
     Returns an empty tuple for a directory that is not on this machine, or if the logs hold batches.
     """
@@ -196,8 +197,9 @@ def _files(root: Path) -> list[str]:
 
 
 def _empty(root: Path) -> set[str]:
-    """Returns the logs' entries without bytes, which a machine leaves when it loses power; Spark refuses to start at
-    one.
+    """Returns the logs' entries without bytes, at which Spark refuses to start.
+
+    A machine that loses power leaves them.
     """
     entries = (path for folder in ("offsets", "commits") for path in (root / folder).glob("*") if path.is_file())
     return {path.relative_to(root).as_posix() for path in entries if not path.stat().st_size}

@@ -194,8 +194,9 @@ class _Recorder:
             )
 
     def _declared(self, run: _Run | None) -> dict[str, Any]:
-        """Returns the columns that the query gives, overridden by those that the caller declared. None declares
-        nothing.
+        """Returns the columns that the query gives, overridden by those that the caller declared.
+
+        None declares nothing.
         """
         given: dict[str, Any] = {"manifest_name": self._manifest, "source_filter": run.filter if run else None}
         given |= {} if self._source is None else self._source.columns("source")
@@ -336,8 +337,9 @@ def run_stage(
     record: str | None = None,
     manifest: str | None = None,
 ) -> dict[str, Any]:
-    """Pulls from a source and pushes to a sink, once for this job, source and sink. A completed stage does not run
-    again.
+    """Pulls from a source and pushes to a sink, once for this job, source and sink.
+
+    A completed stage does not run again.
 
     Args:
         pull: is given the last stage that pulled this entity and was pushed with success, or None; returns a DataFrame.

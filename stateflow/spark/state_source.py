@@ -141,8 +141,9 @@ def _schema(options: StateOptions) -> pa.Schema:
 
 
 def _first(options: StateOptions) -> pa.Table:
-    """Returns a few entries of the first partition that has any; without entries, an empty table with the declared
-    types.
+    """Returns a few entries of the first partition that has any.
+
+    Without entries, returns an empty table with the declared types.
     """
     assert options.state is not None
     table = joined([])

@@ -219,8 +219,9 @@ class OperatorTask:
     def _in_pieces(
         self, first: Batch, task: int, batches: Iterator[pa.RecordBatch], work: Work, bytes_max: int
     ) -> Iterator[pa.RecordBatch]:
-        """Applies the rows of a batch DataFrame piece by piece, and yields each piece's outputs before it reads the
-        next.
+        """Applies the rows of a batch DataFrame piece by piece.
+
+        Yields each piece's outputs before the next piece is read.
 
         An error says which piece it is about; the pieces before it are applied.
         """
@@ -363,8 +364,9 @@ class OperatorTask:
             return check(Asked(self.router(), batch.source, batch.number, self.unavailable_timeout_s).answers())
 
     def _watermark_us(self, batch: Batch, reached: dict[int, Reached]) -> int | None:
-        """Returns the watermark of the batch as Spark defines it: newest time before this batch, less the allowed
-        lateness.
+        """Returns the watermark of the batch as Spark defines it.
+
+        That is the newest time before this batch, less the allowed lateness.
         """
         newest_us = newest_event_us(reached, batch.number)
         return None if newest_us is None else newest_us - self.lateness_us

@@ -49,8 +49,9 @@ def told(text: str) -> str | None:
 
 
 def tell_briefly() -> None:
-    """Makes PySpark shorten its exceptions in this process, from now on. Errors that are not stateflow's stay as they
-    are.
+    """Makes PySpark shorten its exceptions in this process, from now on.
+
+    Errors that are not stateflow's stay as they are.
     """
     if find_spec("py4j") is not None:  # a client of Spark Connect may lack py4j
         _tell_briefly_in_classic()
@@ -59,8 +60,10 @@ def tell_briefly() -> None:
 
 
 def _tell_briefly_over_connect() -> None:
-    """Patches Spark Connect's client. The setting ``spark.sql.connect.serverStacktrace.enabled`` still shows
-    the server's traces."""
+    """Patches Spark Connect's client to shorten exceptions.
+
+    The setting ``spark.sql.connect.serverStacktrace.enabled`` still shows the server's traces.
+    """
     from pyspark.sql.connect.client import core
 
     if hasattr(core.convert_exception, "stateflow"):

@@ -178,8 +178,9 @@ def _promised(plan: Plan, router: Router) -> dict[str, int]:
 
 
 class Inbox:
-    """Input of a task, read by a thread of its own, so that all that comes while other rows are applied becomes one
-    batch.
+    """Input of a task, read by a thread of its own.
+
+    All that comes while other rows are applied becomes one batch.
 
     Holds at most ``messages_max`` messages; the thread waits when it is full.
     """
