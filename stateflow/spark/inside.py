@@ -244,7 +244,7 @@ def start_cluster(
         directory: directory of the controller's ledger, on the driver; None: a temporary one.
         tls: True: an authority of the cluster's own gives each replica a certificate, and the tasks of queries tokens;
             this process is an administrator of the cluster while it runs, and can talk to no other cluster. None: as
-            True if other machines reach the driver, or it has certificates or a token itself.
+            True if other machines reach the driver, or it has certificates or a token itself, unless ``insecure``.
         insecure: True allows plain text between machines, as ``--insecure`` does.
 
     Raises InvalidArgument where the master does not try tasks again, or has too few slots, or for Spark Connect;

@@ -5,7 +5,7 @@ stage's ``state_id`` is made of the query's id and the batch's, so a batch that 
 checkpoint is the same stage again, not a second one.
 
 ``run_stage`` runs one batch pipeline, from a source to a sink. It records the stage before and after each step, does
-not run a completed stage again, and after a crash goes on from the last success.
+not run a completed stage again, and after a crash runs a stage again from its last success.
 """
 
 from __future__ import annotations
