@@ -1,4 +1,7 @@
-"""Serving calls of Apply streams: rows in, committed outputs back. Shares ahead of their partition are held."""
+"""Serving calls of Apply streams: rows in, committed outputs back.
+
+Batch slices that arrive ahead of their partition are held until it is here, for a limited time.
+"""
 
 from __future__ import annotations
 
@@ -30,46 +33,49 @@ from stateflow.tracing import Tracing
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
-#: when the replica stops, for a thread whose batch was interrupted
+#: when the replica stops: how long a thread whose batch was interrupted may take to come back, in seconds
 LAST_S = 0.5
-#: a call that takes longer lets others go first, between two of its partitions
+#: a call that takes longer lets other callers go first, between two of its partitions
 SLICE_S = 0.005
-#: what comes of a share; None: its partition is on its way here
+#: what became of one batch slice; None: its partition is still on its way here
 Outcome: TypeAlias = Applied | ReplicaInfo | StateflowError | None
-#: what its sender is told
+#: what the sender is told of one partition
 Answer: TypeAlias = tuple[PartitionId, Applied | StateflowError]
 
 
 class Exchange(Protocol):
-    """One call."""
+    """One call: the requests of one batch, and their answers."""
 
     @property
     def caller(self) -> Hashable:
-        """Whose it is: of several who want the thread for batches each has a turn after the other."""
+        """The caller. Callers that compete for the batch thread take turns."""
         ...
 
     async def receive(self, patience_s: float | None = None) -> Piece | None:
-        """What comes next; None: that was all. Raises InvalidArgument; TimeoutError when its sender was silent for
-        ``patience_s`` although it was listened to."""
+        """Returns the next piece; None: the call is complete.
+
+        Raises InvalidArgument for a malformed request, and TimeoutError when the sender was silent for ``patience_s``
+        although the replica was reading.
+        """
         ...
 
     async def answer(self, answers: Sequence[Answer]) -> None: ...
 
     async def passed(self, partitions: Sequence[int]) -> None:
-        """These contain the batch, which has nothing for them."""
+        """Tells the sender which partitions contain the batch by now, as it has no rows for them."""
         ...
 
     async def give_sign_of_life(self) -> None:
-        """The batch is worked on."""
+        """Tells the sender that the replica is working on the batch."""
         ...
 
 
 class Piece(Protocol):
-    """Shares that come, or more of the rows of those before."""
+    """New batch slices, or more rows of the previous ones."""
 
     @property
     def frame(self) -> Frame | None:
-        """Shares; None: of those before."""
+        """The batch slices; None: the piece continues the previous ones."""
         ...
 
     @property
@@ -77,15 +83,18 @@ class Piece(Protocol):
 
     @property
     def is_whole(self) -> bool:
-        """That were all of its rows."""
+        """Tells whether this piece completes the rows."""
         ...
 
 
 @dataclass(slots=True)
 class _Call:
-    """An exchange under way. ``begun``: shares whose rows are not whole, and their pieces. ``waiting``: bytes of these,
-    of those that became whole (``joined``) until they were applied, and of shares whose partition is on its way.
-    ``rows``: that were applied. ``span``: where somebody follows the batch."""
+    """An exchange under way.
+
+    ``begun``: batch slices whose rows are incomplete; ``pieces``: the rows that have arrived of them. ``waiting``:
+    bytes held for incomplete slices, for slices completed since (``joined``) until they are applied, and for slices
+    whose partition is on its way here. ``rows``: rows applied. ``span``: None unless the batch is traced.
+    """
 
     exchange: Exchange
     operator: str = ""
@@ -103,9 +112,12 @@ class _Call:
 
 @dataclass(slots=True)
 class _Turn:
-    """Of a call in the thread for batches. ``shares``: None until they are read. ``outcomes``: by part. ``begun_with``:
-    the last part. ``over``: nobody waits for what comes of it any more. ``until``: monotonic seconds, then others who
-    wait go first."""
+    """One turn of a call in the batch thread.
+
+    ``shares``: None until they are parsed. ``outcomes``: by part. ``begun_with``: the part begun last. ``over``: the
+    caller no longer waits for outcomes. ``until``: end of the time slice, in monotonic seconds; after it, waiting
+    callers go first.
+    """
 
     turns: Turns
     caller: Hashable
@@ -127,7 +139,7 @@ class _Turn:
             self.span.committing()
 
     def ids(self) -> Ids:
-        """Of the part in hand, for lines that are logged meanwhile, by the operator for one."""
+        """Identifiers of the running part, for lines logged meanwhile, such as those of the operator's code."""
         if self.shares is None:
             return {}
         partition = self.shares.parts[self.begun_with].partition
@@ -135,9 +147,9 @@ class _Turn:
 
     def told(self, number: int, outcome: Came) -> None:
         if isinstance(outcome, StateflowError):
-            outcome = outcome.with_traceback(None)  # which holds frames, and so the outcomes, for long
+            outcome = outcome.with_traceback(None)  # a traceback holds frames, and with them the outcomes, for long
         elif isinstance(outcome, BaseException):
-            log.error("a batch failed", exc_info=outcome)  # what disks do comes named
+            log.error("a batch failed", exc_info=outcome)  # errors of disks come as StateflowError
             outcome = unexpected(outcome)
         if not self.over:
             self.outcomes[number] = outcome
@@ -153,14 +165,16 @@ class _Turn:
 
 
 class Applier:
-    """``turns``: of the thread for batches; ``watch``: over it; ``samples``: of what requests took;
-    ``confirmations``: by standbys.
+    """Applies the batches of all Apply streams.
+
+    ``turns``: the batch thread; ``watch``: its watchdog; ``samples``: durations of requests; ``confirmations``: by
+    standbys.
 
     Args:
-        changed: an event that is set at the next change of a partition's lifecycle.
-        ask: told of each partition that a batch waits for.
+        changed: returns an event that is set at the next change of a partition's lifecycle.
+        ask: called with each partition that a batch waits for.
         garbage: collected between batches.
-        tracing: of this process, where it has any.
+        tracing: of this process; None: off.
     """
 
     def __init__(
@@ -182,7 +196,7 @@ class Applier:
         self._waiting = Waiting(node.settings.waiting_bytes_max)
 
     async def run(self, exchange: Exchange) -> None:
-        """Raises what is wrong with the batch as a whole; what is wrong with a partition is its answer."""
+        """Serves one call. Raises errors of the batch as a whole; an error of one partition is part of the answer."""
         call, error = _Call(exchange), None
         begin_about(call.ids)
         try:
@@ -222,7 +236,8 @@ class Applier:
     # -- what comes ---------------------------------------------------------------------------------------
 
     async def _next(self, call: _Call) -> Piece | None:
-        """Raises Unavailable when nothing comes while shares wait for the rest of their rows."""
+        """Receives the next piece. Raises Unavailable when nothing comes while slices wait for the rest of their
+        rows."""
         if call.begun is None:
             return await call.exchange.receive()
         silence_s = self.node.settings.hold_timeout_s
@@ -233,7 +248,7 @@ class Applier:
             raise Unavailable(what, remedy="send the batch again") from error
 
     def _whole(self, call: _Call, came: Piece) -> Frame | None:
-        """The shares that are whole by now."""
+        """Returns the slices that this piece completes; None: more rows are to come."""
         if came.frame is not None:
             if came.is_whole:
                 return came.frame
@@ -250,7 +265,7 @@ class Applier:
         return whole
 
     def _keep(self, call: _Call, more: int, source: str) -> None:
-        """Rows wait. Raises what :meth:`Waiting.admit` does."""
+        """Counts ``more`` bytes of held rows. Raises as :meth:`Waiting.admit` does."""
         if more:
             self._waiting.admit(more, call.waiting, source)
             call.waiting += more
@@ -262,13 +277,13 @@ class Applier:
     # -- what comes of it ---------------------------------------------------------------------------------
 
     async def _pass_over(self, call: _Call, frame: Frame) -> Frame:
-        """Answer for the shares that need no visit; returns the others."""
+        """Answers for the slices whose partitions need no visit, and returns the others."""
         if frame.batch.sparse or all(frame.counts) or self.turns.stopping:
             return frame
         with self.watch.telling(call.exchange.give_sign_of_life) as caller:
             try:
                 places = await self.turns.run(self.node.batches.pass_over, frame, of=call.exchange.caller)
-            except LeftBehind:  # they are visited, and perhaps are past it
+            except LeftBehind:  # then they are visited, and some may contain the batch already
                 places = []
         await caller.said()
         if not places:
@@ -279,8 +294,10 @@ class Applier:
         return frame.without(places)
 
     async def _apply_all(self, call: _Call, came: Frame | Shares) -> Shares | None:
-        """Apply and answer; returns the shares whose partition is still on its way here. Raises InvalidArgument for
-        rows that cannot be read."""
+        """Applies and answers; returns the slices whose partition is still on its way here.
+
+        Raises InvalidArgument for rows that cannot be read.
+        """
         numbers = came.partitions if isinstance(came, Frame) else [part.partition for part in came.parts]
         partitions = [PartitionId(came.operator, number) for number in numbers]
         shares = None if isinstance(came, Frame) else came
@@ -317,7 +334,11 @@ class Applier:
     async def _in_thread(
         self, call: _Call, came: Frame | Shares, partitions: list[PartitionId], turn: _Turn
     ) -> dict[int, Outcome]:
-        """Of some shares, by place: of all, where the thread comes back, goes on and gives nobody way."""
+        """Runs one turn in the batch thread, and returns outcomes by place.
+
+        Places are missing where the turn ended early: the thread was left behind, the replica stops, or other callers
+        went first.
+        """
         with self.watch.telling(call.exchange.give_sign_of_life) as caller:
             try:
                 await self.turns.run(self._apply, came, turn, of=turn.caller)
@@ -330,7 +351,7 @@ class Applier:
                     if place not in outcomes:
                         outcomes[place] = self.node.batches.refusal(partition) or held_up(partition)
             finally:
-                turn.over = True  # a call that was cancelled needs no more of its shares
+                turn.over = True  # a cancelled call needs no more outcomes
         await caller.said()
         return outcomes
 
@@ -340,7 +361,7 @@ class Applier:
             self.node.batches.apply(shares, turn)
 
     async def _replicated(self, partitions: list[PartitionId], outcomes: list[Outcome]) -> list[Outcome]:
-        """When a standby has durably what was applied, or it is not said."""
+        """Waits until a standby has durably what was applied; an outcome without that confirmation becomes an error."""
         deadline = self.confirmations.deadline()
         said: list[Outcome] = []
         for partition, outcome in zip(partitions, outcomes, strict=True):
@@ -351,7 +372,8 @@ class Applier:
         return said
 
     async def _apply_early(self, call: _Call, early: list[Shares]) -> None:
-        """Shares that came ahead of their partition: served as soon as it is here, else sent back."""
+        """Serves slices that came ahead of their partition as soon as it is here, and refuses them after the hold
+        timeout."""
         deadline = self._clock.monotonic() + self.node.settings.hold_timeout_s
         for partition in _partitions(early):
             self._ask(partition)
@@ -375,8 +397,11 @@ class Applier:
                     wait.cancel()
 
     async def close(self) -> None:
-        """What is in hand is finished, within half the time there is to stop in, or given up; nothing is begun. When
-        this returns nobody works on a batch, but for a thread that does not come back."""
+        """Finishes or gives up the running batch, and begins no other.
+
+        The batch has half of the replica's stop timeout to finish. When this returns no thread works on a batch, except
+        one that was left behind.
+        """
         self.turns.stop()
         if await self.turns.is_over(self.node.settings.stop_timeout_s / 2):
             return

@@ -1,7 +1,7 @@
-"""Where a move's base files come from: the source itself, or the checkpoint store when that is nearer.
+"""Sources of a move's base files: the source replica, or the checkpoint store when that is faster.
 
-Which is nearer is measured: each is tried on the first files worth it, then the faster one is used. Contents are
-addressed by digest and proved when the base is whole, so that it does not matter who sent what.
+The speed is measured: the first large enough files try each source, then the faster one is used. Files are addressed
+by digest and verified when the base is complete, so it does not matter which source sent them.
 """
 
 from __future__ import annotations
@@ -29,31 +29,34 @@ from stateflow.runtime.transfer import BaseFile
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
-#: a file this large tells how fast a source is
+#: smallest file whose transfer time tells how fast a source is
 TELLING_BYTES = 256 << 10
 DAMAGED_MAX = 3
-#: of one partition, newest first: files that left the newest checkpoint since are in the one before
+#: manifests read for one partition, newest first: files that have left the newest checkpoint are in the previous one
 MANIFESTS_READ = 2
 
 
 class BaseSource(Protocol):
     name: str
-    waited_s: float  # that its pace made it wait
+    waited_s: float  # by its rate limit, in total
 
     async def fetch(self, file: BaseFile, path: Path) -> bool:
-        """Bring a file to ``path``, which may hold its beginning. False: it is not to be had here.
+        """Brings a file to ``path``, which may hold its beginning already. Returns False if the source does not have
+        it.
 
-        Raises Unavailable when the source does not answer, and what it refuses with.
+        Raises Unavailable when the source does not answer, and the errors that it refuses with.
         """
         ...
 
 
 class Peer:
-    """The move's source, over its Fetch stream. What arrived is in the file at once, so that it goes on from there.
+    """The move's source replica, over its Fetch stream.
+
+    Bytes go to the file as they arrive, so that the next attempt resumes after them.
 
     Args:
-        silence_s: a source from which nothing came for so long is given up. How long a file takes is no matter.
-        arrived: told of the bytes of each piece.
+        silence_s: the source is given up after this long without a byte. The duration of a file has no limit.
+        arrived: called with the size of each piece, in bytes.
     """
 
     name = "peer"
@@ -116,7 +119,7 @@ def _corrupt(what: str, file: BaseFile, offset: int) -> TransferCorrupt:
 
 
 class Store:
-    """The checkpoint store: files of the partition's newest checkpoints, by digest."""
+    """The checkpoint store, with the files of the partition's newest checkpoints by digest."""
 
     name = "store"
 
@@ -156,7 +159,9 @@ class Store:
         try:
             shutil.rmtree(scratch, ignore_errors=True)  # a process that was killed left it
             scratch.mkdir(parents=True)
-            self._checkpoints.fetch(manifest, stored, scratch / stored.name)  # not held: else it comes from the source
+            self._checkpoints.fetch(
+                manifest, stored, scratch / stored.name
+            )  # no hold: if deleted, the source has it
             (scratch / stored.name).replace(path)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -174,7 +179,7 @@ class _Speed:
 
 
 class Nearest:
-    """Chooses among sources, the last of which has everything."""
+    """Chooses among sources; the last one has every file."""
 
     def __init__(self, sources: Sequence[BaseSource], clock: Clock) -> None:
         self._sources = list(sources)
@@ -183,7 +188,7 @@ class Nearest:
         self.fetched = {source.name: 0 for source in self._sources}
 
     async def fetch(self, file: BaseFile, path: Path) -> str:
-        """Returns the name of the source it came from."""
+        """Fetches a file from the fastest source that has it, and returns the source's name."""
         for source in self._order(file, path):
             waited, started = source.waited_s, self._clock.monotonic()
             begun = path.stat().st_size if path.exists() else 0
@@ -197,7 +202,7 @@ class Nearest:
 
     def _order(self, file: BaseFile, path: Path) -> list[BaseSource]:
         everything = self._sources[-1]
-        if file.size < TELLING_BYTES or path.exists():  # not worth a look, or begun with the peer
+        if file.size < TELLING_BYTES or path.exists():  # too small to measure, or begun with the peer
             return [everything]
         unknown = [source for source in self._sources if not self._speeds[source.name].bytes_]
         if unknown:
@@ -206,6 +211,6 @@ class Nearest:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second from the peer, without what it was made to wait; 0: too little came to tell."""
+        """Bytes a second from the peer, without the waits of its rate limit; 0: too few bytes came to tell."""
         speed = self._speeds[self._sources[-1].name]
         return speed.rate if speed.bytes_ >= TELLING_BYTES else 0.0

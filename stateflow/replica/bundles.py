@@ -1,4 +1,4 @@
-"""Code that operators came in, fetched from the controller that leads before it is loaded here."""
+"""Code bundles of operators, fetched from the leading controller before the code is loaded here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Bundles:
-    """``controller``: who led when it was heard last."""
+    """Fetches code bundles into the store. ``controller``: the leader heard last; None: none yet."""
 
     def __init__(self, store: BundleStore, threads: Threads) -> None:
         self._store, self._threads = store, threads
@@ -23,8 +23,11 @@ class Bundles:
         self._fetching: dict[str, asyncio.Task[None]] = {}
 
     async def ensure(self, spec: OperatorSpec) -> None:
-        """What it came in is here. What is being fetched goes on, whoever gives up waiting for it. Raises Unavailable,
-        and BundleDamaged for what is not what was deployed."""
+        """Returns when the operator's bundle is here.
+
+        A running fetch goes on when a caller stops waiting for it. Raises Unavailable, and BundleDamaged for a bundle
+        other than the deployed one.
+        """
         digest = spec.bundle
         if not digest or await self._threads.in_files(self._store.has, digest):
             return

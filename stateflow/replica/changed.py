@@ -11,16 +11,20 @@ from stateflow.types import PartitionId
 
 
 class Changed:
-    """Args: then: called in the event loop behind each change."""
+    """Events of lifecycle changes, by partition.
+
+    Args:
+        then: called in the event loop after each change.
+    """
 
     def __init__(self, node: ReplicaNode, then: Callable[[], None]) -> None:
         self._then = then
-        self._events: WeakValueDictionary[PartitionId, asyncio.Event] = WeakValueDictionary()  # while one waits
+        self._events: WeakValueDictionary[PartitionId, asyncio.Event] = WeakValueDictionary()  # while a caller waits
         self._loop = asyncio.get_running_loop()
         node.on_change(self._in_thread)
 
     def next(self, partition: PartitionId) -> asyncio.Event:
-        """Set at the next change. To be taken before what may change is looked at."""
+        """Returns the event that is set at the next change. Take it before looking at the state that may change."""
         return self._events.setdefault(partition, asyncio.Event())
 
     def _in_thread(self, partition: PartitionId) -> None:

@@ -1,5 +1,7 @@
-"""A replica's checkpoints: periodic and on demand, and restores. On threads of their own: a store that is slow or
-silent must not keep moves and batches waiting."""
+"""A replica's checkpoints, periodic and on demand, and restores.
+
+They run on threads of their own: a slow or silent store must not keep moves and batches waiting.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,16 @@ from stateflow.types import OperatorSpec, PartitionId
 
 log = logging.getLogger(__name__)
 RESTORES_AT_ONCE = 2
-#: periodic checkpoints of replicas that were started together drift apart by this share of the interval
+#: replicas that started together drift apart by this fraction of the checkpoint interval
 JITTER = 0.1
 
 
 class CheckpointShell:
-    """Args: store: where checkpoints go; None: nowhere, and only restores that name a store are possible."""
+    """Takes, tidies and restores the checkpoints of one replica.
+
+    Args:
+        store: where checkpoints go; None: none are taken, and only restores that name a store are possible.
+    """
 
     def __init__(self, node: ReplicaNode, store: CheckpointStore | None, clock: Clock, random: Random) -> None:
         self._node = node
@@ -49,8 +55,10 @@ class CheckpointShell:
     # -- taking -------------------------------------------------------------------------------------------
 
     async def on_demand(self, operator: str = "", numbers: Collection[int] = (), savepoint: str = "") -> Taken:
-        """Every partition that is owned here, or of an operator, or these of its partitions; raises the first error
-        when all were tried."""
+        """Checkpoints all owned partitions, those of one operator, or the given ones of it.
+
+        Tries all of them, then raises the first error.
+        """
         partitions = [
             partition
             for partition in self._node.owned(operator or None)
@@ -63,7 +71,10 @@ class CheckpointShell:
         return taken
 
     async def periodically(self) -> None:
-        """Until cancelled. The first after a random part of the interval, so that replicas do not upload in step."""
+        """Takes checkpoints until cancelled.
+
+        The first round waits a random part of the interval, so that replicas do not upload in step.
+        """
         interval_s, troubles = self._node.settings.checkpoint_interval_s, Troubles(log, "checkpoints are not taken")
         await asyncio.sleep(interval_s * self._random.random())
         while True:
@@ -75,7 +86,7 @@ class CheckpointShell:
             await asyncio.sleep(interval_s * self._random.uniform(1 - JITTER, 1 + JITTER))
 
     async def tidily(self) -> None:
-        """Until cancelled: drop what is not to be kept, and take again what is gone."""
+        """Drops expired checkpoints, and marks those missing from the store to be taken again, until cancelled."""
         settings, troubles = self._node.settings, Troubles(log, "the checkpoint store is not tidied")
         while True:
             await asyncio.sleep(settings.checkpoint_tidy_interval_s * self._random.uniform(1 - JITTER, 1 + JITTER))
@@ -132,7 +143,7 @@ class CheckpointShell:
             except StateflowError as error:
                 errors.append(error)
                 if not on_demand and not await self._answers(store):
-                    break  # the store is at fault: the others would only wait for it too
+                    break  # the store is at fault: the other partitions would only wait for it too
             except Exception as error:
                 log.exception("checkpoint of %s failed", partition)
                 errors.append(StateflowError(f"{type(error).__name__}: {error}", remedy="see the replica's log"))
@@ -142,7 +153,7 @@ class CheckpointShell:
         return Taken(report, tuple(partition.partition for partition in done)), errors
 
     async def _answers(self, store: CheckpointStore) -> bool:
-        """Asks the store whether it answers. Then what failed is one partition, such as a damaged database."""
+        """Tells whether the store answers. If it does, a failure concerns one partition, such as a damaged database."""
         try:
             await self._loop.run_in_executor(self._uploads, _begin, store)
         except StateflowError:
@@ -161,8 +172,10 @@ class CheckpointShell:
     # -- restoring ----------------------------------------------------------------------------------------
 
     async def prepare(self, restore: Restore) -> Restored:
-        """Fetch and prove a checkpoint from the store that it names, or else from the replica's own. Raises
-        UnknownPartition, InvalidArgument, and what :class:`~stateflow.runtime.restoring.Restorer` raises."""
+        """Fetches and verifies a checkpoint from the named store, or else from the replica's own.
+
+        Raises UnknownPartition, InvalidArgument, and what :class:`~stateflow.runtime.restoring.Restorer` raises.
+        """
         return await self._loop.run_in_executor(self._restores, self._prepare, restore)
 
     def _prepare(self, restore: Restore) -> Restored:
@@ -172,7 +185,7 @@ class CheckpointShell:
         return self._node.restorer.prepare(spec, partition, restore.restore_id, store, self.store, restore.wanted)
 
     async def own(self, restore: Restore, command: Command) -> Restored:
-        """Serve what was proved, at its epoch or a newer one. Raises as :meth:`prepare`."""
+        """Serves the verified state, at its epoch or a newer one. Raises as :meth:`prepare` does."""
         _check_number(restore.spec, restore.partition)
         own = partial(self._node.restorer.own, stop_sources=restore.stop_sources)
         return await self._loop.run_in_executor(
@@ -192,7 +205,7 @@ class CheckpointShell:
 
 
 def _begin(store: CheckpointStore) -> None:
-    """Also where nothing has changed, so that a store that is gone is noticed."""
+    """Checks the store, also when no partition has changed, so that a missing store is noticed."""
     store.check(first_use=True)
 
 

@@ -1,4 +1,4 @@
-"""Commands on the wire: who commands is checked before a handler begins."""
+"""Commands on the wire: the authority of the sender is checked before a handler begins."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from stateflow.rpc.control import command_of
 
 
 def commanded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Handler, of one answer or of many, for the controller that this replica obeys. Within ``unary`` or
-    ``streaming``, which tell a caller what it was refused with."""
+    """Decorates a handler, unary or streaming, that only the controller this replica obeys may call.
+
+    Belongs inside ``unary`` or ``streaming``, which report the refusal to the caller.
+    """
     if inspect.isasyncgenfunction(method):
 
         @functools.wraps(method)

@@ -1,4 +1,4 @@
-"""With ``acknowledge=standby`` nothing that was committed is said before a standby has it, too."""
+"""Confirmations by standbys: with ``acknowledge=standby`` a commit is acknowledged once a standby has it, too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from stateflow.types import PartitionId, ReplicaInfo
 
 
 class Confirmations:
-    """Args: changed: an event that is set at the next change of a partition's lifecycle or of what its copies have."""
+    """Waits for standbys to confirm commits.
+
+    Args:
+        changed: returns an event that is set at the next change of a partition's lifecycle, or of its copies' progress.
+    """
 
     def __init__(self, node: ReplicaNode, clock: Clock, changed: Callable[[PartitionId], asyncio.Event]) -> None:
         self._node, self._clock, self._changed = node, clock, changed
@@ -23,11 +27,14 @@ class Confirmations:
         return self._node.settings.acknowledge == "standby"
 
     def deadline(self) -> float:
-        """Of what is waited for from now on, monotonic seconds."""
+        """Returns the deadline of a wait that begins now, in monotonic seconds."""
         return self._clock.monotonic() + self._node.settings.hold_timeout_s
 
     async def of(self, partition: PartitionId, sequence: int, deadline: float) -> ReplicaInfo | StateflowError | None:
-        """None: a standby has everything up to ``sequence`` durably. Else who has the partition now, or why not."""
+        """Waits until a standby has durably everything up to ``sequence``.
+
+        Returns None then; otherwise the replica that owns the partition now, or the error that explains why not.
+        """
         while True:
             event = self._changed(partition)
             confirmed = self._node.sender.confirmed(partition, sequence)

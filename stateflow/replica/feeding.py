@@ -1,4 +1,4 @@
-"""The source's side of a copy: a snapshot's files, and what is written behind it."""
+"""The source's side of a copy: the files of a snapshot, and the changes written after it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.transfer import ChangeLog, Reading
 
 FOLLOW_IDLE_S = 1.0
-#: of a base file at a time: packing a larger one holds up the batches that come meanwhile
+#: bytes of a base file in one message; packing a larger one delays the batches that arrive meanwhile
 PIECE_BYTES = 1 << 18
-#: of this process's time, that sending base files may have while there are batches
+#: fraction of this process's time for sending base files while batches come
 SENDING_SHARE = 0.4
 
 
@@ -29,7 +29,7 @@ class Feeder:
         self._loop = asyncio.get_running_loop()
 
     async def file(self, snapshot_id: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, int]]:
-        """(piece, its checksum) of a base file, from ``offset`` on. Raises MoveUnknown."""
+        """Yields (piece, checksum) of a base file, from ``offset`` on. Raises MoveUnknown."""
         with self._node.sender.reading(snapshot_id):
             size = min(PIECE_BYTES, self._node.settings.chunk_bytes)
             with self._node.sender.open_file(snapshot_id, name) as file:
@@ -46,8 +46,11 @@ class Feeder:
                         await asyncio.sleep(wait)
 
     async def changes(self, snapshot_id: str, after: int) -> AsyncIterator[Reading]:
-        """What was written behind change set ``after``, until the seal; an empty one now and then while nothing is, so
-        that a silent stream is a broken one. Raises MoveUnknown."""
+        """Yields the changes after change set ``after``, up to the seal.
+
+        While there are none, an empty reading comes every ``FOLLOW_IDLE_S`` or two, so that a silent stream is a broken
+        one. Raises MoveUnknown.
+        """
         with self._node.sender.reading(snapshot_id) as changes:
             more = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""A partition's last batch at the source of a move, and the end of a move that is given up."""
+"""Fencing at the source of a move: the partition's last batch there, and the cancellation of a move."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ class Fencer:
         self._node, self._clock, self._threads, self._changed = node, clock, threads, changed
 
     async def fence(self, fence: Fence) -> float:
-        """Return when the partition is sealed: how long it waited for a quiet moment and the batch in hand, ms; rows
-        were processed meanwhile. Raises BudgetUnreachable, MoveUnknown, and what the seal is refused with."""
+        """Returns when the partition is sealed, with the time it waited for a quiet moment and the running batch, in
+        ms.
+
+        Rows were processed during that time. Raises BudgetUnreachable, MoveUnknown, and the errors that refuse the
+        seal.
+        """
         partition = fence.partition
         started = self._clock.monotonic()
         if not fence.cold:
@@ -28,14 +32,14 @@ class Fencer:
         await self._quiet_moment(fence)
         event = self._changed.next(partition)
         sealed = await self._threads.in_quick(self._fence, fence)
-        while not sealed:  # the batch in hand is being finished
+        while not sealed:  # the running batch is being finished
             await event.wait()
             event = self._changed.next(partition)
             lifecycle = self._node.lifecycle(partition)
             sealed = lifecycle.state is State.SEALED
             if not sealed and lifecycle.state is not State.FENCING:
                 raise MoveUnknown("the fence was cancelled", remedy="none", move=fence.move_id)
-        # until the seal itself began: this may wake when the target serves long since
+        # until the seal itself began: this task may wake long after the target began to serve
         return max(0.0, self._node.sealed_at(partition) - started) * 1e3
 
     def _fence(self, fence: Fence) -> bool:
@@ -56,7 +60,7 @@ class Fencer:
         )
 
     async def _quiet_disk(self, fence: Fence) -> None:
-        """Raises BudgetUnreachable."""
+        """Waits for a quiet disk before fencing. Raises BudgetUnreachable."""
         quiet = QuietDisk(fence.partition, self._clock.monotonic(), fence.pause_ms, fence.max_pause_ms)
         while self._node.lifecycle(fence.partition).state is State.OWNED:
             sync_ms = await self._threads.in_quick(self._node.sender.sync, fence.partition)
@@ -71,10 +75,10 @@ class Fencer:
             await asyncio.sleep(left)
 
     async def surrender(self, fence: Fence) -> None:
-        """Return when the partition is sealed for another replica, which has its state from elsewhere."""
+        """Returns when the partition is sealed for another replica, which has its state from elsewhere."""
         event = self._changed.next(fence.partition)
         sealed = await self._threads.in_files(self._surrender, fence)
-        while not sealed:  # the batch in hand is being finished
+        while not sealed:  # the running batch is being finished
             await event.wait()
             event = self._changed.next(fence.partition)
             sealed = self._node.lifecycle(fence.partition).state is not State.FENCING
@@ -85,12 +89,12 @@ class Fencer:
         )
 
     async def cancel(self, wanted: Cancellation) -> Cancelled:
-        """Raises StateMissing."""
+        """Cancels a move here, as its source or its target. Raises StateMissing."""
         lifecycle = self._node.lifecycle(wanted.partition)
         as_target = not wanted.owned_at
         if as_target and lifecycle.state is not State.WARMING and lifecycle.move_id == wanted.move_id:
             return Cancelled(owned=lifecycle.state is State.OWNED, epoch=lifecycle.epoch)
         cancelled = await self._threads.in_quick(self._node.cancel, wanted.partition, wanted.move_id, wanted.owned_at)
         if as_target and lifecycle.state is State.OWNED and lifecycle.move_id == wanted.move_id:
-            return Cancelled(owned=True, epoch=lifecycle.epoch)  # it owned while the cancellation waited
+            return Cancelled(owned=True, epoch=lifecycle.epoch)  # the target owned it while the cancellation waited
         return Cancelled(sealed=not cancelled)

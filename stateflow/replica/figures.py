@@ -1,4 +1,4 @@
-"""A replica's figures, of what it knows anyway."""
+"""A replica's metrics, computed from what it keeps in memory and, at intervals, from its disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stateflow.rpc.limits import CallLimits
 from stateflow.runtime.lifecycle import SERVED
 from stateflow.types import ReplicaInfo
 
-#: sizes are looked at on disk: not more often than this
+#: shortest interval between two measurements of the sizes on disk, in seconds
 SIZES_S = 30.0
 
 
@@ -48,11 +48,14 @@ class Figures:
         }
 
     async def _of_disk(self) -> Values:
-        """Whoever asks while somebody looks waits for the same look, and is told the same error."""
+        """Returns sizes on disk, at most ``SIZES_S`` old.
+
+        Callers that ask during a measurement wait for the same one, and get the same error.
+        """
         if self._looking is None and self._clock.monotonic() - self._sized_at >= SIZES_S:
             self._looking = asyncio.create_task(self._look())
         if self._looking is not None:
-            await asyncio.shield(self._looking)  # for the others, where one of them does not wait any more
+            await asyncio.shield(self._looking)  # shielded: other callers wait for it, too
         return self._sizes
 
     async def _look(self) -> None:

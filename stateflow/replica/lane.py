@@ -1,4 +1,4 @@
-"""One thread for batches, and another one when it does not come back."""
+"""One worker thread for batches, replaced by another when it does not come back."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class LeftBehind(Exception):
-    """The thread that did it does not come back; what follows is done by another."""
+    """The thread that ran this job does not come back; another thread does the following jobs."""
 
 
-#: callers that are remembered while they give nothing
+#: callers that are remembered while they have no job waiting
 REMEMBERED_MAX = 1000
 
 
 class Fair:
-    """Whose turn it is: what this process itself wants comes first, then the caller that has had least of the thread's
-    time (weightless start-time fair queueing: Goyal et al., SIGCOMM 1996). Who comes anew, or comes back, is level with
-    those who wait, so that nobody saves time up. Not thread-safe."""
+    """The order of waiting jobs, fair among callers. Not thread-safe.
+
+    Jobs of this process itself (caller None) come first, then those of the caller that has had least of the thread's
+    time (weightless start-time fair queueing: Goyal et al., SIGCOMM 1996). A caller that is new or comes back starts
+    level with those who wait, so that no caller saves up time.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, deque[_Job]] = {}
-        self._had: dict[Hashable, float] = {}  # seconds, from where whoever comes begins
-        self._level = 0.0  # of who had a turn last
+        self._had: dict[Hashable, float] = {}  # seconds; a caller that comes back begins there
+        self._level = 0.0  # of the caller that had the last turn
 
     def give(self, caller: Hashable, job: _Job) -> None:
         if caller not in self._waiting:
@@ -61,28 +64,34 @@ class Fair:
 
 
 class Lane(Executor):
-    """Does what it is given, in one thread: what one caller gave in its order, and callers so that each has as much of
-    the time as another. :meth:`leave_behind` goes on with the rest in a new thread; the former does nothing more when
-    it comes back. Its threads do not keep the process from ending."""
+    """An executor with one thread: jobs of one caller run in order, and callers share the thread's time equally.
+
+    :meth:`leave_behind` continues with the remaining jobs in a new thread; the former thread does nothing more when
+    it comes back. The threads do not keep the process from ending.
+    """
 
     _max_workers = 1
 
     def __init__(self, name: str, clock: Clock) -> None:
         self._name, self._clock = name, clock
-        self._given: SimpleQueue[bool] = SimpleQueue()  # true for each job that waits; false: no more come
+        self._given: SimpleQueue[bool] = SimpleQueue()  # true for each waiting job; false: shut down
         self._turns = Fair()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._current: tuple[Hashable, Future[Any]] | None = None
         self._shut = False
-        #: when what is under way began, monotonic seconds; None: nothing is
+        #: when the running job began, in monotonic seconds; None: idle
         self.busy_since: float | None = None
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         return self.submit_for(None, lambda: work(*args, **kwargs))
 
     def submit_for(self, caller: Hashable, work: Callable[[], T]) -> Future[T]:
-        """Args: caller: whose turn it takes; None: this process's own."""
+        """Queues a job.
+
+        Args:
+            caller: whose turn the job takes; None: this process's own.
+        """
         future: Future[T] = Future()
         with self._lock:
             if self._shut:
@@ -94,7 +103,7 @@ class Lane(Executor):
         return future
 
     def others_wait(self, caller: Hashable) -> bool:
-        """Than this one. Cheap, and by any thread."""
+        """Tells whether callers other than ``caller`` wait. Cheap, and callable from any thread."""
         return self._turns.others_wait(caller)
 
     def _start(self) -> None:
@@ -113,11 +122,11 @@ class Lane(Executor):
             result, error = None, None
             try:
                 result = work()
-            except BaseException as caught:  # noqa: BLE001 - the caller's
+            except BaseException as caught:  # noqa: BLE001 - goes to the caller
                 error = caught
             with self._lock:
                 if self._thread is not me:
-                    return  # the future has been told, and its caller has paid
+                    return  # the future has been resolved, and its caller charged
                 self._current = self.busy_since = None
                 self._turns.took(caller, self._clock.monotonic() - began)
             if error is None:
@@ -127,10 +136,10 @@ class Lane(Executor):
             del future, work, result, error
 
     def leave_behind(self) -> None:
-        """What is under way ends with LeftBehind for whoever waits for it; a new thread does the rest."""
+        """Ends the running job with LeftBehind for its caller; a new thread does the remaining jobs."""
         with self._lock:
             current, since, self._current, self.busy_since = self._current, self.busy_since, None, None
-            if current is not None and since is not None:  # the others waited for all of that
+            if current is not None and since is not None:  # the others waited for all of that time
                 self._turns.took(current[0], self._clock.monotonic() - since)
             self._start()
         if current is not None:
@@ -138,12 +147,12 @@ class Lane(Executor):
 
     @property
     def is_over(self) -> bool:
-        """Behind :meth:`shutdown`: is everything done, but for what was left behind?"""
+        """Tells, after :meth:`shutdown`, whether all jobs are done, except those that were left behind."""
         thread = self._thread
         return thread is None or not thread.is_alive()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """What was given until now is done, and nothing after it."""
+        """Refuses new jobs; those queued until now are done."""
         with self._lock:
             self._shut = True
             self._given.put(False)
@@ -152,7 +161,7 @@ class Lane(Executor):
 
 
 class Place(Executor):
-    """A caller's, in a lane. All of one lane are the same thread, and equal."""
+    """One caller's view of a lane, as an executor. All places of one lane are equal: they are the same thread."""
 
     _max_workers = 1
 

@@ -1,4 +1,5 @@
-"""A replica's place in its cluster: it registers, seals what was given away meanwhile, and keeps its lease alive."""
+"""A replica's membership of its cluster: it registers, seals what was given away meanwhile, and keeps its lease
+alive."""
 
 from __future__ import annotations
 
@@ -23,18 +24,18 @@ from stateflow.runtime.replica import ReplicaNode
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
-#: while there are controllers and none leads, so many heartbeats in the time of one: the lease runs out, and who leads
-#: next decides nothing that needs this replica before it has been heard
+#: while there are controllers but no leader, heartbeats in the time of one: the lease runs out, and the next leader
+#: decides nothing that needs this replica before it has heard from it
 UNLED = 3
-#: what is said of a controller that does not answer as one that decides for this replica
+#: errors of a controller that does not answer as one that decides for this replica
 SILENT = (Unavailable, HoldLost, StaleTerm, ForeignLedger)
-#: copies that a heartbeat names
+#: maximum number of incoming copies that one heartbeat names
 INCOMING_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A replica as its cluster is to know it. ``connect``: a channel to a controller's address."""
+    """A replica as its cluster is to know it. ``connect``: opens a channel to a controller's address."""
 
     node: ReplicaNode
     info: ReplicaInfo
@@ -46,8 +47,10 @@ class Member:
 
 
 async def say_opening(member: Member, controller: str) -> None:
-    """Heartbeats of a replica that does not know yet what it has, until cancelled. They give it no lease: they say that
-    it is worth waiting for."""
+    """Sends heartbeats, until cancelled, of a replica that does not know yet which partitions it has.
+
+    They give the replica no lease; they tell the controller that it is worth waiting for.
+    """
     node, info = member.node, member.info
     beat = Heartbeat(info, _directory(node), opening=True)
     async with contextlib.AsyncExitStack() as stack:
@@ -56,31 +59,33 @@ async def say_opening(member: Member, controller: str) -> None:
         ]
         while True:
             for each in controllers:
-                with contextlib.suppress(Unanswered, StateflowError):  # what is wrong is said when it registers
+                with contextlib.suppress(Unanswered, StateflowError):  # registration reports what is wrong
                     await each.heartbeat(beat)
             await asyncio.sleep(node.settings.heartbeat_interval_s)
 
 
 async def stay_registered(member: Member, controller: str, incarnation: str) -> None:
-    """Heartbeat; register whenever the controller does not know this incarnation.
+    """Sends heartbeats, and registers whenever the controller does not know this incarnation.
 
-    A controller that gave partitions away forgets the incarnation first. So the lease of a replica that comes back
-    begins behind its registration, and that behind the seals of what it lost. A registration whose answer did not
-    arrive, or could not be carried out, counts for the controller and not here: it is made again, and until then no
-    heartbeat says who this is. That goes on whatever a disk or a database does: it serves nothing until that is mended,
-    and then without being started again. One that lost a partition registers without it. One that has nothing follows
-    its controller to another ledger.
+    A controller that gave partitions away forgets the incarnation first. So the lease of a returning replica begins
+    after its registration, and the registration comes after the seals of the partitions it lost.
 
-    Args: controller: its address, or those of several, with commas: the one that leads is asked.
+    A registration whose answer got lost, or could not be carried out, counts for the controller but not here: the
+    replica registers again, and until then its heartbeats carry no incarnation. Errors of disks and databases do not
+    end this loop: the replica serves nothing until they are mended, and then serves without a restart. A replica that
+    lost a partition registers without it. A replica without partitions follows its controller to another ledger.
+
+    Args:
+        controller: address of the controller, or comma-separated addresses of several, of which the leader is asked.
     """
     node, info, threads = member.node, member.info, member.threads
     troubles, registered = Troubles(log, "what the controller said cannot be carried out"), False
-    free = ""  # the ledger that it belonged to, where nothing is here that a controller could want back
+    free = ""  # the ledger that this replica belonged to, if no partition here could be wanted back by a controller
     beats = -1
-    claimed: Holding | None = None  # what the controller was told that its ledger does not know of
+    claimed: Holding | None = None  # partitions reported to the controller because its ledger does not know them
     addresses = addresses_of(controller)
     turn = Round(addresses, addresses[0])
-    refused = False  # by a controller of this round
+    refused = False  # by a controller in this round
     controllers: dict[str, Controller] = {}
     async with contextlib.AsyncExitStack() as stack:
         while True:
@@ -127,7 +132,7 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
                 if troubles.is_new(error.meant.code):
                     log.warning("%s", error.meant)
                 failed = error.meant
-            except (StaleTerm, ForeignLedger) as error:  # as if nothing had been heard
+            except (StaleTerm, ForeignLedger) as error:  # the answer counts as not heard
                 if isinstance(error, ForeignLedger) and node.is_empty and not free:
                     free = node.authority.seen[0]
                     log.warning("nothing is here of %s, the ledger that this replica belonged to", free)
@@ -136,11 +141,11 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
                 if troubles.is_new(error.code):
                     log.error("the controller at %s is ignored: %s", asked, error)
                 failed = error
-            except Exception as error:  # noqa: BLE001 - which is said, and the next round may go better
+            except Exception as error:  # noqa: BLE001 - logged; the next round may go better
                 troubles.met(error)
             refused |= failed is not None and not isinstance(failed, SILENT)
             if failed is not None and turn.go_on(failed):
-                continue  # none was asked twice: who leads by now is found at once
+                continue  # no address is asked twice in a round: the current leader is found at once
             if refused:
                 node.lease.cut_off = False
             elif failed is not None:
@@ -153,10 +158,11 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
 async def _register(
     member: Member, controller: Controller, incarnation: str, pulse: Pulse, adopted: str, free: str
 ) -> bool:
-    """With the ticket of this answer. False: it was void by then. ``free``: see :func:`_directory`."""
+    """Registers with the ticket of ``pulse``. Returns False if the ticket was void by then. ``free``: see
+    :func:`_directory`."""
     node, threads = member.node, member.threads
     command = Command(pulse.ledger, pulse.term, pulse.ticket)
-    await threads.in_files(node.begin_session, command, adopted)  # what is said now stays true
+    await threads.in_files(node.begin_session, command, adopted)  # what the replica says now stays true
     told = await controller.register(member.info, _directory(node, free), incarnation, command, node.views())
     if told is None:
         return False
@@ -167,7 +173,7 @@ async def _register(
     if unknown:
         await _claim(member, controller, unknown, None)
     for spec in told.operators:
-        with contextlib.suppress(BundleDamaged):  # it is not served then, and says why
+        with contextlib.suppress(BundleDamaged):  # then the operator is not served, and says why
             await member.bundles.ensure(spec)
         await threads.in_files(node.follow, spec)
     for gone in told.superseded:
@@ -181,7 +187,7 @@ async def _register(
     return True
 
 
-#: partition → its state and epoch here
+#: state and epoch of the partitions held here
 Holding = dict[PartitionId, tuple[str, int]]
 
 
@@ -190,8 +196,10 @@ def _held(node: ReplicaNode) -> Holding:
 
 
 async def _claim(member: Member, controller: Controller, holding: Holding, said: Holding | None) -> Holding:
-    """Tell a controller what is here of which its ledger knows nothing, unless that was ``said``: it must not be
-    created empty."""
+    """Tells a controller which partitions here its ledger does not know, unless it was told the same before (``said``).
+
+    The controller must not create them empty.
+    """
     if holding != said:
         names = {partition.operator for partition in holding}
         operators = [spec for spec in member.node.operators() if spec.name in names]
@@ -201,12 +209,16 @@ async def _claim(member: Member, controller: Controller, holding: Holding, said:
 
 
 def _some(incoming: list[tuple[PartitionId, str]], beats: int) -> list[tuple[PartitionId, str]]:
-    """Those whose turn it is: asked after in every heartbeat, thousands of copies would be most of what is sent."""
+    """Returns the copies whose turn it is; all of them, thousands, would make up most of each heartbeat."""
     first = beats * INCOMING_MAX % max(len(incoming), 1)
     return (incoming[first:] + incoming[:first])[:INCOMING_MAX]
 
 
 def _directory(node: ReplicaNode, free: str = "") -> Directory:
-    """Args: free: a ledger that it belongs to no more."""
+    """Describes the data directory.
+
+    Args:
+        free: a ledger that the replica no longer belongs to; the directory is reported as belonging to none.
+    """
     identity, ledger = node.identity, node.authority.seen[0]
     return Directory(identity.id, identity.place, "" if ledger == free else ledger)

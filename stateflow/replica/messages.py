@@ -1,4 +1,4 @@
-"""What only a replica says, as protobuf has it: batches and change sets."""
+"""Translation between protobuf and the types that only a replica uses: batches and change sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from stateflow.runtime.transfer import Reading
 
 
 def batch_of(header: rpb.ApplyHeader) -> Batch:
-    """Raises InvalidArgument for a source that is not its caller's."""
+    """Returns the batch that a header announces. Raises InvalidArgument for a source name that its caller may not
+    use."""
     check_source(header.source)
     sent = header.attempt
     return Batch(
@@ -42,7 +43,10 @@ def batch_of(header: rpb.ApplyHeader) -> Batch:
 
 
 class Piece(NamedTuple):
-    """What a request brings. ``frame``: shares; None: more ``rows`` of those before. ``is_whole``: none follow."""
+    """The contents of one request.
+
+    ``frame``: batch slices; None: ``rows`` continue the previous ones. ``is_whole``: the rows end here.
+    """
 
     frame: Frame | None
     rows: bytes
@@ -50,7 +54,7 @@ class Piece(NamedTuple):
 
 
 class FrameReader:
-    """Turns one call's requests into shares. The header of the first one counts for all."""
+    """Turns the requests of one call into batch slices. The header of the first request counts for all."""
 
     def __init__(self) -> None:
         self._batch: Batch | None = None
@@ -59,8 +63,11 @@ class FrameReader:
         self._newest = -1  # partition
 
     def read(self, request: rpb.ApplyRequest) -> Piece:
-        """Raises InvalidArgument where the first one has no header, for a field that holds what it may not, and for
-        numbers that do not belong together: nothing is made of them before."""
+        """Returns the contents of the next request.
+
+        Raises InvalidArgument where the first request has no header, for a field with a forbidden value, and for
+        numbers that contradict each other. These checks come before anything is built from the request.
+        """
         checked(request)
         if self._batch is None:
             self._begin(request)
@@ -104,7 +111,7 @@ class FrameReader:
 
 
 def responses_of(call: int, answers: Iterable[Answer], bytes_max: int) -> Iterator[rpb.ApplyResponse]:
-    """As few messages as the limit allows; order kept."""
+    """Packs answers, in order, into as few messages as the limit allows."""
     response, size = rpb.ApplyResponse(call=call), 0
     for partition, answer in answers:
         for result in _results_of(partition.partition, answer, bytes_max):
@@ -143,9 +150,12 @@ def sample_to_pb(sample: Sample) -> rpb.RequestSample:
 
 
 def frames_of(reading: Reading, bytes_max: int) -> Iterator[rpb.ChangeFrame]:
-    """As few messages as the limit allows: what gathered while the base crossed is applied at once, and not one change
-    set after another while the partition stands still. One that goes on in the next frame ends a frame. The last frame
-    says how far it is."""
+    """Packs a reading into as few messages as the limit allows.
+
+    The target applies one message at a time, so changes that gathered while the base was copied are applied together,
+    not one change set after another while the partition stands still. A change set that continues in the next frame
+    ends its frame. The last frame says how far the source has come.
+    """
     frame, size = rpb.ChangeFrame(), 0
     for change_set in reading.change_sets:
         for piece, last in pieces(change_set, bytes_max):

@@ -1,6 +1,7 @@
-"""What a replica asks of others: of the replica that a partition comes from, and of its controller.
+"""Clients of the processes a replica calls: the replica that a partition comes from, and the controller.
 
-Values go in and come out. This is the only module here that calls, and so the only one that knows the stubs of others.
+Arguments and results are values of stateflow's own types. This is the only module here that makes calls, and so the
+only one that knows the stubs of other processes.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from stateflow.runtime.transfer import Kept, Reading, SnapshotInfo
 from stateflow.runtime.view import PartitionView
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
-#: of a controller, for a heartbeat; twice as long for what is here
+#: time limit of a heartbeat; a registration or claim has twice as long
 CALL_TIMEOUT_S = 5.0
 PART_TIMEOUT_S = 120.0
 
 
 @contextmanager
 def _named(address: str) -> Iterator[None]:
-    """A call that fails raises what was meant by it."""
+    """Translates the error of a failed call into the StateflowError that it means."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -53,9 +54,10 @@ def _named(address: str) -> Iterator[None]:
 
 
 class SourceReplica:
-    """Methods raise what the replica refuses with, or Unavailable.
+    """The replica that a partition comes from. Methods raise what the replica refuses with, or Unavailable.
 
-    Args: timeout_s: of calls with one answer. A stream may be silent for as long as its reader waits.
+    Args:
+        timeout_s: time limit of calls with one answer. A stream may be silent for as long as its reader waits.
     """
 
     def __init__(self, channel: grpc.aio.Channel, address: str, timeout_s: float) -> None:
@@ -67,7 +69,7 @@ class SourceReplica:
         await connected(self._channel, self.address)
 
     async def ping(self, partition: PartitionId) -> None:
-        """A round trip as a request has it."""
+        """Makes one round trip of an ordinary request."""
         where = rpb.InspectRequest(operator=partition.operator, partition=partition.partition)
         with _named(self.address):
             await self._stub.Inspect(where, timeout=self._timeout_s)
@@ -75,7 +77,7 @@ class SourceReplica:
     async def snapshot(
         self, partition: PartitionId, move_id: str, *, standby: bool = False, kept: Kept | None = None
     ) -> SnapshotInfo:
-        """Raises InvalidArgument for a base that has a file twice."""
+        """Asks for a snapshot of the partition. Raises InvalidArgument for a base that has a file twice."""
         request = rpb.SnapshotRequest(
             move_id=move_id,
             operator=partition.operator,
@@ -88,7 +90,7 @@ class SourceReplica:
         return snapshot_of(answered(reply, self.address))
 
     async def fetch(self, snapshot_id: str, name: str, offset: int) -> AsyncGenerator[tuple[bytes, int]]:
-        """(piece, its checksum) of a base file, from ``offset`` on."""
+        """Yields (piece, checksum) of a base file, from ``offset`` on."""
         call = self._stub.Fetch(rpb.FetchRequest(snapshot_id=snapshot_id, name=name, offset=offset))
         try:
             with _named(self.address):
@@ -98,8 +100,12 @@ class SourceReplica:
             call.cancel()
 
     async def follow(self, snapshot_id: str, after: int, bytes_max: int) -> AsyncGenerator[Reading]:
-        """What was written behind change set ``after``, until the seal. A change set that comes in pieces is handed on
-        when it is whole; until then it counts as lag. Raises TransferCorrupt for one of more than ``bytes_max``."""
+        """Yields the changes after change set ``after``, up to the seal.
+
+        A change set that comes in pieces is yielded when it is complete; until then it counts as lag. Raises
+        TransferCorrupt for a change set of more than ``bytes_max``, and Unavailable when the stream ends without a
+        seal.
+        """
         begun: list[bytes] = []
         call = self._stub.Follow(rpb.FollowRequest(snapshot_id=snapshot_id, after_sequence=after))
         try:
@@ -130,7 +136,7 @@ class SourceReplica:
 
 
 def _joined(begun: list[bytes], change_sets: list[bytes], continues: bool) -> list[bytes]:
-    """The change sets that are whole by now; ``begun`` holds the pieces of one that is not."""
+    """Returns the change sets that are complete by now; ``begun`` holds the pieces of an incomplete one."""
     if change_sets and (len(change_sets) > 1 or not continues):
         change_sets[0] = b"".join([*begun, change_sets[0]])
         begun.clear()
@@ -143,7 +149,7 @@ def _joined(begun: list[bytes], change_sets: list[bytes], continues: bool) -> li
 
 
 class Unanswered(Exception):
-    """A controller that was asked did not answer, or refused to. What it meant is no event of this replica's own."""
+    """A controller did not answer, or refused. ``meant``: why; it is no error of this replica itself."""
 
     def __init__(self, meant: StateflowError) -> None:
         super().__init__(str(meant))
@@ -152,7 +158,8 @@ class Unanswered(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """See :class:`~stateflow.runtime.identity.Identity`. ``ledger``: that it belongs to; empty: none."""
+    """See :class:`~stateflow.runtime.identity.Identity`. ``ledger``: the ledger that the replica belongs to; empty:
+    none."""
 
     id: str
     place: str
@@ -161,9 +168,12 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """``incarnation``: empty while it is not registered. ``incoming``: (partition, move) of copies under way to it.
-    ``term``: the greatest it has heard of. ``opening``: it is starting, and registers when it knows what it has.
-    ``alone``: (order, operators) that it may serve without a controller."""
+    """The regular message of a replica to its controller.
+
+    ``incarnation``: empty while the replica is not registered. ``incoming``: (partition, move) of copies under way to
+    it. ``term``: the greatest it has heard of. ``opening``: the replica is starting, and registers when it knows which
+    partitions it has. ``alone``: (order, operators) that it may serve without a controller.
+    """
 
     replica: ReplicaInfo
     directory: Directory
@@ -176,10 +186,13 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """The answer to a heartbeat. ``lease_s``: from when that was sent. ``ended``: of the copies it named, those whose
-    moves are over. ``ticket``: for one registration. ``claimed``: what is here of other ledgers was said already.
-    ``adopted``: the ledger that this one has taken over. ``alone``: (order, operators) that may be served while no
-    controller answers."""
+    """The answer to a heartbeat.
+
+    ``lease_s``: duration of the lease, from when the heartbeat was sent. ``ended``: those of the named copies whose
+    moves are over. ``ticket``: for one registration. ``claimed``: the controller has been told already what is here of
+    other ledgers. ``adopted``: the ledger that this controller's ledger has taken over. ``alone``: (order, operators)
+    that may be served while no controller answers.
+    """
 
     known: bool
     lease_s: float
@@ -194,8 +207,11 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """A partition that went to ``owner`` at ``epoch``. ``burnt``: the epoch it is held at was given up; 0: it is held
-    at an older one."""
+    """A partition that went to ``owner`` at ``epoch``.
+
+    ``burnt``: the epoch of a takeover that the controller gave up, at which the partition is held here; 0: it is held
+    at an older epoch.
+    """
 
     partition: PartitionId
     epoch: int
@@ -205,7 +221,7 @@ class Superseded:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What is to be done before the first heartbeat. ``dropped``: (operator, epoch) of those that were undeployed."""
+    """Duties of the replica before its first heartbeat. ``dropped``: (operator, epoch) of undeployed operators."""
 
     operators: tuple[OperatorSpec, ...]
     superseded: tuple[Superseded, ...]
@@ -213,7 +229,7 @@ class Registered:
 
 
 class Controller:
-    """As one of its replicas asks it. Methods raise Unanswered, and Unavailable for an answer that cannot be."""
+    """A controller as its replicas call it. Methods raise Unanswered, and Unavailable for an impossible answer."""
 
     def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
         self._stub = controller_pb2_grpc.ControllerServiceStub(channel)
@@ -256,7 +272,10 @@ class Controller:
         command: Command,
         partitions: Iterable[PartitionView],
     ) -> Registered | None:
-        """With a ticket, which is the session of ``command``. None: it was void by then, or another term answers."""
+        """Registers with a ticket, which is the session of ``command``.
+
+        Returns None if the ticket was void by then, or a controller of another ledger or term answers.
+        """
         *pieces, last = batched(map(view_to_pb, partitions))
         for piece in [*pieces, last]:
             request = cpb.RegisterRequest(
@@ -286,7 +305,7 @@ class Controller:
         operators: Iterable[OperatorSpec],
         partitions: Iterable[PartitionView],
     ) -> None:
-        """All that is here of which its ledger knows nothing; what was said before is void."""
+        """Reports all partitions here that the controller's ledger does not know. Replaces earlier claims."""
         pieces = list(batched(map(view_to_pb, partitions)))
         for number, piece in enumerate(pieces):
             request = cpb.ClaimRequest(
@@ -300,7 +319,7 @@ class Controller:
             await self._call(self._stub.Claim, request, 2 * CALL_TIMEOUT_S)
 
     async def bundle_part(self, digest: str, number: int) -> tuple[bytes, int]:
-        """(a part of a bundle, how many there are). Parts have a MB, and the link may be slow."""
+        """Returns (part of a bundle, number of parts). A part has about a MB, and the link may be slow."""
         request = cpb.BundlePartRequest(bundle=digest, number=number)
         reply: cpb.BundlePart = await self._call(self._stub.GetBundlePart, request, PART_TIMEOUT_S)
         return reply.data, reply.count

@@ -1,11 +1,11 @@
 """The target's side of a move: pull the base, follow the change log, own at the seal.
 
-Everything it decides stands in the seal and in :mod:`stateflow.runtime.lifecycle`; this is the I/O.
+The decisions are made in the seal and in :mod:`stateflow.runtime.lifecycle`; this is the I/O.
 
-A connection that breaks is made again: files that arrived stay, a partial one goes on where it broke, a copy that
-follows goes on behind its last change set. Only when the source has let go of the snapshot the copy begins anew, and
-even then it fetches only files, and parts of files, it does not have. A standby tries for ever, a move for
-``resume_timeout_s`` after the last byte that came. How long a file takes is no matter, how long nothing comes is.
+A broken connection is made again: complete files stay, a partial file resumes where it broke, and a copy that follows
+resumes after its last change set. Only when the source has released the snapshot does the copy begin anew, and even
+then it fetches only the files, and parts of files, that it does not have. A standby tries for ever, a move for
+``resume_timeout_s`` after the last byte. The duration of a file has no limit; silence has.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from stateflow.storage.faults import meaning
 
 T = TypeVar("T")
 REPORT_INTERVAL_S = 0.1
-#: a copy that follows is forced to disk this often, so that the pause has not to wait for all of it
+#: interval of forcing a following copy to disk, so that the pause need not wait for all of it
 SYNC_INTERVAL_S = 0.25
 #: between reports of a copy that has caught up
 CAUGHT_UP_INTERVAL_S = 0.02
 RETRY_INTERVAL_S = 0.1
-#: a standby behind its source's end looks so often whether it is over
+#: a standby that has outlived its source's change log checks this often whether it is over
 OUTLAST_INTERVAL_S = 1.0
 PING_INTERVAL_S = 0.25
 PINGS_KEPT = 9
@@ -49,16 +49,17 @@ log = logging.getLogger(__name__)
 
 
 class _Restart(Exception):
-    """The snapshot is gone at the source, or what came of it was damaged: begin with a new one."""
+    """The source has released the snapshot, or its data arrived damaged: the copy begins with a new snapshot."""
 
 
 class Pull:
     """One move's transfer. Iterate :meth:`run`; the last report is OWNED or FAILED.
 
     Args:
-        executor: for long work, on files; ``quick``: for what the pause waits for.
-        checkpoints: base files may come from there, too.
-        turns: one at a time for the copies that nobody asks for, of moves on demand.
+        executor: for long work on files.
+        quick: for work that the pause waits for.
+        checkpoints: a second source of base files; None: only the source replica.
+        turns: lets copies that no batch waits for, of moves on demand, run one at a time.
     """
 
     def __init__(
@@ -86,10 +87,10 @@ class Pull:
         self._said_at = 0.0
         self._heard_at = clock.monotonic()
         self._base: SnapshotInfo | None = None
-        self._goes_back = True  # until that has failed: what an earlier stay left here is offered as the base
+        self._goes_back = True  # until that has failed: the state left here by an earlier stay is offered as the base
         self._opened = False
-        self._waited_for = ""  # why it does, as it was said last
-        self._here: dict[tuple[str, str], int] = {}  # file → how much of it was here before this move
+        self._waited_for = ""  # the reason of the last wait that was logged
+        self._here: dict[tuple[str, str], int] = {}  # file → bytes that were here before this move
         self._caught_up_at = 0.0
         self._pings: deque[float] = deque(maxlen=PINGS_KEPT)
 
@@ -126,7 +127,7 @@ class Pull:
                 return
 
     async def _attempt(self) -> AsyncIterator[Progress]:
-        """Goes on where the last one broke. Raises Unavailable when the connection breaks, _Restart."""
+        """Continues where the last attempt broke. Raises Unavailable when the connection breaks, and _Restart."""
         move = self._move
         if self._base is None:
             kept = await self._in_thread(
@@ -147,7 +148,7 @@ class Pull:
                     yield report
                 await self._open(self._base)
                 self._opened, self._caught_up_at = True, self._clock.monotonic()
-        # a standby is not cut over: nobody predicts its pause
+        # a standby is not cut over: its pause need not be predicted
         pinging = None if move.standby else asyncio.ensure_future(self._keep_pinging())
         try:
             async for report in self._catch_up(self._base):
@@ -158,7 +159,7 @@ class Pull:
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """From when a batch asks for the partition, or the ones that came before it are copied."""
+        """Waits until a batch asks for the partition, or the copies that came before it are done."""
         asked = asyncio.ensure_future(self.asked.wait())
         turn = asyncio.ensure_future(self._turns.acquire())
         try:
@@ -172,13 +173,15 @@ class Pull:
                 self._turns.release()
 
     async def _failed(self, error: StateflowError) -> Progress:
-        """When no attempt follows, and nobody says so, the partition must be free for another move."""
+        """Abandons the copy: the partition must be free for another move, even when no attempt and no message
+        follows."""
         await self.abandon()
         self._progress = replace(self._progress, phase=Phase.FAILED, fault=error)
         return self._progress
 
     def _given_up(self) -> MoveUnknown | None:
-        """It was cancelled while a thread was at work on its files, which are gone."""
+        """Returns the error of a move that was cancelled while a thread worked on its files; None: it is still under
+        way."""
         if self._node.receiver.is_under_way(self._move.partition, self._move.move_id):
             return None
         return MoveUnknown("the move was cancelled here", remedy="start a new one", move=self._move.move_id)
@@ -197,8 +200,8 @@ class Pull:
         self._progress = replace(self._progress, rtt_ms=rtt_ms, stall_ms=max(self._pings) * 1e3 - rtt_ms)
 
     async def _keep_pinging(self) -> None:
-        """Round trips as a request sees them, on processes that are at work."""
-        with contextlib.suppress(StateflowError):  # the stream beside it tells
+        """Measures round trips as a request sees them, between processes that are at work."""
+        with contextlib.suppress(StateflowError):  # the stream beside it reports the error
             while True:
                 await asyncio.sleep(PING_INTERVAL_S)
                 await self._ping()
@@ -318,15 +321,19 @@ class Pull:
                     yield self._progress
 
     async def _outlast(self) -> NoReturn:
-        """A standby's copy has come to its source's end, and is there for a take-over until somebody else's ownership
-        is recorded. Raises MoveUnknown then."""
+        """Keeps a standby's copy, which has reached its source's end, for a takeover.
+
+        Raises MoveUnknown when another replica's ownership is recorded.
+        """
         while True:
             await self._in_quick(self._node.receiver.apply_changes, self._move.partition, self._move.move_id, [])
             await asyncio.sleep(OUTLAST_INTERVAL_S)
 
     def _take(self, reading: Reading) -> tuple[int, list[Path] | None]:
-        """Apply; prove, while a mismatch can still abort the move; own at the seal. (The sequence reached, what is left
-        beside the new copy; None for that: the seal is not for this copy.)"""
+        """Applies changes; verifies them, while a mismatch can still abort the move; owns at the seal.
+
+        Returns (sequence reached, files left beside the new copy). The files are None if the seal is for another copy.
+        """
         receiver, partition, move_id = self._node.receiver, self._move.partition, self._move.move_id
         try:
             reached = receiver.apply_changes(partition, move_id, reading.change_sets, sync=self._move.standby)
@@ -345,7 +352,11 @@ class Pull:
             raise _Restart from error
 
     async def _next(self, readings: AsyncIterator[Reading]) -> Reading:
-        """Raises _Restart when the source does not know the snapshot any more, Unavailable when it does not answer."""
+        """Returns the next reading.
+
+        Raises _Restart when the source does not know the snapshot any more, and Unavailable when it is silent for the
+        transfer timeout.
+        """
         try:
             reading = await asyncio.wait_for(anext(readings), self._timeout)
         except TimeoutError as error:

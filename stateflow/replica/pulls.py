@@ -1,4 +1,4 @@
-"""The moves to this replica: one transfer each, whoever asks for it and however often."""
+"""The transfers to this replica, one for each move, however many callers ask for it and however often."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ log = logging.getLogger(__name__)
 
 
 class RunningPull:
-    """A transfer and whoever listens to it.
+    """A transfer and its listeners.
 
-    One that nobody listens to for ``alone_s`` is given up: its controller has ended the move and its word was lost, or
-    it comes back and asks again. None: never, since it is a standby.
+    A transfer without listeners for ``alone_s`` is given up: either its controller has ended the move and the message
+    was lost, or the controller comes back and asks again. ``alone_s`` None: never given up, as the transfer is a
+    standby's.
     """
 
     def __init__(self, move_id: str, pull: Pull, loop: asyncio.AbstractEventLoop, alone_s: float | None = None) -> None:
         self.move_id = move_id
         self.pull, self._loop, self._alone_s = pull, loop, alone_s
-        self._listeners: list[tuple[str, asyncio.Queue[Progress | None]]] = []  # each with the move it is there for
+        self._listeners: list[tuple[str, asyncio.Queue[Progress | None]]] = []  # each with the move it listens for
         self._said: Progress | None = None  # the last report
         self.task = loop.create_task(self._run(pull))
 
@@ -53,14 +54,15 @@ class RunningPull:
             listener.put_nowait(report)
 
     def dismiss(self, move_id: str) -> None:
-        """A move that had joined this transfer was cancelled here: it never owns, whatever becomes of the transfer."""
+        """Ends the listeners of a cancelled move that had joined this transfer. The move never owns, even if the
+        transfer does."""
         for listens_for, listener in self._listeners:
             if listens_for == move_id != self.move_id:
                 listener.put_nowait(_was_cancelled(move_id))
                 listener.put_nowait(None)
 
     def told(self, move_id: str) -> Progress | None:
-        """What was said last, where it is that the target owns: with the digest, which only the transfer knows."""
+        """Returns the last report if the target owns by it; it holds the digest, which only the transfer knows."""
         owned = self.move_id == move_id and self._said is not None and self._said.phase is Phase.OWNED
         return self._said if owned else None
 
@@ -83,7 +85,7 @@ class RunningPull:
 
     async def _give_up(self) -> None:
         self.task.cancel()
-        await self.pull.abandon()  # nothing, where it owns by now
+        await self.pull.abandon()  # does nothing if the target owns by now
         log.warning("move %s is given up: nobody asks for it any more", self.move_id)
 
 
@@ -94,9 +96,11 @@ def _was_cancelled(move_id: str) -> Progress:
 
 
 class Pulls:
-    """Args:
-    checkpoints: base files may come from there, too.
-    connect: a channel to a replica's address.
+    """The transfers to one replica.
+
+    Args:
+        checkpoints: a second source of base files; None: only the source replica.
+        connect: opens a channel to a replica's address.
     """
 
     def __init__(
@@ -111,19 +115,19 @@ class Pulls:
         self._connect, self._threads = connect, threads
         self._peers: dict[str, grpc.aio.Channel] = {}
         self._running: dict[PartitionId, RunningPull] = {}
-        self._turns = asyncio.Semaphore()  # of moves on demand that nobody asks for
+        self._turns = asyncio.Semaphore()  # of moves on demand that no batch waits for
         self._loop = asyncio.get_running_loop()
 
     async def run(self, move: Preparation, standby_move: str) -> AsyncIterator[Progress]:
-        """Begin it, or join the one that is under way.
+        """Begins a transfer, or joins the one under way, and yields its reports.
 
-        The transfer outlives whoever iterates: a controller that goes away must not stop a move that is sealed, and
-        one that comes back joins the transfer that is under way. A standby's copy that follows for ``standby_move`` is
-        the move's: it owns at the seal, and confirms what it has until then.
+        The transfer outlives its callers: a controller that goes away must not stop a sealed move, and one that comes
+        back joins the transfer. A standby's copy that follows for ``standby_move`` is the move's own: it owns at the
+        seal, and confirms its progress until then.
         """
         partition = move.partition
         lifecycle = self._node.lifecycle(partition)
-        if lifecycle.state is State.OWNED and lifecycle.move_id == move.move_id:  # it ended before
+        if lifecycle.state is State.OWNED and lifecycle.move_id == move.move_id:  # an earlier call completed the move
             running = self._running.get(partition)
             told = running.told(move.move_id) if running is not None else None
             yield told if told is not None else Progress(Phase.OWNED, epoch=lifecycle.epoch)
@@ -131,7 +135,7 @@ class Pulls:
         if (lost := await self._threads.in_files(self._node.receiver.lost, partition, move.move_id)) is not None:
             yield Progress(Phase.OWNED, fault=lost)
             return
-        if move.move_id in lifecycle.cancelled:  # in an earlier term; no seal is for it here any more
+        if move.move_id in lifecycle.cancelled:  # in an earlier term; no seal is addressed to it any more
             yield _was_cancelled(move.move_id)
             return
         running = self._running.get(partition)
@@ -161,28 +165,30 @@ class Pulls:
         return self._peers[address]
 
     def ask(self, partition: PartitionId) -> None:
-        """A batch came ahead of the partition."""
+        """Gives a copy its turn, as a batch came ahead of the partition."""
         if (running := self._running.get(partition)) is not None:
             running.pull.asked.set()
 
     def dismiss(self, partition: PartitionId, move_id: str) -> None:
-        """A move was cancelled here that may have joined a standby's transfer, which goes on."""
+        """Ends the reports of a cancelled move that may have joined a standby's transfer. The transfer goes on."""
         if (running := self._running.get(partition)) is not None:
             running.dismiss(move_id)
 
     def stop(self, partition: PartitionId) -> None:
-        """Its copy follows nobody any more."""
+        """Stops the transfer of a copy that has no source to follow any more."""
         running = self._running.pop(partition, None)
         if running is not None:
             running.task.cancel()
 
     def incoming(self) -> list[tuple[PartitionId, str]]:
-        """(partition, move) of copies to this replica whose move has not ended here. Also of a transfer that failed:
-        what it left is kept until the controller says what becomes of it."""
+        """Returns (partition, move) of copies to this replica whose move has not ended here.
+
+        Copies of failed transfers count: they are kept until the controller decides about them.
+        """
         return [(found.partition, found.move_id) for found, _ in self._node.inventory() if found.state is State.WARMING]
 
     async def end(self, partition: PartitionId, move_id: str) -> None:
-        """Its move is over, and its cancellation was lost."""
+        """Gives up the copy of a move that is over, and whose cancellation was lost."""
         lifecycle = self._node.lifecycle(partition)
         if lifecycle.state is State.WARMING and lifecycle.move_id == move_id:
             log.warning("move %s of %s is over: its copy is given up", move_id, partition)

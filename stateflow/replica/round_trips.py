@@ -1,4 +1,4 @@
-"""How far away other replicas are, measured from here because the controller asks."""
+"""Round trips to other replicas, measured from here at the controller's request."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from stateflow.errors import StateflowError
 from stateflow.replica.peers import SourceReplica
 from stateflow.types import PartitionId
 
-#: of each, of which the median counts: the first may find a program that has just begun to run
+#: pings to each address, of which the median counts: the first may meet a program that has just started
 PINGS = 5
-#: a replica that is asked for more measures to the first of them
+#: a replica that is asked about more addresses measures only this many
 ADDRESSES_MAX = 64
 #: for all pings to one address, connecting included
 WITHIN_S = 2.0
-#: of no operator's: what is asked of it is answered at once, and costs nothing
+#: a partition of no operator: inspecting it is answered at once, and costs nothing
 _NOTHING = PartitionId("ping", 0)
 
 
@@ -28,7 +28,7 @@ class RoundTrips:
         self._connect, self._clock = connect, clock
 
     async def measure(self, addresses: Sequence[str]) -> list[float]:
-        """Milliseconds to each; -1: no answer in time."""
+        """Returns the round trip to each address, in milliseconds; -1: no answer in time."""
         found = await asyncio.gather(*map(self._to, addresses[:ADDRESSES_MAX]))
         return [*found, *(-1.0 for _ in addresses[ADDRESSES_MAX:])]
 

@@ -1,4 +1,4 @@
-"""What requests took, for whoever asks: the newest ones, each with a number."""
+"""Durations of requests: the newest ones, numbered, and totals by operator."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ OPERATORS_MAX, OTHERS = 500, "(others)"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request. ``total_ms``: from its first message until the last output was handed back. ``held_ms``: of that,
-    waiting for a partition to come here. ``at_us``: when it ended."""
+    """One request. ``total_ms``: from its first message until the last output was handed back. ``held_ms``: the part of
+    it spent waiting for a partition to come here. ``at_us``: when it ended."""
 
     number: int
     at_us: int
@@ -28,7 +28,7 @@ class Sample:
 
 @dataclass(slots=True)
 class OfOperator:
-    """What its requests were, all together. ``held_s``: waiting for partitions to come here."""
+    """Totals of an operator's requests. ``held_s``: time spent waiting for partitions to come here."""
 
     rows: int = 0
     held_s: float = 0.0
@@ -40,19 +40,22 @@ class Samples:
         self._clock = clock
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)
         self._number = 0
-        #: of all requests
+        #: rows of all requests
         self.rows = 0
         self.by_operator: dict[str, OfOperator] = {}
 
     def add(self, operator: str, rows: int, started: float, held_from: float | None) -> None:
-        """A request has ended. Monotonic seconds; ``held_from``: since when it waited for partitions, None: it did
-        not."""
+        """Counts a request that has ended.
+
+        ``started`` and ``held_from`` are monotonic seconds. ``held_from``: since when the request waited for
+        partitions; None: it did not wait.
+        """
         now = self._clock.monotonic()
         self._number += 1
         self.rows += rows
         of = self.by_operator.get(operator)
         if of is None:
-            if len(self.by_operator) >= OPERATORS_MAX:  # whoever asks can make up names
+            if len(self.by_operator) >= OPERATORS_MAX:  # callers can make up names
                 operator = OTHERS
             of = self.by_operator.setdefault(operator, OfOperator())
         of.rows += rows
@@ -62,6 +65,7 @@ class Samples:
         self._samples.append(Sample(self._number, self._clock.now_us(), operator, rows, (now - started) * 1e3, held_ms))
 
     def after(self, number: int, newest: int = 0) -> list[Sample]:
-        """Those with a larger number, oldest first; ``newest``: so many of them at most, 0: all."""
+        """Returns the requests with a larger number, oldest first. ``newest``: at most this many, the newest; 0:
+        all."""
         found = list(islice(takewhile(lambda each: each.number > number, reversed(self._samples)), newest or None))
         return found[::-1]

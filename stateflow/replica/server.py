@@ -34,7 +34,7 @@ from stateflow.tracing import begin_tracing, end_tracing
 from stateflow.types import ReplicaInfo
 
 log = logging.getLogger(__name__)
-#: how long a thread may keep the interpreter from the event loop; bounds what a busy batch adds to a pause
+#: how long a thread may keep the interpreter from the event loop; bounds what a running batch adds to a pause
 SWITCH_INTERVAL_S = 0.0005
 
 
@@ -51,14 +51,16 @@ async def serve(
     ready: asyncio.Future[Listening] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Run a replica until ``stop``, or until one of its duties ends by itself. Then it stops, and raises that error:
-    without its lease, or with nobody who looks after stuck batches, it would only seem to be there.
+    """Runs a replica until ``stop``, or until one of its duties ends by itself.
+
+    Then it stops, and raises that duty's error: without its lease, or without a watchdog for stuck batches, it would
+    only seem to be there.
 
     Raises PortInUse, InvalidArgument, InsecureRefused, BadCertificate, ExtraMissing.
 
     Args:
         random: spreads the periodic checkpoints of replicas that were started together.
-        metrics: where its figures are served; empty: nowhere.
+        metrics: address where its figures are served; empty: nowhere.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_buffers()
@@ -78,7 +80,7 @@ async def serve(
             return
         await server.start()
         if metrics:
-            from stateflow.metrics.page import Page  # what only who wants it pays for
+            from stateflow.metrics.page import Page  # imported by those who want it
 
             figures = Figures(service, info, limits, clock)
             page = Page(metrics, figures, asyncio.get_running_loop(), node.batches.figures)
@@ -92,7 +94,7 @@ async def serve(
         for task in tasks:
             task.cancel()
         stopping = asyncio.ensure_future(server.stop(grace=2))
-        service.end_streams()  # else they last for as long as their clients
+        service.end_streams()  # they would last as long as their clients
         await stopping
     finally:
         if page is not None:
@@ -105,7 +107,7 @@ async def serve(
 
 
 async def _first_to_end(duties: list[asyncio.Task[None]], stop: asyncio.Event) -> StateflowError | None:
-    """Wait for ``stop``. What a duty ended with that did not wait for it, which sets ``stop``, too."""
+    """Waits for ``stop`` and returns None, or for the first duty to end, then sets ``stop`` and returns its error."""
     stopping = asyncio.create_task(stop.wait())
     try:
         done, _ = await asyncio.wait([stopping, *duties], return_when=asyncio.FIRST_COMPLETED)
@@ -123,8 +125,10 @@ async def _first_to_end(duties: list[asyncio.Task[None]], stop: asyncio.Event) -
 
 
 async def recover(service: ReplicaService, info: ReplicaInfo, controller: str, stop: asyncio.Event) -> bool:
-    """Find what is here, saying meanwhile that this replica is coming. False: it was stopped. Raises what
-    :meth:`ReplicaNode.recover` raises."""
+    """Finds the partitions that are here, and tells the controllers meanwhile that this replica is coming.
+
+    Returns False if it was stopped. Raises what :meth:`ReplicaNode.recover` raises.
+    """
     finding = asyncio.ensure_future(service.threads.in_files(service.node.recover))
     saying = asyncio.create_task(say_opening(service.member(info), controller))
     stopping = asyncio.create_task(stop.wait())
@@ -141,7 +145,7 @@ async def recover(service: ReplicaService, info: ReplicaInfo, controller: str, s
 def duties(
     service: ReplicaService, info: ReplicaInfo, controller: str, incarnation: str
 ) -> list[Coroutine[Any, Any, None]]:
-    """What a replica does without being asked, for as long as it runs."""
+    """Returns the tasks that a replica performs unasked, for as long as it runs."""
     found: list[Coroutine[Any, Any, None]] = [
         service.applier.watch.run(),
         stay_registered(service.member(info), controller, incarnation),

@@ -1,4 +1,4 @@
-"""What a replica is asked over gRPC: each handler translates, and hands the work to who does it."""
+"""The replica's gRPC handlers: each translates a request, and hands the work to the object that does it."""
 
 from __future__ import annotations
 
@@ -74,10 +74,12 @@ SOURCES_PER_REPLY = 1000
 
 
 class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
-    """Args:
-    checkpoints: where periodic and on-demand checkpoints go; None switches them off.
-    garbage: this process's, when nobody else looks after it.
-    tracing: where its spans go; None: it makes none.
+    """The gRPC service of one replica.
+
+    Args:
+        checkpoints: where periodic and on-demand checkpoints go; None switches them off.
+        garbage: the collector of this process; None: the process looks after it elsewhere.
+        tracing: where its spans go; None: it makes none.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         self._loop = asyncio.get_running_loop()
 
     def member(self, info: ReplicaInfo) -> Member:
-        """As its cluster is to know it."""
+        """Returns this replica as its cluster is to know it."""
         return Member(self.node, info, self._clock, self._connect, self.threads, self._pulls, self.bundles)
 
     # -- batches ------------------------------------------------------------------------------------------
@@ -121,7 +123,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         self._streams.add(stream)
         try:
             await stream.run(requests)
-        except StateflowError as error:  # what is wrong with a call is its answer
+        except StateflowError as error:  # the call's error is its answer
             await abort(context, error)
         finally:
             self._streams.discard(stream)
@@ -321,7 +323,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     @unary
     async def Snapshot(self, request: rpb.SnapshotRequest, context: grpc.aio.ServicerContext) -> rpb.SnapshotReply:
         partition = PartitionId(request.operator, request.partition)
-        has = request.kept  # unset: without a move, as no copy is
+        has = request.kept  # unset: no move, so it matches no copy
         kept = Kept(has.move_id, has.epoch, has.sequence)
         snapshot = await self.threads.in_files(
             self.node.sender.snapshot, partition, request.move_id, request.standby, kept
@@ -353,7 +355,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
             self._freeing = self._loop.create_task(free_caches(self.node.cache, self.applier.turns))
 
     def end_streams(self) -> None:
-        """Listen to no more batches; what came whole is answered."""
+        """Reads no more batches; those that came whole are answered."""
         for stream in self._streams:
             stream.end()
 

@@ -1,4 +1,4 @@
-"""Who sends to partitions, and how far they have come."""
+"""Sources of partitions, and how far each has come."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stateflow.types import PartitionId, ReplicaInfo
 
 
 class Sources:
-    """Methods raise NotOwner, LeaseLost."""
+    """Positions, kept outputs and retirement of sources. Methods raise NotOwner, LeaseLost."""
 
     def __init__(self, node: ReplicaNode, threads: Threads, turns: Turns, confirmations: Confirmations) -> None:
         self._node, self._threads, self._turns, self._confirmations = node, threads, turns, confirmations
@@ -23,8 +23,11 @@ class Sources:
     async def positions(
         self, operator: str, source: str, partitions: Collection[int], before: int | None = None
     ) -> Position | dict[int, Position]:
-        """How far a source has come, by partition; those that have seen nothing of it are left out. One position where
-        all of them contain the batch before ``before``, as every task of a micro-batch asks: from memory."""
+        """Returns how far a source has come, by partition; partitions that have seen nothing of it are left out.
+
+        Returns one position, from memory, if all partitions contain the batch before ``before``. Every task of a
+        micro-batch asks this way.
+        """
         if before is not None:
             whole = self._node.reader.whole_before(operator, partitions, source, before)
             if whole is not None:
@@ -39,9 +42,14 @@ class Sources:
     async def open(
         self, operator: str, source: str, partitions: Collection[int], session: Session, settled: int | None = None
     ) -> Position | dict[int, Position]:
-        """Refuse older clients of it from now on. What its client is told now that partitions contain, it takes for
-        acknowledged: so it waits like an answer where that takes a standby. Raises SourceTaken, StandbyMissing,
-        SourceRetired. Args: settled: see :meth:`~stateflow.runtime.sources.Sources.open`."""
+        """Opens a session of a source, and refuses older clients of it from then on. Returns its positions.
+
+        The client takes the batches that partitions contain now for acknowledged. So this call waits for a standby,
+        like an answer, where acknowledgements do. Raises SourceTaken, StandbyMissing, SourceRetired.
+
+        Args:
+            settled: see :meth:`~stateflow.runtime.sources.Sources.open`.
+        """
         at: dict[PartitionId, int] = {}
         for number in partitions:
             partition = PartitionId(operator, number)
@@ -59,19 +67,19 @@ class Sources:
     async def outputs(
         self, operator: str, source: str, partitions: Collection[int], after: int
     ) -> AsyncIterator[tuple[int, int, bytes]]:
-        """(partition, batch, what is kept of it), of batches behind ``after``."""
+        """Yields (partition, batch, kept output) of batches after ``after``."""
         for number in partitions:
             partition = PartitionId(operator, number)
             for batch, output in await self._threads.in_files(self._node.reader.outputs, partition, source, after):
                 yield number, batch, output
 
     async def views(self, operator: str, partitions: Collection[int]) -> AsyncIterator[tuple[int, list[SourceView]]]:
-        """(partition, who has sent to it)."""
+        """Yields (partition, sources that have sent to it)."""
         for number in partitions:
             yield number, await self._threads.in_files(self._node.reader.sources, PartitionId(operator, number))
 
     async def retire(self, operator: str, source: str, partitions: Collection[int]) -> int:
-        """Returns how many partitions had more of it than a tombstone."""
+        """Retires a source, and returns how many partitions had more of it than a tombstone."""
         retired = 0
         for number in partitions:
             retired += await self._turns.in_turn(
@@ -82,7 +90,10 @@ class Sources:
     async def drop_output(
         self, operator: str, source: str, batch: int, partitions: Collection[int], apply: bool
     ) -> dict[int, int]:
-        """Partition → bytes of the output that it kept of a batch; those that kept none are left out."""
+        """Returns the bytes of the output kept of a batch, by partition, and drops it if ``apply``.
+
+        Partitions that kept no output are left out.
+        """
         found: dict[int, int] = {}
         for number in partitions:
             partition = PartitionId(operator, number)

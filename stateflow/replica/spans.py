@@ -1,4 +1,4 @@
-"""A replica's spans: one for a batch that comes here, with its commit below it, and one for a part in a move."""
+"""A replica's spans: one for each batch, with its commit as a child, and one for its part in a move."""
 
 from __future__ import annotations
 
@@ -18,17 +18,21 @@ from stateflow.tracing import Made, Tracing, traceparent_in
 
 
 class BatchSpan:
-    """Of one batch. Told by the thread that applies, and by its call when that has come back."""
+    """The span of one batch. The batch thread reports to it, and the call that waits for that thread."""
 
     def __init__(self, made: Made, clock: Clock) -> None:
         self._made, self._clock = made, clock
         self._commits = 0
-        self._committing_us = self._committed_us = 0  # the first began, the last ended; wall clock
+        self._committing_us = self._committed_us = 0  # begin of the first commit, end of the last; wall clock
         self._spent = {"rows": 0, "partitions": 0, "replayed": 0, "refused": 0, "operator_us": 0, "commit_us": 0}
 
     @classmethod
     def begun(cls, tracing: Tracing | None, frame: Frame, started: float, clock: Clock) -> BatchSpan | None:
-        """None: nobody follows it. Args: started: when its first message came, monotonic seconds."""
+        """Begins a span; None: the batch is not traced.
+
+        Args:
+            started: when the first message of the batch came, in monotonic seconds.
+        """
         batch = frame.batch
         if tracing is None or not batch.traceparent:
             return None
@@ -52,11 +56,11 @@ class BatchSpan:
         self._committing_us = self._committing_us or self._clock.now_us()
 
     def committed(self) -> None:
-        """One of the partitions."""
+        """Notes that one of the partitions has committed."""
         self._committed_us = self._clock.now_us()
 
     def came(self, outcome: Applied | StateflowError) -> None:
-        """Of a partition, as its sender is told."""
+        """Adds the outcome of one partition, as its sender is told."""
         spent = self._spent
         spent["partitions"] += 1
         if isinstance(outcome, StateflowError):
@@ -72,7 +76,7 @@ class BatchSpan:
         self._made.tell(passed=partitions)
 
     def held(self, partitions: int) -> None:
-        """They are on their way here."""
+        """Notes that batch slices wait for partitions on their way here."""
         self._made.happened("held", partitions=partitions)
 
     def end(self, error: BaseException | None) -> None:
@@ -87,8 +91,11 @@ class BatchSpan:
 
 
 def followed(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Handler of one answer or many, of a move's part: its lines say which move it is, and where the move is traced its
-    span is below the one that asked. Within ``unary`` or ``streaming``."""
+    """Decorates a handler, unary or streaming, of a move's part on this replica.
+
+    Lines that it logs name the move. If the move is traced, the handler has a span below that of its caller. Belongs
+    inside ``unary`` or ``streaming``.
+    """
 
     def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.isasyncgenfunction(method):

@@ -1,4 +1,4 @@
-"""The replica's end of an Apply stream: its calls are worked on side by side, and answered as they end."""
+"""The replica's end of an Apply stream: its calls run side by side, and each is answered when it ends."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import fault_of, unexpected
 
 log = logging.getLogger(__name__)
-#: of requests that were read and not taken up, of one stream; then no more are read, until some are
+#: bytes of one stream's requests that were read and not taken up; beyond it, reading stops until some are taken up
 READ_BYTES_MAX = 8 << 20
-#: … of all streams together, of which each has its part, and no less than the least
+#: … of all streams together, divided equally among them, but not below the minimum
 ALL_READ_BYTES_MAX = 256 << 20
 READ_BYTES_MIN = 64 << 10
-#: of answers that its sender has not taken: then none of its calls is begun, until it has
+#: bytes of answers that the sender has not taken; beyond it, none of its calls begins until it has
 UNTAKEN_BYTES_MAX = 8 << 20
-#: what a request takes beside its bytes
+#: memory of a request in addition to its bytes
 REQUEST_BYTES = 1_000
-#: of one stream at a time
+#: calls of one stream at a time
 CALLS_MAX = 4096
 
 
 class CallStream:
-    """A call that waits, for its partition or for the rest of its rows, holds up no other.
+    """One Apply stream. A call that waits, for its partition or for the rest of its rows, does not delay the others.
 
     Args:
-        write: sends a response; one at a time.
-        bytes_max: of outputs in one response.
+        write: sends a response; called for one at a time.
+        bytes_max: limit of the outputs in one response, in bytes.
         caller: whose stream it is; see :meth:`Exchange.caller`.
-        streams: how many there are.
+        streams: returns the number of streams.
     """
 
     def __init__(
@@ -63,7 +63,8 @@ class CallStream:
         self._ended = False
 
     async def run(self, requests: AsyncIterator[rpb.ApplyRequest]) -> None:
-        """Until all came and is answered. Raises InvalidArgument for a request that belongs to no call."""
+        """Returns when all calls came and were answered. Raises InvalidArgument for a request that belongs to no
+        call."""
         reading = self._reading = self._loop.create_task(self._read(requests))
         try:
             if self._ended:
@@ -81,7 +82,7 @@ class CallStream:
                 task.cancel()
 
     def end(self) -> None:
-        """Read no more: what came whole is answered."""
+        """Reads no more requests; calls that came whole are answered."""
         self._ended = True
         if self._reading is not None:
             self._reading.cancel()
@@ -103,7 +104,7 @@ class CallStream:
                 self._read_at = self._loop.time()
 
     def _call_of(self, request: rpb.ApplyRequest) -> _Call | None:
-        """None: its call is over, as one that was refused before all of it came."""
+        """Returns the call of a request; None: the call is over, for example refused before all of it came."""
         number = request.call
         if 0 < number <= self._newest and not request.HasField("header"):
             return self._calls.get(number)
@@ -122,7 +123,7 @@ class CallStream:
         return call
 
     def taken(self, size: int) -> None:
-        """So many bytes that were read are taken up."""
+        """Notes that ``size`` bytes of the requests that were read have been taken up."""
         self._unread -= size
         if self._unread <= self._read_bytes_max():
             self._room.set()
@@ -131,7 +132,7 @@ class CallStream:
         return min(READ_BYTES_MAX, max(READ_BYTES_MIN, ALL_READ_BYTES_MAX // max(1, self._streams())))
 
     def silent_s(self) -> float:
-        """For how long nothing came although it was read."""
+        """Returns for how many seconds nothing came although the stream was reading; 0 while it does not read."""
         return self._loop.time() - self._read_at if self._room.is_set() else 0.0
 
     # -- what comes of it ---------------------------------------------------------------------------------
@@ -158,7 +159,7 @@ class CallStream:
                 await self.say(rpb.ApplyResponse(call=call.number, last=True, fault=fault))
 
     async def say(self, response: rpb.ApplyResponse) -> None:
-        """Raises Unavailable when its sender is gone."""
+        """Sends a response. Raises Unavailable when the sender of the batch is gone."""
         self._said_at = self._loop.time()
         size = response.ByteSize()
         self._untaken += size
@@ -175,13 +176,13 @@ class CallStream:
                 self._taken.set()
 
     async def give_sign_of_life(self) -> None:
-        """Whatever was said of one call tells of all of them."""
+        """Sends an empty response unless one was sent recently. Any response is a sign of life for all calls."""
         if self._loop.time() - self._said_at > BEAT_S / 2:
             await self.say(rpb.ApplyResponse())
 
 
 class _Call:
-    """One exchange. ``told_last``: its sender knows that nothing more comes."""
+    """One exchange. ``told_last``: the sender knows that nothing more comes."""
 
     def __init__(self, stream: CallStream, number: int) -> None:
         self.number = number
@@ -189,7 +190,7 @@ class _Call:
         self._stream = stream
         self._reader = FrameReader()
         self._came: asyncio.Queue[tuple[rpb.ApplyRequest, int] | None] = asyncio.Queue()
-        self._size = 0  # of the request in hand
+        self._size = 0  # of the request being worked on
         self._all_came = False
         self._unanswered = 0  # shares
 
@@ -201,11 +202,11 @@ class _Call:
         self._came.put_nowait((request, size))
 
     def end(self) -> None:
-        """No more will come."""
+        """Ends the queue: no more requests will come."""
         self._came.put_nowait(None)
 
     def let_go(self) -> None:
-        """Of what came."""
+        """Releases the bytes of all requests in the queue."""
         self._stream.taken(self._size)
         while not self._came.empty():
             if (left := self._came.get_nowait()) is not None:
@@ -234,7 +235,7 @@ class _Call:
                 async with asyncio.timeout(left_s):
                     return await self._came.get()
             except TimeoutError:
-                pass  # others may have come meanwhile, or nothing was read
+                pass  # other requests may have come meanwhile, or reading was suspended
 
     async def answer(self, answers: Sequence[Answer]) -> None:
         self._unanswered -= len(answers)

@@ -1,4 +1,4 @@
-"""Owning a partition whose owner is gone."""
+"""Takeover: owning a partition whose owner is gone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ class Succession:
         self._node, self._checkpoints, self._threads, self._pulls = node, checkpoints, threads, pulls
 
     async def take_over(self, wanted: TakeOver) -> TakenOver:
-        """Raises InvalidArgument where there is no checkpoint store, and what the way there raises."""
+        """Owns the partition from a standby's copy, local files or a checkpoint.
+
+        Raises InvalidArgument where there is no checkpoint store, and the errors of the chosen way.
+        """
         successor, partition = self._node.successor, wanted.partition
         move_id, epoch, command = wanted.move_id, wanted.epoch, wanted.command
         match wanted.how:

@@ -1,4 +1,4 @@
-"""Threads for what would keep the event loop from its other work."""
+"""Thread pools for work that would block the event loop."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ T = TypeVar("T")
 
 
 class Threads:
-    """``files``: for long work on files; ``quick``: for what a pause waits for; ``sizes``: for looks at the disk, which
-    somebody waits for who takes a replica without an answer for one without room."""
+    """The thread pools of a replica.
+
+    ``files``: long work on files. ``quick``: work that a move's pause waits for. ``sizes``: measurements of disk usage;
+    those who wait for them take a replica without an answer for one without room.
+    """
 
     def __init__(self) -> None:
         self.files = ThreadPoolExecutor(4, thread_name_prefix="files")

@@ -1,5 +1,7 @@
-"""What goes wrong in what a process does again and again. It is said and gone on: a duty that ended with its first
-error would leave a process that looks alive and does not do it any more."""
+"""Errors of recurring duties: logged, and survived.
+
+A duty that ended with its first error would leave a process that looks alive and no longer performs it.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ from stateflow.storage.faults import meaning
 
 
 class Troubles:
-    """Of one duty. Each kind is said once, until a round goes well.
+    """The errors of one duty. Each kind is logged once, until a round goes well.
 
     Args:
-        log: whose duty it is.
-        what: begins the line, such as "checkpoints are not taken".
+        log: logger of the duty's module.
+        what: begins each line, such as "checkpoints are not taken".
     """
 
     def __init__(self, log: logging.Logger, what: str) -> None:
@@ -24,25 +26,25 @@ class Troubles:
 
     @contextmanager
     def survived(self) -> Iterator[None]:
-        """A round: whatever goes wrong in it is said, and the next one may go better."""
+        """Runs one round: any error in it is logged, and the next round may go better."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - which is said
+        except Exception as error:  # noqa: BLE001 - logged
             self.met(error)
         else:
             self.over()
 
     def over(self) -> None:
-        """A round went well: what comes next is news."""
+        """Notes that a round went well: the next error is logged again."""
         self._said = ""
 
     def is_new(self, kind: str) -> bool:
-        """Is it another one than was said last? It counts as said from now on."""
+        """Tells whether ``kind`` differs from the last one, and notes it as the last."""
         former, self._said = self._said, kind
         return kind != former
 
     def met(self, error: Exception) -> None:
-        """One line of what the environment did; with its stack, where it is a bug in stateflow."""
+        """Logs an error of the environment in one line, and a bug in stateflow with its stack."""
         meant = meaning(error)
         if meant is None:
             self.unforeseen(error)
@@ -50,7 +52,7 @@ class Troubles:
             self._log.error("%s: %s", self._what, meant)
 
     def unforeseen(self, error: Exception) -> None:
-        """A bug in stateflow, which a simulation fails with."""
+        """Logs a bug in stateflow; simulations fail with it."""
         kind = type(error).__name__
         if self.is_new(kind):
             self._log.error("%s: %s: %s", self._what, kind, error, exc_info=error)

@@ -1,4 +1,4 @@
-"""The thread in which batches are applied, one after the other, and what has its turn between two of them."""
+"""The thread in which batches are applied one after the other, and jobs that run between two of them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from stateflow.state import CachePool
 from stateflow.types import PartitionId
 
 T = TypeVar("T")
-#: between portions of what a partition left in the cache, each about a millisecond
+#: pause between portions of what a partition left in the cache; a portion takes about a millisecond
 FREEING_REST_S = 0.02
-#: whether the thread has ended is looked for so often
+#: interval of checking whether the thread has ended
 LOOK_S = 0.02
 
 
 class Turns:
-    """``stopping``: nothing is begun any more."""
+    """The batch thread's turns. ``stopping``: nothing new is begun."""
 
     def __init__(self, clock: Clock) -> None:
         self._lane = Lane("batches", clock)
@@ -30,16 +30,22 @@ class Turns:
         self.stopping = False
 
     async def run(self, work: Callable[..., T], *arguments: object, of: Hashable = None) -> T:
-        """Args: of: the caller whose turn it takes. Raises LeftBehind when the thread does not come back."""
+        """Runs ``work`` in the batch thread. Raises LeftBehind when the thread does not come back.
+
+        Args:
+            of: the caller whose turn it takes; None: this process's own.
+        """
         return await self._loop.run_in_executor(Place(self._lane, of), work, *arguments)
 
     def others_wait(self, caller: Hashable) -> bool:
-        """For their turns."""
+        """Tells whether callers other than ``caller`` wait for their turns."""
         return self._lane.others_wait(caller)
 
     async def in_turn(self, work: Callable[..., T], *arguments: object) -> T:
-        """Between two batches. Raises Unavailable when the thread does not come back, and when the replica stops before
-        its turn."""
+        """Runs ``work`` between two batches.
+
+        Raises Unavailable when the thread does not come back, and when the replica stops before the work begins.
+        """
 
         def do() -> T:
             if self.stopping:
@@ -54,27 +60,29 @@ class Turns:
             raise Unavailable("the partition is held up here", remedy="see the replica's log; ask again") from error
 
     def spare(self, work: Callable[[], object]) -> None:
-        """Between two batches, and nobody waits for it."""
+        """Runs ``work`` between two batches, without waiting for it. Does nothing when the replica stops."""
         if not self.stopping:
             self._lane.submit(work)
 
     @property
     def busy_since(self) -> float | None:
-        """When what has its turn began, monotonic seconds; None: nothing has."""
+        """Begin of the running job, in monotonic seconds; None: the thread is idle."""
         return self._lane.busy_since
 
     def leave_behind(self) -> None:
-        """The thread does not come back: another one goes on with the rest."""
+        """Continues with the remaining jobs in another thread, as this one does not come back."""
         self._lane.leave_behind()
 
     def stop(self) -> None:
-        """Begin nothing any more; what has its turn is finished."""
+        """Begins nothing new; the running job is finished."""
         self.stopping = True
         self._lane.shutdown(wait=False)
 
     async def is_over(self, wait_s: float = 0.0) -> bool:
-        """Behind :meth:`stop`: does nobody work on a batch, within that time? There may be none in hand and the next
-        one begin."""
+        """Tells, after :meth:`stop`, whether the thread has ended within ``wait_s``.
+
+        A missing running batch would not tell that: the next one may be about to begin.
+        """
         until = self._clock.monotonic() + wait_s
         while not self._lane.is_over and self._clock.monotonic() < until:  # noqa: ASYNC110 - a thread's
             await asyncio.sleep(LOOK_S)
@@ -86,8 +94,9 @@ def stops(partition: PartitionId | None = None) -> Unavailable:
 
 
 async def free_caches(cache: CachePool, turns: Turns) -> None:
-    """Of partitions that went, portion by portion between batches, and not while their seal is on its way."""
-    with contextlib.suppress(Unavailable):  # the next partition that goes has it gone on with
+    """Frees the cache entries of partitions that have left, in portions between batches, but not while their seal is on
+    its way."""
+    with contextlib.suppress(Unavailable):  # the next partition that leaves has it continued
         while cache.has_left:
             await asyncio.sleep(FREEING_REST_S)
             await turns.in_turn(cache.free_some)

@@ -1,7 +1,7 @@
-"""A replica's readers of whole partitions, behind the stream: verifications, and trials of an operator's new version.
+"""Readers of whole partitions: verifications, and trials of an operator's new version.
 
-One partition at a time is read, however many verifications are asked for. A trial calls the operator's own code, which
-may not come back: each has a thread of its own, and is given up as a batch would be.
+They read one partition at a time, however many verifications are asked for. A trial calls the operator's own code,
+which may not come back: each has a thread of its own, and is given up as a batch would be.
 """
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ class VerifyShell:
         self._loop = asyncio.get_running_loop()
 
     async def verify(self, partition: PartitionId, standby_of: int | None) -> AsyncIterator[Verification]:
-        """Two: which moment is read, and what was found. None where it is not here. Whoever asks no longer ends it."""
+        """Yields two reports: which moment is read, and what was found. Yields nothing if the partition is not here.
+
+        A caller that stops iterating ends the verification.
+        """
         verifier = self._node.verifier
         beginning = self._threads.files.submit(verifier.begin, partition, standby_of)
         try:
             copy = await asyncio.wrap_future(beginning)
         except asyncio.CancelledError:
-            beginning.add_done_callback(self._unasked)  # its thread goes on, and nobody else knows what it made
+            beginning.add_done_callback(self._unasked)  # its thread goes on, and no other code knows what it made
             raise
         if copy is None:
             return
@@ -57,7 +60,7 @@ class VerifyShell:
             yield await self._loop.run_in_executor(self._one, verifier.read, copy, stop.is_set)
         finally:
             stop.set()
-            self._one.submit(verifier.end, copy)  # behind what still reads it
+            self._one.submit(verifier.end, copy)  # after the read that may be under way
 
     def _unasked(self, begun: Future[Copy | None]) -> None:
         if not begun.cancelled() and begun.exception() is None and (copy := begun.result()) is not None:
@@ -68,17 +71,17 @@ class VerifyShell:
 
 
 class TrialShell:
-    """Tries versions on what is stored here; see :mod:`stateflow.runtime.trial`."""
+    """Tries versions on the state stored here; see :mod:`stateflow.runtime.trial`."""
 
     def __init__(self, node: ReplicaNode, clock: Clock, threads: Threads) -> None:
         self._node, self._clock, self._threads = node, clock, threads
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def run(self, spec: OperatorSpec, numbers: Iterable[int]) -> AsyncIterator[int]:
-        """Yields each partition that has been tried. One that is not owned here, or cannot be read, is left out.
+        """Yields each partition that has been tried; partitions not owned here, or unreadable, are left out.
 
-        Whoever stops asking ends it. Raises OperatorNotImportable, OperatorOutdated, and what the version fails with:
-        SchemaMismatch, OperatorFailed, OperatorStuck, DecodeError or EncodeError.
+        A caller that stops iterating ends the trial. Raises OperatorNotImportable, OperatorOutdated, and the errors of
+        the version: SchemaMismatch, OperatorFailed, OperatorStuck, DecodeError or EncodeError.
         """
         trials, in_files = self._node.trials, self._threads.in_files
         cls = await in_files(trials.load, spec)
@@ -116,7 +119,7 @@ class TrialShell:
             log.warning("%s is not tried: %s", partition, meaning(error) or error)
             return False
         finally:
-            pace.lane.submit(trials.end, trial)  # behind the piece that is under way
+            pace.lane.submit(trials.end, trial)  # after the piece that is under way
             pace.lane.shutdown(wait=False)
         return True
 
@@ -126,8 +129,10 @@ class TrialShell:
 
 
 class _Pace:
-    """Runs a trial piece by piece, and makes way for batches between two. The migration is part of one batch later, so
-    all pieces together may take as long as a batch may."""
+    """Runs a trial piece by piece, and makes way for batches between two pieces.
+
+    The migration will be part of one batch later, so all pieces together may take as long as a batch may.
+    """
 
     def __init__(self, node: ReplicaNode, clock: Clock, lane: Lane) -> None:
         self._node, self._clock, self.lane = node, clock, lane
@@ -135,13 +140,13 @@ class _Pace:
         self._step: asyncio.Future[bool] | None = None
 
     async def run(self, trial: Trial) -> None:
-        """Raises OperatorStuck, and what :meth:`Trial.step` raises."""
+        """Runs the trial to its end. Raises OperatorStuck, and what :meth:`Trial.step` raises."""
         limit_s, spent_s, loop = self._node.settings.batch_timeout_s, 0.0, asyncio.get_running_loop()
         more = True
         while more:
             began, self._hand = self._clock.monotonic(), None
             self._step = step = loop.run_in_executor(self.lane, self._take, trial)
-            step.add_done_callback(lambda done: done.cancelled() or done.exception())  # also where nobody asks any more
+            step.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if nobody waits
             try:
                 while not step.done():
                     await asyncio.wait((step,), timeout=max(limit_s - spent_s, 0.0) if limit_s else None)
@@ -149,10 +154,10 @@ class _Pace:
                         await self._give_up(step)
                 more = step.result()
             except OperatorStuck as error:
-                if spent_s > limit_s / 2:  # it is no single key
+                if spent_s > limit_s / 2:  # not one key alone
                     raise self._too_slow(trial.copy.partition) from error
                 error.located(replica=self._node.info.name)
-                raise OperatorStuck(error.what, remedy=MEND, **error.where) from error  # no batch has to do with it
+                raise OperatorStuck(error.what, remedy=MEND, **error.where) from error  # no batch is involved
             now = self._clock.monotonic()
             spent_s += now - began
             if more and limit_s and spent_s >= limit_s:
@@ -171,7 +176,7 @@ class _Pace:
         )
 
     async def leave(self) -> None:
-        """Ends the piece that is under way, for nobody asks any more."""
+        """Ends the piece that is under way, as the caller has stopped iterating."""
         if self._step is not None:
             with contextlib.suppress(StateflowError):
                 await self._give_up(self._step)
@@ -187,7 +192,7 @@ class _Pace:
             hand.end()
 
     async def _give_up(self, step: asyncio.Future[bool]) -> None:
-        """Interrupts the operator. Raises OperatorStuck where that is not possible; its thread is left behind."""
+        """Interrupts the operator. Raises OperatorStuck where that is not possible; its thread is left behind then."""
         for _ in range(INTERRUPTS):
             if step.done():
                 return

@@ -1,5 +1,8 @@
-"""The watch on batches that do not come back: their callers hear that they are worked on, and no operator keeps the
-others from theirs for longer than it may. How a batch is ended stands in :mod:`stateflow.runtime.watchdog`."""
+"""The watchdog of batches that do not come back.
+
+Their callers hear that the batches are worked on, and no operator delays the others for longer than it may.
+:mod:`stateflow.runtime.watchdog` says how a batch is ended.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from stateflow.runtime.replica import ReplicaNode
 from stateflow.runtime.watchdog import InHand, stalled_s
 
 log = logging.getLogger(__name__)
-#: a caller whose batches take longer is told so often that they are being worked on
+#: interval at which a caller whose batch takes long is told that it is being worked on, in seconds
 BEAT_S = 5.0
-#: how often it is looked for batches that do not come back
+#: interval of checking for batches that do not come back, in seconds
 LOOK_S = 1.0
 INTERRUPT_EVERY_S = 0.02
 INTERRUPTS = 50
@@ -27,14 +30,14 @@ INTERRUPTS = 50
 
 @dataclass(slots=True, eq=False)
 class Caller:
-    """Who waits for the thread for batches. ``beat``: the last sign of life, on its way."""
+    """A caller that waits for the batch thread. ``beat``: the last sign of life, perhaps still on its way."""
 
     tell: Callable[[], Awaitable[None]]
     said_at: float
     beat: asyncio.Task[None] | None = None
 
     async def said(self) -> None:
-        """Until no sign of life is on its way any more: one message at a time."""
+        """Waits until no sign of life is on its way: messages are sent one at a time."""
         if self.beat is not None:
             await asyncio.wait((self.beat,))
 
@@ -48,7 +51,7 @@ class Watch:
 
     @contextlib.contextmanager
     def telling(self, tell: Callable[[], Awaitable[None]]) -> Iterator[Caller]:
-        """Have ``tell`` called now and then, while the thread has what its caller waits for."""
+        """Calls ``tell`` now and then, while the batch thread has the work that the caller waits for."""
         caller = Caller(tell, self._clock.monotonic())
         self._callers.add(caller)
         try:
@@ -57,7 +60,7 @@ class Watch:
             self._callers.remove(caller)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Checks regularly, until cancelled."""
         limit_s, troubles = self._node.settings.batch_timeout_s, Troubles(log, "batches are not watched")
         while True:
             await asyncio.sleep(min(LOOK_S, limit_s / 4) if limit_s else LOOK_S)
@@ -88,7 +91,7 @@ class Watch:
                 caller.beat = self._loop.create_task(_told(caller.tell))
 
     async def end(self, hand: InHand) -> None:
-        """Interrupt a batch, or go on without its thread."""
+        """Interrupts a batch, or goes on without its thread."""
         for _ in range(INTERRUPTS):
             hand.interrupt()
             await asyncio.sleep(INTERRUPT_EVERY_S)
@@ -99,7 +102,7 @@ class Watch:
         except Exception as error:
             if not (taken := hand.taken):
                 raise
-            # the seal that waited for it, say: whoever wants that asks again, and this thread is gone all the same
+            # for example the seal that waited for the batch: its caller asks again, and the thread is gone all the same
             Troubles(log, f"{hand.partition} was taken away, and not all of that done").met(error)
         if taken:
             log.error("%s", self._node.batches.refusal(hand.partition))
@@ -111,12 +114,12 @@ class Watch:
         self._turns.leave_behind()
 
     async def end_all(self) -> None:
-        """The replica stops, and what is in hand takes too long."""
+        """Ends all running batches: the replica stops, and they take too long."""
         for hand in self._node.batches.hands.in_hand():
             with Troubles(log, "a batch is not given up").survived():
                 await self.end(hand)
 
 
 async def _told(tell: Callable[[], Awaitable[None]]) -> None:
-    with contextlib.suppress(Exception):  # whoever waits for the batch finds out
+    with contextlib.suppress(Exception):  # the caller that waits for the batch finds out
         await tell()
