@@ -159,9 +159,7 @@ class Store:
         try:
             shutil.rmtree(scratch, ignore_errors=True)  # a process that was killed left it
             scratch.mkdir(parents=True)
-            self._checkpoints.fetch(
-                manifest, stored, scratch / stored.name
-            )  # no hold: if deleted, the source has it
+            self._checkpoints.fetch(manifest, stored, scratch / stored.name)  # no hold: if deleted, the source has it
             (scratch / stored.name).replace(path)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -81,7 +81,7 @@ class Turns:
     async def is_over(self, wait_s: float = 0.0) -> bool:
         """Tells, after :meth:`stop`, whether the thread has ended within ``wait_s``.
 
-        A missing running batch would not tell that: the next one may be about to begin.
+        To see no running batch is not enough: the next one may be about to begin.
         """
         until = self._clock.monotonic() + wait_s
         while not self._lane.is_over and self._clock.monotonic() < until:  # noqa: ASYNC110 - a thread's

@@ -1,4 +1,7 @@
-"""Who calls is known by the certificate, and may call what the table of roles says; looked at before any handler."""
+"""Admission of calls: the caller is known by its certificate, and the table of roles says what it may call.
+
+Both are checked before any handler runs.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,12 @@ _CALLER: contextvars.ContextVar[Identity | None] = contextvars.ContextVar("calle
 
 
 def caller() -> Identity | None:
-    """Who asked for what is being done. None: it came in plain text, or by nobody's call."""
+    """Returns the caller of the running call. None: it came in plain text, or no call is running."""
     return _CALLER.get()
 
 
 class _Caller:
-    """Of one call, who may have been revoked, or whose certificate may have expired, since it began."""
+    """The caller of one call, which may be revoked, or its certificate expire, while the call runs."""
 
     def __init__(self, files: TlsFiles, clock: Clock, method: str, pem: bytes) -> None:
         from stateflow.security.reading import certificate_of
@@ -44,7 +47,7 @@ class _Caller:
         self._rule: Rule = check_call(method, identity)
 
     def check(self, request: Any) -> None:
-        """Raises NotAllowed."""
+        """Checks the certificate and one request. Raises NotAllowed."""
         if self._certificate.serial in self._files.current().revoked:
             raise self._refused("was revoked")
         if self._clock.now_us() > self._ends_us:
@@ -75,7 +78,8 @@ class Admission(Layer):
 
     def many(self, method: str, inner: Many) -> Many:
         async def call(request: Any, context: Context) -> AsyncIterator[Any]:
-            """It may last for days, too: who was refused meanwhile hears nothing more."""
+            """Checks each message, too: the stream may last for days, and a caller revoked meanwhile hears nothing
+            more."""
             who = await self._admit(method, request, context)
             async for message in inner(request, context):
                 try:
@@ -88,7 +92,7 @@ class Admission(Layer):
 
     def both(self, method: str, inner: Both) -> Both:
         async def call(requests: AsyncIterator[Any], context: Context) -> None:
-            """Its handler writes by itself. Each request is checked: the stream may last for days."""
+            """Checks each request, as the stream may last for days. The handler writes its responses itself."""
             who = await self._admit(method, None, context)
 
             async def checked() -> AsyncIterator[Any]:
@@ -104,7 +108,11 @@ class Admission(Layer):
         return call
 
     async def _admit(self, method: str, request: Any, context: Context) -> _Caller:
-        """Args: request: None: the first one is still to come."""
+        """Admits the caller, or ends the call with NotAllowed.
+
+        Args:
+            request: None: the first request is still to come.
+        """
         try:
             sent = context.auth_context().get("x509_pem_cert", [b""])[0]
             who = _Caller(self._files, self._clock, method, sent)
@@ -115,7 +123,7 @@ class Admission(Layer):
         except NotAllowed as error:
             refused = error
         else:
-            _CALLER.set(who.identity)  # of this call's task, and of those that it begins
+            _CALLER.set(who.identity)  # for the task of this call, and the tasks that it begins
             return who
         await abort(context, refused)
         raise refused

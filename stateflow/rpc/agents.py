@@ -1,4 +1,4 @@
-"""Agents on the wire: what they and controllers say to each other, and who asks whom."""
+"""Agents on the wire: messages between agents and controllers, and clients for both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stateflow.rpc.wire import answered, remote_error, streaming
 from stateflow.runtime.authority import Command
 
 CALL_TIMEOUT_S = 5.0
-#: (who commands, replica, lines, follow) → what its log says; empty: nothing came, and somebody is there
+#: (command, replica, lines, follow) → pieces of its log; an empty piece is only a sign of life
 Logs = Callable[[Command, str, int, bool], AsyncIterator[bytes]]
 
 
@@ -100,7 +100,10 @@ def view_to_pb(
 
 
 def report_of(message: cpb.AgentView) -> AgentReport:
-    """Each replica that it is to have or has, by name; ``state`` is empty where the agent did not speak of it yet."""
+    """Returns the report of an agent, with each replica that it is to run or runs, by name.
+
+    ``state`` is empty for a replica that the agent has not reported yet.
+    """
     info = value_of(AgentInfo, message.agent)
     wanted = {each.replica: spawned_of(each) for each in message.wanted}
     children = {child.spawned.replica: child for child in map(_child_of, message.children)}
@@ -145,7 +148,7 @@ def report_of(message: cpb.AgentView) -> AgentReport:
 
 
 class ControllerCaller:
-    """As an agent asks its controller. Raises what it refuses with, or Unavailable."""
+    """A controller, as its agents call it. Raises what it refuses with, or Unavailable."""
 
     def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
         self.address = address
@@ -160,7 +163,7 @@ class ControllerCaller:
 
 
 class AgentCaller:
-    """As a controller asks an agent. Raises what it refuses with, or Unavailable."""
+    """An agent, as its controller calls it. Raises what it refuses with, or Unavailable."""
 
     def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
         self._address = address
@@ -179,7 +182,7 @@ class AgentCaller:
 
 
 class AgentService(agent_pb2_grpc.AgentServiceServicer):
-    """What an agent is asked."""
+    """The gRPC service of an agent."""
 
     def __init__(self, logs: Logs) -> None:
         self._logs = logs

@@ -16,7 +16,7 @@ from stateflow.runtime.positions import Batch
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of one partition; see :class:`~stateflow.runtime.host.Applied`."""
+    """The answer of one partition; see :class:`~stateflow.runtime.host.Applied`."""
 
     output: bytes
     replayed: bool
@@ -24,9 +24,9 @@ class Answer:
     commit_us: int
 
 
-#: of a partition that has no rows of a batch, and where nothing was due
+#: answer of a partition that has no rows of the batch, and nothing due
 PASSED = Answer(b"", False, 0, 0)
-#: what partitions answer, or why they do not
+#: (partition, its answer or the error in its place)
 Answers: TypeAlias = list[tuple[int, Answer | StateflowError]]
 
 
@@ -38,8 +38,12 @@ def requests_of(
     chunk_bytes: int,
     after: Mapping[int, int] | None = None,
 ) -> Iterator[rpb.ApplyRequest]:
-    """As few messages as the limit allows. Args: parts: (partition, epoch), some of ``rows``; after: see
-    :class:`~stateflow.client.delivery.Deliver`."""
+    """Packs a batch into as few messages as the limit allows.
+
+    Args:
+        parts: (partition, epoch) of some of ``rows``.
+        after: see :class:`~stateflow.client.delivery.Deliver`.
+    """
     request = rpb.ApplyRequest(header=header_of(operator, batch, rows.schema))
     epochs = dict(parts)
     before: rpb.ApplyRequest | None = None
@@ -81,7 +85,7 @@ def header_of(operator: str, batch: Batch, schema: bytes) -> rpb.ApplyHeader:
 
 
 class Replies:
-    """Joins what comes in pieces; each partition of a call is told of once.
+    """Joins answers that come in pieces, and reports each partition of a call once.
 
     Args:
         tell: called as answers come, in the stream's thread.

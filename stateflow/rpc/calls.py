@@ -1,4 +1,4 @@
-"""Calls that share a stream: which of them are under way, and when the other end was last heard of. Sans-io."""
+"""Calls that share a stream: which are under way, and when the other end was last heard. Sans-io."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 class Calls(Generic[T]):
-    """Of one stream. Each call has a number, and somebody who waits for its answers.
+    """The calls of one stream. Each has a number, and a waiter for its answers.
 
-    ``heard_at``: monotonic seconds; since when nothing came though something was to come. Whatever comes is a sign of
-    life for all calls.
+    ``heard_at``: since when nothing has come although an answer is due, in monotonic seconds: the time of the last
+    message, or of the begin of a call when none was open. Any message is a sign of life for all calls.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Calls(Generic[T]):
         return len(self._open)
 
     def begin(self, waits: T, now: float) -> int:
-        """Returns its number, larger than any before."""
+        """Opens a call, and returns its number, which is larger than any before."""
         if not self._open:
             self.heard_at = now
         self._newest += 1
@@ -35,15 +35,16 @@ class Calls(Generic[T]):
         return number in self._open
 
     def came(self, number: int, last: bool, now: float) -> T | None:
-        """Something came for a call; returns who waits for it. None: nobody does, as for a mere sign of life."""
+        """Notes a message for a call, and returns its waiter; None: the call is not open, or the message is a mere sign
+        of life."""
         self.heard_at = now
         return self._open.pop(number, None) if last else self._open.get(number)
 
     def end(self, number: int) -> T | None:
-        """Nobody waits for it any more; returns who did."""
+        """Closes a call that its waiter has given up, and returns the waiter; None: the call is not open."""
         return self._open.pop(number, None)
 
     def end_all(self) -> list[T]:
-        """The stream is over; returns who waited."""
+        """Closes all calls, as the stream is over, and returns their waiters."""
         left, self._open = list(self._open.values()), {}
         return left

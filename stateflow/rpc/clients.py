@@ -1,4 +1,5 @@
-"""Blocking clients for threads and Spark workers. Channels are made at first use, so that a process may fork before."""
+"""Blocking clients for threads and Spark workers. Channels are opened at first use, so that a process may fork
+before."""
 
 from __future__ import annotations
 
@@ -44,31 +45,34 @@ from stateflow.types import OperatorSpec
 
 log = logging.getLogger(__name__)
 Stub = TypeVar("Stub")
-#: a stream that has no deadline says something more often than this
+#: longest silence of a stream without deadline, in seconds; servers send something more often
 SILENCE_S = 60.0
-#: changes nothing, and may be asked of any controller
+#: methods that change nothing, and may be answered by any controller
 READS = frozenset(
     {"Status", "GetDeployment", "ListReconfigurations", "GetReconfiguration", "ListAgents", "ListJobs", "GetJobRun"}
 )
 READ_TIMEOUT_S = 3.0
-#: people are told after so long that a controller is waited for, which is asked again so often
+#: after this long a log line says that the client waits for a controller, which it asks again at this interval
 TOLD_AFTER_S = 1.0
 ASKED_AGAIN_S = 0.1
 _LOCK = threading.Lock()
 _STUBS: dict[tuple[str, object], tuple[int, Any]] = {}
 _LINKS: dict[str, tuple[int, Link]] = {}
-#: the threads of a stream stay with the process that opened it
+#: the threads of a stream stay in the process that opened it
 os.register_at_fork(after_in_child=_LINKS.clear)
-#: of thousands of partitions on a slow disk; a controller that has gone away is noticed by the connection
-#: a new version is tried on all stored state first; a controller that dies is noticed long before
+#: a new version is first tried on all stored state, of thousands of partitions on slow disks; a dead controller is
+#: noticed long before, by its connection
 DEPLOY_TIMEOUT_S = 86_400.0
-#: who asks reads the answers itself, instead of waking a thread of the channel's for each
+#: the thread that asks reads the answers itself, instead of waking a thread of the channel for each
 _OPTIONS = (*CHANNEL_OPTIONS, (ChannelOptions.SingleThreadedUnaryStream, 1))
 
 
 def _stub(kind: Callable[[grpc.Channel], Stub], address: str) -> Stub:
-    """One channel per address and process: a Spark worker keeps its connections from batch to batch. Another one where
-    the files of TLS have changed: calls that have begun go on on theirs."""
+    """Returns the stub for an address, with one channel per address and process.
+
+    So a Spark worker keeps its connections from batch to batch. When the TLS files have changed there is a new channel;
+    calls that have begun continue on the former one.
+    """
     number = own_certificate()
     with _LOCK:
         known = _STUBS.get((address, kind))
@@ -79,8 +83,10 @@ def _stub(kind: Callable[[grpc.Channel], Stub], address: str) -> Stub:
 
 
 def _heard(call: Any, address: str, silence_s: float) -> Iterator[Any]:
-    """Messages of a stream that has no deadline, for nobody knows how long it may go on. Raises what it was refused
-    with, or Unavailable, also when it said nothing for ``silence_s``."""
+    """Yields the messages of a stream without deadline, whose duration cannot be known.
+
+    Raises the refusal of the server, or Unavailable, also after ``silence_s`` without a message.
+    """
     heard_at, ended, silent = SYSTEM_CLOCK.monotonic(), threading.Event(), False
 
     def watch() -> None:
@@ -94,7 +100,7 @@ def _heard(call: Any, address: str, silence_s: float) -> Iterator[Any]:
     threading.Thread(target=watch, name="silence", daemon=True).start()
     try:
         for message in call:
-            heard_at = math.inf  # it is the reader's turn, who may take any time
+            heard_at = math.inf  # the reader may take any time before it asks for more
             yield answered(message, address)
             heard_at = SYSTEM_CLOCK.monotonic()
     except grpc.RpcError as error:
@@ -109,39 +115,41 @@ def _heard(call: Any, address: str, silence_s: float) -> Iterator[Any]:
 
 @contextmanager
 def _named(address: str) -> Iterator[None]:
-    """A call that fails raises what was meant by it."""
+    """Translates the error of a failed call into the StateflowError that it means."""
     try:
         yield
     except grpc.RpcError as error:
         raise remote_error(error, address) from error
 
 
-#: a replica waits for its standbys meanwhile, as long as it holds a batch
+#: long enough for a replica that waits for its standbys, for as long as it holds a batch
 OPEN_TIMEOUT_S = 90.0
-#: by which gRPC says that there was no connection to send anything on
+#: words by which gRPC says that there was no connection to send on
 _NOT_CONNECTED = ("failed to connect", "resolution failed")
 
 
 def _not_begun(meant: StateflowError, error: grpc.RpcError) -> bool:
-    """Nobody was there to hear it, or nobody who leads: it may be asked again, whatever it is. A connection that broke
-    may have carried it."""
+    """Tells whether the call cannot have begun, so that any call may be repeated.
+
+    That is so when no server, or no leader, received it. A connection that broke later may have carried it.
+    """
     details = (error.details() or "").lower()
     unheard = error.code() is grpc.StatusCode.UNAVAILABLE and any(words in details for words in _NOT_CONNECTED)
     return unheard or isinstance(meant, NotLeading)
 
 
 class ControllerClient:
-    """Raises StateflowErrors only: what the controller refused with, or Unavailable.
+    """A client of all controllers of a cluster. Raises only StateflowErrors: the controller's refusal, or Unavailable.
 
-    The one that leads is asked, also what others know; where none of them leads, or it does not answer, what only is
-    read is answered by another one, and says so. No answer is older than one that this client has had: it remembers the
-    newest term, and the newest record of the ledger, that any rested on. One that leads in an older term is not
-    believed, and one that does not lead has read that record.
+    It asks the leader, also for what the others know. If no controller leads, or the leader does not answer, another
+    controller answers calls that only read, and marks its answer as a follower's. No answer is older than an earlier
+    answer to this client: the client remembers the newest term, and the newest ledger record, that any answer rested
+    on. It rejects answers of a leader of an older term, and a follower answers only when it has read that record.
 
     Args:
-        address: or those of several, with commas. Raises InvalidArgument.
-        connect_timeout_s: so long a call waits where nobody listens at any of them, or none of them leads, as while one
-            is being started or is between two terms. It counts from the first such answer.
+        address: one address, or several with commas. Raises InvalidArgument.
+        connect_timeout_s: how long a call waits while no controller listens, or none leads, as during a start or
+            between two terms. It counts from the first such answer.
     """
 
     def __init__(self, address: str, timeout_s: float = 30.0, connect_timeout_s: float = 0.0) -> None:
@@ -154,14 +162,17 @@ class ControllerClient:
         self._lock = threading.Lock()
 
     def call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
-        """Each address is asked once at most, and the one that they say leads; another one only where the first cannot
-        have begun, or it changes nothing."""
+        """Calls a method of the leader.
+
+        Asks each address once at most, and the leader that they name. Asks another address only where the earlier
+        attempt cannot have begun, or the method changes nothing.
+        """
         attempts, following = self._attempts(), False
         turn = Round(self._addresses, self._asked)
         timeout_s = timeout_s or self._timeout_s
         while True:
             asked = turn.asked
-            # one that is silent must not keep it from the others
+            # a silent controller must not keep the call from the others
             short = method in READS and (len(self._addresses) > 1 or asked not in self._addresses)
             meant: StateflowError
             try:
@@ -171,7 +182,7 @@ class ControllerClient:
             except grpc.RpcError as error:
                 meant, cause = remote_error(error, f"the controller at {asked}"), error
                 not_begun = _not_begun(meant, error)
-            except NotLeading as error:  # by its own answer
+            except NotLeading as error:  # refused in the controller's own answer
                 meant, cause, not_begun = error, None, True
             if not (not_begun or (isinstance(meant, Unavailable) and method in READS)):
                 raise meant from cause
@@ -192,11 +203,11 @@ class ControllerClient:
         return answered(answer, f"the controller at {address}")
 
     def leader(self) -> tuple[str, int]:
-        """Address and term of who gave the last answer, where that was the leader's."""
+        """Returns address and term of the leader, if the leader gave the last answer."""
         return self._asked, self._seen.term
 
     def _follow(self) -> tuple[tuple[str, str]]:
-        """One that does not lead may answer."""
+        """Returns metadata that lets a follower answer."""
         return ((AFTER_KEY, str(self._seen.record)),)
 
     def _is_new(self, call: Any) -> bool:
@@ -205,7 +216,7 @@ class ControllerClient:
             return self._seen.takes(term, record)
 
     def stream(self, method: str, request: Any, silence_s: float = SILENCE_S) -> Iterator[Any]:
-        """Only what is read is streamed: by the one that leads, until that changes, or by one that does not lead."""
+        """Streams the answer of a method that only reads, from the leader until that changes, or from a follower."""
         begun, attempts, following = False, self._attempts(), False
         turn = Round(self._addresses, self._asked)
         while True:
@@ -229,7 +240,7 @@ class ControllerClient:
                 self._asked = turn.asked
 
     def watch(self, request: cpb.ReconfigurationRequest) -> Iterator[cpb.Reconfiguration]:
-        """As it goes on, whoever leads meanwhile; the last one is over."""
+        """Yields the states of a reconfiguration up to its end, also across changes of the leader."""
         while True:
             begun = False
             try:
@@ -238,22 +249,25 @@ class ControllerClient:
                     yield message
                 return
             except (Unavailable, HoldLost):
-                if not begun:  # else whoever told of it has ended, or does not lead any more
+                if not begun:  # after a first message, the controller has ended or leads no more
                     raise
 
     def _attempts(self) -> Iterator[bool]:
-        """When all of them may be asked once more; ends ``connect_timeout_s`` after the first of these was wanted. What
-        came before does not count: a controller that is stopped keeps a call for longer, and does not lead then."""
+        """Yields once for each new round over all addresses, and ends ``connect_timeout_s`` after the first was wanted.
+
+        Time before that does not count: a controller that is stopping may hold a call for longer, and does not lead
+        then.
+        """
         begun, told = SYSTEM_CLOCK.monotonic(), False
         while (waited := SYSTEM_CLOCK.monotonic() - begun) < self._connect_timeout_s:
             if waited >= TOLD_AFTER_S and not told:
                 told = True
-                log.warning("waiting for the controller at %s", self.address)  # on stderr, where nobody set up logging
+                log.warning("waiting for the controller at %s", self.address)  # on stderr where logging is not set up
             sleep(ASKED_AGAIN_S)
             yield True
 
     def deploy(self, spec: OperatorSpec, sites: Iterable[str] | None = None, failover: str | None = None) -> Deployment:
-        """Returns when every partition is there, however long that takes."""
+        """Deploys an operator. Returns when every partition is in place, however long that takes."""
         named = list(sites or ())
         anywhere = sites is not None and not named
         request = cpb.DeployRequest(spec=spec_to_pb(spec), sites=named, anywhere=anywhere, failover=failover or "")
@@ -264,9 +278,11 @@ class ControllerClient:
 
 
 def _link(address: str) -> Link:
-    """One Apply stream per address and process. Another one where this process shows another certificate, as the one
-    that a stream was opened with expires while that is open: what was sent is answered on the former one, which is
-    closed when nobody has used it for a while."""
+    """Returns the Apply stream for an address, one per process.
+
+    There is a new stream when this process shows a new certificate, as the certificate of an open stream may expire.
+    What was sent is answered on the former stream, which closes itself when it has been idle for a while.
+    """
     number = own_certificate()
     with _LOCK:
         known = _LINKS.get(address)
@@ -288,16 +304,20 @@ class ReplicaClient:
         return answered(answer, self.address)
 
     def positions(self, operator: str, source: str, partitions: Iterable[int]) -> dict[int, Position]:
-        """How far ``source`` has come; without partitions that have seen nothing of it. Raises NotOwner when one of
-        them is not there, LeaseLost when that is not known."""
+        """Returns how far ``source`` has come, without partitions that have seen nothing of it.
+
+        Raises NotOwner when a partition is not there, LeaseLost when the replica cannot tell.
+        """
         asked = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions)
         return positions_of(self.call("Positions", asked))
 
     def begin_positions(
         self, operator: str, source: str, partitions: Collection[int], before: int
     ) -> Callable[[], dict[int, Position]]:
-        """The same; where all of them contain the batch before ``before``, only that is said of them. Sent now; what is
-        returned waits for the answer."""
+        """Sends the same request at once, and returns a function that waits for the answer.
+
+        If all partitions contain the batch before ``before``, the answer says only that about them.
+        """
         asked = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions, before=before)
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
         pending = stub.Positions.future(asked, timeout=self._timeout_s)
@@ -318,11 +338,12 @@ class ReplicaClient:
         timeout_s: float = OPEN_TIMEOUT_S,
         settled: int | None = None,
     ) -> dict[int, Position]:
-        """Refuse older clients of ``source`` from now on, and say how far it has come. Raises SourceTaken, and
-        StandbyMissing where it waited for one in vain.
+        """Refuses older clients of ``source`` from now on, and returns how far it has come.
+
+        Raises SourceTaken, and StandbyMissing where the replica waited for a standby in vain.
 
         Args:
-            settled: of a source whose outputs are kept: those of batches up to this one are wanted no more. Raises
+            settled: for a source whose outputs are kept: outputs of batches up to this one are no longer wanted. Raises
                 SourceRetired where later ones are gone.
         """
         asked = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions)
@@ -332,8 +353,11 @@ class ReplicaClient:
     def outputs(
         self, operator: str, source: str, partitions: Iterable[int], after: int
     ) -> Iterator[tuple[int, int, bytes]]:
-        """(partition, batch, output) of batches of a source behind ``after`` whose outputs are kept; of each partition
-        in order. Raises NotOwner, LeaseLost, Unavailable."""
+        """Yields (partition, batch, output) of a source's batches after ``after`` whose outputs are kept, in order by
+        partition.
+
+        Raises NotOwner, LeaseLost, Unavailable.
+        """
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
         request = rpb.OutputsRequest(operator=operator, source=source, partitions=list(partitions), after=after)
         begun: list[bytes] = []
@@ -342,11 +366,11 @@ class ReplicaClient:
             if not page.more:
                 yield page.partition, page.batch, b"".join(begun)
                 begun.clear()
-        if begun:  # less than was said would come
+        if begun:  # the stream ended before the announced piece
             raise Unavailable("an output ended in the middle", remedy="ask again", address=self.address)
 
     def sources(self, operator: str, partition: int) -> list[SourceView]:
-        """Whoever has sent to a partition."""
+        """Returns the sources that have sent to a partition."""
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
         request = rpb.SourcesRequest(operator=operator, partitions=[partition])
         with _named(self.address):
@@ -354,13 +378,16 @@ class ReplicaClient:
         return [source_of(view) for page in pages for view in page.sources]
 
     def retire_source(self, operator: str, source: str, partition: int) -> bool:
-        """Have a partition keep a tombstone of it only. False: it had no more."""
+        """Lets a partition keep only a tombstone of a source. Returns False if it had no more than that."""
         request = rpb.PositionsRequest(operator=operator, source=source, partitions=[partition])
         return bool(self.call("RetireSource", request).retired)
 
     def drop_output(self, operator: str, source: str, batch: int, partition: int, apply: bool) -> int:
-        """Have a partition keep no output of a batch. Returns its bytes, 0: there is none. Args: apply: else only
-        look."""
+        """Lets a partition drop its kept output of a batch. Returns the output's bytes; 0: there is none.
+
+        Args:
+            apply: False: only look.
+        """
         request = rpb.DropOutputRequest(
             operator=operator, source=source, partitions=[partition], batch=batch, apply=apply
         )
@@ -369,12 +396,15 @@ class ReplicaClient:
     def statistics(
         self, after: int, newest: int = 0, sizes: bool = False, timeout_s: float | None = None
     ) -> ReplicaStatistics:
-        """What it holds and did; of the requests that it served, those behind number ``after``, and of these the
-        ``newest`` so many, 0: all. ``sizes``: of partitions, too, for which it looks at its files."""
+        """Returns what the replica holds and did, with its requests after number ``after``.
+
+        ``newest``: at most this many of the requests, the newest; 0: all. ``sizes``: sizes of partitions, too, for
+        which the replica looks at its files.
+        """
         return statistics_of(self.call("Stats", rpb.StatsRequest(after=after, newest=newest, sizes=sizes), timeout_s))
 
     def scan(self, operator: str, state: str, partitions: Iterable[int], keys: Iterable[bytes] = ()) -> Iterator[bytes]:
-        """Arrow IPC streams of one state's entries, of these stored keys or of all."""
+        """Yields Arrow IPC streams of one state's entries: those of the given stored keys, or all."""
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
         request = rpb.ScanRequest(operator=operator, state=state, partitions=list(partitions), keys=list(keys))
         begun: list[bytes] = []
@@ -383,7 +413,7 @@ class ReplicaClient:
             if not page.continues:
                 yield b"".join(begun)
                 begun.clear()
-        if begun:  # less than was said would come
+        if begun:  # the stream ended before the announced piece
             raise Unavailable("a page of state ended in the middle", remedy="ask again", address=self.address)
 
     def apply(
@@ -396,17 +426,19 @@ class ReplicaClient:
         after: Mapping[int, int] | None,
         tell: Callable[[Answers], None],
     ) -> None:
-        """Send one batch's rows for these (partition, epoch), and return at once. ``tell`` is called in another thread
-        as answers come, and hears of each partition once."""
+        """Sends one batch's rows for these (partition, epoch), and returns at once.
+
+        ``tell`` is called in another thread as answers come, and hears of each partition once.
+        """
         requests = requests_of(operator, batch, rows, parts, chunk_bytes, after)
         replies = Replies(self.address, [partition for partition, _ in parts], tell)
         _link(self.address).call(requests, replies)
 
     @property
     def heard_at(self) -> float | None:
-        """When anything came last of batches that were sent there, monotonic seconds; None: nothing is awaited."""
+        """Time at which anything last came about batches sent there, in monotonic seconds; None: there is no stream."""
         return _link(self.address).heard_at
 
     def give_up(self, since: float) -> None:
-        """It is silent since then: whoever waits for an answer to a batch is told so, and batches go there anew."""
+        """Fails the batches of a stream that is silent since ``since``; the next batch gets a new stream."""
         _link(self.address).give_up(since)

@@ -1,4 +1,4 @@
-"""What a user asks a controller for: values in, reports out."""
+"""The client of a controller's commands and queries: values in, reports out."""
 
 from __future__ import annotations
 
@@ -51,15 +51,17 @@ from stateflow.rpc.reports import (
 )
 from stateflow.types import BUNDLE_PART, OperatorSpec
 
-#: of calls that plan, and ask replicas for that
+#: time limit of calls that plan, for which the controller asks replicas
 PLAN_TIMEOUT_S = 120.0
-#: of calls that move gigabytes
+#: time limit of calls that move gigabytes
 LONG_TIMEOUT_S = 3600.0
 
 
 class ClusterClient:
-    """Methods raise what the controller refuses with, or Unavailable. What they do, and what the options of a move
-    mean, is said where users read it: :class:`~stateflow.client.cluster.Cluster`."""
+    """A controller's commands and queries. Methods raise what the controller refuses with, or Unavailable.
+
+    What they do, and the options of a move, are documented for users in :class:`~stateflow.client.cluster.Cluster`.
+    """
 
     def __init__(self, address: str, connect_timeout_s: float = 0.0) -> None:
         self._controller = ControllerClient(address, connect_timeout_s=connect_timeout_s)
@@ -96,7 +98,7 @@ class ClusterClient:
         self._controller.call("Upgrade", request, DEPLOY_TIMEOUT_S)
 
     def undeploy(self, operator: str, delete_state: bool) -> list[str]:
-        """Returns the replicas that did not answer."""
+        """Undeploys an operator, and returns the replicas that did not answer."""
         request = cpb.UndeployRequest(operator=operator, delete_state=delete_state)
         return list(self._controller.call("Undeploy", request, LONG_TIMEOUT_S).waiting)
 
@@ -107,7 +109,7 @@ class ClusterClient:
     # -- replicas -----------------------------------------------------------------------------------------
 
     def replace(self, replica: str, directory: str) -> tuple[str, int]:
-        """Returns (directory, how many partitions)."""
+        """Replaces a replica's data directory, and returns (directory, number of partitions)."""
         reply = self._controller.call("Replace", cpb.ReplaceRequest(replica=replica, directory=directory))
         return reply.directory, reply.partitions
 
@@ -159,7 +161,7 @@ class ClusterClient:
         self._controller.call("ForgetAgent", cpb.ForgetAgentRequest(agent=agent), PLAN_TIMEOUT_S)
 
     def logs(self, replica: str, lines: int, follow: bool) -> Iterator[bytes]:
-        """Pieces of its log; without those that only say that somebody is there."""
+        """Yields pieces of a replica's log, without the empty ones that are only signs of life."""
         request = apb.LogsRequest(replica=replica, lines=lines, follow=follow)
         return (page.data for page in self._controller.stream("Logs", request) if page.data)
 
@@ -188,7 +190,11 @@ class ClusterClient:
         return job_of(self._controller.call("CreateJob", message, PLAN_TIMEOUT_S))
 
     def change_job(self, name: str, change: str) -> JobReport:
-        """Args: change: pause, resume, run or delete."""
+        """Changes a job.
+
+        Args:
+            change: pause, resume, run or delete.
+        """
         return job_of(
             self._controller.call("ChangeJob", cpb.ChangeJobRequest(name=name, change=change), PLAN_TIMEOUT_S)
         )
@@ -201,14 +207,23 @@ class ClusterClient:
         return run_of(self._controller.call("GetJobRun", cpb.JobRunRequest(id=run_id)))
 
     def autopilot(self, orders: AutopilotReport | None) -> AutopilotReport:
-        """Args: orders: from now on; None: only ask."""
+        """Gives the autopilot its orders, and returns those in force.
+
+        Args:
+            orders: in force from now on; None: only ask.
+        """
         message = None if orders is None else autopilot_to_pb(orders)
         return autopilot_of(self._controller.call("Autopilot", cpb.AutopilotRequest(orders=message), PLAN_TIMEOUT_S))
 
     def drain(
         self, replica: str, options: MoveOptions, maintenance: tuple[float, str] | None = None
     ) -> list[Reconfiguration]:
-        """Args: maintenance: for so many seconds (0: until it is ended), and one of which set."""
+        """Moves all partitions off a replica.
+
+        Args:
+            maintenance: (duration in seconds, or 0: until it is ended; a set of which no two nodes are in maintenance
+                at a time, or empty).
+        """
         request = cpb.DrainRequest(replica=replica, options=message_of(cpb.MoveOptions, options))
         if maintenance is not None:
             request.maintenance.CopyFrom(cpb.Maintenance(for_s=maintenance[0], one_of=maintenance[1]))
@@ -247,7 +262,7 @@ class ClusterClient:
         ]
 
     def watch(self, reconfiguration: str) -> Iterator[Reconfiguration]:
-        """As it goes on; the last one is not RUNNING."""
+        """Yields the states of a reconfiguration as it proceeds; the last one is not RUNNING."""
         request = cpb.ReconfigurationRequest(id=reconfiguration)
         return map(reconfiguration_of, self._controller.watch(request))
 
@@ -282,7 +297,7 @@ class ClusterClient:
     # -- checkpoints --------------------------------------------------------------------------------------
 
     def checkpoint(self, operator: str, savepoint: str = "", partitions: Collection[int] = ()) -> Taken:
-        """Of all partitions, or of these."""
+        """Takes checkpoints of all partitions, or of the given ones."""
         request = rpb.CheckpointRequest(operator=operator, savepoint=savepoint, partitions=partitions)
         return taken_of(self._controller.call("Checkpoint", request, LONG_TIMEOUT_S))
 

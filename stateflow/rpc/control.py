@@ -1,4 +1,4 @@
-"""What a controller asks of a replica and is answered, on the wire."""
+"""A controller's commands to a replica, and the replies, on the wire."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def command_to_pb(command: Command) -> pb.Command:
 
 
 def command_of(request: Any) -> Command:
-    """Who asks for what only a controller may."""
+    """Returns the authority of a request that only a controller may make."""
     return value_of(Command, request.command)
 
 
@@ -49,7 +49,11 @@ def _place(partition: PartitionId) -> dict[str, Any]:
 
 
 def preparation_to_pb(move: Preparation, standby_move: str) -> rpb.PrepareRequest:
-    """Args: standby_move: a copy that follows there already: while it does, it is the move's."""
+    """Returns the request of a transfer.
+
+    Args:
+        standby_move: a standby copy that follows there already; while it does, the move uses it.
+    """
     return message_of(
         rpb.PrepareRequest,
         move,
@@ -75,7 +79,7 @@ def progress_of(message: rpb.MoveProgress) -> Progress:
 
 
 def fence_to_pb(fence: Fence) -> rpb.FenceRequest:
-    """Without the command."""
+    """Returns the request without its command."""
     return message_of(
         rpb.FenceRequest, fence, **_place(fence.partition), target=replica_to_pb(fence.target), command=None
     )
@@ -115,7 +119,7 @@ def cancelled_of(message: rpb.FenceReply) -> Cancelled:
 
 
 def takeover_to_pb(takeover: TakeOver) -> rpb.TakeOverRequest:
-    """Without the command."""
+    """Returns the request without its command."""
     return message_of(
         rpb.TakeOverRequest,
         takeover,
@@ -163,7 +167,11 @@ def taken_of(message: rpb.CheckpointReply) -> Taken:
 
 
 def restore_to_pb(restore: Restore, own: bool) -> rpb.RestoreRequest:
-    """Args: own: serve what was fetched and proved; else fetch and prove."""
+    """Returns the request of a restore.
+
+    Args:
+        own: True: serve what was fetched and verified; False: fetch and verify.
+    """
     return message_of(
         rpb.RestoreRequest,
         restore,
@@ -206,7 +214,7 @@ def disk_of(message: rpb.StatsReply) -> DiskView:
 
 
 def view_of(message: rpb.PartitionView) -> PartitionView:
-    """Raises InvalidArgument for a state that there is not."""
+    """Returns the view of a partition. Raises InvalidArgument for an unknown state."""
     try:
         state = State(message.state)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which of several controllers is asked, and in which order: sans-io."""
+"""The order in which several controllers are asked. Sans-io."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stateflow.types import ADDRESS
 
 
 def addresses_of(text: str) -> list[str]:
-    """``a:7070,b:7070``, each once. Raises InvalidArgument where it names none, or what is no address."""
+    """Parses ``a:7070,b:7070``, each address once. Raises InvalidArgument for none, or for an invalid address."""
     found = list(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
     if not found:
         raise InvalidArgument("no controller is named", remedy="write host:port, or several with commas")
@@ -21,15 +21,18 @@ def addresses_of(text: str) -> list[str]:
 
 @dataclass(slots=True)
 class Seen:
-    """What a client's answers rested on: the newest term of who led, the newest record of the ledger."""
+    """The newest term of a leader, and the newest ledger record, that answers to a client rested on."""
 
     term: int = 0
     record: int = 0
 
     def takes(self, term: int, record: int) -> bool:
-        """Is an answer no older than those before? One of who does not lead (term 0) has read the record that it was
-        asked for. One who leads no more, and does not know it, is told by its term: with the next, records may be fewer
-        by those of a ledger that was put back."""
+        """Tells whether an answer is no older than those before, and notes it.
+
+        A follower's answer (term 0) always counts, as the follower has read the record that it was asked for. A former
+        leader that does not know that it leads no more is recognised by its term. A new term may have fewer records, if
+        a ledger was restored.
+        """
         if not term:
             self.record = max(self.record, record)
         elif term < self.term:
@@ -41,10 +44,11 @@ class Seen:
 
 
 class Round:
-    """Each controller is asked once at most, and the one that they say leads: ``asked`` is the first, or the next.
+    """One round over the controllers: it asks each once at most, and the leader that they name.
 
-    One that says who leads may say so of one that has died. So those that were not asked yet are, before the round is
-    over: another one may lead by now. ``unled``: one of them answered that it does not lead.
+    ``asked`` is the controller to ask, first or next. A controller may name a leader that has died. So the round ends
+    only when every address has been asked, as another controller may lead by now. ``unled``: one of them answered that
+    it does not lead.
     """
 
     def __init__(self, addresses: list[str], first: str) -> None:
@@ -53,7 +57,10 @@ class Round:
         self.unled = False
 
     def go_on(self, error: StateflowError) -> bool:
-        """``asked`` failed with this: ask ``asked`` now. False: all of them were asked, it is where to begin anew."""
+        """Notes that ``asked`` failed with ``error``, and moves ``asked`` on.
+
+        Returns False if all were asked; ``asked`` is then where the next round begins.
+        """
         order = self._behind(self.asked)
         if isinstance(error, NotLeading):
             self.unled = True

@@ -1,9 +1,9 @@
-"""What every field on the wire may hold, checked where a message is taken: :func:`checked`.
+"""The values that each field on the wire may hold, checked where a message is taken: :func:`checked`.
 
-The table says it by the field's name, which means the same in every message, or by ``Message.field`` where it does not.
-There is no text and there are no bytes that it does not name: tests/unit/rpc/test_fields.py enumerates them. What
-a kind lets through may become a path, a ledger id, a label on a terminal or a number in SQL, and an epoch or sequence
-may be counted up from there.
+The table names fields by their name, which means the same in every message, or by ``Message.field`` where it does not.
+It names every text and every bytes field: tests/unit/rpc/test_fields.py enumerates them. A value that a kind lets
+through may become a path, a ledger id, a label on a terminal or a number in SQL, and an epoch or sequence may be
+counted up from there.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from stateflow.types import (
 )
 
 M = TypeVar("M", bound=Message)
-#: of anything that is repeated; partitions are fewer
+#: limit of repeated fields; those of partitions have a lower one
 ENTRIES_MAX = 1 << 17
-#: fits 64 bits with a sign: SQL, Arrow and every JSON reader but one of doubles take it
+#: fits 64 bits with a sign: SQL, Arrow and every JSON reader take it, except those that read doubles
 NUMBER_MAX = (1 << 63) - 1
 TEXT_MAX = 1 << 20
 DURATION_MAX = 1e9
@@ -54,13 +54,16 @@ RATE_MAX = 1e15
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``how``: it is written. ``holds`` is not asked for what proto3 has for nothing, where that is ``optional``."""
+    """A set of valid values, with its name (``what``) and how to write one (``how``).
+
+    An ``optional`` kind also allows the default that proto3 has for an unset field; ``holds`` is not called for it.
+    """
 
     what: str
     how: str
     holds: Callable[[Any], bool]
     optional: bool = False
-    #: least and most, of whole numbers
+    #: least and most, for whole numbers
     within: tuple[int, int] | None = None
 
 
@@ -73,7 +76,7 @@ def _whole(what: str, least: int, most: int) -> Kind:
 
 
 def _real(what: str, least: float, most: float) -> Kind:
-    return Kind(what, f"use {least:g} to {most:g}", lambda value: least <= value <= most)  # NaN is neither
+    return Kind(what, f"use {least:g} to {most:g}", lambda value: least <= value <= most)  # NaN is not within
 
 
 def optional(kind: Kind) -> Kind:
@@ -93,7 +96,7 @@ def is_traceparent(text: str) -> bool:
 
 
 def is_states(text: str) -> bool:
-    """What :meth:`stateflow.state.KeyedState.schema` gives, as JSON."""
+    """Tells whether the text is JSON as :meth:`stateflow.state.KeyedState.schema` returns it."""
     try:
         found = json.loads(text) if len(text) <= TEXT_MAX else None
     except (ValueError, RecursionError):
@@ -107,14 +110,14 @@ DIGESTED, ADDRESSED, LABELLED, PLACED = _of(DIGEST), _of(ADDRESS), _of(LABEL), _
 LOCATED = optional(_of(URL))
 #: prose of errors and notes; :func:`stateflow.errors.one_line` makes it fit for a terminal
 TEXT = Kind("text", f"use at most {TEXT_MAX} characters", lambda value: len(value) <= TEXT_MAX)
-#: an operator's text; :func:`stateflow.runtime.code.check_digest` says whether it is the one that was deployed
+#: an operator's source text; :func:`stateflow.runtime.code.check_digest` tells whether it is the deployed one
 SOURCE = Kind("source", f"use at most {SOURCE_MAX} bytes", lambda value: len(value.encode()) <= SOURCE_MAX)
 #: W3C Trace Context
 TRACED = optional(Kind("traceparent", "send one of version 00, or nothing", is_traceparent))
 WORD = optional(Kind("word", "use a word", lambda value: len(value) <= 64 and value.replace("-", "_").isidentifier()))
 STATES = Kind("list of states", "send what KeyedState.schema() gives, as JSON", is_states)
 SCHEMA = Kind("Arrow schema", "send an Arrow IPC schema", is_schema)
-#: what a client tells its successor; 9 bytes a partition and its number at most, and read by clients only
+#: what a client tells its successor: at most 9 bytes a partition and its number; only clients read it
 KNOWN = Kind("what a client knows", "use at most 1 MiB", lambda value: len(value) <= 1 << 20)
 PARTITION = _whole("partition", 0, PARTITIONS_MAX - 1)
 PARTITIONS = _whole("number of partitions", 1, PARTITIONS_MAX)
@@ -125,15 +128,15 @@ BATCH = _whole("batch number", -1, SEQUENCE_MAX)
 COUNT = _whole("number", 0, NUMBER_MAX)
 #: from 1970 to 9999
 INSTANT = _whole("time in µs", 0, 253_402_300_799_999_999)
-#: of events, also "for ever"
+#: event times, also "for ever"
 MOMENT = _whole("time in µs", -NUMBER_MAX - 1, NUMBER_MAX)
 DURATION = _real("duration", 0, DURATION_MAX)
 ASKED = _real("limit", -RATE_MAX, RATE_MAX)
 RATE = _real("rate", 0, RATE_MAX)
-#: what somebody measured, to be shown: it may have no bound, or be -1 for nothing
+#: a measured value, to be shown: it may be infinite, or -1 for none
 MEASURE = Kind("measure", "use a number", lambda value: not math.isnan(value))
 
-#: by the field's name, or ``Message.field`` where that is another; of a map (keys, values)
+#: by the field's name, or ``Message.field`` where that name means something else; of a map (keys, values)
 KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     # names
     "operator": NAMED,
@@ -285,7 +288,7 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "ListJobsRequest.name": optional(NAMED),
     "Fault.where": (TEXT, TEXT),
     "state_schema": STATES,
-    # bytes: what is in them is checked by whoever reads them
+    # bytes: their readers check the contents
     "input_schema": optional(SCHEMA),
     "output_schema": SCHEMA,
     "side_schemas": (LABELLED, SCHEMA),
@@ -351,7 +354,7 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "seconds": _real("time to hold requests", 0, 3600),
     "FenceRequest.pause_ms": DURATION,
     "FenceRequest.max_pause_ms": DURATION,
-    "MoveOptions.max_pause_ms": ASKED,  # what is not positive, its reader refuses
+    "MoveOptions.max_pause_ms": ASKED,  # its reader refuses values that are not positive
     "MoveOptions.patience_s": ASKED,
     "MoveOptions.max_bandwidth": ASKED,
     "bandwidth_max": RATE,
@@ -388,7 +391,10 @@ _WHOLE = {
 
 
 def kind_of(field: FieldDescriptor) -> Kind | tuple[Kind, Kind] | None:
-    """What the table says of a field. None: it says nothing, and it is a text or bytes, which must not be."""
+    """Returns the table's entry for a field.
+
+    None: the table has no entry, and the field is a text or bytes, which is an error in the table.
+    """
     assert field.containing_type is not None
     if field.enum_type is not None:
         known = frozenset(field.enum_type.values_by_number)
@@ -406,7 +412,7 @@ def kind_of(field: FieldDescriptor) -> Kind | tuple[Kind, Kind] | None:
 
 
 def checked(message: M) -> M:
-    """The message, when each of its fields holds what it may. Raises InvalidArgument."""
+    """Returns the message, if each of its fields holds a valid value. Raises InvalidArgument."""
     for check in _checks_of(message.DESCRIPTOR):
         check(message)
     return message
@@ -459,7 +465,7 @@ def _check_entries(name: str, place: str, kind: Kind, entries_max: int, message:
     _check_count(place, len(values), entries_max)
     if not values or kind is ANY:
         return
-    if kind.within is not None:  # every batch brings some of each partition
+    if kind.within is not None:  # every batch brings values for each partition
         least, most = kind.within
         if least <= min(values) and max(values) <= most:
             return

@@ -1,7 +1,7 @@
-"""Whether a process is well, by gRPC's own protocol for that (``grpc.health.v1``), which Kubernetes and others speak.
+"""Health of a process, by gRPC's own protocol (``grpc.health.v1``), which Kubernetes and others speak.
 
-The service ``live`` is served by whoever answers, ``ready``, or none named, by who can be given work. The two messages
-have a field each, so they are written here: no further package is needed for them.
+The service ``live`` is served by a process that answers; ``ready``, or no name, by one that can be given work. The two
+messages have one field each, so they are written here without a further package.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from stateflow.rpc.wire import CHANNEL_OPTIONS, remote_error
 LIVE, READY = "live", "ready"
 #: HealthCheckResponse: field 1, an enum
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
-#: of a HealthCheckRequest: field 1, a text of at most 127 bytes
+#: tag of a HealthCheckRequest: field 1, a text of at most 127 bytes
 _TAG = 0x0A
 
 
 def _asked(request: bytes) -> str | None:
-    """Which service; None: the request is none."""
+    """Returns the name of the service; None: the request is malformed."""
     if not request:
         return ""
     if len(request) < 2 or request[0] != _TAG or request[1] != len(request) - 2:
@@ -32,7 +32,8 @@ def _asked(request: bytes) -> str | None:
 
 
 def ask_health(address: str, service: str, timeout_s: float) -> bool:
-    """Is it well? Raises Unavailable where nobody answers, or there is no such service; NotAllowed."""
+    """Tells whether a process is well. Raises Unavailable where no process answers, or has no such service;
+    NotAllowed."""
     asked = service.encode()
     with blocking_channel(address, CHANNEL_OPTIONS) as channel:
         try:

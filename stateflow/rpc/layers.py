@@ -1,4 +1,4 @@
-"""What stands before every handler of a server, one around the other."""
+"""Layers: interceptors that wrap every handler of a server, one around the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Both = Callable[[AsyncIterator[Any], Context], Awaitable[Any]]
 
 
 class Layer(grpc.aio.ServerInterceptor):
-    """Each method's handler is wrapped once, when it is called first."""
+    """An interceptor that wraps each method's handler once, at its first call."""
 
     def __init__(self) -> None:
         self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
@@ -37,11 +37,11 @@ class Layer(grpc.aio.ServerInterceptor):
     def both(self, method: str, inner: Both) -> Both: ...
 
     def leaves(self, method: str) -> bool:
-        """Does it have nothing to do with this one?"""
+        """Tells whether the layer leaves this method unwrapped."""
         return False
 
     def read_by(self, read: Any) -> Any:
-        """How requests are read."""
+        """Returns the function that parses requests."""
         return read
 
     async def intercept_service(
@@ -50,7 +50,7 @@ class Layer(grpc.aio.ServerInterceptor):
         details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
         handler = await continuation(details)
-        if handler is None or self.leaves(details.method):  # None: there is no such method, and the caller is told
+        if handler is None or self.leaves(details.method):  # None: there is no such method, and gRPC tells the caller
             return handler
         if details.method not in self._wrapped:
             self._wrapped[details.method] = self._wrap(handler, details.method)
@@ -80,11 +80,14 @@ class _Unreadable:
 
 
 class Understood(Layer):
-    """Who is of a release too far away is refused, and so is a request that is no message, like any other that cannot
-    be: gRPC says ``unknown`` of it, and no more. It comes first, for the others look at what is in a request."""
+    """Refuses callers of a release too far away, and requests that cannot be parsed.
+
+    Unparsable requests are refused like any other invalid one; gRPC alone would say ``unknown``, and no more. This
+    layer comes first, for the others look at the contents of requests.
+    """
 
     def read_by(self, read: Any) -> Any:
-        if read is None:  # bytes as they are
+        if read is None:  # the method takes raw bytes
             return None
 
         def reading(data: bytes) -> Any:
@@ -134,7 +137,7 @@ class Understood(Layer):
 
 
 async def _understand(request: Any, context: Context) -> None:
-    """Ends the call of one that cannot be."""
+    """Ends the call if the release is too far away or the request is unparsable."""
     try:
         check_release(_release_of(context))
     except ReleaseMismatch as error:

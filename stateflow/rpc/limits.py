@@ -1,4 +1,7 @@
-"""How many calls a server has under way, of each caller and of all: who asks for more waits, and the others do not."""
+"""Limits on the calls that a server has under way, of each caller and of all.
+
+A caller that asks for more is refused as busy and tries again; other callers go on.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,18 @@ from stateflow.rpc.wire import abort
 from stateflow.settings import ServerSettings
 
 log = logging.getLogger(__name__)
-#: of one caller, in the log
+#: interval of log lines about one caller
 SAY_EVERY_S = 60.0
-#: asked while a server is busy, too: who looks after it would take it for dead
+#: answered while a server is busy, too: its supervisor would take it for dead
 _FREE = "/grpc.health.v1.Health/"
 
 
 class CallLimits(Layer):
-    """``refused``: how often, since it was started. Behind :class:`~stateflow.rpc.admission.Admission`, which knows who
-    calls: callers are told apart by their certificates; in plain text by the host that they come from."""
+    """Limits the calls under way of each caller. ``refused``: calls refused since the start.
+
+    Belongs behind :class:`~stateflow.rpc.admission.Admission`, which knows the callers: they are told apart by their
+    certificates, or in plain text by the host that they come from.
+    """
 
     def __init__(self, settings: ServerSettings, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__()
@@ -99,5 +105,5 @@ class CallLimits(Layer):
 
 
 def _host_of(peer: str) -> str:
-    """``ipv4:10.0.0.7:51234`` without the port, which each connection has another of."""
+    """Returns ``ipv4:10.0.0.7:51234`` without the port, which differs between connections."""
     return peer.rpartition(":")[0] if peer.startswith("ip") else peer

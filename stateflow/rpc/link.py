@@ -1,4 +1,4 @@
-"""One Apply stream to a replica, which all threads of a process share; it is opened when it is wanted."""
+"""One Apply stream to a replica, shared by all threads of a process, and opened when it is needed."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.calls import Calls
 from stateflow.rpc.wire import remote_error, unexpected
 
-#: a stream without calls is closed after so long: replicas serve a limited number
+#: a stream without calls is closed after this long: replicas serve a limited number
 IDLE_S = 60.0
 Requests = Iterator[rpb.ApplyRequest]
 
 
 class Reply(Protocol):
-    """Who waits for what comes of a call. Called from the stream's thread; may not block it."""
+    """The waiter for the responses of one call. The stream's thread calls its methods, which must not block."""
 
     def came(self, response: rpb.ApplyResponse) -> None: ...
 
     def broke(self, error: StateflowError) -> None:
-        """Nothing more comes."""
+        """Ends the call with an error: nothing more comes."""
         ...
 
 
 class Link:
-    """Thread-safe.
+    """The Apply stream to one replica. Thread-safe.
 
     Args:
-        begin: opens a stream of these requests: an iterable of responses that can be cancelled.
+        begin: opens a stream of these requests, and returns an iterable of responses that can be cancelled.
     """
 
     def __init__(
@@ -47,22 +47,24 @@ class Link:
         self._stream: _Stream | None = None
 
     def call(self, requests: Requests, reply: Reply) -> None:
-        """Send the messages of one call, in order, and those of other calls between them. ``requests`` is iterated in
-        the stream's thread."""
+        """Sends the messages of one call, in order, interleaved with those of other calls.
+
+        The stream's thread iterates ``requests``.
+        """
         try:
             while not self._opened().take(requests, reply):
                 pass
-        except Exception as error:  # noqa: BLE001 - its caller waits for a reply
+        except Exception as error:  # noqa: BLE001 - the call's waiter gets it
             reply.broke(unexpected(error))
 
     @property
     def heard_at(self) -> float | None:
-        """When something came last, monotonic seconds; None: there is no stream."""
+        """Time at which a message last came, in monotonic seconds; None: there is no stream."""
         stream = self._stream
         return None if stream is None else stream.calls.heard_at
 
     def give_up(self, since: float) -> None:
-        """Of a stream that is silent since then: its calls fail, and the next one gets a new stream."""
+        """Fails the calls of a stream that is silent since ``since``; the next call gets a new stream."""
         with self._lock:
             stream = self._stream
             if stream is None or stream.calls.heard_at > since:
@@ -79,7 +81,7 @@ class Link:
 
 
 class _Stream:
-    """One thread of gRPC's takes its requests, one of its own hands its responses out."""
+    """One open stream. A thread of gRPC takes its requests, and a thread of its own hands its responses out."""
 
     def __init__(self, address: str, begin: Callable[[Requests], Any], clock: Clock, idle_s: float) -> None:
         self.calls: Calls[Reply] = Calls()
@@ -95,7 +97,7 @@ class _Stream:
             raise
 
     def take(self, requests: Requests, reply: Reply) -> bool:
-        """False: it is over."""
+        """Begins a call. Returns False if the stream is over."""
         with self._lock:
             if self.over:
                 return False
@@ -110,7 +112,7 @@ class _Stream:
     # -- what is sent, in gRPC's thread -------------------------------------------------------------------
 
     def _requests(self) -> Requests:
-        """One message of each call in turn, so that a large one does not hold up the others."""
+        """Yields one message of each call in turn, so that a large call does not hold up the others."""
         turns: deque[tuple[int, Requests]] = deque()
         while True:
             while not turns or not self._begun.empty():
@@ -132,10 +134,10 @@ class _Stream:
 
     def _next(self, number: int, requests: Requests) -> rpb.ApplyRequest | None:
         if not self.calls.is_open(number):
-            return None  # it was refused before all of it was sent
+            return None  # the call was refused before all of it was sent
         try:
             return next(requests)
-        except BaseException as error:  # noqa: BLE001 - the call's, and not that of the others
+        except BaseException as error:  # noqa: BLE001 - it concerns this call only
             with self._lock:
                 reply = self.calls.end(number)
             if reply is not None:
@@ -143,7 +145,7 @@ class _Stream:
             return None
 
     def _rests(self) -> bool:
-        """Nobody wants anything of it; no call is begun from now on."""
+        """Tells whether the stream has no calls; it is over then, and begins no new ones."""
         with self._lock:
             self.over = self.over or not self.calls
             return self.over
@@ -160,14 +162,14 @@ class _Stream:
                     self._hand_out(response, reply)
         except grpc.RpcError as caught:
             error = remote_error(caught, self._address)
-        except Exception as caught:  # noqa: BLE001 - who waits for an answer is told
+        except Exception as caught:  # noqa: BLE001 - the calls' waiters get it
             error = unexpected(caught)
         self._end(error)
 
     def _hand_out(self, response: rpb.ApplyResponse, reply: Reply) -> None:
         try:
             reply.came(response)
-        except Exception as error:  # noqa: BLE001 - the call's, and not that of the others
+        except Exception as error:  # noqa: BLE001 - it concerns this call only
             with self._lock:
                 self.calls.end(response.call)
             reply.broke(unexpected(error))

@@ -1,4 +1,4 @@
-"""Values as messages and back, field by field, where both call them the same; errors are faults."""
+"""Conversion of values to messages and back, field by field where both have the same names; errors become faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _known: dict[tuple[type, str], _Readers] = {}  # by the value's type and the mes
 
 
 def message_of(kind: type[M], value: Any, **given: Any) -> M:
-    """Args: given: fields of the message that the value calls otherwise, or that are messages themselves."""
+    """Returns the message of a value.
+
+    Args:
+        given: fields of the message that have another name in the value, or that are messages themselves.
+    """
     made = {name: getattr(value, name) for name in _readers(type(value), kind) if name not in given}
     for name, each in made.items():
         if isinstance(each, StateflowError):
@@ -28,13 +32,17 @@ def message_of(kind: type[M], value: Any, **given: Any) -> M:
 
 
 def value_of(kind: type[T], message: Message, **given: Any) -> T:
-    """Args: given: fields of the value that the message calls otherwise, or that are values themselves."""
+    """Returns the value of a message.
+
+    Args:
+        given: fields of the value that have another name in the message, or that are values themselves.
+    """
     readers = _readers(kind, type(message))
     return kind(**{name: read(message) for name, read in readers.items() if name not in given}, **given)
 
 
 def _readers(kind: Any, message: type[Message]) -> _Readers:
-    """Of the fields that both have."""
+    """Returns the readers of the fields that both have."""
     by_name: Any = message.DESCRIPTOR.fields_by_name
     key = kind, message.DESCRIPTOR.full_name
     if key not in _known:

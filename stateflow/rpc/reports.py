@@ -55,7 +55,7 @@ def follower_to_pb(follower: FollowerReport | None) -> cpb.Follower | None:
 
 
 def follower_of(message: Any) -> FollowerReport | None:
-    """Of any answer that may name one."""
+    """Returns the follower that gave an answer; None: the leader gave it. For answers with a follower field."""
     return value_of(FollowerReport, message.follower) if message.HasField("follower") else None
 
 
@@ -150,7 +150,7 @@ def adopted_of(message: cpb.Adopted) -> AdoptedOperator:
 
 
 def deployment_to_pb(deployment: Deployment) -> cpb.Deployment:
-    """Each owner once, however many partitions it has."""
+    """Returns the message of a deployment, with each owner once, however many partitions it has."""
     known = sorted(set(deployment.owners), key=lambda owner: owner.name)
     numbers = {owner: number for number, owner in enumerate(known)}
     return message_of(
@@ -165,12 +165,12 @@ def deployment_to_pb(deployment: Deployment) -> cpb.Deployment:
 
 
 def packed_deployment(deployment: Deployment) -> bytes:
-    """To be kept; :func:`unpacked_deployment` reads it."""
+    """Returns a deployment as bytes to be kept; :func:`unpacked_deployment` reads them."""
     return deployment_to_pb(deployment).SerializeToString()
 
 
 def unpacked_deployment(data: bytes) -> Deployment:
-    """Raises DecodeError."""
+    """Reads the bytes of :func:`packed_deployment`. Raises DecodeError."""
     try:
         return deployment_of(cpb.Deployment.FromString(data))
     except (NoMessage, IndexError) as error:

@@ -1,4 +1,4 @@
-"""A batch's rows as they are sent: one record batch in which those of a partition lie together."""
+"""A batch's rows as they are sent: one record batch in which the rows of each partition are contiguous."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-#: what a partition takes in a message beside its rows
+#: bytes of a partition in a message, in addition to its rows
 PART_BYTES = 32
 
 
 class Frame(NamedTuple):
-    """Of some partitions, ascending. ``counts``: of their rows, which lie in this order. ``digests``: of each, or none.
-    ``message``: an Arrow record batch message; ``b""`` for no rows."""
+    """The rows of some partitions, which ascend.
+
+    ``counts``: numbers of their rows, which lie in this order. ``digests``: one for each partition, or none.
+    ``message``: an Arrow record batch message; ``b""`` for no rows.
+    """
 
     partitions: list[int]
     counts: list[int]
@@ -25,15 +28,15 @@ class Frame(NamedTuple):
 
 
 class BatchRows:
-    """Never changed.
+    """The rows of a batch, by partition. Immutable.
 
     Args:
         schema: Arrow IPC schema of ``rows``.
         rows: None: no partition has any.
-        partitions: that are visited, ascending.
-        ends: behind the last row of each of them; its first is where the one before ends.
-        digests: of the rows of each, where they must be the same whenever they are sent; 64 bits. Of one without rows
-            it says nothing.
+        partitions: those that are visited, ascending.
+        ends: for each partition, the position after its last row; its first row is where the previous partition ends.
+        digests: 64-bit digests of each partition's rows, where they must be the same whenever they are sent. A digest
+            of a partition without rows is meaningless.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class BatchRows:
         self.partitions, self.ends, self.digests = partitions, ends, digests
 
     def __len__(self) -> int:
-        """Of partitions."""
+        """Returns the number of partitions."""
         return len(self.partitions)
 
     def __iter__(self) -> Iterator[int]:
@@ -56,17 +59,21 @@ class BatchRows:
 
     @classmethod
     def visit(cls, partitions: Collection[int]) -> BatchRows:
-        """Without rows. Args: partitions: ascending."""
+        """Returns a batch that visits partitions without rows.
+
+        Args:
+            partitions: ascending.
+        """
         return cls(b"", None, list(partitions), [0] * len(partitions))
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, in memory and in messages."""
+        """Bytes in memory and in messages."""
         return len(self.schema) + PART_BYTES * len(self) + (0 if self.rows is None else self.rows.nbytes)
 
     @cached_property
     def digest(self) -> bytes:
-        """By which it is known again: two of the same rows, put together in the same way, have the same."""
+        """A digest that recognises the batch: equal for the same rows, put together in the same way."""
         found = hashlib.blake2b(digest_size=16)
         rows = b"" if self.rows is None else self.rows.serialize()
         for part in (self.schema, repr((list(self.partitions), list(self.ends))).encode(), rows):
@@ -81,7 +88,7 @@ class BatchRows:
         return hash(self.digest)
 
     def only(self, partitions: Iterable[int]) -> BatchRows:
-        """Those of some of its partitions, copied where these are not all."""
+        """Returns the rows of some of its partitions; copied, unless these are all of them."""
         wanted = sorted(partitions)
         if len(wanted) == len(self.partitions):
             return self
@@ -102,8 +109,10 @@ class BatchRows:
         return {partition: place for place, partition in enumerate(self.partitions)}
 
     def merged(self, newer: BatchRows) -> BatchRows | None:
-        """With the rows that came for some partitions since, in place of those that were here. None: of another schema,
-        so that they cannot be in one."""
+        """Returns these rows, with ``newer`` rows in place of those of their partitions.
+
+        None: the schemas differ, so that one batch cannot hold both.
+        """
         if len(newer) >= len(self) and set(newer.partitions) >= set(self.partitions):
             return newer
         older = self.only(set(self.partitions) - set(newer.partitions))
@@ -132,7 +141,7 @@ class BatchRows:
         )
 
     def frames(self, bytes_max: int) -> Iterator[Frame]:
-        """All of it, in messages of about so many bytes at most; larger ones hold one partition."""
+        """Yields all rows in messages of about ``bytes_max`` bytes at most; a larger message holds one partition."""
         if self.size <= bytes_max:
             yield self._frame(0, len(self))
             return

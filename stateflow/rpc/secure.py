@@ -1,4 +1,4 @@
-"""Channels and servers with the files of TLS that there are, or in plain text where that is allowed."""
+"""Channels and servers with the TLS files that are configured, or in plain text where that is allowed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ Options = Sequence[tuple[str, Any]]
 
 
 def own_certificate() -> int:
-    """Its serial number, another one where the files have changed: channels that are made from then on use the new
-    ones. 0: plain text."""
+    """Returns the serial number of this process's certificate; 0: plain text.
+
+    A new number means that the files have changed: channels made from then on use the new ones.
+    """
     files = tls_files()
     return 0 if files is None else files.current().own.serial
 
@@ -38,13 +40,16 @@ def _of(material: Material) -> grpc.ChannelCredentials:
 
 
 def _routed(options: Options) -> Options:
-    """Has a channel go directly to its member. gRPC would ask a proxy of the environment for every address, also for
-    those of this machine, and a proxy that does not know them looks like a member that does not answer."""
+    """Adds the option that lets a channel go directly to its member.
+
+    By default gRPC would ask a proxy of the environment for every address, also for those of this machine, and a proxy
+    that does not know them looks like a member that does not answer.
+    """
     return [*options, ("grpc.enable_http_proxy", int(connection_settings().http_proxy))]
 
 
 def blocking_channel(address: str, options: Options) -> grpc.Channel:
-    """With the files as they are now. Raises InsecureRefused, BadCertificate, InvalidArgument."""
+    """Opens a channel with the current files. Raises InsecureRefused, BadCertificate, InvalidArgument."""
     files, options = tls_files(), _routed(options)
     if files is None:
         check_dialled(address)
@@ -53,7 +58,7 @@ def blocking_channel(address: str, options: Options) -> grpc.Channel:
 
 
 def channel(address: str, options: Options) -> grpc.aio.Channel:
-    """Raises InsecureRefused, BadCertificate, InvalidArgument."""
+    """Opens a channel that follows changes of the files. Raises InsecureRefused, BadCertificate, InvalidArgument."""
     files, options = tls_files(), _routed(options)
     if files is None:
         check_dialled(address)
@@ -62,8 +67,11 @@ def channel(address: str, options: Options) -> grpc.aio.Channel:
 
 
 class _SecureChannel(grpc.aio.Channel):
-    """Calls that begin after the files have changed have a connection of the new ones; others go on on theirs, which
-    is closed behind the last of them."""
+    """A channel that opens a new connection when the files have changed.
+
+    Calls that begin later use the new connection. Earlier calls continue on the former one, which is closed after the
+    last of them.
+    """
 
     def __init__(self, address: str, options: Options, files: TlsFiles) -> None:
         self._address, self._options, self._files = address, options, files
@@ -90,7 +98,8 @@ class _SecureChannel(grpc.aio.Channel):
         self._leave(channel)
 
     def _leave(self, channel: grpc.aio.Channel) -> None:
-        """A former one, where nothing goes on on it. Closing it with a grace could not be cut short any more."""
+        """Closes a former channel that has no calls left. Closing it with a grace period could not be cut short any
+        more."""
         if self._running[channel] or channel not in self._channels[:-1]:
             return
         self._channels.remove(channel)
@@ -134,7 +143,7 @@ class _SecureChannel(grpc.aio.Channel):
 
 
 class _Calls:
-    """Of one method, each by the channel that is current when it begins."""
+    """Calls of one method. Each uses the channel that is current when it begins."""
 
     def __init__(self, owner: _SecureChannel, kind: str, arguments: Any, named: Any) -> None:
         self._owner, self._kind, self._arguments, self._named = owner, kind, arguments, named
@@ -152,15 +161,18 @@ class _Calls:
 
 
 def check_reach(addresses: Iterable[str]) -> None:
-    """Of a process that will dial them for as long as it runs: it says so at once. Raises as :func:`channel` does."""
+    """Fails early, in a process that will dial these addresses for as long as it runs. Raises as :func:`channel`
+    does."""
     if tls_files() is None:
         for address in addresses:
             check_dialled(address)
 
 
 def add_port(server: grpc.aio.Server, listen: str, advertise: str | None) -> int:
-    """Returns the port, 0 where it cannot be bound. Raises InsecureRefused, BadCertificate, InvalidArgument; what gRPC
-    raises."""
+    """Binds a server to an address, and returns the port, or 0 if it cannot be bound.
+
+    Raises InsecureRefused, BadCertificate, InvalidArgument, and what gRPC raises.
+    """
     files = tls_files()
     if files is None:
         check_served(listen, advertise)
@@ -174,8 +186,11 @@ def add_port(server: grpc.aio.Server, listen: str, advertise: str | None) -> int
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """A handshake takes the files as they are then; connections that are there stay. Nobody is let in without a
-    certificate of the authority."""
+    """Returns credentials that follow changes of the files.
+
+    A handshake uses the files as they are then; existing connections stay. The server admits no client without a
+    certificate of the authority.
+    """
     given = [-1]
 
     def configuration() -> grpc.ServerCertificateConfiguration | None:

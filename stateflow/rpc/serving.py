@@ -1,4 +1,4 @@
-"""A server of this process, for whatever it serves."""
+"""gRPC servers of this process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from stateflow.settings import ServerSettings
 
 
 def new_server(limits: CallLimits | None = None) -> grpc.aio.Server:
-    """Looked at, in this order: of what release a caller is, and whether what it sends can be read; who it is, where
-    there is TLS, as in plain text nobody is told apart; how much of its is under way. Raises BadCertificate,
+    """Creates a server that checks each call before its handler runs.
+
+    The checks, in order: the caller's release, and whether the request can be parsed; the caller's identity, only with
+    TLS, as plain text does not tell callers apart; how many of its calls are under way. Raises BadCertificate,
     InvalidArgument.
 
-    Args: limits: of calls, where somebody asks how many there are.
+    Args:
+        limits: the call limits, if the process reports them; None: new ones.
     """
     settings, files = ServerSettings(), tls_files()
     admission = [] if files is None else [Admission(files)]

@@ -1,4 +1,4 @@
-"""Messages to domain objects and back; errors and limits that every channel shares."""
+"""Conversion of messages to domain objects and back; errors and limits that all channels share."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from stateflow.runtime.view import PartitionView
 from stateflow.storage.faults import meaning
 from stateflow.types import OperatorSpec, ReplicaInfo, cannot_listen, listened_at
 
-#: what anybody may send: pieces of at most 3 MiB (settings); the rest is room for their envelope
+#: limit of requests: pieces of at most 3 MiB (settings); the rest is room for their envelope
 MESSAGE_BYTES_MAX = 4 << 20
-#: what one asked for oneself: an answer may name every partition, a few hundred bytes each
+#: limit of answers, which the process has asked for: they may name every partition, a few hundred bytes each
 ANSWER_BYTES_MAX = 64 << 20
-#: a connection that is silent for so long is asked for a sign of life, which has to come within that time
+#: a connection silent for this long is asked for a sign of life, which must come within the second time
 KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 10, 5
 _COMMON = [
     ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
@@ -48,7 +48,7 @@ _COMMON = [
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.max_ping_strikes", 0),  # a server never takes them for abuse: the channel is then cut in mid-call
+    ("grpc.http2.max_ping_strikes", 0),  # a server that takes pings for abuse would cut the channel in mid-call
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
@@ -56,20 +56,20 @@ OPTIONS = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), *_COMMON]  # 
 CHANNEL_OPTIONS = [
     ("grpc.primary_user_agent", OWN.agent),
     ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
-    # else it looks for whoever is gone twice a second for ever, at a port that may be another program's by then
+    # otherwise the channel dials a dead peer twice a second for ever, at a port that may be another program's by then
     ("grpc.client_idle_timeout_ms", 10_000),
     *_COMMON,
 ]
-#: repeated fields are sent in pieces of about so much where they may outgrow a message
+#: repeated fields that may outgrow a message are sent in pieces of about this many bytes
 PIECE_BYTES = 1 << 20
-#: of a long list that somebody looks at: the loop that makes them has other work, for which a few milliseconds count
+#: pages of a long list for display: the event loop that builds them has other work, where a few milliseconds count
 PAGE_BYTES = 32 << 10
 CONNECT_TIMEOUT_S = 2.0
 FAULT_KEY = "stateflow-fault-bin"
-#: with an answer: the newest record of the ledger that it rests on, and the term of who leads and gave it; with a
-#: question: one that does not lead may answer it, when it has read this record
+#: with an answer: the newest ledger record that it rests on, and the term of the leader that gave it; with a question:
+#: a follower may answer it, when it has read this record
 NEWEST_KEY, TERM_KEY, AFTER_KEY = "stateflow-newest", "stateflow-term", "stateflow-after"
-#: characters, of a fault that is too long for HTTP/2's metadata
+#: limits in characters, for a fault that is too long for HTTP/2's metadata
 FAULT_TEXT_MAX, FAULT_FACT_MAX, FAULT_FACTS_MAX = 600, 100, 12
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -86,23 +86,24 @@ def fault_of(error: StateflowError) -> pb.Fault:
 
 
 def _sendable(text: str) -> str:
-    """Half of a surrogate pair, as names of files may have, is none of UTF-8's; an error must not fail on its way."""
+    """Escapes half surrogate pairs, as file names may have: UTF-8 cannot encode them, and an error must not fail on its
+    way."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def error_of(fault: pb.Fault) -> StateflowError:
-    """Of any fault: whoever sends one may be anybody."""
+    """Returns the error of any fault, trusted or not."""
     wire = {"code": fault.code, "what": fault.what, "remedy": fault.remedy, "where": dict(fault.where)}
     return from_wire(wire)
 
 
 def unexpected(error: BaseException) -> StateflowError:
-    """What the environment did; else an error nobody planned for, in the form users can report."""
+    """Returns the environment's error, if it is one, or else a StateflowError that users can report."""
     return meaning(error) or StateflowError(f"{type(error).__name__}: {error}", remedy=REPORT_LOG)
 
 
 def remote_error(error: grpc.RpcError, address: str) -> StateflowError:
-    """What a failed call means: the error the server named, or Unavailable."""
+    """Returns what a failed call means: the error that the server named, or Unavailable."""
     for key, value in error.trailing_metadata() or ():
         if key == FAULT_KEY:
             with contextlib.suppress(DecodeError):
@@ -113,13 +114,13 @@ def remote_error(error: grpc.RpcError, address: str) -> StateflowError:
         return ReleaseMismatch(
             f"{address} does not know the call, as an older stateflow does not", remedy="upgrade it first"
         )
-    why = details.rpartition(": ")[2].strip(" []")  # what comes before is gRPC's own story
+    why = details.rpartition(": ")[2].strip(" []")  # what comes before is gRPC's own account
     what = f"no answer from {address}: {code.name.lower().replace('_', ' ')}" + (f", {why}" if why else "")
     return Unavailable(what, remedy=_mended(details))
 
 
 def _mended(details: str) -> str:
-    """By what gRPC says about a handshake that failed."""
+    """Returns the remedy for a failed handshake, by gRPC's words about it."""
     for word, remedy in _HANDSHAKES.items():
         if word in details:
             return remedy
@@ -137,7 +138,10 @@ _HANDSHAKES = {
 
 
 def answered(message: M, address: str) -> M:
-    """The answer, when each of its fields holds what it may. Raises Unavailable: whoever answers is none of us."""
+    """Returns the answer, if each of its fields holds a valid value.
+
+    Raises Unavailable otherwise: the process that answers is no member of the cluster.
+    """
     try:
         return checked(message)
     except InvalidArgument as error:
@@ -146,13 +150,16 @@ def answered(message: M, address: str) -> M:
 
 
 def connect(address: str) -> grpc.aio.Channel:
-    """How servers reach each other; a simulation hands another in. Raises InsecureRefused, BadCertificate."""
+    """Opens a channel between servers; a simulation passes another function. Raises InsecureRefused, BadCertificate."""
     return channel(address, CHANNEL_OPTIONS)
 
 
 async def connected(channel: grpc.aio.Channel, address: str) -> None:
-    """Until the channel has a connection. A peer that was restarted is else refused for as long as the channel backs
-    off, though it is there. Raises Unavailable."""
+    """Waits until the channel has a connection.
+
+    Without that wait, calls to a restarted peer are refused while the channel backs off, though the peer is there.
+    Raises Unavailable.
+    """
     try:
         await asyncio.wait_for(channel.channel_ready(), CONNECT_TIMEOUT_S)
     except TimeoutError as error:
@@ -178,7 +185,7 @@ async def abort(context: grpc.aio.ServicerContext, error: StateflowError) -> Non
 
 
 def unary(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """Handler of requests whose fields hold what they may, and whose StateflowErrors reach the caller as what they
+    """Decorates a unary handler: it checks the request's fields, and sends StateflowErrors to the caller as they
     are."""
 
     @functools.wraps(method)
@@ -204,7 +211,7 @@ def streaming(method: Callable[..., AsyncIterator[T]]) -> Callable[..., AsyncIte
                 yield message
         except StateflowError as error:
             await abort(context, error)
-        except Exception as error:  # noqa: BLE001 - it is said, here and to the caller
+        except Exception as error:  # noqa: BLE001 - logged, and sent to the caller
             _say(method.__name__, error)
             await abort(context, unexpected(error))
 
@@ -212,7 +219,7 @@ def streaming(method: Callable[..., AsyncIterator[T]]) -> Callable[..., AsyncIte
 
 
 def _say(what: str, error: Exception) -> None:
-    """In one line where the environment is to blame; where stateflow may be, with the way it came."""
+    """Logs an error: in one line if the environment is to blame, or with its stack if stateflow may be."""
     meant = meaning(error)
     log.error("%s failed: %s", what, meant or error, exc_info=None if meant else error)
 
@@ -221,22 +228,26 @@ def _say(what: str, error: Exception) -> None:
 
 
 def tell_newest(context: grpc.aio.ServicerContext, term: int, record: int) -> None:
-    """Args: term: of who leads; 0: who answers does not."""
+    """Attaches what the answer rests on.
+
+    Args:
+        term: of the leader that answers; 0: a follower answers.
+    """
     context.set_trailing_metadata(((NEWEST_KEY, str(record)), (TERM_KEY, str(term))))
 
 
 def newest_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[int, int]:
-    """Term and record. 0: it does not say."""
+    """Returns (term, record) of an answer; 0 for what it does not say."""
     return _number_of(TERM_KEY, metadata) or 0, _number_of(NEWEST_KEY, metadata) or 0
 
 
 def after_of(context: grpc.aio.ServicerContext) -> int | None:
-    """None: the one that leads is to answer."""
+    """Returns the ledger record that a follower must have read to answer; None: only the leader may answer."""
     return _number_of(AFTER_KEY, context.invocation_metadata())
 
 
 def _number_of(key: str, metadata: Any) -> int | None:
-    """What can be none is as if it were not there: whoever sends it may be anybody."""
+    """Returns the number under a key; None: there is none, or an invalid one, as any process may send it."""
     said = dict(metadata or ()).get(key, "")
     return int(said) if isinstance(said, str) and said.isdecimal() and len(said) < 19 else None
 
@@ -245,7 +256,7 @@ def _number_of(key: str, metadata: Any) -> int | None:
 
 
 def _probe(host: str, port: int) -> None:
-    """Raises OSError for an address that cannot be bound; gRPC would say so too, but on stderr and in its own words."""
+    """Binds the address for a moment. Raises OSError; gRPC would report it only on stderr, and in its own words."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -253,15 +264,17 @@ def _probe(host: str, port: int) -> None:
 
 
 def bind(server: grpc.aio.Server, listen: str, advertise: str | None = None) -> str:
-    """Bind and return the address with the real port. Raises PortInUse, InvalidArgument, InsecureRefused,
-    BadCertificate."""
+    """Binds a server, and returns the address with the real port.
+
+    Raises PortInUse, InvalidArgument, InsecureRefused, BadCertificate.
+    """
     host, port = listened_at(listen)
     try:
         _probe(host, port)
         bound = add_port(server, listen, advertise)
     except OSError as error:
         raise cannot_listen(error, listen) from error
-    except (RuntimeError, UnicodeError) as error:  # gRPC's, and of a host that no name server would be asked for
+    except (RuntimeError, UnicodeError) as error:  # gRPC's errors, and that of a malformed host name
         raise PortInUse("the address cannot be bound", remedy="choose another port", address=listen) from error
     if bound == 0:
         raise PortInUse("the address cannot be bound", remedy="choose another port", address=listen)
@@ -269,7 +282,11 @@ def bind(server: grpc.aio.Server, listen: str, advertise: str | None = None) -> 
 
 
 def reached_at(advertise: str | None, bound: str) -> str:
-    """Where others reach what listens at ``bound``. Args: advertise: host:port; port 0 is the one that was bound."""
+    """Returns the address where others reach what listens at ``bound``.
+
+    Args:
+        advertise: host:port; port 0 stands for the bound one.
+    """
     if advertise and advertise.endswith(":0"):
         return f"{advertise[:-2]}:{bound.rpartition(':')[2]}"
     return advertise or bound
@@ -279,13 +296,13 @@ def reached_at(advertise: str | None, bound: str) -> str:
 
 
 def pieces(data: bytes, size: int) -> Iterator[tuple[bytes, bool]]:
-    """(piece, is it the last) of at most ``size`` bytes; one empty piece for no data."""
+    """Yields (piece of at most ``size`` bytes, whether it is the last); one empty piece for no data."""
     for at in range(0, max(len(data), 1), size):
         yield data[at : at + size], at + size >= len(data)
 
 
 def batched(messages: Iterable[M], piece_bytes: int = PIECE_BYTES) -> Iterator[list[M]]:
-    """Messages in lists of about so many bytes; one list, which is empty, of none."""
+    """Yields messages in lists of about ``piece_bytes``; one empty list if there are none."""
     batch: list[M] = []
     size = 0
     for message in messages:
@@ -370,7 +387,7 @@ def session_of(message: rpb.SourceSession) -> Session:
 
 
 def positions_to_pb(found: Position | Mapping[int, Position]) -> rpb.PositionsReply:
-    """How far a source has come, by partition; or one position, which every partition has reached."""
+    """Returns the message of a source's positions by partition, or of one position that every partition has reached."""
     if isinstance(found, Position):
         return rpb.PositionsReply(whole=True, newest_event_us=found.event_us)
     reply = rpb.PositionsReply()
@@ -390,9 +407,11 @@ def positions_to_pb(found: Position | Mapping[int, Position]) -> rpb.PositionsRe
 def positions_of(
     message: rpb.PositionsReply, partitions: Iterable[int] = (), before: int | None = None
 ) -> dict[int, Position]:
-    """By partition; without those that have seen nothing of the source.
+    """Returns positions by partition, without partitions that have seen nothing of the source.
 
-    Args: partitions: that were asked whether they contain the batch ``before`` this one.
+    Args:
+        partitions: those that were asked about.
+        before: the batch that they were asked about: whether they contain the one before it.
     """
     if message.whole and before is not None:
         newest_us = message.newest_event_us if message.HasField("newest_event_us") else None
@@ -423,7 +442,7 @@ def source_to_pb(partition: int, view: SourceView) -> rpb.SourceView:
 
 
 def source_of(message: rpb.SourceView) -> SourceView:
-    """Its session is known by when it began only."""
+    """Returns the view of a source. Of its session only the begin is known."""
     return SourceView(
         message.source,
         message.batch,
@@ -447,7 +466,7 @@ def snapshot_to_pb(info: SnapshotInfo) -> rpb.SnapshotReply:
 
 
 def snapshot_of(message: rpb.SnapshotReply) -> SnapshotInfo:
-    """Raises InvalidArgument for a base that has a file twice."""
+    """Returns the description of a snapshot. Raises InvalidArgument for a base that has a file twice."""
     if len({file.name for file in message.files}) < len(message.files):
         raise InvalidArgument("a base has a file twice", remedy="see what runs at the source's address")
     files = tuple(BaseFile(file.name, file.size, file.digest) for file in message.files)
