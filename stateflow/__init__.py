@@ -45,7 +45,7 @@ __all__ = [
     "Window",
     "state",
 ]
-#: where each is; imported when it is asked for, as a command needs little of it
+#: module → its public names; imported at first use, as a command needs few of them
 _PLACES = {
     "stateflow.client": ("Cluster", "StreamClient"),
     "stateflow.errors": ("StateflowError",),

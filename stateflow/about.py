@@ -1,7 +1,7 @@
-"""What log lines are about: ids that stand beside the text, so that lines, traces and the ledger can be joined.
+"""Subjects of log lines: ids beside the text, by which lines, traces and the ledger can be joined.
 
-Whoever begins to work on something says so once; each line that is logged meanwhile, by whomever, has its ids. They are
-made when a line is written, and cost nothing before.
+Code that begins to work on something declares its ids once; each line logged meanwhile, by any code, carries them. The
+ids are computed when a line is written, and cost nothing before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stateflow.errors import StateflowError
 from stateflow.types import PartitionId
 
 Ids = Mapping[str, str | int]
-#: in this order. What else an error names of where it was is in its text
+#: in the order of a line. Other facts that locate an error are in its text
 NAMES: Final = (
     *("operator", "partition", "source", "batch", "replica", "agent"),
     *("move", "reconfiguration", "trace_id", "span_id"),
@@ -26,7 +26,7 @@ _ABOUT: ContextVar[Callable[[], Ids] | None] = ContextVar("about", default=None)
 
 
 def begin_about(ids: Callable[[], Ids]) -> None:
-    """Of a task that is about nothing else until it ends, and of the tasks that it begins."""
+    """Declares the ids of the running task until it ends, and of the tasks that it begins."""
     _ABOUT.set(ids)
 
 
@@ -40,7 +40,7 @@ def about(ids: Callable[[], Ids]) -> Iterator[None]:
 
 
 def ids_of(record: logging.LogRecord) -> dict[str, str | int]:
-    """What a line is about: by whoever logs it, by partitions and errors that it is made of, by ``extra``."""
+    """Returns the ids of a line: those declared, those of partitions and errors among its arguments, and ``extra``."""
     found: dict[str, Any] = {}
     said = _ABOUT.get()
     if said is not None:
@@ -63,7 +63,7 @@ def _ids_of_error(error: StateflowError) -> dict[str, Any]:
     partition = where.get("partition")
     if isinstance(partition, PartitionId):
         where |= {"operator": partition.operator, "partition": partition.partition}
-    elif isinstance(partition, str):  # it came over the wire: the number alone, or operator/number
+    elif isinstance(partition, str):  # from the wire: the number alone, or operator/number
         operator, _, number = partition.rpartition("/")
         where |= {"partition": int(number) if number.isdigit() else partition}
         where |= {"operator": operator} if operator else {}
@@ -71,7 +71,7 @@ def _ids_of_error(error: StateflowError) -> dict[str, Any]:
 
 
 def _current_trace() -> Ids:
-    """Of OpenTelemetry's current span, where this program has it at all."""
+    """Returns the ids of OpenTelemetry's current span, if this program has imported OpenTelemetry."""
     trace = sys.modules.get("opentelemetry.trace")
     context = None if trace is None else trace.get_current_span().get_span_context()
     if context is None or not context.is_valid:

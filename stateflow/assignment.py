@@ -1,7 +1,7 @@
-"""The truth about ownership: partition → (owner, epoch), versioned, one per operator.
+"""Ownership of partitions: partition → (owner, epoch), versioned, one assignment per operator.
 
-Immutable; a change makes a new assignment with a higher version. ``0 <= partition < len(owners)``,
-epochs start at 1 and rise by one with each change of hands.
+The assignment is authoritative and immutable; a change makes a new one with a higher version.
+``0 <= partition < len(owners)``; epochs start at 1 and rise with each change of owner.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ class Assignment:
 
     @classmethod
     def initial(cls, operator: str, owners: Mapping[int, str], epoch: int = 1) -> Assignment:
-        """Args: epoch: greater than any of a former deployment of that name."""
+        """Returns the first assignment of an operator.
+
+        Args:
+            epoch: greater than any of a former deployment of that name.
+        """
         ordered = tuple(owners[p] for p in range(len(owners)))
         return cls(operator, 1, ordered, (epoch,) * len(ordered))
 
     def owner(self, partition: int) -> tuple[str, int]:
-        """(replica name, epoch). Raises UnknownPartition."""
+        """Returns (replica name, epoch). Raises UnknownPartition."""
         if not 0 <= partition < len(self.owners):
             raise UnknownPartition(
                 f"there is no partition {partition}",
@@ -36,7 +40,7 @@ class Assignment:
         return self.owners[partition], self.epochs[partition]
 
     def moved(self, partition: int, owner: str, epoch: int) -> Assignment:
-        """The assignment after ``partition`` went to ``owner``. Raises StaleEpoch unless the epoch rises."""
+        """Returns the assignment after ``partition`` went to ``owner``. Raises StaleEpoch unless the epoch rises."""
         _, current = self.owner(partition)
         if epoch <= current:
             raise StaleEpoch(
@@ -50,7 +54,7 @@ class Assignment:
         return Assignment(self.operator, self.version + 1, tuple(owners), tuple(epochs))
 
     def validate(self) -> None:
-        """Raises InvariantBroken where only a bug can have made it."""
+        """Checks what always holds. Raises InvariantBroken, which only a bug can cause."""
         if len(self.owners) != len(self.epochs) or not all(self.owners) or min(self.epochs, default=1) < 1:
             raise InvariantBroken(
                 f"each of {len(self.owners)} partitions has an owner, and an epoch from 1 on",
@@ -60,5 +64,5 @@ class Assignment:
             )
 
     def of(self, replica: str) -> dict[int, int]:
-        """Partition → epoch of everything ``replica`` owns."""
+        """Returns partition → epoch of everything that ``replica`` owns."""
         return {p: self.epochs[p] for p, owner in enumerate(self.owners) if owner == replica}

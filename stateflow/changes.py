@@ -1,7 +1,7 @@
 """Change sets: the tracked mutations of one committed batch on one partition.
 
-The one currency of the system. Committing, warming a move's target, feeding a standby and auditing all
-use the same bytes::
+Every part of the system that handles changes uses the same bytes: commits, warm-up of a move's target, standbys and
+audits::
 
     msgpack [version, operator, partition, epoch, sequence, source, position, clears, deletes, puts]
     + xxh64 of that (8 bytes, big endian)
@@ -39,8 +39,10 @@ class Mutations:
 
 
 def net(several: Iterable[Mutations]) -> Mutations:
-    """What they come to, applied one after the other: of each key the last that was written, unless it was cleared
-    behind that."""
+    """Returns the net effect of mutations applied one after the other.
+
+    Of each key it keeps the last write, unless a later clear removed it.
+    """
     cleared: dict[tuple[bytes, bytes], int] = {}
     written: dict[bytes, tuple[int, bytes | None]] = {}
     for when, mutations in enumerate(several):
@@ -96,7 +98,8 @@ class ChangeSet:
 
     @classmethod
     def decode(cls, data: bytes) -> ChangeSet:
-        """Raises TransferCorrupt when the checksum or the version does not fit, or it is none behind its checksum."""
+        """Parses a change set. Raises TransferCorrupt for a wrong checksum, another version, or contents of the wrong
+        types."""
         body, checksum = data[:-8], data[-8:]
         if len(data) < 9 or xxhash.xxh64_digest(body) != checksum:
             raise TransferCorrupt(
@@ -124,7 +127,7 @@ _FIELDS = (str, int, int, int, str, int, tuple, tuple, tuple)
 
 
 def _is_change_set(fields: list[Any]) -> bool:
-    """A checksum proves that it came as it was sent, not that a replica sent it."""
+    """Checks the types of the fields: a checksum proves that bytes arrived as sent, not that a replica sent them."""
     if len(fields) != len(_FIELDS) or not all(map(isinstance, fields, _FIELDS)):
         return False
     clears, deletes, puts = fields[-3:]
@@ -143,7 +146,7 @@ def _no_change_set(size: int) -> TransferCorrupt:
 
 
 def chain(previous: bytes, change_set: bytes) -> bytes:
-    """Digest of a base and every change set since: ``xxh3_128(previous + checksum)``.
+    """Returns the digest of a base and every change set since: ``xxh3_128(previous + checksum)``.
 
     Both ends of a transfer fold it; equal chains mean the same base and the same change sets in order.
     """

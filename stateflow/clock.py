@@ -8,11 +8,12 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now_us(self) -> int:
-        """Wall clock in microseconds since 1970-01-01 UTC. For people and records, never for durations."""
+        """Returns wall clock time, in microseconds since 1970-01-01 UTC. For people and records, never for
+        durations."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary start that never run backwards. For durations and leases."""
+        """Returns seconds from an arbitrary start, which never run backwards. For durations and leases."""
         ...
 
 

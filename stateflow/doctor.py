@@ -1,4 +1,4 @@
-"""Is everything here that stateflow needs, and is it as it should be? Looked at, and nothing changed."""
+"""Checks of this machine and its environment for what stateflow needs. They change nothing."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from stateflow.storage import files
 
 FILES_MIN = 4096
 FREE_MIN = 2 << 30
-#: of a write that is to survive power loss
+#: median duration above which a durable write is slow, in ms; number of writes
 SYNC_SLOW_MS, SYNCS = 20.0, 15
 LEAST_CORES, LEAST_MEMORY = 2, 2 << 30
-#: of adjtimex(2): nobody keeps the clock
+#: result of adjtimex(2) when no program disciplines the clock
 _UNSYNCHRONISED = 5
 
 
@@ -44,7 +44,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``remedy``: what to do; empty: nothing."""
+    """The result of one check. ``remedy``: what to do; empty: nothing."""
 
     what: str
     verdict: Verdict
@@ -53,7 +53,7 @@ class Finding:
 
 
 def examined(data_dir: Path, controller: str, environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """One after another, as each takes its time."""
+    """Yields findings one by one, as each check takes its time."""
     checks: list[Callable[[], Finding]] = [
         python,
         java,
@@ -75,7 +75,7 @@ def python() -> Finding:
 
 
 def java() -> Finding:
-    """Which only Spark needs."""
+    """Checks Java and PySpark, which only Spark jobs need."""
     try:
         version = require_java()
     except StateflowError as error:
@@ -97,7 +97,11 @@ def cores() -> Finding:
 
 
 def open_files(limit: int | None = None) -> Finding:
-    """Args: limit: that a process may have; as it is here by default."""
+    """Checks the limit of open files.
+
+    Args:
+        limit: the limit of a process; None: the one in force here.
+    """
     most = _hard_limit() if limit is None else limit
     found = f"{most} at most" if most < 1 << 30 else "not limited"
     if most < FILES_MIN:
@@ -126,7 +130,7 @@ def room(data_dir: Path) -> Finding:
 
 
 def syncs(data_dir: Path) -> Finding:
-    """Of a small write, as ``acknowledge=fsync`` has one for each batch, and a take-over some."""
+    """Measures small durable writes, like that of each batch with ``acknowledge=fsync``, and those of a takeover."""
     try:
         with tempfile.NamedTemporaryFile(dir=_existing(data_dir), prefix=".stateflow-doctor-") as file:
             took = []
@@ -147,7 +151,7 @@ def syncs(data_dir: Path) -> Finding:
 
 
 def _existing(path: Path) -> Path:
-    """Itself, or the nearest above it that is there."""
+    """Returns the directory, or the nearest existing one above it."""
     path = path.expanduser().absolute()
     while not path.exists():
         path = path.parent
@@ -155,7 +159,10 @@ def _existing(path: Path) -> Path:
 
 
 def clock() -> Finding:
-    """Leases are counted by each machine's own monotonic clock; timers, ttl and certificates by the time of day."""
+    """Checks the clock.
+
+    Leases count by each machine's own monotonic clock; timers, TTLs and certificates use the time of day.
+    """
     now = datetime.fromtimestamp(SYSTEM_CLOCK.now_us() / 1e6)
     found = f"{now:%Y-%m-%d %H:%M:%S} here"
     if now.year < 2024:
@@ -201,7 +208,7 @@ def certificate() -> Finding:
 
 
 def cluster(controller: str) -> Finding:
-    if _nobody_listens(controller):  # which is not waited for here
+    if _nobody_listens(controller):  # no waiting for a controller here
         return Finding("cluster", Verdict.UNKNOWN, f"nobody listens at {controller}")
     try:
         status = Cluster(controller).status()

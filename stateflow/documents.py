@@ -1,4 +1,4 @@
-"""YAML files that people write: read with bounds, so that no file takes the process's memory, time or stack."""
+"""Reading of YAML files written by people, with bounds, so that no file takes the process's memory, time or stack."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from stateflow.errors import InvalidArgument
 
 BYTES_MAX = 1 << 20
-#: sections within each other
+#: limit of nested sections
 DEPTH_MAX = 50
-#: values, those that anchors repeat counted each time
+#: limit of values; those that anchors repeat count each time
 VALUES_MAX = 100_000
 
 
-#: of a value within a document: names, and numbers of list entries
+#: path to a value within a document: names, and numbers of list entries
 Place = tuple[str | int, ...]
 _DOUBTFUL = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "timestamp")}
 
 
 def read_document(path: Path, may_be_text: Callable[[Place], bool] | None = None) -> Any:
-    """Reads a YAML file. Raises InvalidArgument: it cannot be read, is no YAML, or is more than anybody writes.
+    """Reads a YAML file. Raises InvalidArgument: it cannot be read, is no YAML, or exceeds the bounds.
 
     Args:
-        may_be_text: says of a place whether text may be meant there. What YAML reads as something else that is written
-            otherwise, as ``no`` and ``1.10``, is refused there: which of the two is meant is not known.
+        may_be_text: tells of a place whether text may be meant there. A value there that YAML reads as another type,
+            and would write differently, such as ``no`` or ``1.10``, is refused: the intended type is not known.
     """
     try:
         with path.open("rb") as file:
@@ -54,7 +54,7 @@ def read_document(path: Path, may_be_text: Callable[[Place], bool] | None = None
 
 
 def parse(text: str) -> Any:
-    """Raises yaml.YAMLError; ValueError for a date or number that is none."""
+    """Parses YAML. Raises yaml.YAMLError, and ValueError for an invalid date or number."""
     loader = _Loader(text)
     try:
         return loader.get_single_data()
@@ -63,7 +63,7 @@ def parse(text: str) -> Any:
 
 
 def _check_texts(text: str, may_be_text: Callable[[Place], bool], file: Path) -> None:
-    """Raises InvalidArgument; what :func:`parse` does for what is no YAML."""
+    """Refuses ambiguous values. Raises InvalidArgument, and as :func:`parse` does for invalid YAML."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -99,7 +99,7 @@ def _scalars(node: Node | None, place: Place) -> Iterator[tuple[Place, ScalarNod
 
 
 def place_of(place: Sequence[str | int]) -> str:
-    """A place as people write it: ``operators[0].source``."""
+    """Returns a place as people write it: ``operators[0].source``."""
     said = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     return said.lstrip(".")
 
@@ -126,8 +126,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def _measure(node: Node, known: dict[int, int], depth: int) -> int:
-    """How many values a node has, with what its aliases stand for. Raises MarkedYAMLError when they are too many, too
-    deep, within themselves, or under the same name twice."""
+    """Counts the values of a node, including what its aliases stand for.
+
+    Raises MarkedYAMLError for too many values, too deep nesting, a node within itself, or a name that is there twice.
+    """
     size = known.get(id(node))
     if size == 0:
         raise yaml.MarkedYAMLError(problem="an anchor contains itself", problem_mark=node.start_mark)

@@ -1,4 +1,4 @@
-"""What outlives a loss of power."""
+"""Writes that survive a loss of power."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """The contents of a file, or the entries of a directory, are there after a loss of power from here on. Raises
-    OSError."""
+    """Makes the contents of a file, or the entries of a directory, survive a loss of power. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -17,15 +16,19 @@ def sync(path: Path) -> None:
 
 
 def write_durably(path: Path, content: str | bytes, mode: int | None = None) -> None:
-    """All of it, or what was there before; the former, power loss or not, once this returns. Raises OSError.
+    """Replaces a file atomically: it has the old contents or all of the new ones, and the new ones once this returns.
 
-    Args: mode: the file's, which is nobody else's for no moment; None: as the umask has it."""
+    This holds through a loss of power. Raises OSError.
+
+    Args:
+        mode: the file's permissions, never wider in between; None: by the umask.
+    """
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with os.fdopen(os.open(temporary, flags, 0o666 if mode is None else mode), "wb") as file:
         if mode is not None:
-            temporary.chmod(mode)  # whatever the umask takes off
+            temporary.chmod(mode)  # independent of the umask
         file.write(content if isinstance(content, bytes) else content.encode())
         file.flush()
         os.fsync(file.fileno())

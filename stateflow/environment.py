@@ -1,4 +1,4 @@
-"""Variables of this process's environment that are others for a while."""
+"""Temporary changes of this process's environment variables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def environment(given: Mapping[str, str]) -> Iterator[None]:
-    """They are so within; behind it they are as they were, or not there."""
+    """Sets variables within the block; afterwards they have their former values, or are unset."""
     before = {variable: os.environ.get(variable) for variable in given}
     os.environ.update(given)
     try:

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T", bound=type)
-#: remedies for what no user, machine or network can have done
+#: remedies for errors that no user, machine or network can cause
 REPORT_LINE = "a bug in stateflow, please report it with this line"
 REPORT_LOG = "a bug in stateflow, please report it with the log"
 
 
 class StateflowError(Exception):
-    """Root of the tree.
+    """The root of the tree.
 
     Args:
         what: what happened, one sentence without a final full stop.
@@ -36,7 +36,7 @@ class StateflowError(Exception):
     """
 
     code: ClassVar[str] = "error"
-    #: whether sending the same request again later can succeed without anybody mending anything
+    #: whether the same request can succeed later without anyone mending anything
     retryable: ClassVar[bool] = False
     registry: ClassVar[dict[str, type[StateflowError]]] = {}
 
@@ -63,12 +63,12 @@ class StateflowError(Exception):
         return one_line(line)
 
     def _note_traceback(self) -> None:
-        """Below it the line once more: the last thing that is read."""
+        """Adds the traceback as a note, followed by the line once more, so that the line is read last."""
         if "traceback" in self.where:
             self.__notes__ = [f"{self.where['traceback']}\n{self}"]
 
     def located(self, **where: Any) -> None:
-        """Adds facts that it lacks."""
+        """Adds facts that the error lacks."""
         for key, value in where.items():
             if value is not None:
                 self.where.setdefault(key, value)
@@ -78,13 +78,13 @@ class StateflowError(Exception):
         return from_wire, (self.to_wire(),)
 
     def to_wire(self) -> dict[str, Any]:
-        """A JSON-able form: ``{"code", "what", "remedy", "where"}`` with all values strings."""
+        """Returns a JSON-able form: ``{"code", "what", "remedy", "where"}`` with all values strings."""
         where = {key: str(value) for key, value in self.where.items()}
         return {"code": self.code, "what": self.what, "remedy": self.remedy, "where": where}
 
 
 def from_wire(wire: dict[str, Any]) -> StateflowError:
-    """Inverse of :meth:`StateflowError.to_wire`; an unknown code comes back as the root class."""
+    """Returns the error of :meth:`StateflowError.to_wire`; an unknown code comes back as the root class."""
     cls = StateflowError.registry.get(wire["code"], StateflowError)
     error = cls.__new__(cls)
     where = {key: value for key, value in wire["where"].items() if key not in ("self", "what", "remedy")}
@@ -92,7 +92,7 @@ def from_wire(wire: dict[str, Any]) -> StateflowError:
     return error
 
 
-#: environment: "1" for causes and the frames within stateflow and Spark, too
+#: environment variable: "1" shows causes and the frames within stateflow and Spark, too
 TRACEBACKS = "STATEFLOW_TRACEBACKS"
 
 
@@ -101,8 +101,8 @@ def tracebacks_wanted() -> bool:
 
 
 def brief(cls: T) -> T:
-    """Class decorator: an error that a public method raises shows where it was called, and not what led to it within;
-    see TRACEBACKS."""
+    """Class decorator: errors of public methods show where the method was called, but not the frames within; see
+    TRACEBACKS."""
     for name, method in list(vars(cls).items()):
         if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
             setattr(cls, name, _brief(method))
@@ -123,7 +123,8 @@ def _brief(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def one_line(text: str) -> str:
-    """For a terminal: what would move its cursor, colour it or reorder it is shown as an escape."""
+    """Returns the text in one line for a terminal: characters that move its cursor, colour or reorder are shown as
+    escapes."""
     line = " ".join(text.splitlines())
     return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
@@ -204,19 +205,19 @@ class OperatorNotImportable(LocalMisuse):
 
 
 class BundleMissing(OperatorNotImportable):
-    """Code that is not where it is to run, yet."""
+    """An operator's code is not yet on the machine where it is to run."""
 
     code = "bundle_missing"
 
 
 class BundleDamaged(OperatorNotImportable):
-    """Bytes that are not what was deployed."""
+    """The bytes of a bundle are not those that were deployed."""
 
     code = "bundle_damaged"
 
 
 class BundleRefused(LocalMisuse):
-    """An operator's code that cannot be packed."""
+    """An operator's code cannot be packed."""
 
     code = "bundle_refused"
 
@@ -228,13 +229,13 @@ class VersionUnknown(LocalMisuse):
 
 
 class CodeRefused(LocalMisuse):
-    """An operator's text was sent to a controller by somebody who has not its key."""
+    """An operator's text was sent to a controller by a client that does not have its key."""
 
     code = "code_refused"
 
 
 class OperatorOutdated(LocalMisuse):
-    """A replica has other code for the operator than what is deployed."""
+    """A replica has other code for the operator than the deployed one."""
 
     code = "operator_outdated"
 
@@ -278,7 +279,7 @@ class InsecureRefused(LocalMisuse):
 
 
 class BadCertificate(LocalMisuse):
-    """Files of TLS that cannot be used, or a certificate that cannot be made."""
+    """TLS files cannot be used, or a certificate cannot be made."""
 
     code = "bad_certificate"
 
@@ -294,7 +295,7 @@ class InvalidTransition(StateflowError):
 
 
 class InvariantBroken(StateflowError):
-    """What always holds does not: only a bug in stateflow leads there. Raised by ``validate()`` alone, see
+    """A condition that always holds does not: only a bug in stateflow leads there. Raised by ``validate()`` alone, see
     :mod:`stateflow.validating`."""
 
     code = "invariant_broken"
@@ -313,25 +314,25 @@ class Unavailable(RemoteCondition):
 
 
 class Busy(Unavailable):
-    """The other end has as much to do as it takes, of this caller or of all."""
+    """The other end has as much to do as it accepts, from this caller or from all."""
 
     code = "busy"
 
 
 class NotLeading(Unavailable):
-    """This controller does not lead now; ``where`` holds the address of the one that does, where that is known."""
+    """The controller does not lead now; ``where`` holds the address of the leader, where that is known."""
 
     code = "not_leading"
 
 
 class WriteUncertain(Unavailable):
-    """The database went away during a commit: it was written or it was not."""
+    """The database went away during a commit, which may or may not have been written."""
 
     code = "write_uncertain"
 
 
 class NotAllowed(RemoteCondition):
-    """Whoever called has a certificate that does not allow the call."""
+    """The caller's certificate does not allow the call."""
 
     code = "not_allowed"
 
@@ -371,13 +372,13 @@ class SourceTaken(RemoteCondition):
 
 
 class SourceRetired(RemoteCondition):
-    """What is asked for was retired with its source, or the source may be one that nothing is known of any more."""
+    """The requested data was retired with its source, or the source may be one whose records are gone."""
 
     code = "source_retired"
 
 
 class BatchIncomplete(RemoteCondition):
-    """A batch is sent while the one before is in a part of the partitions only; nothing of it is applied."""
+    """A batch is sent while the previous one has reached only some of the partitions; nothing of it is applied."""
 
     code = "batch_incomplete"
 
@@ -389,13 +390,13 @@ class SourceGap(RemoteCondition):
 
 
 class SourceMissing(RemoteCondition):
-    """There is no such stream."""
+    """The source's stream does not exist."""
 
     code = "source_missing"
 
 
 class PipelineFailed(StateflowError):
-    """Spark ended a declared pipeline, for a reason that is none of the others here."""
+    """Spark ended a declared pipeline, for a reason without an error class of its own."""
 
     code = "pipeline_failed"
 
@@ -431,7 +432,7 @@ class StaleBatch(RemoteCondition):
 
 
 class OutboxFull(RemoteCondition):
-    """What a client stores until partitions can be reached has no room for more."""
+    """The outbox, in which a client stores batches until partitions can be reached, has no room for more."""
 
     code = "outbox_full"
 
@@ -449,7 +450,7 @@ class OutboxDamaged(LocalMisuse):
 
 
 class OutboxOvertaken(RemoteCondition):
-    """Another client of the source sent to a partition what this outbox cannot tell from its own."""
+    """Another client of the source sent batches to a partition that this outbox cannot tell from its own."""
 
     code = "outbox_overtaken"
 
@@ -461,26 +462,26 @@ class StateMissing(RemoteCondition):
 
 
 class StaleTerm(RemoteCondition):
-    """A controller whose hold on the ledger is over commands or answers: another one leads by now."""
+    """A controller that no longer holds the ledger commands or answers: another one leads by now."""
 
     code = "stale_term"
 
 
 class ForeignLedger(RemoteCondition):
-    """A controller that decides by another ledger than the one this replica belongs to."""
+    """A controller decides by another ledger than the one this replica belongs to."""
 
     code = "foreign_ledger"
 
 
 class NameTaken(RemoteCondition):
-    """A replica's name is another data directory's, or a copy of its directory serves under it."""
+    """A replica's name belongs to another data directory, or a copy of its directory serves under it."""
 
     code = "name_taken"
 
 
 class NoRoom(RemoteCondition):
-    """An agent has not the cores, memory or disk for the replicas that are to be started there, or a replica has not
-    the disk for the partitions that are to come."""
+    """An agent has not the cores, memory or disk for the replicas to be started there, or a replica has not the disk
+    for the partitions to come."""
 
     code = "no_room"
 
@@ -492,19 +493,19 @@ class PartitionsClaimed(RemoteCondition):
 
 
 class PartitionsLive(RemoteCondition):
-    """What is to go for good has partitions that live."""
+    """Something to be removed for good has live partitions."""
 
     code = "partitions_live"
 
 
 class AdoptionRefused(RemoteCondition):
-    """What replicas have cannot be taken into the ledger as it is."""
+    """The partitions that replicas hold cannot be taken into the ledger as they are."""
 
     code = "adoption_refused"
 
 
 class LeaseLost(RemoteCondition):
-    """The replica may have lost its partitions and does not serve before it has heard from the controller."""
+    """The replica may have lost its partitions, and does not serve before it has heard from the controller."""
 
     code = "lease_lost"
     retryable = True
@@ -518,7 +519,7 @@ class StandbyMissing(RemoteCondition):
 
 
 class DiskFull(RemoteCondition):
-    """A disk has no room for what is to be written to it."""
+    """A disk has no room for the data to be written."""
 
     code = "disk_full"
 
@@ -536,14 +537,14 @@ class TooFewFiles(RemoteCondition):
 
 
 class StateDamaged(RemoteCondition):
-    """Files of a partition are missing or not what was written. The partition gets another owner."""
+    """Files of a partition are missing or are not what was written. The partition gets another owner."""
 
     code = "state_damaged"
     retryable = True
 
 
 class CommitLogDamaged(StateflowError):
-    """A replica's commit log is not what was written, or lacks something in the middle."""
+    """A replica's commit log is not what was written, or has a gap."""
 
     code = "commit_log_damaged"
 
@@ -565,13 +566,13 @@ class CheckpointNewer(LocalMisuse):
 
 
 class CheckpointMissing(RemoteCondition):
-    """There is no such checkpoint or savepoint, or none that can be used."""
+    """The checkpoint or savepoint does not exist, or none can be used."""
 
     code = "checkpoint_missing"
 
 
 class CheckpointStoreMissing(Unavailable):
-    """What is at the place of a checkpoint store is not the store: its marker is not there, or is another one's."""
+    """The place of a checkpoint store does not hold that store: its marker is missing, or another store's."""
 
     code = "checkpoint_store_missing"
     retryable = False
@@ -602,13 +603,13 @@ class BudgetUnreachable(RemoteCondition):
 
 
 class AlreadyThere(RemoteCondition):
-    """Every partition that was named is where it should go."""
+    """Every named partition is where it should go."""
 
     code = "already_there"
 
 
 class MoveConflict(RemoteCondition):
-    """A second move was asked for a partition that is already moving."""
+    """A second move was requested for a partition that is already moving."""
 
     code = "move_conflict"
 
@@ -618,19 +619,19 @@ class MoveAborted(RemoteCondition):
 
 
 class MoveCancelled(MoveAborted):
-    """By command, before it was fenced."""
+    """The move was cancelled by command, before the source was fenced."""
 
     code = "move_cancelled"
 
 
 class LossPossible(RemoteCondition):
-    """What was asked for loses what a replica served, and nobody said that it may."""
+    """The request would lose data that a replica served, and does not accept that loss."""
 
     code = "loss_possible"
 
 
 class InMaintenance(RemoteCondition):
-    """A node is, and what was asked for would give it something, or have two of a set be so."""
+    """A node is in maintenance, and the request would give it something, or put two nodes of a set into maintenance."""
 
     code = "in_maintenance"
 
@@ -640,10 +641,10 @@ class MoveUnknown(RemoteCondition):
 
 
 class Locked(RemoteCondition):
-    """Somebody else holds the item, or was first to write.
+    """Another process holds the item, or wrote first.
 
-    ``blocking_record`` is the ledger's record that is in the way; None when none is, or in another process, where
-    ``where["blocking_record"]`` names it.
+    ``blocking_record`` is the ledger's record that is in the way. It is None when no record is, or when the error comes
+    from another process; then ``where["blocking_record"]`` names it.
     """
 
     code = "locked"
@@ -657,7 +658,7 @@ class IllegalRecord(LocalMisuse):
 
 
 class InvalidPayload(LocalMisuse):
-    """A record's payload is no JSON, or not what its schema asks for; nothing was written."""
+    """A record's payload is not JSON, or not what its schema requires; nothing was written."""
 
     code = "invalid_payload"
 
@@ -669,13 +670,13 @@ class LedgerReadOnly(LocalMisuse):
 
 
 class LedgerReplaced(RemoteCondition):
-    """The ledger that was opened was deleted, moved or replaced since; nothing was written."""
+    """The opened ledger has been deleted, moved or replaced since; nothing was written."""
 
     code = "ledger_replaced"
 
 
 class HoldLost(RemoteCondition):
-    """Another one decides by the ledger now; nothing was written."""
+    """Another controller decides by the ledger now; nothing was written."""
 
     code = "hold_lost"
 
@@ -687,7 +688,7 @@ class LedgerTooNew(LocalMisuse):
 
 
 class LedgerTooOld(LocalMisuse):
-    """The ledger's schema is an earlier version's, and whoever opened it may not upgrade it."""
+    """The ledger has an earlier version's schema, and the process that opened it may not upgrade it."""
 
     code = "ledger_too_old"
 
@@ -699,6 +700,6 @@ class LedgerCorrupt(RemoteCondition):
 
 
 class ApplicationError(StateflowError):
-    """Work on an item raised; FAILED is recorded, and the item stays blocked until a person resolves it."""
+    """Work on an item raised. FAILED is recorded, and the item stays blocked until a person resolves it."""
 
     code = "application_failed"

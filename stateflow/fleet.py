@@ -1,4 +1,4 @@
-"""Agents and the replicas that they are to have, as controllers, agents and clients speak of them."""
+"""Agents and the replicas they are to run, as controllers, agents and clients describe them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from stateflow.errors import StateflowError
 
 @dataclass(frozen=True, slots=True)
 class AgentInfo:
-    """An agent, and what it has for replicas. ``address``: where logs are asked for. ``limits``: how it keeps a replica
-    to its memory, ``cgroup`` or ``rlimit``. ``version`` is stateflow's, ``python`` the interpreter's."""
+    """An agent, and its resources for replicas.
+
+    ``address``: where its logs are requested. ``limits``: how it enforces a replica's memory limit, ``cgroup`` or
+    ``rlimit``. ``version`` is stateflow's, ``python`` the interpreter's.
+    """
 
     name: str
     site: str
@@ -27,10 +30,10 @@ class AgentInfo:
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """A replica that an agent is to have: ``running``, or its data directory only.
+    """A replica assigned to an agent: ``running``, or only its data directory.
 
-    ``generation`` rises with each command: a process of an older one is ended. ``memory_bytes``: of all its processes
-    together; 0: not limited.
+    ``generation`` rises with each command, and ends processes of older generations. ``memory_bytes``: limit of all its
+    processes together; 0: none.
     """
 
     replica: str
@@ -44,8 +47,11 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """How it stands with a replica at its agent. ``spawned``: as its process was begun. ``deaths``: in a row, without
-    having been well; ``fault``: why it ended last. ``address``: where the replica is reached; empty: it did not say."""
+    """The state of a replica at its agent.
+
+    ``spawned``: the order by which its process was started. ``deaths``: in a row, without being well in between;
+    ``fault``: why it last ended. ``address``: where the replica is reached; empty: it has not said yet.
+    """
 
     spawned: Spawned
     state: str
@@ -56,7 +62,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """An agent's data directory: its id, where it is, and the ledger that it belongs to (empty: none)."""
+    """An agent's data directory: its id, its path, and the ledger that it belongs to (empty: none)."""
 
     id: str
     place: str
@@ -65,7 +71,7 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What an agent says of itself, all of it each time. ``term``: the greatest that it has heard of."""
+    """An agent's heartbeat, always complete. ``term``: the greatest that the agent has heard of."""
 
     agent: AgentInfo
     directory: Directory
@@ -77,8 +83,11 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """The answer: all that the agent is to have. ``ledger`` and ``term``: who says so. ``adopted``: the ledger that the
-    agent belongs to, where this one has taken over what that knew."""
+    """The reply to a heartbeat, with all replicas that the agent is to have.
+
+    ``ledger`` and ``term``: those of the controller that replies. ``adopted``: the ledger that the agent belongs to, if
+    the controller's ledger has taken over its contents.
+    """
 
     lease_s: float
     wanted: Sequence[Spawned]
@@ -90,8 +99,10 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """For ``count`` replicas ``at`` an agent, or at the agents of a site. ``labels``: of agents, all of which one must
-    have. ``memory_bytes``: of each replica; 0: not limited."""
+    """A request for ``count`` replicas ``at`` an agent, or at the agents of a site.
+
+    ``labels``: an agent must have all of them. ``memory_bytes``: limit of each replica; 0: none.
+    """
 
     at: str
     count: int = 1

@@ -1,4 +1,4 @@
-"""How processes are started and ended, wherever that is: on this machine, forked from another, by an agent."""
+"""Starting and ending processes: on this machine, forked from another process, or by an agent."""
 
 from __future__ import annotations
 
@@ -16,31 +16,39 @@ Handle = TypeVar("Handle")
 
 
 class Launcher(Protocol[Spec_contra, Handle]):
-    """Args: Spec_contra: what is started. Handle: by which it is spoken of from then on."""
+    """Starts and ends processes.
+
+    Args:
+        Spec_contra: description of the process to start.
+        Handle: reference to a started process.
+    """
 
     def start(self, spec: Spec_contra) -> Handle:
-        """Without waiting until it is ready."""
+        """Starts a process, without waiting until it is ready."""
         ...
 
     def stop(self, handle: Handle) -> None:
-        """It is asked to end, and not waited for."""
+        """Asks a process to end, without waiting for it."""
         ...
 
     def kill(self, handle: Handle) -> None:
-        """It ends now, and nothing of it is flushed."""
+        """Ends a process at once; it flushes nothing."""
         ...
 
     def is_running(self, handle: Handle) -> bool: ...
 
     def logs(self, handle: Handle) -> Iterator[bytes]:
-        """What its log holds, oldest first."""
+        """Yields the contents of its log, oldest first."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """``python -m stateflow ARGUMENTS``. Its standard error goes to the file ``log``; it ends when its standard input
-    closes, where it was told to. ``within``: a command that starts it, such as ``ip netns exec NAME``."""
+    """A process ``python -m stateflow ARGUMENTS``.
+
+    Its standard error goes to the file ``log``. If its arguments say so, it ends when its standard input closes.
+    ``within``: a command that starts it, such as ``ip netns exec NAME``.
+    """
 
     name: str
     arguments: Sequence[str]
@@ -50,7 +58,7 @@ class Command:
 
 
 class Process(Protocol):
-    """What :class:`subprocess.Popen` has."""
+    """The part of :class:`subprocess.Popen` that is used."""
 
     pid: int
     stdin: IO[str] | None
@@ -62,7 +70,7 @@ class Process(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process of this machine, and what it was started as."""
+    """A process of this machine, and the command that started it."""
 
     command: Command
     process: Process
@@ -70,15 +78,17 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """What a process says on standard output when it is ready, as an object of JSON on a line; with other ``metrics``
-    also later. ``metrics``: replica → host:port of its ``/metrics``, where there is one."""
+    """The line of JSON that a process writes to standard output when it is ready, and again when ``metrics`` change.
+
+    ``metrics``: replica → host:port of its ``/metrics``, where there is one.
+    """
 
     address: str
     metrics: Mapping[str, str] = field(default_factory=dict)
 
 
 def heard(line: str | bytes) -> Listening | StateflowError | None:
-    """What a process said: where it listens, or why it does not; None: it said neither."""
+    """Parses a line of a process: where it listens, or why it does not; None: the line says neither."""
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
         said = json.loads(line)
         if "error" in said:

@@ -1,4 +1,4 @@
-"""Secrets in URLs, taken out before anybody sees them: in errors, logs, records and replies."""
+"""Masking of secrets in URLs before they reach errors, logs, records and replies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 MASK = "***"
 _PASSWORD = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@:]*):[^\s/?#]*@")
-#: in the names of options and parameters that hold one
+#: in the names of options and parameters that hold a secret
 _SECRET = (
     r"passw(?:or)?d|passphrase|\bpwd|secret|token|api[_.-]?key|access[_.-]?key|private[_.-]?key|credential|signature"
     r"|\bsig\b|jaas"
@@ -16,15 +16,15 @@ _PARAMETER = re.compile(rf"(?i)([?&;][^=&;\s#]*(?:{_SECRET})[^=&;\s#]*=)[^&;\s#)
 
 
 def masked(text: str) -> str:
-    """``text`` with the passwords and secret parameters of all URLs in it as ``***``; a user's name stays."""
+    """Returns ``text`` with the passwords and secret parameters of all URLs in it as ``***``; user names stay."""
     return _PARAMETER.sub(rf"\1{MASK}", _PASSWORD.sub(rf"\1:{MASK}@", text))
 
 
 def is_masked(text: str) -> bool:
-    """Was something taken out of it?"""
+    """Tells whether a secret was masked in the text."""
     return f":{MASK}@" in text or f"={MASK}" in text
 
 
 def names_a_secret(name: str) -> bool:
-    """An option or key of this name: its value is shown to nobody."""
+    """Tells whether the value of an option or key of this name must not be shown."""
     return _NAME.search(name) is not None

@@ -1,4 +1,4 @@
-"""How partitions are moved: what a caller may ask for, in Python, on the command line and on the wire."""
+"""Options of moves, as callers give them in Python, on the command line and on the wire."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StrategyName(StrEnum):
     WARM_UP = "warm-up"
 
 
-#: the strategy is chosen by what is measured
+#: the strategy is chosen from measurements
 AUTO = "auto"
 STRATEGIES = (AUTO, *StrategyName)
 Order = Literal["hot-first", "hot-last", "number"]
@@ -29,19 +29,19 @@ _UNITS = {"max_pause_ms": "milliseconds", "max_bandwidth": "bytes a second", "pa
 
 @dataclass(frozen=True, slots=True)
 class MoveOptions:
-    """How partitions are moved.
+    """The options of a move of partitions.
 
     Args:
-        max_pause_ms: a partition is cut over only when its pause is predicted to be within; None: no budget.
-        max_bandwidth: bytes a second that all base copies together may take, of every operator that is moved; None:
-            no limit. What changes while they go on is not held back, or a copy would never catch up; nor are copies
+        max_pause_ms: a partition is cut over only when its predicted pause is within this budget; None: no budget.
+        max_bandwidth: limit in bytes a second of all base copies together, of every operator that is moved; None: no
+            limit. Changes that are written meanwhile are not limited, or a copy would never catch up; nor are copies
             for standbys.
-        patience_s: a budget that stays out of reach for so long is refused with BudgetUnreachable; None: as long as
-            the controller is set to wait.
-        strategy: one of ``STRATEGIES``, see docs/moving-state.md; ``auto`` chooses by what is measured.
+        patience_s: a budget out of reach for this long is refused with BudgetUnreachable; None: the controller's
+            setting.
+        strategy: one of ``STRATEGIES``, see docs/moving-state.md; ``auto`` chooses from measurements.
         order: ``number``, ``hot-first`` or ``hot-last``, by batches a second.
-        limit, per_node, per_link: so many of its moves go on at a time: altogether, with one node as source or target,
-            between the same two sites; None: no limit but the controller's.
+        limit, per_node, per_link: maximum number of concurrent moves: altogether, with one node as source or target,
+            between the same two sites; None: only the controller's limit.
 
     Raises InvalidArgument.
 
@@ -76,7 +76,7 @@ class MoveOptions:
             raise InvalidArgument(f"there is no order {self.order!r}", remedy=f"use {', '.join(ORDERS)}")
 
 
-#: no limits, and what is usual otherwise
+#: no limits, and defaults otherwise
 DEFAULT = MoveOptions()
 
 

@@ -1,12 +1,12 @@
-"""How fast a piece of work goes whose parts end one after another, and how long the rest will take."""
+"""The pace of work whose parts end one after another, and the time that the rest will take."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-Z = 1.959964  # of a normal variable, two-sided 95 %
-#: below so many ended parts little can be said
+Z = 1.959964  # quantile of a normal variable, two-sided 95 %
+#: with fewer finished parts there is no estimate
 FINISHED_MIN = 2
 
 
@@ -20,14 +20,17 @@ class Remaining:
 
 
 def pace_per_s(finished: int, worked_s: float) -> float | None:
-    """Parts per second of work; None before one has ended."""
+    """Returns parts per second of work; None before one has ended."""
     return finished / worked_s if finished and worked_s > 0 else None
 
 
 def remaining(total: int, finished: int, worked_s: float) -> Remaining | None:
-    """For ends that come at random at a rate that stays: the time for k of them is gamma distributed, so that of the
-    time for those to come to the time for those that were the quotient has an F distribution with 2 (total - finished)
-    and 2 finished degrees of freedom (Casella and Berger, Statistical Inference, 5.3). None before two have ended."""
+    """Estimates the remaining work, for ends that come at random at a constant rate. None before two have ended.
+
+    The time for k ends is gamma distributed. So the quotient of the time for those to come and the time for those that
+    were has an F distribution with 2 (total - finished) and 2 finished degrees of freedom (Casella and Berger,
+    Statistical Inference, 5.3).
+    """
     pace, left = pace_per_s(finished, worked_s), total - finished
     if pace is None or finished < FINISHED_MIN:
         return None
@@ -38,8 +41,10 @@ def remaining(total: int, finished: int, worked_s: float) -> Remaining | None:
 
 
 def _f_quantile(z: float, first: int, second: int) -> float:
-    """Of the F distribution, where a normal variable has ``z``: Paulson, "An approximate normalization of the analysis
-    of variance distribution", 1942."""
+    """Returns the quantile of the F distribution that corresponds to ``z`` of a normal variable.
+
+    After Paulson, "An approximate normalization of the analysis of variance distribution", 1942.
+    """
     a, b = 2 / (9 * first), 2 / (9 * second)
     below = (1 - b) ** 2 - z * z * b
     spread = z * math.sqrt(max(0.0, a * (1 - b) ** 2 + b * (1 - a) ** 2 - z * z * a * b))

@@ -1,4 +1,4 @@
-"""Which partition a key belongs to: ``pmod(xxhash64(key…), P)`` exactly as Spark SQL computes it.
+"""Partition of a key: ``pmod(xxhash64(key…), P)`` exactly as Spark SQL computes it.
 
 Spark hashes column after column, the hash of one being the seed of the next, starting with seed 42, and skips
 nulls (org.apache.spark.sql.catalyst.expressions.XxHash64). Every Spark integral type is hashed here as a 64-bit
@@ -28,7 +28,7 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 
 
 def _column_bytes(value: Any) -> bytes:
-    """The bytes Spark feeds to XXH64 for one column."""
+    """Returns the bytes that Spark feeds to XXH64 for one column."""
     match value:
         case str():
             return value.encode("utf-8")
@@ -58,7 +58,7 @@ def _column_bytes(value: Any) -> bytes:
 
 
 def spark_xxhash64(*columns: Any) -> int:
-    """Signed 64-bit hash, equal to Spark SQL ``xxhash64(columns…)`` (ints as long).
+    """Returns the signed 64-bit hash, equal to Spark SQL ``xxhash64(columns…)`` (ints as long).
 
     Raises NullKey for None, UnsupportedKeyType for other types or ints beyond 64 bits, and EncodeError for text with
     half a surrogate pair.
@@ -81,13 +81,16 @@ def spark_xxhash64(*columns: Any) -> int:
 
 
 def partition_of(key: Any, partitions: int) -> int:
-    """Partition of a key in ``range(partitions)``; a tuple is a multi-column key."""
+    """Returns the partition of a key in ``range(partitions)``; a tuple is a multi-column key."""
     columns = key if isinstance(key, tuple) else (key,)
     return spark_xxhash64(*columns) % partitions
 
 
 def check_belongs(partition: int, partitions: int, key: Any) -> None:
-    """Raises InvalidArgument for a key of another partition, where nobody would look for what is stored under it."""
+    """Checks that a key belongs to a partition; state stored in another one would never be found.
+
+    Raises InvalidArgument.
+    """
     found = partition_of(key, partitions)
     if found != partition:
         raise InvalidArgument(

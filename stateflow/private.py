@@ -1,4 +1,4 @@
-"""What only its owner may read: state, ledgers, checkpoints, and the files that hold their passwords."""
+"""Files that only their owner may read: state, ledgers, checkpoints, and files with their passwords."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from stateflow.errors import InvalidArgument
 
-#: of a process that keeps state: its directories are 0700, its files 0600
+#: for a process that keeps state: its directories are 0700, its files 0600
 UMASK = 0o077
 log = logging.getLogger(__name__)
 
 
 def keep_private(path: Path) -> None:
-    """A file or directory that was there before is its owner's alone from now on; that it was not is said."""
+    """Restricts an existing file or directory to its owner, and logs a warning if it was not."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if not mode & UMASK:
         return
@@ -28,7 +28,8 @@ def keep_private(path: Path) -> None:
 
 
 def state_directory() -> Path:
-    """Where a user's own files are that outlast a process, wherever a command is started. Not made here.
+    """Returns the directory of a user's own files that outlast a process, independent of the current one. Does not
+    create it.
 
     A service has its own place: systemd sets STATE_DIRECTORY for ``StateDirectory=``. Raises RuntimeError for a user
     without a home.
@@ -37,13 +38,16 @@ def state_directory() -> Path:
     if service:
         return Path(service)
     home = os.environ.get("XDG_STATE_HOME", "")
-    base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "state"  # as XDG has it
+    base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "state"  # by the XDG specification
     return base / "stateflow"
 
 
 def url_of(text: str) -> str:
-    """A URL as it was given, or what stands in a file: ``@/run/secrets/ledger``. So no password is in the list of
-    processes. Raises InvalidArgument; the text of the file is not repeated."""
+    """Returns a URL as given, or read from a file: ``@/run/secrets/ledger``, which keeps passwords out of the process
+    list.
+
+    Raises InvalidArgument, without repeating the text of the file.
+    """
     if not text.startswith("@"):
         return text
     path = Path(text[1:])

@@ -1,7 +1,8 @@
-"""Releases that work together. A fleet is upgraded process by process, so that this one speaks with the one before and
-the one after it; who is further away is refused by name, before anything is asked.
+"""Compatibility of releases.
 
-What was never told apart, as it says nothing of itself, is of the first release.
+A fleet is upgraded process by process, so a release speaks with the one before and the one after it. A caller of a
+release further away is refused by name, before its request is looked at. A caller that does not state its release
+counts as the first one.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ VERSION = "0.2.0"
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """``protocol``: what it says on the wire, which rises where an older one would misunderstand it; ``oldest``: what
-    it still speaks."""
+    """A release. ``protocol``: version of its wire protocol, which rises when an older release would misunderstand it;
+    ``oldest``: the oldest protocol that it still speaks."""
 
     version: str
     protocol: int
@@ -26,14 +27,14 @@ class Release:
 
     @property
     def agent(self) -> str:
-        """With each call, as the ``user-agent`` of HTTP/2 (RFC 9110, 10.1.5), which costs nothing behind the first."""
+        """The ``user-agent`` of HTTP/2 (RFC 9110, 10.1.5), sent with each call; after the first it costs nothing."""
         return f"stateflow/{self.version} protocol/{self.protocol}-{self.oldest}"
 
     def speaks_with(self, other: Release) -> bool:
         return self.oldest <= other.protocol and other.oldest <= self.protocol
 
 
-#: with its dependencies' releases of 2026, and callers that are no clients of ours
+#: has the dependencies of 2026; also assumed of callers that are not stateflow's clients
 FIRST = Release("0.1.0", 1, 1)
 OWN = Release(VERSION, 2, 1)
 _AGENT = re.compile(r"stateflow/([\w.+-]{1,40}) protocol/(\d{1,9})-(\d{1,9})")
@@ -46,7 +47,7 @@ def release_of(agent: str) -> Release:
 
 
 def check_release(other: Release, own: Release = OWN) -> None:
-    """Raises ReleaseMismatch."""
+    """Checks that two releases speak with each other. Raises ReleaseMismatch."""
     if own.speaks_with(other):
         return
     newer = other.oldest > own.protocol

@@ -1,4 +1,4 @@
-"""What a cluster says of itself, as plain frozen data; ``to_dict`` everywhere for machines."""
+"""Reports of a cluster, as plain frozen data; each has ``to_dict`` for machines."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from stateflow.pace import Remaining, remaining
 from stateflow.ring import newcomers
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, node_of
 
-#: what a dictionary calls errors that it has as lines
+#: fields of errors → their names in a dictionary, which has the errors as lines
 _LINES = {"fault": "error", "unusable": "passed_over"}
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Names end with their units: ``_ms`` and ``_s`` are durations, ``_us`` microseconds since 1970 (UTC)."""
+    """The base of all reports.
+
+    Names end with their units: ``_ms`` and ``_s`` are durations, ``_us`` microseconds since 1970 (UTC).
+    """
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data. An error is its one line, and empty where there is none."""
+        """Returns plain data. An error is its one line, and empty where there is none."""
         return asdict(self, dict_factory=_plain)
 
 
@@ -40,20 +43,21 @@ class _Failing:
 
     @property
     def error(self) -> str:
-        """One line; empty: nothing failed."""
+        """The fault in one line; empty: nothing failed."""
         return str(self.fault or "")
 
 
-#: of a move or a copy, where a controller tells of it that does not lead: it is under way, and how it stands is unknown
+#: state of a move or a copy in a follower's report: it is under way, and only the leader knows how it stands
 UNKNOWN = "UNKNOWN"
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerReport(Report):
-    """Who answered, where that was a controller that does not lead: it knows what the ledger says, and nothing else.
+    """The controller that gave a report, if it does not lead: it knows what the ledger says, and nothing else.
 
-    ``address``: its own; ``leader``: of the one that leads, as far as it knows, empty: nobody; ``age_s``: so long ago
-    it began to read the newest of what it says, by its own clock: no time of day is compared between machines.
+    ``address``: its own. ``leader``: address of the leader, as far as the follower knows; empty: none. ``age_s``: how
+    long ago it began to read the newest part of the report, by its own clock: no time of day is compared between
+    machines.
     """
 
     address: str
@@ -63,14 +67,14 @@ class FollowerReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class MoveReport(Report, _Failing):
-    """One partition's move. ``state``: of its machine; UNKNOWN where a follower tells of one that has not ended.
+    """One partition's move. ``state``: state of the move; UNKNOWN where a follower reports a move that has not ended.
 
     Bytes: ``warm`` were fetched as base files, ``reused`` found at the target, ``delta`` came as change sets;
     ``change_rate`` and ``bandwidth`` are bytes a second.
 
-    ``duration_s``: until its end was recorded, and its source not yet told.
+    ``duration_s``: until its end was recorded, though its source may not know yet.
 
-    ``pause_ms``: from the fence until the target served, less what the source still spent on the batch in hand;
+    ``pause_ms``: from the fence until the target served, less the time the source still spent on the running batch;
     measured by the controller, so that it includes half a round trip to either side and needs no common clock.
 
     Example: ``[move.pause_ms for move in migration.wait().moves]``
@@ -95,23 +99,23 @@ class MoveReport(Report, _Failing):
     started_us: int = 0
     fenced_us: int = 0
     fault: StateflowError | None = None
-    #: beyond the prediction, the budget had to leave so much for a busy machine
+    #: how much more than the prediction the budget had to allow, for a busy machine
     margin_ms: float = 0.0
-    #: when it was cut over: bytes a second written, bytes a second the link took, round trip
+    #: measured when it was cut over: bytes a second written, bytes a second the link took, round trip
     change_rate: float = 0.0
     bandwidth: float = 0.0
     rtt_ms: float = 0.0
-    #: of ``bytes_warm``, from the checkpoint store
+    #: the part of ``bytes_warm`` that came from the checkpoint store
     bytes_stored: int = 0
     base_bytes: int = 0
-    #: of a take-over: what it rests on, and what is lost
+    #: for a takeover: what it rests on, and what is lost
     note: str = ""
-    #: why a policy wanted it; empty: people did
+    #: why a policy proposed it; empty: a person asked for it
     reason: str = ""
 
     @property
     def stands(self) -> str:
-        """waiting, in_progress, completed, failed or cancelled."""
+        """One of waiting, in_progress, completed, failed, cancelled."""
         if self.state in ("WAITING", "PLANNED"):
             return "waiting"
         if self.state in ("ABORTED", "ABANDONED"):
@@ -121,13 +125,15 @@ class MoveReport(Report, _Failing):
 
 @dataclass(frozen=True, slots=True)
 class Reconfiguration(Report):
-    """``state``: RUNNING, PAUSED, COMPLETED (every move did), FAILED (at least one did not) or CANCELLED (it was, and
-    moves of it for that).
+    """A group of moves made for one reason.
 
-    ``kind``: migrate, rebalance, drain, failover or autopilot. ``follower``: who told of it, where that was not the
-    leader. ``limit``, ``per_node``, ``per_link``: so many of its moves go on at a time; 0: no limit of its own.
-    ``worked_s``: for how long it has gone on, without pauses. ``by``: whose certificate asked for it; stateflow: a
-    controller decided, or was asked in plain text.
+    ``state``: RUNNING, PAUSED, COMPLETED (every move did), FAILED (at least one did not) or CANCELLED (by command,
+    which ended moves of it).
+
+    ``kind``: migrate, rebalance, drain, failover or autopilot. ``follower``: the controller that gave this report, if
+    it does not lead. ``limit``, ``per_node``, ``per_link``: maximum number of concurrent moves of it; 0: no limit of
+    its own. ``worked_s``: for how long it has run, without pauses. ``by``: the identity in the certificate that asked
+    for it; stateflow: a controller decided, or the request came in plain text.
 
     Example: ``cluster.reconfigurations(limit=1)[0].state``
     """
@@ -149,18 +155,18 @@ class Reconfiguration(Report):
 
     @property
     def over(self) -> bool:
-        """None of its moves begins any more, unless it is retried."""
+        """True if none of its moves begins any more, unless it is retried."""
         return self.state not in ("RUNNING", "PAUSED")
 
     def counts(self) -> dict[str, int]:
-        """Its moves by what is to be done with them: waiting, in_progress, completed, failed, cancelled."""
+        """Counts its moves by how they stand: waiting, in_progress, completed, failed, cancelled."""
         found = dict.fromkeys(("waiting", "in_progress", "completed", "failed", "cancelled"), 0)
         for move in self.moves:
             found[move.stands] += 1
         return found
 
     def remaining(self) -> Remaining | None:
-        """Seconds until all of its moves have ended, if it goes on as it did. None: too few have ended to say."""
+        """Estimates the seconds until all of its moves have ended, at its pace so far. None: too few have ended."""
         counts = self.counts()
         left = counts["waiting"] + counts["in_progress"]
         return remaining(len(self.moves), len(self.moves) - left, self.worked_s)
@@ -170,10 +176,11 @@ class Reconfiguration(Report):
 class ChildReport(Report, _Failing):
     """A replica of an agent.
 
-    ``wanted``: running or stopped; empty: nothing of it. ``state``: STARTING, RUNNING, WAITS (until it is started
-    again), STOPPING or STOPPED; empty: the agent has not heard of it yet. ``generation``: how often it was commanded;
-    ``runs``: as of which of these it is. ``deaths``: in a row, without having been well, the last with ``fault``.
-    ``address``: where it is reached; empty: it has not said so. ``memory_bytes``: 0: not limited.
+    ``wanted``: running or stopped; empty: the agent is not to have it. ``state``: STARTING, RUNNING, WAITS (for the
+    next start), STOPPING or STOPPED; empty: the agent has not reported it yet. ``generation``: number of commands given
+    for it; ``runs``: the command as of which it runs. ``deaths``: in a row, without being well in between, the last
+    with ``fault``. ``address``: where it is reached; empty: it has not said yet. ``memory_bytes``: memory limit; 0:
+    none.
 
     Example: ``[(child.replica, child.state) for agent in cluster.agents() for child in agent.replicas]``
     """
@@ -193,10 +200,11 @@ class ChildReport(Report, _Failing):
 
 @dataclass(frozen=True, slots=True)
 class AgentReport(Report):
-    """``alive``: it was heard lately, ``last_heartbeat_s`` ago (-1: not since the controller started).
+    """An agent and its replicas. ``alive``: it was heard lately, ``last_heartbeat_s`` ago (-1: not since the controller
+    started).
 
-    ``cores``, ``memory_bytes`` and ``disk_bytes``: that it has for replicas. ``limits``: how it keeps a replica to its
-    memory, cgroup or rlimit. ``version`` is stateflow's, ``python`` the interpreter's.
+    ``cores``, ``memory_bytes`` and ``disk_bytes``: its resources for replicas. ``limits``: how it enforces a replica's
+    memory limit, cgroup or rlimit. ``version`` is stateflow's, ``python`` the interpreter's.
 
     Example: ``[each.name for each in cluster.agents() if each.alive]``
     """
@@ -219,7 +227,7 @@ class AgentReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class ProposedMove(Report):
-    """What a policy wishes. ``bytes``: of state, on disk.
+    """A move that a policy proposes. ``bytes``: size of the state on disk.
 
     Example: ``[(each.partition, each.reason) for each in cluster.propose("load").moves]``
     """
@@ -234,7 +242,7 @@ class ProposedMove(Report):
 
 @dataclass(frozen=True, slots=True)
 class LeftPartition(Report):
-    """A policy would have it elsewhere: ``reason``: why it stays.
+    """A partition that a policy would move, but that stays. ``reason``: why it stays.
 
     Example: ``[each.reason for each in cluster.propose("locality").left]``
     """
@@ -246,7 +254,7 @@ class LeftPartition(Report):
 
 @dataclass(frozen=True, slots=True)
 class LackOfRoom(Report):
-    """To these replicas more would come than there is room for; to several of one disk together.
+    """Replicas that would get more than they have room for; several, if they share one disk.
 
     Example: ``cluster.would_drain("edge-1-gw7").lacking``
     """
@@ -258,8 +266,8 @@ class LackOfRoom(Report):
 
 @dataclass(frozen=True, slots=True)
 class LinkReport(Report):
-    """From one site to another: ``rtt_ms``: a round trip, measured by a replica; ``bytes_per_s``: as moves have shown.
-    None: not known.
+    """The link from one site to another. ``rtt_ms``: a round trip, measured by a replica. ``bytes_per_s``: speed of
+    recent moves. None: not known.
 
     Example: ``[each.rtt_ms for each in cluster.status(measured=True).links]``
     """
@@ -272,11 +280,14 @@ class LinkReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class Placement(Report):
-    """What policies wish, and what would come of it. ``uneven``: the most that a node has over its weight's share, of
-    rows a second and of bytes; 1.0: all have theirs. ``pause_ms``: expected of each move beside the bytes that have to
-    cross meanwhile, and up to what is promised. ``silent``: replicas that did not say what they have: nothing goes
-    there, or leaves them. ``left``: the first hundred of those that policies would have elsewhere; ``lacking``: where
-    what would move has no room, so that it is refused.
+    """The moves that policies propose, and their effects.
+
+    ``uneven_rows``, ``uneven_bytes``: the greatest load of a node relative to its weight's share, in rows a second and
+    in bytes, before and after the moves; 1.0: all have their share. ``pause_ms``: expected pause of each move, without
+    the time for bytes that have to cross during it; ``pause_ms_at_most``: the same, with the margin that is kept for a
+    busy machine. ``silent``: replicas that did not report what they have; no partition moves to or from them. ``left``:
+    the first hundred partitions that policies would move, but that stay. ``lacking``: replicas without room for the
+    moves, which are refused therefore.
 
     Example: ``cluster.propose("load", "locality").pause_ms``
     """
@@ -295,7 +306,7 @@ class Placement(Report):
 
 @dataclass(frozen=True, slots=True)
 class AutopilotReport(Report):
-    """What the autopilot is told. ``policies``: in the order of their say; none: it does nothing.
+    """The autopilot's orders. ``policies``: in the order of their priority; none: it does nothing.
 
     Example: ``cluster.autopilot_orders().policies``
     """
@@ -308,7 +319,7 @@ class AutopilotReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class JobStage(Report):
-    """What a run did with one operator; ``error``: why it was not done."""
+    """The part of a run that concerns one operator. ``error``: why nothing was done; empty: it was."""
 
     operator: str
     reconfigurations: tuple[str, ...]
@@ -317,9 +328,11 @@ class JobStage(Report):
 
 @dataclass(frozen=True, slots=True)
 class JobRun(Report):
-    """A run of a job. ``at_us``: the time that it was for; ``ended_us``: 0: it is under way; ``state``: IN_PROCESS,
-    PROCESSED or FAILED; ``note``: what came of it, or what it waits for; ``id``: to ask for it by; ``stages``: by
-    operator, those that were begun.
+    """A run of a job.
+
+    ``at_us``: the due time that it ran for. ``ended_us``: 0: it is under way. ``state``: IN_PROCESS, PROCESSED or
+    FAILED. ``note``: its result, or what it waits for. ``id``: the id under which it can be requested. ``stages``:
+    those that have begun, by operator.
 
     Example: ``cluster.run_job("evening").state``
     """
@@ -337,9 +350,11 @@ class JobRun(Report):
 
 @dataclass(frozen=True, slots=True)
 class JobReport(Report):
-    """What is done by itself. ``next_us``: when again; 0: never, or it is paused. ``runs``: the newest hundred, in
-    their order. ``coordinator``, ``workers``: which controller, and which nodes; empty: any. ``error``: why its record
-    cannot be read, and what to do about it.
+    """A job that the cluster runs on a schedule.
+
+    ``next_us``: its next due time; 0: none, or it is paused. ``runs``: the newest hundred, in their order.
+    ``coordinator``, ``workers``: the controller that coordinates its runs, and the nodes they use; empty: any.
+    ``error``: why its record cannot be read, and what to do about it.
 
     Example: ``[each.name for each in cluster.jobs() if not each.paused]``
     """
@@ -362,11 +377,13 @@ class JobReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus(Report):
-    """``last_heartbeat_s``: so long ago it was heard; ``partitions``: assigned to it; ``opening``: it is starting;
-    ``stopped``: its agent is not to run it; ``room_bytes``: of state that may still come, None: not known;
-    ``version``: of stateflow, empty: not known.
+    """The status of a replica.
 
-    ``alive`` is None where a follower tells of it: whom replicas answer to is the leader.
+    ``last_heartbeat_s``: how long ago it was heard. ``partitions``: number of partitions assigned to it. ``opening``:
+    it is starting. ``stopped``: its agent is not to run it. ``room_bytes``: bytes of state that it has room for; None:
+    not known. ``version``: of stateflow; empty: not known.
+
+    ``alive`` is None in a follower's report: replicas answer to the leader only.
 
     Example: ``{each.name: each.partitions for each in cluster.status().replicas}``
     """
@@ -386,8 +403,8 @@ class ReplicaStatus(Report):
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceReport(Report):
-    """A node that is given nothing. ``one_of``: a set of which no two are in maintenance at a time; empty: none.
-    Times: µs since 1970; ``until_us``: 0: until it is ended."""
+    """A node in maintenance, to which no partition is given. ``one_of``: a set of which no two are in maintenance at a
+    time; empty: none. Times: µs since 1970; ``until_us``: 0: until it is ended by command."""
 
     node: str
     one_of: str = ""
@@ -397,8 +414,8 @@ class MaintenanceReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class OperatorStatus(Report):
-    """``owners`` and ``epochs`` by partition. ``sites``: to which it is confined; none: to no sites. ``failover``:
-    automatic or manual.
+    """The status of an operator. ``owners`` and ``epochs`` by partition. ``sites``: the sites to which it is confined;
+    empty: none. ``failover``: automatic or manual.
 
     Example: ``dict(enumerate(cluster.status().operators[0].owners))``
     """
@@ -430,7 +447,8 @@ class StandbyReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class RefusedReplica(Report, _Failing):
-    """A process that asks for a name in vain. ``directory``: the id of its data directory; ``error``: why, one line."""
+    """A process that asks for a name in vain. ``directory``: the id of its data directory; ``error``: why, in one
+    line."""
 
     name: str
     address: str
@@ -441,9 +459,9 @@ class RefusedReplica(Report, _Failing):
 
 @dataclass(frozen=True, slots=True)
 class UnservedPartitions(Report, _Failing):
-    """Partitions that nobody serves now, for one reason: ``error``, one line with what to do about it.
+    """Partitions that no replica serves now, for one reason: ``error``, one line with what to do about it.
 
-    ``owner``: as assigned, which need not be dead.
+    ``owner``: the assigned replica, which need not be dead.
     """
 
     operator: str
@@ -456,8 +474,8 @@ class UnservedPartitions(Report, _Failing):
 class DeployingOperator(Report):
     """A deployment under way.
 
-    ``created``: partitions, since it was begun or gone on with; ``tried``: partitions on whose stored state a new
-    version has been tried so far, None when partitions are being created.
+    ``created``: partitions created since it was begun or resumed. ``tried``: partitions on whose stored state a new
+    version has been tried so far; None: partitions are being created.
     """
 
     name: str
@@ -468,10 +486,10 @@ class DeployingOperator(Report):
 
 @dataclass(frozen=True, slots=True)
 class AdoptedOperator(Report):
-    """What replicas have of an operator of which the ledger knows nothing.
+    """Partitions on replicas, of an operator that the ledger does not know.
 
-    ``count``: of its partitions, 0 where that is not known; ``partitions``: those that a replica owns; ``sealed``: only
-    a copy that was sealed for a move is there; ``done``: it is in the ledger now.
+    ``count``: number of its partitions; 0: not known. ``partitions``: those that a replica owns. ``sealed``: those of
+    which only a copy sealed for a move exists. ``done``: the operator is in the ledger now.
     """
 
     name: str
@@ -485,7 +503,7 @@ class AdoptedOperator(Report):
 
 @dataclass(frozen=True, slots=True)
 class LeaderReport(Report):
-    """The controller that leads. ``address``: at which it was reached. ``term``: of its hold on the ledger.
+    """The controller that leads. ``address``: where the client reached it. ``term``: the term of its leader lease.
 
     Example: ``cluster.status().leader.address``
     """
@@ -496,11 +514,13 @@ class LeaderReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus(Report):
-    """``reconfigurations``: those under way; ``refused``: processes that ask for a name in vain. ``follower``: who told
-    of all this, where that was not the leader: then nobody knows who is alive, how moves stand, and who is refused.
-    ``links``: between sites, as far as they were measured. ``damaged``: what the newest verification of each partition
-    found. ``leader``: the controller that leads and told it, as it was reached, and its term; None where it was not the
-    leader's answer.
+    """The status of a cluster.
+
+    ``reconfigurations``: those under way. ``refused``: processes that ask for a name in vain. ``follower``: the
+    controller that gave this report, if it does not lead; then it is not known which replicas are alive, how moves
+    stand, and which processes are refused. ``links``: between sites, as far as they were measured. ``damaged``: faults
+    that the newest verification of each partition found. ``leader``: the controller that leads and gave this report;
+    None: a follower gave it.
 
     Example: ``[each.name for each in cluster.status().replicas if each.alive]``
     """
@@ -518,7 +538,8 @@ class ClusterStatus(Report):
     leader: LeaderReport | None = None
 
     def without_share(self) -> list[str]:
-        """Replicas that answer and own nothing, though a rebalance would give them something, and none is under way."""
+        """Returns live replicas that own nothing, though a rebalance would give them something, and none is under
+        way."""
         here = [each for each in self.replicas if each.alive and not each.stopped]
         empty = {each.name for each in here if each.weight > 0 and not each.partitions}
         if not empty or not all(each.over for each in self.reconfigurations):
@@ -534,7 +555,7 @@ class ClusterStatus(Report):
 
 @dataclass(frozen=True, slots=True)
 class RollingNode(Report):
-    """A node of a rolling restart. ``status``: as of an entity of a batch. ``ms``: from its restart until it served.
+    """A node of a rolling restart. ``status``: that of a batch's entity. ``ms``: from its restart until it served.
 
     Example: ``[(each.node, each.ms) for each in cluster.restart_all().wait().nodes]``
     """
@@ -547,8 +568,8 @@ class RollingNode(Report):
 
 @dataclass(frozen=True, slots=True)
 class Rolling(Report):
-    """Restarts of nodes, one after another. ``state``: as of a batch. ``site``: whose; empty: all. ``limit``: of nodes
-    at a time.
+    """A rolling restart of nodes. ``state``: that of a batch. ``site``: the nodes' site; empty: all. ``limit``: maximum
+    number of nodes at a time.
 
     Example: ``cluster.restart_all(site="edge-1").wait().state``
     """
@@ -566,7 +587,7 @@ class Rolling(Report):
 
 @dataclass(frozen=True, slots=True)
 class PartitionFault(Report):
-    """What is wrong with a partition; or, ``undone``, why nothing was done with it. ``replica``: where.
+    """A fault of a partition; or, if ``undone``, the reason why nothing was done with it. ``replica``: where.
 
     Example: ``[(each.partition, each.error) for each in cluster.status().damaged]``
     """
@@ -580,9 +601,11 @@ class PartitionFault(Report):
 
 @dataclass(frozen=True, slots=True)
 class SweepNode(Report):
-    """A node of a sweep; ``(moved)``: what moved between nodes meanwhile, which comes last. ``status``: as of an entity
-    of a batch. ``partitions``: that were done. Of checkpoints: ``bytes_new`` were not in the store, of ``bytes_total``.
-    Of a verification: ``bytes_read``, ``cells`` of state that were decoded, partitions ``compared`` with a standby.
+    """A node of a sweep. The last one, ``(moved)``, stands for partitions that moved between nodes meanwhile.
+
+    ``status``: that of a batch's entity. ``partitions``: number of partitions done. For checkpoints: ``bytes_new`` were
+    not in the store, of ``bytes_total``. For verifications: ``bytes_read``, ``cells`` of state that were decoded,
+    partitions ``compared`` with a standby.
 
     Example: ``[(each.node, each.cells) for each in cluster.verify_all().wait().nodes]``
     """
@@ -602,8 +625,8 @@ class SweepNode(Report):
 
 @dataclass(frozen=True, slots=True)
 class Sweep(Report):
-    """Long work at many nodes, ``limit`` at a time. ``chore``: restart, checkpoint or verify. ``state``: as of a batch.
-    ``operator``, ``site``: of which, and where; empty: all.
+    """Long work at many nodes, ``limit`` at a time. ``chore``: restart, checkpoint or verify. ``state``: that of a
+    batch. ``operator``, ``site``: what it is limited to; empty: all.
 
     Example: ``cluster.verify_all(limit=2).wait().faults()``
     """
@@ -622,18 +645,18 @@ class Sweep(Report):
 
     @property
     def batch(self) -> str:
-        """What ``stateflow batch`` calls it."""
+        """The name of this sweep in ``stateflow batch``."""
         return f"{'roll' if self.chore == 'restart' else 'sweep'}/{self.id}"
 
     def faults(self) -> list[PartitionFault]:
-        """Of all nodes."""
+        """Returns the faults of all nodes."""
         return [fault for node in self.nodes for fault in node.faults]
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorVersion(Report):
-    """``number``: from 1, the greatest serves. ``bundle``, ``source_digest``: of what its code came in, SHA-256;
-    neither: it is where replicas run. ``recorded_us``: when it was deployed.
+    """A version of an operator. ``number``: from 1; the greatest serves. ``bundle``, ``source_digest``: SHA-256 of the
+    bundle or the text that holds its code; neither: replicas have the code. ``recorded_us``: when it was deployed.
 
     Example: ``cluster.upgrade("Count", cluster.versions("Count")[-2].number)``
     """
@@ -647,9 +670,12 @@ class OperatorVersion(Report):
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """An operator as whoever routes to it is told. ``version``: of the assignment; ``owners`` and ``epochs`` by
-    partition. ``sites``: to which it is confined; none: to no sites. ``failover``: automatic or manual. ``follower``:
-    who told it, where that was not the leader: then nothing is known of what is unserved."""
+    """An operator, as its clients are told in order to route to it.
+
+    ``version``: of the assignment. ``owners`` and ``epochs`` by partition. ``sites``: the sites to which it is
+    confined; empty: none. ``failover``: automatic or manual. ``follower``: the controller that gave this report, if it
+    does not lead; then it is not known which partitions are unserved.
+    """
 
     spec: OperatorSpec
     version: int
@@ -666,13 +692,13 @@ class Deployment:
         return OperatorStatus(spec.name, spec.target, spec.partitions, *said)
 
     def why_unserved(self) -> dict[int, StateflowError]:
-        """By partition, of those that nobody serves."""
+        """Returns the reasons why partitions are not served, by partition."""
         return {number: each.fault for each in self.unserved for number in each.partitions}
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
-    """All that a controller says of its cluster, ``follower``: where that does not lead."""
+    """The complete report of a controller. ``follower``: that controller, if it does not lead."""
 
     replicas: tuple[ReplicaStatus, ...]
     deployments: tuple[Deployment, ...]
@@ -702,9 +728,10 @@ class ClusterReport:
 
 @dataclass(frozen=True, slots=True)
 class RestoredPartition(Report, _Failing):
-    """``positions``: source → last batch it contains now, so that a source is rewound to the one behind.
+    """The result of restoring one partition.
 
-    ``passed_over``: newer checkpoints that could not be used, one line each. ``error``: empty when it was restored.
+    ``positions``: source → last batch that the partition contains now, so a source is rewound to the next one.
+    ``passed_over``: newer checkpoints that could not be used, one line each. ``error``: empty if it was restored.
 
     Example: ``[each.partition for each in cluster.restore("Count") if each.fault]``
     """
@@ -725,8 +752,8 @@ class RestoredPartition(Report, _Failing):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport(Report):
-    """So many partitions have a checkpoint now. ``bytes_total``: of all their files; ``bytes_new``: of those that the
-    store at ``url`` did not have.
+    """The result of a checkpoint. ``partitions``: number of partitions that have one now. ``bytes_total``: size of all
+    their files; ``bytes_new``: size of those that the store at ``url`` did not have.
 
     Example: ``cluster.checkpoint().bytes_new``
     """
@@ -740,14 +767,14 @@ class CheckpointReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Checkpoints that were taken together. ``numbers``: of the partitions, where an operator was named."""
+    """Checkpoints that were taken together. ``numbers``: those of the partitions, if an operator was named."""
 
     report: CheckpointReport
     numbers: tuple[int, ...] = ()
 
     @classmethod
     def together(cls, taken: Iterable[Taken]) -> Taken:
-        """``duration_s``: one after another."""
+        """Adds up several results. ``duration_s`` is the sum: they were taken one after another."""
         parts = list(taken)
         reports = [each.report for each in parts]
         report = CheckpointReport(
@@ -764,8 +791,8 @@ class Taken:
 class RequestReport(Report):
     """A request that a replica served, its ``number``-th since it was started.
 
-    ``total_ms``: from its first message until its last output was handed back; ``held_ms``: of that, waiting for a move
-    to end there.
+    ``total_ms``: from its first message until its last output was handed back; ``held_ms``: the part of it spent
+    waiting for a move to end there.
     """
 
     number: int
@@ -778,11 +805,12 @@ class RequestReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport(Report):
-    """A partition as its replica has it. ``state``: of its lifecycle; ``batch_rate``: batches a second; ``rows``: that
-    came since this process first served it; ``bytes``: of its files, 0 where nobody asked for it.
+    """A partition on its replica. ``state``: of its lifecycle. ``batch_rate``: batches a second. ``rows``: rows that
+    came since this process first served it. ``bytes``: size of its files; 0 if sizes were not requested.
 
-    ``entries``: that are stored, estimated; None where nobody asked for it, it is not open, or it has nothing in files
-    yet. A key has one for each of its states, and one for each element of a map, set or list.
+    ``entries``: estimated number of stored entries; None if sizes were not requested, the partition is not open, or it
+    has nothing in files yet. A key has one entry for each of its states, and one for each element of a map, set or
+    list.
     """
 
     operator: str
@@ -799,7 +827,7 @@ class PartitionReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatistics(Report):
-    """What a replica has, and did since it was started. ``requests``: those that were asked for, as far as kept.
+    """The contents of a replica, and its work since it was started. ``requests``: the requested ones, as far as kept.
 
     Example: ``cluster.replica_stats("edge-1:7071").rows``
     """

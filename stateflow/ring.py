@@ -1,13 +1,13 @@
 """Consistent hashing with weights and bounded loads: which replica each partition should live on.
 
-:func:`propose` places an operator that is new; :func:`rebalance` moves as little as it can when replicas come and go,
-and that to where the ring has it. They propose, the assignment decides.
+:func:`propose` places a new operator; :func:`rebalance` moves as little as it can when replicas come and go, to where
+the ring has it. They only propose; the assignment decides.
 
 The ring is uhashring's: its points, ketama's, and its lookups. A plain ring spreads a few partitions badly (8 over 2
 replicas fall 6 to 2 as easily as 4 to 4), so no replica gets more than its weight's share, rounded up: a partition
 whose replica is full goes to the next on the ring (Mirrokni, Thorup, Zadimoghaddam: "Consistent Hashing with Bounded
-Loads", 2016). As loads are bounded, few points for each replica do, and a ring of 10,000 is built in seconds. Replicas
-that are full are skipped by path compression, so that the last partition costs no more than the first. Both stay within
+Loads", 2016). As loads are bounded, few points for each replica suffice, and a ring of 10,000 is built in seconds. Full
+replicas are skipped by path compression, so that the last partition costs no more than the first. Both stay within
 seconds for a million partitions on ten thousand replicas (``python -m benchmarks plan``).
 """
 
@@ -27,7 +27,7 @@ from stateflow.errors import InvalidArgument
 from stateflow.types import WORKER, PartitionId, ReplicaInfo, node_of
 
 K = TypeVar("K")
-#: operator → the only sites whose replicas are to have it; none: all
+#: operator → sites to whose replicas it is confined; empty: to no sites
 Confined = Mapping[str, Collection[str]]
 EVERYWHERE: Confined = MappingProxyType({})
 #: uhashring's virtual nodes of a replica of average weight; each gives four points
@@ -35,7 +35,7 @@ _VNODES = 4
 
 
 def propose(operator: str, partitions: Iterable[int], replicas: Iterable[ReplicaInfo]) -> dict[int, str]:
-    """Partition → replica name. Depends only on names and weights, never on the order of ``replicas``.
+    """Returns partition → replica name. Depends only on names and weights, never on the order of ``replicas``.
 
     Raises InvalidArgument when no replica has a positive weight.
     """
@@ -56,7 +56,7 @@ def propose(operator: str, partitions: Iterable[int], replicas: Iterable[Replica
 def by_sites(
     owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], confined: Confined
 ) -> Iterator[tuple[frozenset[str], dict[PartitionId, str], list[ReplicaInfo]]]:
-    """(sites, owners, replicas) of those operators that are confined to the same sites; none: to no sites."""
+    """Yields (sites, owners, replicas) of operators that are confined to the same sites; empty: to no sites."""
     sites = {operator: frozenset(where) for operator, where in confined.items()}
     groups: dict[frozenset[str], dict[PartitionId, str]] = {}
     for partition, owner in owners.items():
@@ -69,7 +69,7 @@ def by_sites(
 def rebalance(
     owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], confined: Confined = EVERYWHERE
 ) -> dict[PartitionId, str]:
-    """:func:`share_out`, of the operators of the same sites among the replicas there."""
+    """Applies :func:`share_out` to each group of operators confined to the same sites, among the replicas there."""
     moves: dict[PartitionId, str] = {}
     for _, theirs, able in by_sites(owners, replicas, confined):
         moves |= share_out(theirs, able)
@@ -77,12 +77,12 @@ def rebalance(
 
 
 def share_out(owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo]) -> dict[PartitionId, str]:
-    """Partition → new owner, for as few partitions as bring every node to its weight's share of them all.
+    """Returns partition → new owner, for as few partitions as bring every node to its weight's share of them all.
 
     A share is rounded up where that spares a move, else down. Partitions whose owner is not among ``replicas`` move in
-    any case. A node gives first of the operator it has most of, and of that first what the ring has elsewhere. Each
-    goes to the next on the ring that is to get something, there to the worker with the fewest. How a node spreads over
-    its workers what it has is its own business. Empty when there is nobody to move to.
+    any case. A node first gives partitions of the operator that it has most of, and of those first the ones that the
+    ring places elsewhere. Each goes to the next node on the ring that has room, and there to the worker with the
+    fewest. How a node spreads its partitions over its workers is its own business. Empty when no replica can take any.
     """
     workers = _weights(replicas)
     if not workers:
@@ -110,8 +110,11 @@ def share_out(owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo]
 def drain(
     leaving: Collection[str], owners: Mapping[PartitionId, str], takers: Iterable[ReplicaInfo]
 ) -> dict[PartitionId, str]:
-    """Partition → new owner, for all that these replicas own: each of ``takers`` gets what brings it to its share of
-    what they and those have together. Empty when there is nobody to move to."""
+    """Returns partition → new owner, for all partitions of the ``leaving`` replicas.
+
+    Each of ``takers`` gets what brings it to its share of what they and the leaving replicas have together. Empty when
+    no replica can take any.
+    """
     takers = list(takers)
     among = {*leaving, *(info.name for info in takers)}
     moves = share_out({partition: owner for partition, owner in owners.items() if owner in among}, takers)
@@ -121,7 +124,7 @@ def drain(
 def newcomers(
     owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], confined: Confined = EVERYWHERE
 ) -> frozenset[str]:
-    """Those of ``replicas`` whose node owns nothing, and that :func:`rebalance` would give something."""
+    """Returns those of ``replicas`` whose node owns nothing, and to which :func:`rebalance` would give something."""
     owning, found = {node_of(owner) for owner in owners.values()}, set[str]()
     for _, theirs, able in by_sites(owners, replicas, confined):
         if workers := _weights(able):
@@ -136,7 +139,7 @@ def _weights(replicas: Iterable[ReplicaInfo]) -> dict[str, int]:
 
 
 def _nodes(workers: Mapping[str, int]) -> dict[str, int]:
-    """Node → weight, which is that of its workers together. In the order of names."""
+    """Returns node → total weight of its workers, in the order of names."""
     nodes: dict[str, int] = {}
     for name, weight in workers.items():
         nodes[node_of(name)] = nodes.get(node_of(name), 0) + weight
@@ -144,12 +147,12 @@ def _nodes(workers: Mapping[str, int]) -> dict[str, int]:
 
 
 def _places(owners: Iterable[str], workers: Mapping[str, int]) -> dict[str, str]:
-    """Owner → its node; who is not among ``workers`` is at no node of theirs."""
+    """Returns owner → its node; an owner that is not among ``workers`` gets a node of its own."""
     return {owner: node_of(owner) if owner in workers else owner + WORKER for owner in set(owners)}
 
 
 def _at_workers(nodes: Mapping[K, str], workers: Mapping[str, int], counts: Mapping[str, int]) -> dict[K, str]:
-    """The worker of each node that has the fewest for its weight, for each in turn."""
+    """Chooses for each item in turn the worker of its node that has the fewest partitions for its weight."""
     queues: dict[str, list[tuple[float, str]]] = {}
     for name, weight in workers.items():
         queues.setdefault(node_of(name), []).append((counts.get(name, 0) / weight, name))
@@ -168,11 +171,11 @@ def _key(operator: str, partition: int) -> str:
 
 
 class _Ring:
-    """uhashring's ring, and what it has not: bounded loads."""
+    """uhashring's ring, with bounded loads added."""
 
     def __init__(self, weights: Sequence[tuple[str, int]]) -> None:
         whole = sum(weight for _, weight in weights)
-        # at least one: whoever has no point is never found, however much room he has
+        # at least one: a replica without points is never found, however much room it has
         points = {name: max(1, _VNODES * len(weights) * weight // whole) for name, weight in weights}
         ring = HashRing({name: {"vnodes": vnodes} for name, vnodes in points.items()}, hash_fn="ketama")
         self.home = ring.get_node
@@ -180,9 +183,10 @@ class _Ring:
         self._names: list[str] = [name for _, name in ring.get_points()]
 
     def placed(self, keys: Iterable[str], room: Mapping[str, int]) -> Iterator[str]:
-        """For each key the next on the ring that has room, which is then less. There must be room for all."""
+        """Yields for each key the next name on the ring with room, and reduces that room. There must be room for
+        all."""
         left, names, position = dict(room), self._names, self._position
-        following = [*range(1, len(names)), 0]  # from a point whose replica is full: the next, later the next but some
+        following = [*range(1, len(names)), 0]  # from a point whose node is full: the next point, later one further on
         for key in keys:
             point = position(key)
             while not left[names[point]]:
@@ -200,7 +204,7 @@ def _ring(weights: tuple[tuple[str, int], ...]) -> _Ring:
 
 
 def _quotas(total: int, weights: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, int]:
-    """How many partitions each replica is to have; what rounding down leaves over goes where it spares a move."""
+    """Returns the number of partitions for each node; the remainder of rounding down goes where it spares a move."""
     whole = sum(weights.values())
     quota = {name: total * weight // whole for name, weight in weights.items()}
     left = total - sum(quota.values())
@@ -214,8 +218,10 @@ def _quotas(total: int, weights: Mapping[str, int], counts: Mapping[str, int]) -
 def _leaving(
     partitions: list[PartitionId], count: int, owner: str, ring: _Ring, room: Mapping[str, int]
 ) -> list[PartitionId]:
-    """``count`` of a replica's partitions, always of the operator of which most are left: first those that the ring has
-    where there is room, then others that it has elsewhere."""
+    """Chooses ``count`` partitions that a replica gives away, each time of the operator of which it has most left.
+
+    First those that the ring places where there is room, then others that it places elsewhere.
+    """
 
     def kept(partition: PartitionId) -> tuple[int, int]:
         home = ring.home(_key(partition.operator, partition.partition))

@@ -1,8 +1,8 @@
-"""When a job is due: decided from what is recorded of it, no I/O. Times are microseconds since 1970-01-01 UTC.
+"""Due times of jobs, computed from their records, without I/O. Times are microseconds since 1970-01-01 UTC.
 
-A job that was due several times while nobody could begin it, or while it still ran, runs once, for the last of them:
-what it does is so by then, and doing it again brings nothing. Which times a cron line means is cronsim's to say: it
-follows Debian's cron, also where a day has 23 or 25 hours.
+A job that was due several times while no controller could begin it, or while it still ran, runs once, for the last of
+these times: one run does all that is due, and repeating it would achieve nothing more. cronsim interprets cron lines:
+it follows Debian's cron, also on days with 23 or 25 hours.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from cronsim import CronSim, CronSimError
 from stateflow.errors import InvalidArgument
 from stateflow.types import shown
 
-#: s; jobs are looked at every half second, and what is done more often than this is no job
+#: seconds; jobs are checked every half second, and work done more often than this is not a job
 EVERY_MIN_S = 0.1
-#: s, a hundred years
+#: seconds: a hundred years
 EVERY_MAX_S = 3_155_760_000
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
@@ -28,9 +28,12 @@ _REMEDY = "write once 2030-01-01T18:00:00Z, every 20s (15m, 2h, 7d), or cron 0 1
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """``once <ISO time with zone>``, ``every <length>``, from the end of the run before, or ``cron <five fields>
-    [zone]``, UTC where none is named. Exactly one of ``once_us``, ``every_us`` and ``cron`` is given; the others are
-    None, as 0 is a time. See :meth:`parse`."""
+    """A schedule: ``once <ISO time with zone>``, ``every <length>`` from the end of the run before, or ``cron <five
+    fields> [zone]``, UTC where no zone is named.
+
+    Exactly one of ``once_us``, ``every_us`` and ``cron`` is given; the others are None, as 0 is a time. See
+    :meth:`parse`.
+    """
 
     text: str
     once_us: int | None = None
@@ -40,7 +43,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """Raises InvalidArgument."""
+        """Parses a schedule. Raises InvalidArgument."""
         words = [_in_seconds(word) for word in text.split()]
         try:
             match words:
@@ -51,18 +54,19 @@ class Schedule:
                 case ["cron", *fields] if len(fields) in (5, 6):
                     zone = fields[5] if len(fields) == 6 else "UTC"
                     cron = " ".join(fields[:5])
-                    next(CronSim(cron, datetime.now(ZoneInfo(zone))))  # of 50 years
+                    next(CronSim(cron, datetime.now(ZoneInfo(zone))))  # within 50 years
                     return cls(text, cron=cron, zone=zone)
-        except (ValueError, OSError, KeyError, CronSimError, StopIteration):  # ZoneInfo's, and a day that never comes
+        except (ValueError, OSError, KeyError, CronSimError, StopIteration):  # ZoneInfo's; a day that never comes
             pass
         raise InvalidArgument(f"{shown(text)} is no schedule", remedy=_REMEDY)
 
     def due(self, now_us: int, since_us: int, fired_us: int | None, ended_us: int | None) -> int | None:
-        """The time that it is to run for now, None: it is not yet, or no more.
+        """Returns the time for which the job is to run now; None: not yet, or no more.
 
         Args:
-            since_us: when it was made, or went on. What was due before is not made up for.
-            fired_us: the newest time that it ran for. ended_us: when that run ended.
+            since_us: when it was made or resumed. Times before are not made up for.
+            fired_us: the newest time that it ran for; None: never.
+            ended_us: when that run ended; None: not yet, or never ran.
         """
         if self.once_us is not None:
             return self.once_us if self.once_us <= now_us and not self._is_over(fired_us) else None
@@ -73,7 +77,7 @@ class Schedule:
         return None if (last := self._before(now_us)) is None or last <= after else last
 
     def next_us(self, now_us: int, since_us: int, fired_us: int | None, ended_us: int | None) -> int | None:
-        """When it will be due, where it is not now. None: never."""
+        """Returns when the job will be due, if it is not due now. None: never."""
         if self.once_us is not None:
             return None if self._is_over(fired_us) else self.once_us
         if self.every_us is not None:
@@ -91,7 +95,7 @@ class Schedule:
         return self.cron
 
     def _before(self, now_us: int) -> int | None:
-        """The newest time up to now."""
+        """Returns the newest due time up to now."""
         just_behind = self._local(now_us) + timedelta(seconds=1)
         return next((_us(at) for at in CronSim(self._line, just_behind, reverse=True)), None)
 
@@ -100,7 +104,8 @@ class Schedule:
 
 
 def _in_seconds(word: str) -> str:
-    """A length of time with its unit, as ``90s``, ``15m``, ``2h`` and ``7d``, in seconds; any other word as it is."""
+    """Returns a length of time with its unit, as ``90s``, ``15m``, ``2h`` and ``7d``, in seconds; any other word
+    unchanged."""
     unit = _UNITS.get(word[-1:])
     return str(float(word[:-1]) * unit) if unit is not None and _NUMBER.fullmatch(word[:-1]) else word
 

@@ -1,10 +1,11 @@
-"""Spans, by OpenTelemetry: where there are any, who makes them, and how they travel.
+"""Spans, by OpenTelemetry: whether there are any, who makes them, and how they travel.
 
-There are none unless ``OTEL_TRACES_EXPORTER=otlp`` says so, or the program has a provider of its own. Then nothing of
-OpenTelemetry is imported, and whoever would make a span finds None in place of a :class:`Tracing`.
+There are none unless ``OTEL_TRACES_EXPORTER=otlp`` says so, or the program has a provider of its own. Without them
+nothing of OpenTelemetry is imported, and code that would make spans gets None in place of a :class:`Tracing`.
 
-A span of one process is the parent of one in another by its ``traceparent`` (W3C Trace Context). One that is not
-recorded is not passed on: who gets none makes none, so that whoever begins a trace decides for all.
+A span of one process is the parent of a span in another by its ``traceparent`` (W3C Trace Context). A span that is not
+recorded is not passed on, and a process that receives none makes none. So the process that begins a trace decides for
+all.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
 Kind = Literal["internal", "client", "server"]
-#: of gRPC's metadata
+#: key in gRPC's metadata
 KEY = "traceparent"
 TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-#: what is left is sent within so long when a process ends, and is lost where the collector is away
+#: when a process ends, remaining spans are sent within this time, or lost if the collector is away; in seconds
 FLUSH_S = 3.0
 _LOCK = threading.Lock()
 
 
 class Made:
-    """A span that is under way. ``traceparent``: for who goes on with it elsewhere."""
+    """A span that is under way. ``traceparent``: for code that continues it elsewhere; empty: it is not recorded."""
 
     __slots__ = ("_tracing", "span", "traceparent")
 
@@ -52,11 +53,15 @@ class Made:
         self.span.add_event(name, _named(attributes))
 
     def child(self, name: str, began_us: int | None = None, **attributes: Any) -> Made:
-        """Which is to be ended. Args: began_us: wall clock; None: now."""
+        """Begins a child span, which the caller must end.
+
+        Args:
+            began_us: wall clock; None: now.
+        """
         return self._tracing.begin(name, parent=self, began_us=began_us, **attributes)
 
     def failed(self, error: BaseException) -> None:
-        """It is said without where it was: rows and keys may be in that."""
+        """Marks the span as failed, without the facts that locate the error: they may contain rows and keys."""
         from opentelemetry.trace import Status, StatusCode
 
         said = f"{error.code}: {error.what}" if isinstance(error, StateflowError) else type(error).__name__
@@ -64,7 +69,8 @@ class Made:
 
     @contextmanager
     def current(self) -> Iterator[Made]:
-        """What is begun meanwhile, here and by tasks that are begun here, is below it. It goes on."""
+        """Makes the span current: spans begun meanwhile, here and by tasks begun here, are its children. Does not end
+        it."""
         from opentelemetry import trace
 
         with trace.use_span(self.span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
@@ -96,7 +102,12 @@ class Tracing:
         began_us: int | None = None,
         **attributes: Any,
     ) -> Made:
-        """A span, which is to be ended. Args: parent: or what came of one elsewhere; None: the current one."""
+        """Begins a span, which the caller must end.
+
+        Args:
+            parent: a span, or the traceparent of one elsewhere; None: the current span.
+            began_us: wall clock; None: now.
+        """
         from opentelemetry import trace
 
         context = None
@@ -109,12 +120,13 @@ class Tracing:
 
     @contextmanager
     def span(self, name: str, *, kind: Kind = "internal", **attributes: Any) -> Iterator[Made]:
-        """The current one meanwhile. An error that leaves it is its status."""
+        """Runs a block in a span that is current meanwhile. An error that leaves the block becomes the span's
+        status."""
         made = self.begin(name, kind=kind, **attributes)
         try:
             with made.current():
                 yield made
-        except GeneratorExit:  # whoever takes what comes of it wants no more
+        except GeneratorExit:  # the consumer of the generator wants no more
             raise
         except BaseException as error:
             made.failed(error)
@@ -128,7 +140,7 @@ def _named(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def traceparent_of(span: Span) -> str:
-    """Empty: it is not recorded."""
+    """Returns the traceparent of a span; empty: it is not recorded."""
     if not span.is_recording():
         return ""
     context = span.get_span_context()
@@ -136,7 +148,11 @@ def traceparent_of(span: Span) -> str:
 
 
 def _remote(traceparent: str) -> Any:
-    """Args: traceparent: one that :data:`TRACEPARENT` holds. The propagator would look it through once more."""
+    """Returns the context of a span elsewhere.
+
+    Args:
+        traceparent: matches :data:`TRACEPARENT`; the propagator would parse it once more.
+    """
     from opentelemetry import trace
 
     ids = int(traceparent[3:35], 16), int(traceparent[36:52], 16)
@@ -148,7 +164,7 @@ def _remote(traceparent: str) -> Any:
 
 
 class _Process:
-    """Of this process. ``given``: by :func:`use`; ``own``: made by what the environment says."""
+    """The tracing of this process. ``given``: by :func:`use`; ``own``: made from the environment's settings."""
 
     given: Tracing | None = None
     own: Tracing | None = None
@@ -157,13 +173,17 @@ class _Process:
 
 
 def use(provider: TracerProvider | None) -> None:
-    """Spans go there from now on, of what is made from now on; None: where they went without it."""
+    """Sets the provider for objects made from now on; None: the default again."""
     _Process.given = None if provider is None else Tracing(provider)
 
 
 def begin_tracing(process: str, name: str = "", site: str = "") -> Tracing | None:
-    """What a process of a cluster has. Args: process: its kind; name: of the one. Raises ExtraMissing,
-    InvalidArgument."""
+    """Returns the tracing for a process of a cluster; None: off. Raises ExtraMissing, InvalidArgument.
+
+    Args:
+        process: kind of the process.
+        name: name of the process.
+    """
     with _LOCK:
         if _Process.given is not None or not _is_wanted():
             return _Process.given
@@ -174,8 +194,10 @@ def begin_tracing(process: str, name: str = "", site: str = "") -> Tracing | Non
 
 
 def tracing() -> Tracing | None:
-    """What whoever is made now makes spans with: the program's own provider, or what the environment says, or nothing.
-    Raises ExtraMissing, InvalidArgument."""
+    """Returns the tracing for objects made now: by the program's own provider, or the environment's settings, or None.
+
+    Raises ExtraMissing, InvalidArgument.
+    """
     if _Process.given is not None or _Process.own is not None:
         return _Process.given or _Process.own
     api = sys.modules.get("opentelemetry.trace")
@@ -185,22 +207,23 @@ def tracing() -> Tracing | None:
 
 
 def end_tracing() -> None:
-    """What was not sent yet is, within seconds. Blocks."""
+    """Sends the remaining spans within ``FLUSH_S``. Blocks."""
     with _LOCK:
         provider, exporter = _Process.provider, _Process.exporter
         _Process.provider = _Process.exporter = _Process.own = None
     if provider is None:
         return
-    flushing = threading.Thread(target=provider.force_flush, daemon=True)  # whose own limit does not end an export
+    # in a thread: the provider's own time limit does not end an export
+    flushing = threading.Thread(target=provider.force_flush, daemon=True)
     flushing.start()
     flushing.join(FLUSH_S)
     if flushing.is_alive():
-        exporter.shutdown()  # it tries no more
+        exporter.shutdown()  # ends its retries
     provider.shutdown()
 
 
 def carried() -> tuple[tuple[str, str]] | None:
-    """The current span, as metadata of a call; None: there is none."""
+    """Returns the current span as metadata of a call; None: there is none."""
     if _Process.given is None and _Process.own is None:
         return None
     from opentelemetry.trace import get_current_span
@@ -210,7 +233,7 @@ def carried() -> tuple[tuple[str, str]] | None:
 
 
 def traceparent_in(metadata: Any) -> str:
-    """Of a call. Empty: there is none, or nothing that is one."""
+    """Returns the traceparent of a call; empty: none, or an invalid one."""
     for key, value in metadata or ():
         if key == KEY and isinstance(value, str) and TRACEPARENT.fullmatch(value):
             return value
@@ -231,7 +254,7 @@ def _is_wanted() -> bool:
 
 
 def _provider(process: str, name: str, site: str) -> tuple[Any, Any]:
-    """And its exporter."""
+    """Returns a provider and its exporter."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -245,7 +268,7 @@ def _provider(process: str, name: str, site: str) -> tuple[Any, Any]:
     ours = {"service.name": f"stateflow-{process}", "service.version": VERSION}
     ours |= {"service.instance.id": name} if name else {}
     ours |= {"stateflow.site": site} if site else {}
-    # what the environment says comes first
+    # the environment's attributes take precedence
     resource = Resource.create(ours).merge(OTELResourceDetector().detect())
     provider, exporter = TracerProvider(resource=resource), OTLPSpanExporter()
     provider.add_span_processor(BatchSpanProcessor(exporter))

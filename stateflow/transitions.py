@@ -1,8 +1,8 @@
-"""Transition tables: what a state machine does, as data. Its page, its diagram and the test that nothing was
-forgotten are read from the same rows; see docs/state-machines.md.
+"""Transition tables: state machines as data.
 
-For each phase and type of event the rows are tried in the order they are written in; the first whose guard holds is
-taken. A table is whole when each such pair ends in a row without a guard.
+A machine's page, its diagram and the test of its completeness are derived from the same rows; see
+docs/state-machines.md. For each phase and type of event the rows are tried in the order they are written in; the first
+whose guard holds is taken. A table is complete when the rows of each such pair end in one without a guard.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from stateflow.errors import StateflowError
 
 P = TypeVar("P", bound=StrEnum)  # phases
 M = TypeVar("M")  # the machine
-A = TypeVar("A")  # what it answers
+A = TypeVar("A")  # the machine's answers
 I = TypeVar("I")  # instructions to its shell  # noqa: E741
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Guard(Generic[M]):
-    """A condition on the machine and the event; ``words`` are read behind "when"."""
+    """A condition on the machine and the event; ``words`` are read after "when"."""
 
     words: str
     holds: Callable[[M, Any], bool]
@@ -31,8 +31,11 @@ class Guard(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class Order(Generic[M, I]):
-    """An instruction as a table names it. ``make`` gives it what is needed to carry it out, when the machine has had
-    the transition's effect and is in the phase behind it."""
+    """An instruction as a table names it.
+
+    ``make`` adds what is needed to carry it out. It is called when the transition has had its effect on the machine,
+    and the machine is in the new phase.
+    """
 
     name: str
     make: Callable[[M], I]
@@ -43,7 +46,7 @@ class Order(Generic[M, I]):
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[P, M]):
-    """Holds for each of the phases with each of the types of events. ``note``: one line for the reader."""
+    """A row for each of the phases with each of the types of events. ``note``: one line for the reader."""
 
     phases: P | tuple[P, ...]
     events: type | tuple[type, ...]
@@ -53,7 +56,8 @@ class Row(Generic[P, M]):
 
 @dataclass(frozen=True, slots=True)
 class Transition(Row[P, M], Generic[P, M, A]):
-    """``to``: None stays in the phase. ``effect``: what else changes in the machine, while it is in the old phase."""
+    """A row that changes the machine. ``to``: the new phase; None: the same. ``effect``: what else changes in the
+    machine, while it is in the old phase."""
 
     to: P | None
     answer: A
@@ -62,32 +66,33 @@ class Transition(Row[P, M], Generic[P, M, A]):
 
 @dataclass(frozen=True, slots=True)
 class Ignored(Row[P, M], Generic[P, M, A]):
-    """Changes nothing; ``note`` says why that is right."""
+    """A row that changes nothing; ``note`` says why that is right."""
 
     answer: A
 
 
 @dataclass(frozen=True, slots=True)
 class Refused(Row[P, M]):
-    """Raises ``error`` and changes nothing."""
+    """A row that raises ``error`` and changes nothing."""
 
     error: Callable[[M, Any], StateflowError]
 
 
 @dataclass(frozen=True, slots=True)
 class Impossible(Row[P, M]):
-    """Raises the table's own error and changes nothing."""
+    """A row that raises the table's own error and changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table(Generic[P, M, A]):
-    """
+    """The transition table of a machine.
+
     Args:
         title: of its page.
         phases: all of them; the machine begins in the first.
         events: all types of them.
         impossible: the error for an event that cannot happen in the machine's phase.
-        invariants: what holds of the machine whatever has happened; their guards are given no event.
+        invariants: what always holds of the machine; their guards are given no event.
     """
 
     title: str
@@ -96,7 +101,7 @@ class Table(Generic[P, M, A]):
     rows: tuple[Row[P, M], ...]
     impossible: Callable[[M, Any], StateflowError]
     invariants: tuple[Guard[M], ...] = ()
-    #: by the names of phases: the hash of an enumeration's member is Python code, and this is asked twice a batch
+    #: by names of phases: hashing a member of an enumeration runs Python code, and a batch looks here twice
     _rows: dict[tuple[str, type], tuple[Row[P, M], ...]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -108,7 +113,7 @@ class Table(Generic[P, M, A]):
         object.__setattr__(self, "_rows", found)
 
     def decide(self, machine: M, phase: P, event: object) -> Transition[P, M, A] | Ignored[P, M, A]:
-        """The row for this event, now. Raises what the row says, where the event is refused or impossible."""
+        """Returns the row for this event, now. Raises the row's error where the event is refused or impossible."""
         for row in self._rows[phase._name_, type(event)]:
             if row.when is None or row.when.holds(machine, event):
                 if isinstance(row, (Transition, Ignored)):
@@ -119,7 +124,7 @@ class Table(Generic[P, M, A]):
         raise self.impossible(machine, event)
 
     def handle(self, machine: M, phase: P, event: object) -> tuple[P, A]:
-        """(phase afterwards, answer); the machine has had the row's effect. Raises as ``decide``, changing nothing."""
+        """Applies the row's effect, and returns (phase afterwards, answer). Raises as ``decide``, changing nothing."""
         row = self.decide(machine, phase, event)
         if isinstance(row, Ignored):
             return phase, row.answer
@@ -128,13 +133,13 @@ class Table(Generic[P, M, A]):
         return phase if row.to is None else row.to, row.answer
 
     def broken(self, machine: M) -> Iterator[str]:
-        """The invariants that do not hold."""
+        """Returns the invariants that do not hold."""
         return (invariant.words for invariant in self.invariants if not invariant.holds(machine, None))
 
     # -- the table itself ---------------------------------------------------------------------------------
 
     def faults(self) -> Iterator[str]:
-        """What is wrong with the table: a pair that nothing is said of, a row that can never be taken."""
+        """Yields the faults of the table: pairs without a row, and rows that can never be taken."""
         for phase in self.phases:
             for event in self.events:
                 rows = self._rows.get((phase.name, event), ())
@@ -147,7 +152,7 @@ class Table(Generic[P, M, A]):
                 yield f"{', '.join(each(row.phases))}, {_names(row.events)}: ignored for no reason"
 
     def diagram(self) -> str:
-        """A Mermaid state diagram: every way from a phase to another, with the events that lead there."""
+        """Returns a Mermaid state diagram: every way from a phase to another, with the events that lead there."""
         ways: dict[tuple[P, P], dict[str, None]] = {}
         for row in self.rows:
             if isinstance(row, Transition) and row.to is not None:
@@ -161,7 +166,11 @@ class Table(Generic[P, M, A]):
         return "\n".join(["stateDiagram-v2", begins, *lines, *(f"    {phase} --> [*]" for phase in ends)])
 
     def page(self, show: Callable[[A], str]) -> str:
-        """Markdown: the diagram, and the rows in their order. ``show``: an answer in words."""
+        """Returns Markdown: the diagram, and the rows in their order.
+
+        Args:
+            show: returns an answer in words.
+        """
         return "\n".join(
             [
                 f"## {self.title}",

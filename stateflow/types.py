@@ -1,4 +1,4 @@
-"""Words shared by every layer: who, where, which."""
+"""Types and grammars shared by every layer: names, addresses, partitions, replicas, operators."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import Any
 
 from stateflow.errors import InvalidArgument, PortInUse, StateflowError
 
-#: their directories have five digits: ``p65535``
+#: partitions' directories have five digits: ``p65535``
 PARTITIONS_MAX = 65_536
 #: twelve digits, as the names of checkpoints have them
 EPOCH_MAX = 10**12 - 1
-#: sixteen digits, as above; of commits, and of the batches of a source
+#: sixteen digits, as above; for commits, and for the batches of a source
 SEQUENCE_MAX = 10**16 - 1
-#: of one replica against another
+#: greatest weight of a replica relative to another
 WEIGHT_MAX = 1_000
-#: bytes of an operator's class that goes along as text, with all that it uses
+#: limit in bytes of an operator's class that is deployed as text, with all that it uses
 SOURCE_MAX = 256 << 10
-#: of a part of a bundle, in messages and in the ledger
+#: bytes of one part of a bundle, in messages and in the ledger
 BUNDLE_PART = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a name may look like, wherever it comes from: the wire, a checkpoint store, the command line.
+    """The form of a name, independent of where it comes from: the wire, a checkpoint store, the command line.
 
-    ``what`` it is and ``how`` it is written, for whoever got it wrong.
+    ``what`` names the kind of name, and ``how`` says how to write it, for error messages.
     """
 
     what: str
@@ -42,7 +42,7 @@ class Grammar:
         return self.pattern.fullmatch(text) is not None and text.isprintable()
 
     def check(self, text: str, what: str = "") -> str:
-        """Raises InvalidArgument."""
+        """Returns the text if it is valid. Raises InvalidArgument."""
         if not self.holds(text):
             raise InvalidArgument(f"{shown(text)} is not a valid {what or self.what}", remedy=self.how)
         return text
@@ -52,20 +52,21 @@ def _plain(length: int) -> str:
     return rf"[A-Za-z0-9][A-Za-z0-9_.\-]{{0,{length - 1}}}"
 
 
-#: what becomes a path or a part of one is plain: no separator, no leading dot, nothing that a shell or a terminal minds
+#: names that become a path or a part of one are plain: no separator, no leading dot, nothing special to a shell or
+#: terminal
 _PLAIN_HOW = "use letters, digits, '.', '_' and '-', at most {}, starting with a letter or digit"
-#: of operators, replicas, sites and savepoints; and of a node's workers, whose number follows behind WORKER
+#: names of operators, replicas, sites and savepoints; and of a node's workers, whose number follows WORKER
 NAME = Grammar("name", re.compile(_plain(128) + r"(?:~\d{1,3})?"), _PLAIN_HOW.format(128))
 #: a node's first worker has the node's name, the others have their number behind it
 WORKER = "~"
 WORKERS_MAX = 256
 #: replicas that one command may start
 SPAWNED_MAX = 256
-#: of moves, restores, reconfigurations, sessions, incarnations and ledgers
+#: ids of moves, restores, reconfigurations, sessions, incarnations and ledgers
 TOKEN = Grammar("id", re.compile(_plain(64)), _PLAIN_HOW.format(64))
-#: of snapshots: an operator, a partition, a move and a number
+#: ids of snapshots: an operator, a partition, a move and a number
 SNAPSHOT = Grammar("snapshot id", re.compile(_plain(224)), _PLAIN_HOW.format(224))
-#: of the files of a database. No other file of a copy, and no directory, is ever named by somebody else
+#: files of a database. No other file of a copy, and no directory, is ever named by another process
 FILE = Grammar(
     "file name",
     re.compile(
@@ -82,9 +83,9 @@ ADDRESS = Grammar(
     re.compile(rf"(?:[A-Za-z0-9_](?:[A-Za-z0-9_.\-]{{0,253}})|\[[0-9A-Fa-f:.%]{{2,64}}\]):(?:{_PORT})"),
     "write host:port, or [IPv6]:port, with a port up to 65535",
 )
-#: of sources, states, columns and side outputs: they are keys and labels, never paths
+#: names of sources, states, columns and side outputs: they are keys and labels, never paths
 LABEL = Grammar("name", re.compile(r".{1,256}"), "use 1 to 256 printable characters")
-#: where an operator's class is
+#: place of an operator's class
 TARGET = Grammar(
     "operator's place",
     re.compile(r".{1,1024}:[^\W\d][\w.]{0,255}"),
@@ -98,7 +99,7 @@ URL = Grammar(
 
 
 def listened_at(listen: str) -> tuple[str, int]:
-    """The host and the port of ``host:port``, where a process is to listen. Raises InvalidArgument."""
+    """Returns host and port of ``host:port``, where a process is to listen. Raises InvalidArgument."""
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
     if not host or not (port.isascii() and port.isdecimal()) or int(port) > PORT_MAX:
@@ -109,7 +110,8 @@ def listened_at(listen: str) -> tuple[str, int]:
 
 
 def cannot_listen(error: OSError, listen: str) -> StateflowError:
-    """Makes the error of a process that cannot listen. It is port_in_use only where another one has it."""
+    """Returns the error of a process that cannot listen; it is port_in_use only where another process has the
+    address."""
     host, _, port = listen.rpartition(":")
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return InvalidArgument(
@@ -127,42 +129,45 @@ def cannot_listen(error: OSError, listen: str) -> StateflowError:
 
 
 def check_name(kind: str, name: str) -> str:
-    """Names become directory names and ledger ids, so they are kept plain. Raises InvalidArgument."""
-    if WORKER in name:  # a node gives its workers their names
+    """Returns the name if it is valid. Names become directory names and ledger ids, so they are plain.
+
+    Raises InvalidArgument.
+    """
+    if WORKER in name:  # only a node names its workers so
         raise InvalidArgument(f"{shown(name)} is not a valid {kind} name", remedy=NAME.how)
     return NAME.check(name, f"{kind} name")
 
 
 def worker_name(node: str, number: int) -> str:
-    """Of the worker ``number`` of a node, from 0: it is a replica."""
+    """Returns the name of the worker ``number`` of a node, from 0; it is a replica."""
     return f"{node}{WORKER}{number}" if number else node
 
 
 def node_of(replica: str) -> str:
-    """The node whose worker a replica is: what fails, moves and is listed as one."""
+    """Returns the node whose worker a replica is. A node fails, moves and is listed as one."""
     return replica.partition(WORKER)[0]
 
 
 def worker_of(replica: str) -> int:
-    """Its number in its node, from 0."""
+    """Returns a worker's number in its node, from 0."""
     return int(replica.partition(WORKER)[2] or 0)
 
 
 def shown(value: object) -> str:
-    """As an error repeats it: one line, not all of it where it is long."""
+    """Returns a value as errors repeat it: in one line, shortened where it is long."""
     try:
         text = ascii(value[:200]) if isinstance(value, (str, bytes)) else repr(value)
-    except ValueError:  # Python writes no number of thousands of digits
+    except ValueError:  # Python refuses to write a number of thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 class How(StrEnum):
-    """A partition whose owner is gone is taken over."""
+    """Ways of taking over a partition whose owner is gone."""
 
-    LOCAL = "LOCAL"  # by the old owner again, with what it sealed: nothing is lost
-    STANDBY = "STANDBY"  # with the copy that follows
-    CHECKPOINT = "CHECKPOINT"  # with the newest checkpoint
+    LOCAL = "LOCAL"  # the old owner again, with the state it sealed: nothing is lost
+    STANDBY = "STANDBY"  # a standby, with the copy that follows
+    CHECKPOINT = "CHECKPOINT"  # a replica, with the newest checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +191,13 @@ class ReplicaInfo:
 
 @dataclass(frozen=True, slots=True)
 class OperatorSpec:
-    """What it takes to run an operator anywhere: where its code is, and how its keys are cut.
+    """The description by which any replica can run an operator: where its code is, and how its keys are partitioned.
 
-    ``target`` is ``package.module:Class``, or ``/path/file.py:Class`` or ``<stdin>:Class``, of which ``source`` is what
-    is loaded. ``key`` are input column names. ``output_schema`` is an Arrow IPC schema.
+    ``target`` is ``package.module:Class``, or ``/path/file.py:Class`` or ``<stdin>:Class``; of the latter two
+    ``source`` is the text to load. ``key`` holds input column names. ``output_schema`` is an Arrow IPC schema.
 
-    ``recorded_us`` orders the versions of a name: whatever a ledger records is newer than all before it, also than what
-    was undeployed. 0, the oldest: it was not recorded, or by a program that kept no order.
+    ``recorded_us`` orders the versions of a name: a version that a ledger records is newer than all before it, also
+    newer than undeployed ones. 0, the oldest: it was not recorded, or by a program that kept no order.
     """
 
     name: str
@@ -200,19 +205,21 @@ class OperatorSpec:
     partitions: int
     key: tuple[str, ...]
     output_schema: bytes
-    state_schema: str  # JSON, as KeyedState.schema() gives it
+    state_schema: str  # JSON, as returned by KeyedState.schema()
     side_schemas: tuple[tuple[str, bytes], ...] = ()  # (tag, Arrow IPC schema), by tag
     dropped: tuple[tuple[str, int], ...] = ()  # (state, how often deployments dropped it), by name
-    source: str = ""  # of the class and what it uses; empty: it is imported
+    source: str = ""  # text of the class and what it uses; empty: it is imported
     source_digest: str = ""  # SHA-256
-    source_mac: str = ""  # HMAC by the key of who deployed it, see stateflow.runtime.code_key
+    source_mac: str = ""  # HMAC with the key of the client that deployed it, see stateflow.runtime.code_key
     recorded_us: int = 0
-    bundle: str = ""  # SHA-256 of what its code came in; empty: it is where replicas run, or it is the text
+    bundle: str = ""  # SHA-256 of its code's bundle; empty: replicas have the code, or it is the text
 
     def after(self, deployed: OperatorSpec) -> OperatorSpec:
-        """This as the version that follows ``deployed``, equal to that where nothing changes. A state that it has no
-        more is dropped for the operator: what is stored of it is gone, though a later version declare it again,
-        whichever versions a partition has seen."""
+        """Returns this spec as the version that follows ``deployed``; equal to that if nothing changes.
+
+        A state that it no longer declares is dropped for the operator. What is stored of it is gone, even if a later
+        version declares it again, whichever versions a partition has seen.
+        """
         gone = {each["name"] for each in json.loads(deployed.state_schema)}
         gone -= {each["name"] for each in json.loads(self.state_schema)}
         times = dict(deployed.dropped)
@@ -220,7 +227,7 @@ class OperatorSpec:
         return replace(self, dropped=dropped, recorded_us=deployed.recorded_us)
 
     def to_json(self) -> dict[str, Any]:
-        """As data directories and the ledger keep it."""
+        """Returns the form that data directories and the ledger keep."""
         return {
             **asdict(self),
             "key": list(self.key),
@@ -231,8 +238,10 @@ class OperatorSpec:
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> OperatorSpec:
-        """Inverse of :meth:`to_json`, of earlier versions too. Raises ValueError, TypeError, KeyError,
-        AttributeError."""
+        """Parses the form of :meth:`to_json`, of earlier versions too.
+
+        Raises ValueError, TypeError, KeyError, AttributeError.
+        """
         fields = dict(kept)
         fields["key"] = tuple(fields["key"])
         fields["output_schema"] = bytes.fromhex(fields["output_schema"])
@@ -242,7 +251,7 @@ class OperatorSpec:
 
 
 def ranges(numbers: list[int]) -> str:
-    """``[0, 1, 2, 5]`` as ``0-2 5``."""
+    """Returns ``[0, 1, 2, 5]`` as ``0-2 5``."""
     words: list[str] = []
     start = previous = None
     for number in [*sorted(numbers), None]:

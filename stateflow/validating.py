@@ -1,7 +1,7 @@
-"""Looking at what always holds, where it may have changed: with the setting ``STATEFLOW_DEBUG_VALIDATE``.
+"""Checks of invariants after each change, with the setting ``STATEFLOW_DEBUG_VALIDATE``.
 
-What decides has a ``validate()`` that says what always holds of it: state machines, the partition registry, an
-assignment, what the controller knows. Replicas and controllers call it by :func:`check` after each change.
+Objects that decide have a ``validate()`` that checks what always holds of them: state machines, the partition registry,
+an assignment, the controller's knowledge. Replicas and controllers call it by :func:`check` after each change.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ log = logging.getLogger(__name__)
 
 class Validated(Protocol):
     def validate(self) -> None:
-        """Raises InvariantBroken."""
+        """Checks the object's invariants. Raises InvariantBroken."""
         ...
 
 
 def check(changed: Validated) -> None:
-    """Raises InvariantBroken, and reports it: whoever asked for the change may keep that to himself."""
+    """Checks a changed object. Raises InvariantBroken, and reports it, as the caller may keep the error to itself."""
     try:
         changed.validate()
     except InvariantBroken as error:
