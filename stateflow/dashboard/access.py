@@ -1,4 +1,4 @@
-"""Who may look, and who may do what: decided from a request's headers, a token and the table of roles."""
+"""Access to the page and its functions, decided from a request's headers, a token and the table of roles."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from stateflow.security.reading import checked_pair
 from stateflow.security.roles import check_call
 from stateflow.security.token import decoded
 
-#: a request that changes something has it: no form and no picture of another page can
+#: header of requests that change something: no form and no picture of another page can send it
 HEADER, HEADER_VALUE = "x-stateflow", "1"
 COOKIE = "stateflow-session"
 SESSIONS_MAX = 1000
-#: nobody looks for longer without a token
+#: a session without a new token lasts no longer
 LONGEST = timedelta(hours=24)
-#: where nobody is told apart, as in plain text, everybody may do everything
+#: in plain text users cannot be told apart, and each may do everything
 EVERYBODY = Identity(Role.ADMIN, "everybody")
-#: what a page wants to do, by the calls that it takes
+#: the page's functions, by the gRPC calls that they take
 CALLS: Mapping[str, str] = {
     "plan": "Propose",
     "migrate": "Migrate",
@@ -44,7 +44,7 @@ _SERVICES = {"Scan": "ReplicaService"}
 
 
 class SignInRequired(NotAllowed):
-    """Nobody has said yet who looks."""
+    """The user has not signed in yet."""
 
     code = "sign_in_required"
 
@@ -58,17 +58,18 @@ def _is_address(host: str) -> bool:
 
 
 def host_of(header: str) -> str:
-    """The name or address in a Host header, without its port, in lower case."""
+    """Returns the name or address in a Host header, without its port, in lower case."""
     if header.startswith("["):
         return header[1:].partition("]")[0].lower()
     return header.partition(":")[0].lower()
 
 
 def check_host(header: str, hosts: Collection[str]) -> None:
-    """A page of another site may have its name point here, and read what is answered (DNS rebinding): so a name is
-    taken only where it was said to be this page's. An address cannot be made to point elsewhere.
+    """Checks the host that the page was requested by. Raises NotAllowed.
 
-    Raises NotAllowed."""
+    Another site may let its own name point here, and its page would then read the answers (DNS rebinding). So a name is
+    accepted only if it is configured as this page's. An address cannot be made to point elsewhere.
+    """
     host = host_of(header)
     if host == "localhost" or host.endswith(".localhost") or _is_address(host) or host in hosts:
         return
@@ -79,7 +80,7 @@ def check_host(header: str, hosts: Collection[str]) -> None:
 
 
 def check_same_page(headers: Mapping[str, str], scheme: str) -> None:
-    """Of a request that changes something. Raises NotAllowed."""
+    """Checks that a request which changes something comes from the page itself. Raises NotAllowed."""
     if headers.get(HEADER) != HEADER_VALUE:
         raise NotAllowed(f"the header {HEADER} is missing", remedy="use the page, or the command line")
     own = f"{scheme}://{headers.get('host', '')}".lower()
@@ -89,7 +90,7 @@ def check_same_page(headers: Mapping[str, str], scheme: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Whose token somebody has shown, its serial number, and until when it counts."""
+    """The contents of a token that a user has shown: the identity, its serial number, and how long it counts."""
 
     identity: Identity
     serial: int
@@ -97,7 +98,7 @@ class Shown:
 
 
 def shown_by(text: str, ca: bytes, revoked: Collection[int], now: datetime) -> Shown:
-    """A token is checked against this process's authority, not the one that it brings along. Raises BadCertificate."""
+    """Checks a token, against this process's authority, not the one in the token. Raises BadCertificate."""
     _, cert, key = decoded(text)
     found = checked_pair(ca, cert, key, now, "the token")
     if found.serial in revoked:
@@ -107,14 +108,15 @@ def shown_by(text: str, ca: bytes, revoked: Collection[int], now: datetime) -> S
 
 
 class Sessions:
-    """Who has shown a token. The token is kept nowhere; a browser has a random number in its place."""
+    """Sessions of users that have shown a token. The token is not kept; the browser gets a random number in its
+    place."""
 
     def __init__(self, new_id: Callable[[], str] = lambda: secrets.token_urlsafe(32)) -> None:
         self._new_id = new_id
         self._sessions: dict[str, Shown] = {}
 
     def open(self, shown: Shown) -> str:
-        """Returns its number. Of too many the oldest ends."""
+        """Opens a session, and returns its number. Beyond ``SESSIONS_MAX`` the oldest session ends."""
         while len(self._sessions) >= SESSIONS_MAX:
             del self._sessions[next(iter(self._sessions))]
         number = self._new_id()
@@ -122,7 +124,7 @@ class Sessions:
         return number
 
     def find(self, number: str, revoked: Collection[int], now: datetime) -> Identity | None:
-        """Who it is; None: nobody, or the token does not count any more, which ends it."""
+        """Returns the user of a session; None: there is none, or its token no longer counts, which ends the session."""
         shown = self._sessions.get(number)
         if shown is None:
             return None
@@ -137,7 +139,10 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """``own``: who this process is to the cluster, None: plain text; ``signed_in``: who looks, None: nobody said."""
+    """The rights of one request.
+
+    ``own``: this process's identity in the cluster; None: plain text. ``signed_in``: the user; None: not signed in.
+    """
 
     own: Identity | None
     signed_in: Identity | None
@@ -148,7 +153,7 @@ class Access:
 
     @property
     def who(self) -> Identity:
-        """Raises SignInRequired."""
+        """The user. Raises SignInRequired."""
         if self.own is None:
             return EVERYBODY
         if self.signed_in is None:
@@ -156,9 +161,10 @@ class Access:
         return self.signed_in
 
     def check(self, act: str) -> None:
-        """Whoever looks may do it, and so may this process, which does it for them.
+        """Checks that the user may do something, and that this process may, as it does so for the user.
 
-        Raises NotAllowed, SignInRequired."""
+        Raises NotAllowed, SignInRequired.
+        """
         call = CALLS[act]
         method = f"/stateflow.rpc.{_SERVICES.get(call, 'ControllerService')}/{call}"
         for each in (self.who, self.own):
@@ -166,18 +172,18 @@ class Access:
                 check_call(method, each)
 
     def check_look(self) -> None:
-        """Raises as :meth:`check` does."""
+        """Checks that the user may look at the page. Raises as :meth:`check` does."""
         if self.own is not None:
             check_call("/stateflow.rpc.ControllerService/Status", self.who)
 
     def check_operator(self, operator: str) -> None:
-        """One whose token is of some operators sees no state of others. Raises NotAllowed, SignInRequired."""
+        """Checks that tokens limited to some operators reach this one. Raises NotAllowed, SignInRequired."""
         for each in (self.who, self.own):
             if each is not None and not each.reaches(operator):
                 raise NotAllowed(f"{each} may not reach the operator {operator!r}", remedy="use another token")
 
     def may(self) -> dict[str, bool]:
-        """By act: what a page offers."""
+        """Returns, by function, whether the page offers it to the user."""
         return {act: self._allows(act) for act in CALLS}
 
     def _allows(self, act: str) -> bool:

@@ -1,4 +1,4 @@
-"""What somebody asks for on the page: read from its JSON, checked, and done through the client's API."""
+"""Requests of the page's users: parsed from JSON, checked, and carried out through the client's API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stateflow.dashboard.records import Records
 from stateflow.dashboard.view import plan_view
 from stateflow.errors import InvalidArgument
 
-#: entries of a key that are shown
+#: entries of one key that are shown
 ENTRIES_MAX = 500
 Text = Annotated[str, Field(max_length=1024)]
 
@@ -33,7 +33,10 @@ class Body(BaseModel):
 
 
 class Move(Body):
-    """``do``: migrate (``partitions`` of ``operator`` to ``to``), drain (``to``: the replica) or rebalance."""
+    """A request for moves.
+
+    ``do``: migrate (``partitions`` of ``operator`` to ``to``), drain (``to``: the replica) or rebalance.
+    """
 
     do: Literal["migrate", "drain", "rebalance"]
     operator: Text = ""
@@ -45,7 +48,7 @@ class Move(Body):
 
 
 class Named(Body):
-    """A change of what has a name: a batch, or a job."""
+    """A change of a batch or a job, by its name."""
 
     name: Text
     change: Literal["pause", "resume", "cancel", "retry", "run"]
@@ -66,7 +69,7 @@ B = TypeVar("B", bound=Body)
 
 
 def read_body(kind: type[B], data: bytes) -> B:
-    """Raises InvalidArgument."""
+    """Parses a request. Raises InvalidArgument."""
     try:
         return kind.model_validate_json(data or b"{}")
     except ValidationError as error:
@@ -76,13 +79,13 @@ def read_body(kind: type[B], data: bytes) -> B:
 
 
 class Acts:
-    """Methods raise NotAllowed for whoever may not, and what the cluster refuses with."""
+    """The requests that the page offers. Methods raise NotAllowed, and what the cluster refuses with."""
 
     def __init__(self, cluster: Cluster, records: Records | None) -> None:
         self._cluster, self._records = cluster, records
 
     def plan(self, access: Access, move: Move) -> dict[str, Any]:
-        """What would move. Nothing is."""
+        """Returns what would move. Moves nothing."""
         access.check("plan")
         cluster = self._cluster
         if move.do == "migrate":
@@ -94,7 +97,7 @@ class Acts:
         return plan_view(found)
 
     def begin(self, access: Access, move: Move) -> dict[str, Any]:
-        """Returns the ids of what was begun."""
+        """Begins moves, and returns the ids of their reconfigurations."""
         access.check("place" if move.do == "rebalance" and not by_share(move.policies) else move.do)
         cluster, options = self._cluster, MoveOptions(max_pause_ms=move.max_pause_ms, strategy=move.strategy)
         begun: list[Migration]
@@ -110,7 +113,7 @@ class Acts:
         return partition_numbers(move.partitions, self._cluster.operator(move.operator).partitions)
 
     def change_batch(self, access: Access, named: Named) -> dict[str, Any]:
-        """A batch as the board names it."""
+        """Changes a batch, named as the board names it."""
         kind, id_ = runner_of(named.name)
         if kind == "reconfiguration":
             return self._change_reconfiguration(access, id_, named.change)
@@ -153,7 +156,7 @@ class Acts:
         return {"batch": begin(wanted.operator).report.batch}
 
     def states(self, access: Access, operator: str) -> dict[str, Any]:
-        """Key columns, and states with their kinds."""
+        """Returns the key columns of an operator, and its states with their kinds."""
         access.check_look()
         spec = self._cluster.operator(operator)
         states = json.loads(spec.state_schema)
@@ -163,7 +166,7 @@ class Acts:
         }
 
     def look_up(self, access: Access, wanted: Lookup) -> dict[str, Any]:
-        """The entries of one key; ``partition``: where they are."""
+        """Returns the entries of one key, and the ``partition`` that holds them."""
         access.check("state")
         access.check_operator(wanted.operator)
         found = entries_under(wanted.key, lambda key: self._cluster.scan_state(wanted.operator, wanted.state, key))
@@ -174,7 +177,7 @@ class Acts:
         return {"entries": entries, "partition": rows[0]["partition"], "more": len(rows) > ENTRIES_MAX}
 
 
-#: of a batch that whoever runs it looks at
+#: for batches whose runner reads the status from the board
 _STATUS = {"pause": "PAUSED", "resume": "IN_PROGRESS", "cancel": "CANCELLED"}
 
 

@@ -1,4 +1,4 @@
-"""What is answered to a browser: files of the page, events, and what somebody asked for."""
+"""The web application: files of the page, events, and requests of its users."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from stateflow.rpc.wire import unexpected
 from stateflow.security.files import TlsFiles
 
 STATIC = Path(__file__).parent / "static"
-#: of what is sent here: a token has 1,600 characters
+#: limit of a request's body: a token has 1,600 characters
 BODY_MAX = 64 << 10
-#: an event stream says something at least so often, so that nobody in between takes it for dead
+#: longest silence of an event stream, in seconds, so that no proxy takes it for dead
 QUIET_S = 15.0
 _HEADERS = (
     (
@@ -51,8 +51,8 @@ _HEADERS = (
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the app is put together from. ``files``: of this process's certificates, None: plain text. ``hosts``: names
-    under which the page is served. ``secure``: by TLS."""
+    """The parts of the app. ``files``: this process's certificates; None: plain text. ``hosts``: names under which the
+    page is served. ``secure``: whether it is served with TLS."""
 
     watching: Watching
     acts: Acts
@@ -68,8 +68,8 @@ class Parts:
 
 
 class _Guard:
-    """In front of everything: whose name the page was asked for by, whether a change comes from the page itself, and
-    what a browser may do with the answer."""
+    """Middleware for all requests. It checks the name under which the page was requested, and that changes come from
+    the page itself, and adds headers that limit what a browser may do with the answer."""
 
     def __init__(self, app: ASGIApp, parts: Parts) -> None:
         self._app, self._hosts = app, parts.hosts
@@ -86,7 +86,7 @@ class _Guard:
                 if scope["path"].startswith("/api/"):
                     added.append((b"cache-control", b"no-store"))
                 else:
-                    added.append((b"cache-control", b"no-cache"))  # asked for again, and compared by its ETag
+                    added.append((b"cache-control", b"no-cache"))  # the browser revalidates it by its ETag
                 message["headers"] = [*message["headers"], *added]
             await send(message)
 
@@ -112,7 +112,7 @@ def _status_of(error: StateflowError) -> int:
 
 
 async def _body(request: Request) -> bytes:
-    """Raises InvalidArgument for more than anybody sends."""
+    """Returns the request's body. Raises InvalidArgument if it is longer than ``BODY_MAX``."""
     found = bytearray()
     async for chunk in request.stream():
         found += chunk
@@ -241,8 +241,12 @@ def make_app(parts: Parts) -> Starlette:
 
 
 async def _events(watching: Watching, check: Callable[[], None]) -> AsyncIterator[str]:
-    """As a browser's EventSource reads them. Args: check: raises NotAllowed once whoever looks may not any more: the
-    stream ends, and the page, which opens it again, is told why."""
+    """Yields events in the format of a browser's EventSource.
+
+    Args:
+        check: raises NotAllowed when the user may no longer look. Then the stream ends, and the page, which opens it
+            again, is told why.
+    """
     yield "retry: 1000\n\n"
     changes = watching.changes()
     waiting: asyncio.Future[tuple[str, str]] | None = None

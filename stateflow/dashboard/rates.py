@@ -1,4 +1,5 @@
-"""Rows a second and how long requests took, of what replicas count: each look is compared with the one before."""
+"""Rows a second and durations of requests, computed from the counts that replicas report: each report is compared with
+earlier ones."""
 
 from __future__ import annotations
 
@@ -10,22 +11,26 @@ from dataclasses import dataclass
 from stateflow.reports import ReplicaStatistics, RequestReport
 from stateflow.runtime.lifecycle import SERVED
 
-#: rates and latency are of so many seconds: micro-batches come in bursts, and of one second alone there are too few
-#: requests to say a 99th percentile of
+#: rates and latency cover this many seconds: micro-batches come in bursts, and one second alone has too few requests
+#: for a 99th percentile
 WINDOW_S = 5.0
-#: a replica that has said nothing for so long has no rate
+#: a replica that has not reported for this long has no rate
 STALE_S = 30.0
-#: slow requests are told for so long, and so many of an operator
+#: slow requests are shown for this long, and at most this many of an operator
 SLOW_S, SLOW_KEPT = 300.0, 5
 #: points of the time lines: half an hour of seconds
 POINTS = 1800
-#: requests that are kept to tell latency from, of all replicas
+#: requests kept for latencies, of all replicas together
 REQUESTS_KEPT = 50_000
 Partition = tuple[str, int]
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The least value that is not below ``share`` of all; None of none. Args: values: sorted."""
+    """Returns the least value that is not below ``share`` of all; None if there are none.
+
+    Args:
+        values: sorted.
+    """
     return values[max(0, math.ceil(share * len(values)) - 1)] if values else None
 
 
@@ -48,7 +53,7 @@ def _latency(took: list[float]) -> Latency:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Of the time lines, at one moment. ``rows_per_s``: None: no replica has said it twice yet."""
+    """A point of the time lines. ``rows_per_s``: None: no replica has reported twice yet."""
 
     at_us: int
     rows_per_s: float | None
@@ -67,7 +72,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """Rows since it was first heard, whatever was started again since; of each partition, too."""
+    """Rows since the replica was first heard, in total and by partition, across its restarts."""
 
     at_s: float
     rows: int
@@ -76,7 +81,7 @@ class _Count:
 
 @dataclass(slots=True)
 class _Counted:
-    """What a replica said last, and counts of the last seconds, the oldest first."""
+    """A replica's last report, and its counts of the last seconds, oldest first."""
 
     rows: int
     partitions: dict[Partition, int]
@@ -89,7 +94,7 @@ class _Counted:
 
     @property
     def rows_per_s(self) -> float | None:
-        """None: it was heard once only."""
+        """Rows a second; None: the replica was heard only once."""
         first, last = self.counts[0], self.counts[-1]
         return None if last.at_s <= first.at_s else (last.rows - first.rows) / (last.at_s - first.at_s)
 
@@ -101,12 +106,12 @@ class _Counted:
 
 
 def _grown(before: int, now: int) -> int:
-    """A process that was started again counts from 0."""
+    """Returns the growth of a count; a restarted process counts from 0."""
     return now - before if now >= before else now
 
 
 class Rates:
-    """Told what replicas say, and asked for rates. Seconds are of any clock that does not run backwards."""
+    """Rates from replicas' reports. Times in seconds are of any clock that does not run backwards."""
 
     def __init__(self) -> None:
         self._counted: dict[str, _Counted] = {}
@@ -117,12 +122,16 @@ class Rates:
         self.points: deque[Point] = deque(maxlen=POINTS)
 
     def after(self, replica: str) -> int:
-        """The number of the last request of it that is known."""
+        """Returns the number of the replica's last known request; 0: none is known."""
         counted = self._counted.get(replica)
         return 0 if counted is None else counted.last_request
 
     def add(self, replica: str, at_s: float, said: ReplicaStatistics, *, sizes: bool = False) -> None:
-        """Args: sizes: it looked at its files, too."""
+        """Adds a replica's report.
+
+        Args:
+            sizes: the report contains sizes and numbers of entries.
+        """
         before = self._counted.get(replica)
         numbers = [request.number for request in said.requests]
         last = max(numbers, default=0 if before is None or said.rows < before.rows else before.last_request)
@@ -144,7 +153,7 @@ class Rates:
             self._entries |= {
                 (each.operator, each.partition): each.entries for each in said.partitions if each.state in SERVED
             }
-        if before is not None:  # what it did before anybody looked is no rate of now
+        if before is not None:  # work from before the first look is no current rate
             for request in said.requests:
                 self._requests.append((at_s, request))
                 self._note(replica, at_s, request)
@@ -159,7 +168,7 @@ class Rates:
         del slow[SLOW_KEPT:]
 
     def keep(self, replicas: Collection[str], operators: Collection[str], now_s: float) -> None:
-        """Forget all others, and what is too old."""
+        """Forgets all other replicas and operators, and what is too old."""
         self._counted = {name: each for name, each in self._counted.items() if name in replicas}
         self._bytes = {each: size for each, size in self._bytes.items() if each[0] in operators}
         self._entries = {each: count for each, count in self._entries.items() if each[0] in operators}
@@ -176,7 +185,11 @@ class Rates:
         return None if counted is None or now_s - counted.at_s > STALE_S else counted.rows_per_s
 
     def partition_rates(self, operator: str, owners: Sequence[str]) -> dict[int, float]:
-        """Rows a second by partition, as its owner counts them. Args: owners: by partition."""
+        """Returns rows a second by partition, as its owner counts them.
+
+        Args:
+            owners: by partition.
+        """
         found: dict[int, float] = {}
         for number, owner in enumerate(owners):
             counted = self._counted.get(owner)
@@ -188,11 +201,11 @@ class Rates:
         return self._bytes.get(partition)
 
     def entries_of(self, partition: Partition) -> int | None:
-        """As its owner estimated them last; None: it cannot, or has not yet."""
+        """Returns the number of entries that the owner last estimated; None: it cannot, or has not yet."""
         return self._entries.get(partition)
 
     def latencies(self, now_s: float) -> defaultdict[str, Latency]:
-        """Of the last seconds, by operator; of all under an empty name."""
+        """Returns latencies of the last ``WINDOW_S``, by operator; those of all operators under an empty name."""
         took: defaultdict[str, list[float]] = defaultdict(list)
         for at_s, request in self._requests:
             if now_s - at_s <= WINDOW_S:
@@ -201,11 +214,11 @@ class Rates:
         return defaultdict(lambda: NONE, {name: _latency(each) for name, each in took.items()})
 
     def slow(self, operator: str) -> list[Slow]:
-        """The slowest first."""
+        """Returns the slow requests of an operator, slowest first."""
         return [each for _, each in self._slow.get(operator, [])]
 
     def tick(self, at_us: int, now_s: float) -> Point:
-        """One more point of the time lines: as it is now."""
+        """Adds the current values as a point to the time lines, and returns it."""
         rates = [rate for name in self._counted if (rate := self.rows_per_s(name, now_s)) is not None]
         latency = self.latencies(now_s)[""]
         point = Point(at_us, sum(rates) if rates else None, latency.p50_ms, latency.p99_ms)

@@ -1,4 +1,4 @@
-"""What is in the ledger, for the page: batches, and items that are searched for."""
+"""The ledger's contents for the page: batches, and items found by a search."""
 
 from __future__ import annotations
 
@@ -8,43 +8,53 @@ from typing import Any
 
 from stateflow.ledger import Board, Ledger, Record
 
-#: newest batches that are shown, of so many that are looked at: reconfigurations, which are most, are shown elsewhere
+#: batches shown, and batches read, newest first: most are reconfigurations, which the page shows elsewhere
 BATCHES_MAX, LOOKED_AT = 30, 300
-#: newest records that are searched, and those that are shown of what is found
+#: newest records that a search reads, and records found that it shows
 SEARCHED, FOUND_MAX = 5000, 200
-#: characters of a record's payload
+#: characters shown of a record's payload
 PAYLOAD_MAX = 2000
 OVER = ("DONE", "FAILED", "CANCELLED")
 RECONFIGURATIONS = "reconfiguration/"
 
 
 class Records:
-    """Used by several threads. Args: url: of a ledger that is there; it is opened when it is first asked for."""
+    """The ledger as the page reads it. Used by several threads.
+
+    Args:
+        url: of an existing ledger; it is opened at first use.
+    """
 
     def __init__(self, url: str, author: str) -> None:
         self._ledger = Ledger(url, author=author, create=False)
         self.board = Board(self._ledger)
-        self._over: dict[str, dict[str, Any]] = {}  # by bid, with their counts, which stay
+        self._over: dict[str, dict[str, Any]] = {}  # by bid, with their counts, which no longer change
 
     def close(self) -> None:
         self._ledger.close()
 
     def batches(self) -> list[dict[str, Any]]:
-        """Newest first, without reconfigurations; their counts with all of them. One query and, for each that has not
-        ended, three."""
+        """Returns batches with all their counts, newest first, without reconfigurations.
+
+        Costs one query, and three more for each batch that has not ended.
+        """
         rows = [row for row in self.board.batches(limit=LOOKED_AT) if not row["bid"].startswith(RECONFIGURATIONS)]
         found = [self._known(row) or self.board.batch(row["bid"]) for row in rows[:BATCHES_MAX]]
         self._over = {batch["bid"]: batch for batch in found if batch["status"] in OVER}
         return found
 
     def _known(self, row: dict[str, Any]) -> dict[str, Any] | None:
-        """One that is still over: it may be tried again, and have ended once more since."""
+        """Returns a batch kept from before, if it is unchanged: it may have been retried, and have ended once more
+        since."""
         batch = self._over.get(row["bid"])
         return batch if batch is not None and all(batch[each] == row[each] for each in ("status", "ended_us")) else None
 
     def search(self, words: str) -> dict[str, Any]:
-        """An item of this name with all its records; else the newest records that have each of the words in their item,
-        state, application, author or payload. ``searched``: so many of the newest were looked at."""
+        """Returns the item of this name with all its records, or else the newest records that match.
+
+        A record matches if each of the words is in its item, state, application, author or payload. ``searched``:
+        number of newest records that were read.
+        """
         item = self._ledger.item(words) if words else None
         if item is not None:
             records: Sequence[Record] = item.records[-FOUND_MAX:]

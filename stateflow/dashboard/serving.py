@@ -1,4 +1,4 @@
-"""The page in a thread of whatever process wants it: its own event loop, which no other one waits for."""
+"""The thread that serves the page in any process: it has its own event loop, for which no other one waits."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from stateflow.security.reading import described, read_certificates
 from stateflow.types import cannot_listen, listened_at
 
 log = logging.getLogger(__name__)
-#: connections that are open then are closed: event streams do not end by themselves
+#: open connections are closed after this many seconds: event streams do not end by themselves
 GRACE_S = 1
-#: it is waited for so long to start, and to end
+#: limit of the wait for the start, and for the end, in seconds
 WITHIN_S = 20.0
 AUTHOR = "stateflow dashboard"
 
 
 @dataclass(frozen=True, slots=True)
 class DashboardOptions:
-    """Where the page is served, and of what.
+    """The options of a dashboard: where the page is served, and what it shows.
 
     Args:
-        controller: host:port, or those of several with commas; empty: ``start`` is told.
+        controller: host:port, or comma-separated addresses of several; empty: ``start`` gets it.
         listen: host:port; port 0 takes a free one.
-        cert, key: PEM files: of a certificate that browsers take; none: plain text.
-        hosts: names under which browsers reach it, where they are not in the certificate.
-        ledger: SQLAlchemy URL: batches are shown, and records searched. None: they are not.
-        checkpoints: of a store: what is in it is shown. None: it is not.
+        cert, key: PEM files of a certificate that browsers accept; None: plain text.
+        hosts: names under which browsers reach the page, in addition to those in the certificate.
+        ledger: SQLAlchemy URL of the ledger whose batches are shown and records searched; None: neither.
+        checkpoints: URL of the checkpoint store whose contents are shown; None: not shown.
     """
 
     controller: str
@@ -57,7 +57,7 @@ class DashboardOptions:
 
 
 class _Server(uvicorn.Server):
-    """Says when it answers. A signal is the process's own business."""
+    """A server that reports when it answers. Signals are the process's own business."""
 
     def __init__(self, config: uvicorn.Config, ready: Future[None]) -> None:
         super().__init__(config)
@@ -69,7 +69,7 @@ class _Server(uvicorn.Server):
 
 
 class Dashboard:
-    """A context manager: served from ``start`` to ``close``. ``url``: where it is.
+    """A context manager that serves the page from ``start`` to ``close``. ``url``: address of the page.
 
     Raises InvalidArgument, PortInUse, BadCertificate; InsecureRefused where it would be served in plain text beyond
     this machine.
@@ -105,7 +105,7 @@ class Dashboard:
         log.warning("INSECURE: plain text, and whoever reaches %s may command the cluster", options.listen)
 
     def _tls(self) -> tuple[ssl.SSLContext | None, list[str]]:
-        """With the names in the certificate. Raises BadCertificate."""
+        """Returns the TLS context, None: plain text, and the names in the certificate. Raises BadCertificate."""
         options = self._options
         if options.cert is None or options.key is None:
             return None, []
@@ -123,7 +123,11 @@ class Dashboard:
     # -- life ---------------------------------------------------------------------------------------------
 
     def start(self, controller: str = "") -> Dashboard:
-        """Returns when the page is reached. Args: controller: where it is, if not as the options say."""
+        """Starts the thread, and returns when the page can be reached.
+
+        Args:
+            controller: its address, if the options have none.
+        """
         ready: Future[None] = Future()
         address = controller or self._options.controller
         threading.Thread(target=self._run, args=(address, ready), name="dashboard page", daemon=True).start()
@@ -190,7 +194,7 @@ class Dashboard:
                 records.close()
 
     def close(self) -> None:
-        """Streams that are open end."""
+        """Ends the thread and its open streams."""
         loop, server, watching = self._loop, self._server, self._watching
         if loop is None or server is None or watching is None:
             self._listener.close()

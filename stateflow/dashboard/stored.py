@@ -1,4 +1,4 @@
-"""What is in a checkpoint store, for the page."""
+"""The contents of a checkpoint store, for the page."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Any
 
 from stateflow.checkpoint import CheckpointStore
 
-#: savepoints that are shown
+#: limit of savepoints shown
 SAVEPOINTS_MAX = 100
 
 
 def checkpoints(store: CheckpointStore) -> dict[str, Any]:
-    """By operator: partitions that have checkpoints, how many, and when the oldest of the newest was taken: that old
-    is what the partition would go back to at most."""
+    """Returns counts and times of checkpoints by operator, and the names of savepoints.
+
+    ``oldest_us``: the time of the oldest among the partitions' newest checkpoints; a partition would go back at most to
+    that time.
+    """
     newest: dict[str, dict[int, int]] = defaultdict(dict)
     counts: dict[str, int] = defaultdict(int)
     for found in store.catalog.checkpoints():

@@ -1,5 +1,8 @@
-"""Reports of a cluster as the snapshot that the page draws: plain data, of a size that grows with replicas and
-partitions by a few bytes each. What is long is cut, and how much there was is said."""
+"""The snapshot that the page draws, made from a cluster's reports.
+
+Snapshots are plain data, and grow by a few bytes with each replica and partition. Long lists are cut; most come with
+their full length.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +27,20 @@ from stateflow.reports import (
 )
 from stateflow.types import node_of
 
-#: so many of each are sent
+#: limits of the lists that are sent
 MOVES_MAX, ENDED_MAX, RECONFIGURATIONS_MAX, MARKS_MAX, HOT_MAX, PLANNED_MAX = 200, 40, 30, 200, 5, 200
 COPIES_MAX = 4096
-#: a rate below is nobody's load
+#: a partition with a lower rate is not shown as hot
 HOT_MIN_PER_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was asked of a cluster. ``history``: reconfigurations, newest first; ``batches``: as the ledger's board has
-    them, None: no ledger was named; ``jobs``, ``orders``: None: whoever looks may not ask."""
+    """The answers of a cluster.
+
+    ``history``: reconfigurations, newest first. ``batches``: as the ledger's board has them; None: no ledger is
+    configured. ``jobs``, ``orders``: None: this process may not ask for them.
+    """
 
     status: ClusterStatus
     history: Sequence[Reconfiguration] = ()
@@ -44,14 +50,18 @@ class Seen:
 
 
 def error_view(error: StateflowError) -> dict[str, Any]:
-    """Code, what happened, where, and what to do next."""
+    """Returns an error's code, what happened, where, what to do next, and all that as one ``line``."""
     wire = error.to_wire()
     wire["where"].pop("traceback", None)
     return {**wire, "line": str(error)}
 
 
 def snapshot(seen: Seen, rates: Rates, now_s: float) -> dict[str, Any]:
-    """All that the page shows but its time lines. Args: now_s: of the clock that ``rates`` is told by."""
+    """Returns all that the page shows, except its time lines.
+
+    Args:
+        now_s: time of the clock that ``rates`` uses.
+    """
     status = seen.status
     number_of = {replica.name: number for number, replica in enumerate(status.replicas)}
     replicas = _replicas(status, rates, now_s)
@@ -102,7 +112,7 @@ def snapshot(seen: Seen, rates: Rates, now_s: float) -> dict[str, Any]:
 
 
 def _together(seen: Seen) -> list[Reconfiguration]:
-    """Those under way as the status has them, which is newer, and those of before."""
+    """Returns the reconfigurations under way, as the status has them, which is newer, and earlier ones."""
     found = {each.id: each for each in seen.history}
     found |= {each.id: each for each in seen.status.reconfigurations}
     return sorted(found.values(), key=lambda each: (each.over, -each.created_us))
@@ -140,7 +150,7 @@ def _replicas(status: ClusterStatus, rates: Rates, now_s: float) -> list[dict[st
 
 
 def _state_of(replica: ReplicaStatus) -> str:
-    """alive, opening, stopped, silent; unknown: a controller tells of it that does not lead."""
+    """Returns alive, opening, stopped or silent; or unknown, if a follower reports the replica."""
     if replica.stopped:
         return "stopped"
     if replica.alive is None:
@@ -168,13 +178,13 @@ def _sites(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """Of those that are known; None where none is."""
+    """Returns the sum of the known values; None if there are none."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
 def _whole(values: Sequence[int | None]) -> int | None:
-    """Their sum; None where one is not known."""
+    """Returns the sum; None if a value is not known."""
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
 
@@ -186,8 +196,11 @@ def _operator(
     rates: Rates,
     latency: Latency,
 ) -> dict[str, Any]:
-    """``owners``: by partition, the number of a replica in ``replicas``; -1: of one that is not there. ``stored``: by
-    partition, entries, as estimated; None: not known."""
+    """Returns the view of an operator.
+
+    ``owners``: by partition, index of its replica in ``replicas``; -1: the replica is not among them. ``stored``: by
+    partition, the estimated number of entries; None: not known.
+    """
     name = operator.name
     stored = [rates.entries_of((name, number)) for number in range(operator.partitions)]
     own = rates.partition_rates(name, operator.owners)
@@ -214,14 +227,14 @@ def _operator(
 
 
 def _copies(standbys: Sequence[StandbyReport], number_of: Mapping[str, int]) -> list[tuple[int, int, bool]]:
-    """(partition, number of the replica, may it take over)."""
+    """Returns (partition, index of the replica, whether it may take over)."""
     return [
         (each.partition, number_of.get(each.replica, -1), each.phase == "CATCHING_UP") for each in standbys[:COPIES_MAX]
     ]
 
 
 def _move(of: Reconfiguration, move: MoveReport) -> dict[str, Any]:
-    """``progress``: of the copy, from 0 to 1, as far as it is known how much there is."""
+    """Returns the view of a move. ``progress``: of the copy, from 0 to 1; None: its size is not known yet."""
     sent = move.bytes_warm + move.bytes_delta
     done = move.bytes_warm + move.bytes_reused
     return {
@@ -244,7 +257,7 @@ def _move(of: Reconfiguration, move: MoveReport) -> dict[str, Any]:
 
 
 def marks(ended: Iterable[tuple[Reconfiguration, MoveReport]], since_us: int) -> list[dict[str, Any]]:
-    """Moves that changed hands, for the time lines: those of one second and operator together, oldest first."""
+    """Returns the completed moves for the time lines, oldest first; those of one second and operator are one mark."""
     found: dict[tuple[int, str], list[MoveReport]] = defaultdict(list)
     for of, move in ended:
         at_us = move.fenced_us or move.started_us
@@ -280,7 +293,7 @@ def _reconfiguration(report: Reconfiguration) -> dict[str, Any]:
 
 
 def _job(job: JobReport) -> dict[str, Any]:
-    """``runs``: its last one, if there is one."""
+    """Returns the view of a job. ``runs``: only its last run, if there is one."""
     return {
         "name": job.name,
         "schedule": job.schedule,
@@ -293,20 +306,20 @@ def _job(job: JobReport) -> dict[str, Any]:
 
 
 def _batch(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """As the board says it, without what is about who does it."""
+    """Returns a batch as the board has it, without the fields about its runner."""
     names = ("bid", "name", "status", "created_us", "total_entities", "succeeded", "failed", "cancelled", "pace", "eta")
     return {name: batch.get(name) for name in names}
 
 
 def lines(points: Iterable[Point]) -> dict[str, list[Any]]:
-    """Time lines by column, as they are drawn; ``at``: seconds since 1970."""
+    """Returns the time lines by column, as they are drawn; ``at``: seconds since 1970."""
     rows = [(round(p.at_us / 1e6, 3), p.rows_per_s, p.p50_ms, p.p99_ms) for p in points]
     columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
     return dict(zip(("at", "rows_per_s", "p50_ms", "p99_ms"), columns, strict=True))
 
 
 def plan_view(placement: Placement) -> dict[str, Any]:
-    """What would move, and what that takes, as it is confirmed."""
+    """Returns what would move, and its cost, for confirmation."""
     return {
         "count": len(placement.moves),
         "bytes": sum(move.bytes for move in placement.moves),
@@ -320,5 +333,5 @@ def plan_view(placement: Placement) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no word for what has no bound."""
+    """Returns the value, or None if it is infinite, which JSON cannot express."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Asks a cluster how it is, once for all who look, and hands what it says to each of them."""
+"""The watcher of a cluster: it asks the cluster once for all viewers, and hands the answers to each of them."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ from stateflow.errors import NotAllowed, StateflowError
 from stateflow.rpc.wire import unexpected
 
 log = logging.getLogger(__name__)
-#: between two looks while somebody looks on, and while nobody does
+#: seconds between two looks with viewers, and without
 LOOK_S, IDLE_S = 1.0, 5.0
-#: two looks that are closer say nothing of rates
+#: two looks closer than this many seconds tell nothing about rates
 APART_S = 0.5
-#: what changes seldom is asked for each so many seconds
+#: intervals in seconds of questions whose answers change seldom
 HISTORY_S, JOBS_S, BATCHES_S, MEASURED_S, SIZES_S = 10.0, 3.0, 3.0, 15.0, 15.0
-#: replicas that are asked in one look, at a time, and the requests that each tells of
+#: replicas asked in one look, how many of them at a time, and the requests that each reports
 ASKED, AT_ONCE, REQUESTS = 40, 8, 500
-#: one that is slower than this is asked again later
+#: a replica that answers more slowly is asked again later
 ANSWER_S = 2.0
 HISTORY_MAX = 60
 
 
 class Seldom:
-    """What is asked for now and then, and kept meanwhile. ``value``: as it was last; ``refused``: why there is
-    none that is newer."""
+    """An answer that is asked for now and then, and kept meanwhile.
+
+    ``value``: the last answer. ``refused``: why there is no newer one; empty: there is.
+    """
 
     def __init__(self, every_s: float, value: Any) -> None:
         self._every_s, self._at_s, self.value, self.refused = every_s, float("-inf"), value, ""
@@ -48,18 +50,18 @@ class Seldom:
         self._at_s, self.value, self.refused = now_s, value, ""
 
     def ask(self, now_s: float, call: Callable[[], Any]) -> None:
-        """What is refused is as it was, and asked for again when it is due."""
+        """Asks again. If that is refused, the value stays, and the question is repeated when it is due."""
         self._at_s = now_s
         try:
             self.told(now_s, call())
-        except NotAllowed:  # who only reads is not told
+        except NotAllowed:  # a viewer that only reads is not told
             pass
         except StateflowError as error:
             self.refused = str(error)
 
 
 class Looking:
-    """One look after another, each a snapshot. Used by one thread."""
+    """A sequence of looks at a cluster, each of which gives a snapshot. Used by one thread."""
 
     def __init__(self, cluster: Cluster, records: Records | None, clock: Clock = SYSTEM_CLOCK) -> None:
         self._cluster, self._records, self._clock = cluster, records, clock
@@ -76,7 +78,7 @@ class Looking:
         self._askers.shutdown(wait=False, cancel_futures=True)
 
     def look(self) -> dict[str, Any]:
-        """Raises what the cluster cannot be asked with."""
+        """Returns a snapshot. Raises the error if the cluster cannot be asked."""
         now_s = self._clock.monotonic()
         measured = self._measured.due(now_s)
         status = self._cluster.status(measured=measured)
@@ -102,7 +104,7 @@ class Looking:
         under_way = frozenset(each.id for each in status.reconfigurations)
         if self._history.due(now_s, sooner=not self._under_way <= under_way):  # one has ended
             self._history.ask(now_s, lambda: self._cluster.reconfigurations(HISTORY_MAX))
-        # while it is refused, what has ended is still to be told
+        # while the history is refused, reconfigurations that have ended are still to be shown
         self._under_way = self._under_way | under_way if self._history.refused else under_way
         if self._jobs.due(now_s):
             self._jobs.ask(now_s, self._cluster.jobs)
@@ -113,7 +115,7 @@ class Looking:
         return Seen(status, self._history.value, self._jobs.value, self._batches.value, self._orders.value)
 
     def _ask(self, replicas: Sequence[ReplicaStatus]) -> None:
-        """So many of them, those that were not asked for longest first."""
+        """Asks up to ``ASKED`` replicas, in turn: those that were not asked for longest first."""
         there = [each for each in replicas if each.alive is not False and each.address]
         first, self._turn = self._turn % max(1, len(there)), self._turn + ASKED
         asked = (there[first:] + there[:first])[:ASKED]
@@ -134,15 +136,16 @@ class Looking:
                 sizes=sizes,
                 timeout_s=ANSWER_S,
             )
-        except StateflowError as error:  # it is away, or moving; the controller says so in its own time
+        except StateflowError as error:  # it is away, or moving; the controller reports that in time
             log.debug("%s did not say what it did: %s", replica.name, error)
             return None
 
 
 class Watching:
-    """A thread that looks on, from ``start`` to ``close``, and hands each snapshot to whoever waits for it.
+    """A thread that looks at the cluster from ``start`` to ``close``, and hands each snapshot to all waiting viewers.
 
-    ``changes`` is used by the event loop that ``start`` is called from."""
+    ``changes`` must be used in the event loop that calls ``start``.
+    """
 
     def __init__(self, make: Callable[[], Looking], address: str) -> None:
         self._make, self._address = make, address
@@ -163,11 +166,11 @@ class Watching:
         self._news.set()
 
     def look_now(self) -> None:
-        """Somebody changed something: they are not to wait for the next look."""
+        """Looks at once, so that a viewer who changed something need not wait for the next look."""
         self._wanted.set()
 
     async def changes(self) -> AsyncIterator[tuple[str, str]]:
-        """(event, JSON): the time lines as they are, then each snapshot. Ends when this is closed."""
+        """Yields (event, JSON): the time lines so far, then each snapshot. Ends on ``close``."""
         self._viewers += 1
         self.look_now()
         try:
@@ -207,7 +210,7 @@ class Watching:
 
     def _publish(self, text: str) -> None:
         assert self._loop is not None
-        with suppress(RuntimeError):  # it is closed: nobody looks any more
+        with suppress(RuntimeError):  # the loop is closed: there are no viewers
             self._loop.call_soon_threadsafe(self._tell, text)
 
     def _tell(self, text: str) -> None:
@@ -217,8 +220,10 @@ class Watching:
 
 
 def _rounded(value: Any) -> Any:
-    """Nobody sees the tenth digit, and each look has thousands of numbers. JSON has no word for what has no bound, such
-    as a pause of which nobody knows the end."""
+    """Rounds numbers to three digits, as each look has thousands of them, and replaces infinite ones by None.
+
+    JSON cannot express infinity, such as a pause without a known end.
+    """
     if isinstance(value, float):
         return round(value, 3) if math.isfinite(value) else None
     if isinstance(value, dict):
