@@ -26,7 +26,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to."""
+    """A clock that moves only by :meth:`advance`."""
 
     def __init__(self, now_us: int = 0) -> None:
         self._now_us = now_us

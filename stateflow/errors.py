@@ -179,7 +179,7 @@ class NullKey(LocalMisuse):
 
 
 class NoMetrics(LocalMisuse):
-    """Metrics were asked for of a query that has no operator, or is not known here."""
+    """Metrics were requested of a query that has no operator, or is not known here."""
 
     code = "no_metrics"
 
@@ -493,7 +493,7 @@ class PartitionsClaimed(RemoteCondition):
 
 
 class PartitionsLive(RemoteCondition):
-    """Something to be removed for good has live partitions."""
+    """The request would remove live partitions for good."""
 
     code = "partitions_live"
 

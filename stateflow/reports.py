@@ -125,7 +125,7 @@ class MoveReport(Report, _Failing):
 
 @dataclass(frozen=True, slots=True)
 class Reconfiguration(Report):
-    """A group of moves made for one reason.
+    """Moves of one operator's partitions that were begun together.
 
     ``state``: RUNNING, PAUSED, COMPLETED (every move did), FAILED (at least one did not) or CANCELLED (by command,
     which ended moves of it).
@@ -266,8 +266,8 @@ class LackOfRoom(Report):
 
 @dataclass(frozen=True, slots=True)
 class LinkReport(Report):
-    """The link from one site to another. ``rtt_ms``: a round trip, measured by a replica. ``bytes_per_s``: speed of
-    recent moves. None: not known.
+    """The link from one site to another. ``rtt_ms``: a round trip, measured by a replica. ``bytes_per_s``: speed of the
+    fastest recent move. None: not known.
 
     Example: ``[each.rtt_ms for each in cluster.status(measured=True).links]``
     """

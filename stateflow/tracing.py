@@ -160,7 +160,7 @@ def _remote(traceparent: str) -> Any:
     return trace.set_span_in_context(trace.NonRecordingSpan(context))
 
 
-# -- which there is -------------------------------------------------------------------------------------------
+# -- configuration --------------------------------------------------------------------------------------------
 
 
 class _Process:

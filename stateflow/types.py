@@ -15,7 +15,7 @@ from stateflow.errors import InvalidArgument, PortInUse, StateflowError
 
 #: partitions' directories have five digits: ``p65535``
 PARTITIONS_MAX = 65_536
-#: twelve digits, as the names of checkpoints have them
+#: twelve digits, as in the names of checkpoints
 EPOCH_MAX = 10**12 - 1
 #: sixteen digits, as above; for commits, and for the batches of a source
 SEQUENCE_MAX = 10**16 - 1
@@ -57,10 +57,10 @@ def _plain(length: int) -> str:
 _PLAIN_HOW = "use letters, digits, '.', '_' and '-', at most {}, starting with a letter or digit"
 #: names of operators, replicas, sites and savepoints; and of a node's workers, whose number follows WORKER
 NAME = Grammar("name", re.compile(_plain(128) + r"(?:~\d{1,3})?"), _PLAIN_HOW.format(128))
-#: a node's first worker has the node's name, the others have their number behind it
+#: a node's first worker has the node's name; to those of the others WORKER and a number are appended
 WORKER = "~"
 WORKERS_MAX = 256
-#: replicas that one command may start
+#: limit of replicas that one command starts
 SPAWNED_MAX = 256
 #: ids of moves, restores, reconfigurations, sessions, incarnations and ledgers
 TOKEN = Grammar("id", re.compile(_plain(64)), _PLAIN_HOW.format(64))

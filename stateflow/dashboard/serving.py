@@ -120,7 +120,7 @@ class Dashboard:
             ) from error
         return context, list(names)
 
-    # -- life ---------------------------------------------------------------------------------------------
+    # -- lifecycle ----------------------------------------------------------------------------------------
 
     def start(self, controller: str = "") -> Dashboard:
         """Starts the thread, and returns when the page can be reached.

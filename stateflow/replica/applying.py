@@ -233,7 +233,7 @@ class Applier:
             await self._apply_early(call, early)
         self.samples.add(call.operator, call.rows, started, held_from)
 
-    # -- what comes ---------------------------------------------------------------------------------------
+    # -- receiving ----------------------------------------------------------------------------------------
 
     async def _next(self, call: _Call) -> Piece | None:
         """Receives the next piece. Raises Unavailable when nothing comes while slices wait for the rest of their
@@ -274,7 +274,7 @@ class Applier:
         call.waiting -= bytes_
         self._waiting.let_go(bytes_)
 
-    # -- what comes of it ---------------------------------------------------------------------------------
+    # -- applying and answering ---------------------------------------------------------------------------
 
     async def _pass_over(self, call: _Call, frame: Frame) -> Frame:
         """Answers for the slices whose partitions need no visit, and returns the others."""

@@ -41,8 +41,7 @@ class BaseSource(Protocol):
     waited_s: float  # by its rate limit, in total
 
     async def fetch(self, file: BaseFile, path: Path) -> bool:
-        """Brings a file to ``path``, which may hold its beginning already. Returns False if the source does not have
-        it.
+        """Brings a file to ``path``, which may hold its beginning already. Returns False if the source lacks it.
 
         Raises Unavailable when the source does not answer, and the errors that it refuses with.
         """
@@ -186,7 +185,7 @@ class Nearest:
         self.fetched = {source.name: 0 for source in self._sources}
 
     async def fetch(self, file: BaseFile, path: Path) -> str:
-        """Fetches a file from the fastest source that has it, and returns the source's name."""
+        """Fetches a file from the preferred source that has it, and returns the source's name."""
         for source in self._order(file, path):
             waited, started = source.waited_s, self._clock.monotonic()
             begun = path.stat().st_size if path.exists() else 0

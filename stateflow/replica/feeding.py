@@ -48,8 +48,8 @@ class Feeder:
     async def changes(self, snapshot_id: str, after: int) -> AsyncIterator[Reading]:
         """Yields the changes after change set ``after``, up to the seal.
 
-        While there are none, an empty reading comes every ``FOLLOW_IDLE_S`` or two, so that a silent stream is a broken
-        one. Raises MoveUnknown.
+        While there are none, an empty reading comes every ``FOLLOW_IDLE_S``, so that a silent stream is a broken one.
+        Raises MoveUnknown.
         """
         with self._node.sender.reading(snapshot_id) as changes:
             more = asyncio.Event()

@@ -19,8 +19,7 @@ class Fencer:
         self._node, self._clock, self._threads, self._changed = node, clock, threads, changed
 
     async def fence(self, fence: Fence) -> float:
-        """Returns when the partition is sealed, with the time it waited for a quiet moment and the running batch, in
-        ms.
+        """Seals the partition, and returns how long it waited for a quiet moment and the running batch, in ms.
 
         Rows were processed during that time. Raises BudgetUnreachable, MoveUnknown, and the errors that refuse the
         seal.
@@ -75,7 +74,7 @@ class Fencer:
             await asyncio.sleep(left)
 
     async def surrender(self, fence: Fence) -> None:
-        """Returns when the partition is sealed for another replica, which has its state from elsewhere."""
+        """Seals the partition for another replica, which has its state from elsewhere. Returns when it is sealed."""
         event = self._changed.next(fence.partition)
         sealed = await self._threads.in_files(self._surrender, fence)
         while not sealed:  # the running batch is being finished

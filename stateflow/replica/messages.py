@@ -60,7 +60,7 @@ class FrameReader:
         self._batch: Batch | None = None
         self._operator, self._schema = "", b""
         self._goes_on = False
-        self._newest = -1  # partition
+        self._newest = -1  # partition number
 
     def read(self, request: rpb.ApplyRequest) -> Piece:
         """Returns the contents of the next request.

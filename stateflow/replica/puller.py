@@ -38,7 +38,7 @@ T = TypeVar("T")
 REPORT_INTERVAL_S = 0.1
 #: interval of forcing a following copy to disk, so that the pause need not wait for all of it
 SYNC_INTERVAL_S = 0.25
-#: between reports of a copy that has caught up
+#: interval between reports of a copy that has caught up
 CAUGHT_UP_INTERVAL_S = 0.02
 RETRY_INTERVAL_S = 0.1
 #: a standby that has outlived its source's change log checks this often whether it is over

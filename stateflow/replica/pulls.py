@@ -62,7 +62,7 @@ class RunningPull:
                 listener.put_nowait(None)
 
     def told(self, move_id: str) -> Progress | None:
-        """Returns the last report if the target owns by it; it holds the digest, which only the transfer knows."""
+        """Returns the last report if it says that the target owns. Only the transfer knows the digest in it."""
         owned = self.move_id == move_id and self._said is not None and self._said.phase is Phase.OWNED
         return self._said if owned else None
 
@@ -175,7 +175,7 @@ class Pulls:
             running.dismiss(move_id)
 
     def stop(self, partition: PartitionId) -> None:
-        """Stops the transfer of a copy that has no source to follow any more."""
+        """Stops the transfer of a copy that follows no source any more."""
         running = self._running.pop(partition, None)
         if running is not None:
             running.task.cancel()

@@ -17,7 +17,7 @@ from stateflow.types import PartitionId
 PINGS = 5
 #: a replica that is asked about more addresses measures only this many
 ADDRESSES_MAX = 64
-#: for all pings to one address, connecting included
+#: time limit of all pings to one address, connecting included
 WITHIN_S = 2.0
 #: a partition of no operator: inspecting it is answered at once, and costs nothing
 _NOTHING = PartitionId("ping", 0)

@@ -87,7 +87,7 @@ class CallStream:
         if self._reading is not None:
             self._reading.cancel()
 
-    # -- what comes ---------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------
 
     async def _read(self, requests: AsyncIterator[rpb.ApplyRequest]) -> None:
         async for request in requests:
@@ -135,7 +135,7 @@ class CallStream:
         """Returns for how many seconds nothing came although the stream was reading; 0 while it does not read."""
         return self._loop.time() - self._read_at if self._room.is_set() else 0.0
 
-    # -- what comes of it ---------------------------------------------------------------------------------
+    # -- serving ------------------------------------------------------------------------------------------
 
     async def _serve(self, call: _Call, is_one_too_many: bool) -> None:
         try:

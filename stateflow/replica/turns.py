@@ -84,7 +84,7 @@ class Turns:
         To see no running batch is not enough: the next one may be about to begin.
         """
         until = self._clock.monotonic() + wait_s
-        while not self._lane.is_over and self._clock.monotonic() < until:  # noqa: ASYNC110 - a thread's
+        while not self._lane.is_over and self._clock.monotonic() < until:  # noqa: ASYNC110 - a thread ends it
             await asyncio.sleep(LOOK_S)
         return self._lane.is_over
 

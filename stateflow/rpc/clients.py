@@ -314,7 +314,7 @@ class ReplicaClient:
     def begin_positions(
         self, operator: str, source: str, partitions: Collection[int], before: int
     ) -> Callable[[], dict[int, Position]]:
-        """Sends the same request at once, and returns a function that waits for the answer.
+        """Sends the request of :meth:`positions` at once, and returns a function that waits for the answer.
 
         If all partitions contain the batch before ``before``, the answer says only that about them.
         """

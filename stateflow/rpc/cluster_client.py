@@ -109,7 +109,8 @@ class ClusterClient:
     # -- replicas -----------------------------------------------------------------------------------------
 
     def replace(self, replica: str, directory: str) -> tuple[str, int]:
-        """Replaces a replica's data directory, and returns (directory, number of partitions)."""
+        """Gives a replica's name to the data directory that asks for it, and returns (directory, number of
+        partitions)."""
         reply = self._controller.call("Replace", cpb.ReplaceRequest(replica=replica, directory=directory))
         return reply.directory, reply.partitions
 

@@ -115,7 +115,7 @@ def cancelled_of(message: rpb.FenceReply) -> Cancelled:
     return value_of(Cancelled, message, epoch=message.owned_epoch)
 
 
-# -- take-overs -------------------------------------------------------------------------------------------
+# -- takeovers --------------------------------------------------------------------------------------------
 
 
 def takeover_to_pb(takeover: TakeOver) -> rpb.TakeOverRequest:

@@ -214,7 +214,7 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "call": optional(LABELLED),
     "ScanRequest.state": LABELLED,
     "labels": (LABELLED, LABELLED),
-    "version": optional(LABELLED),  # releases that say nothing of theirs
+    "version": optional(LABELLED),  # empty: an early release, which sends none
     "Deployment.version": COUNT,
     "UpgradeRequest.version": COUNT,
     "python": LABELLED,
@@ -350,7 +350,7 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "SpawnRequest.count": _whole("number of replicas", 1, SPAWNED_MAX),
     "cores": _whole("number of cores", 1, 1 << 16),
     "StandbyRequest.count": _whole("number of copies", 0, 100),
-    # times and rates that somebody asks for
+    # times and rates in requests
     "seconds": _real("time to hold requests", 0, 3600),
     "FenceRequest.pause_ms": DURATION,
     "FenceRequest.max_pause_ms": DURATION,

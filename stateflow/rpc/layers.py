@@ -15,7 +15,7 @@ from stateflow.release import FIRST, Release, check_release, release_of
 from stateflow.rpc.wire import abort
 
 Context: TypeAlias = grpc.aio.ServicerContext
-#: a handler of one request and one answer; of one request and a stream; of two streams, which writes by itself
+#: a handler of one request and one answer; of one request and a stream; of two streams, which writes responses itself
 Unary = Callable[[Any, Context], Awaitable[Any]]
 Many = Callable[[Any, Context], AsyncIterator[Any]]
 Both = Callable[[AsyncIterator[Any], Context], Awaitable[Any]]

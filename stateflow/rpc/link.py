@@ -109,7 +109,7 @@ class _Stream:
         self._end(error)
         self._responses.cancel()
 
-    # -- what is sent, in gRPC's thread -------------------------------------------------------------------
+    # -- sending, in gRPC's thread ------------------------------------------------------------------------
 
     def _requests(self) -> Requests:
         """Yields one message of each call in turn, so that a large call does not hold up the others."""
@@ -150,7 +150,7 @@ class _Stream:
             self.over = self.over or not self.calls
             return self.over
 
-    # -- what comes, in its own thread --------------------------------------------------------------------
+    # -- receiving, in its own thread ---------------------------------------------------------------------
 
     def _read(self) -> None:
         error: StateflowError = Unavailable(f"{self._address} ended the stream", remedy="see its log")

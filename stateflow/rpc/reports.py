@@ -1,4 +1,4 @@
-"""Reports on the wire."""
+"""Conversion of reports to messages and back."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from stateflow.rpc.matching import message_of, value_of
 from stateflow.rpc.wire import error_of, fault_of, replica_of, replica_to_pb, spec_of, spec_to_pb
 from stateflow.types import OperatorSpec, ReplicaInfo
 
-# -- who answers ------------------------------------------------------------------------------------------
+# -- followers --------------------------------------------------------------------------------------------
 
 
 def follower_to_pb(follower: FollowerReport | None) -> cpb.Follower | None:

@@ -196,7 +196,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     def configuration() -> grpc.ServerCertificateConfiguration | None:
         material = files.current()
         if material.number == given[0]:
-            return None  # as before
+            return None  # unchanged
         given[0] = material.number
         return grpc.ssl_server_certificate_configuration([(material.key, material.cert)], material.ca)
 

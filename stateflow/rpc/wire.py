@@ -224,7 +224,7 @@ def _say(what: str, error: Exception) -> None:
     log.error("%s failed: %s", what, meant or error, exc_info=None if meant else error)
 
 
-# -- what an answer rests on ------------------------------------------------------------------------------
+# -- freshness of answers ---------------------------------------------------------------------------------
 
 
 def tell_newest(context: grpc.aio.ServicerContext, term: int, record: int) -> None:
