@@ -1,4 +1,4 @@
-"""What the sender of a batch is told of a partition, beyond the result of applying the batch there. Sans-io."""
+"""Answers to the sender of a batch, apart from the result of applying it. Sans-io."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from stateflow.types import PartitionId, ReplicaInfo
 
 
 def acknowledgement(sequence: int, confirmed: bool, lifecycle: Lifecycle) -> int | ReplicaInfo | NotOwner | None:
-    """Of a commit that a standby has to have, too: its ``sequence``. None: it is not known yet, ask again when
-    something has changed.
+    """Returns the answer to a commit that a standby must confirm: its ``sequence`` once confirmed, the new owner, or
+    NotOwner. None: not known yet, to be asked again after a change.
 
-    A later attempt finds the batch applied, wherever it is sent.
+    A later attempt finds the batch applied, whichever replica it is sent to.
 
     Args:
-        confirmed: a standby has durably all up to ``sequence``.
-        lifecycle: of the partition now.
+        confirmed: whether a standby durably has everything up to ``sequence``.
+        lifecycle: current lifecycle of the partition.
     """
     if confirmed:
         return sequence
     if lifecycle.state is State.SEALED and lifecycle.successor is not None:
-        return lifecycle.successor  # who has the batch, and standbys of its own: it is asked there again
+        return lifecycle.successor  # it has the batch, and standbys of its own: the sender asks it again
     if lifecycle.state not in SERVED:
         return left(lifecycle.partition)
     return None
@@ -51,7 +51,7 @@ def moved(owner: ReplicaInfo, epoch: int) -> Moved:
 
 
 def late(partition: PartitionId) -> NotOwner:
-    """Of rows that came ahead of their partition, which did not follow."""
+    """Makes the answer for rows that arrived ahead of their partition, where the partition did not follow in time."""
     return NotOwner("the partition did not arrive in time", remedy="refresh", partition=partition)
 
 

@@ -1,4 +1,4 @@
-"""Rows of several partitions that came together, decoded together."""
+"""Rows of several partitions that arrived in one record batch, decoded together."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ import pyarrow as pa
 
 from stateflow.runtime.rows import NOT_PYTHONS, RowReader
 
-#: rows of neighbouring parts that are Python's at a time; those of one part are, however many
+#: rows of neighbouring parts decoded to Python at a time; a single part is decoded whole, however many rows it has
 WINDOW_ROWS = 2048
 
 
 class Arriving:
-    """Args: rows: proved; stops: of its parts, each the row behind its last, ascending."""
+    """Rows of one record batch, read part by part and decoded in windows of several parts.
+
+    Args:
+        rows: validated rows of all parts.
+        stops: for each part the index behind its last row, ascending.
+    """
 
     def __init__(self, reader: RowReader, rows: pa.RecordBatch, stops: Sequence[int]) -> None:
         self.reader = reader
@@ -24,24 +29,26 @@ class Arriving:
         self._has_null_keys = any(rows.column(column).null_count for column in reader.key)
         self._first = 0
         self._keys: list[Any] = []
-        self._window: list[Any] = []  # their rows
-        self._alone = False  # there is a value that Python has not: parts without one are spared it
+        self._window: list[Any] = []  # the rows of these keys
+        # some value has no Python equivalent: parts are then decoded one by one, so that it affects its own part only
+        self._alone = False
 
     def columns(self, start: int, stop: int) -> pa.RecordBatch:
-        """Of these rows. Raises NullKey."""
+        """Returns the rows from ``start`` to before ``stop`` as a record batch. Raises NullKey."""
         part = self._rows.slice(start, stop - start)
         if self._has_null_keys:
             self.reader.check_keys(part)
         return part
 
     def read(self, start: int, stop: int) -> tuple[list[Any], Iterable[Any]]:
-        """(keys, rows) of these. Raises NullKey, and InvalidArgument for a key that Python has not."""
+        """Returns (keys, rows) from ``start`` to before ``stop``. Raises NullKey, and InvalidArgument for a key without
+        a Python equivalent."""
         if self._has_null_keys:
             self.columns(start, stop)
         if not self._first <= start <= stop <= self._first + len(self._keys):
             reach = 0 if self._alone else bisect_right(self._stops, start + WINDOW_ROWS)
             end = self._stops[reach - 1] if reach else stop
-            if end <= stop:  # nobody else's are among them
+            if end <= stop:  # the window holds no other part's rows
                 return self._part(start, stop)
             try:
                 self._keys, rows = self.reader.read(self._rows.slice(start, end - start))
@@ -58,7 +65,7 @@ class Arriving:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """One partition's."""
+    """Rows of one partition among those that arrived together."""
 
     arriving: Arriving
     start: int
@@ -76,5 +83,5 @@ class Arrived:
 
 
 def alone(reader: RowReader, rows: pa.RecordBatch) -> Arrived:
-    """Rows that are all one partition's."""
+    """Wraps rows that all belong to one partition."""
     return Arrived(Arriving(reader, rows, [rows.num_rows]), 0, rows.num_rows)

@@ -1,9 +1,9 @@
-"""Arrow from elsewhere: schemas, record batches and streams that somebody else wrote are proved before they are read.
+"""Validation of Arrow data from other processes: schemas, record batches and streams are checked before they are read.
 
 pyarrow trusts lengths and offsets: a wrong one reads foreign memory, or ends the process.
-``validate(full=True)`` finds these. It looks at every offset and every character: 8 µs for 1,000 rows of four columns,
-1.8 ms for 100,000, a twentieth of what decoding them takes. (The cheap ``validate()`` sees the last offset only.) It
-does not bound what rows come to: none are taken that are compressed, or of types by which a few bytes say many values.
+``validate(full=True)`` finds these. It checks every offset and every character: 8 µs for 1,000 rows of four columns,
+1.8 ms for 100,000, a twentieth of the time to decode them. (The cheap ``validate()`` checks the last offset only.) It
+does not bound the decoded size, so compressed rows are refused, and types by which a few bytes stand for many values.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from stateflow.runtime.times import in_python_zones
 from stateflow.types import shown
 
 SCHEMA_BYTES_MAX = 1 << 20
-#: of fields in a schema, those inside others counted
+#: fields in a schema, nested ones included
 FIELDS_MAX = 10_000
 DEPTH_MAX = 32
-#: what a value takes at least is a bit, and nothing where it is of type null
+#: a value takes at least one bit, except for type null, whose values take nothing
 VALUES_PER_BYTE_MAX = 8
 VALUES_FREE = 1 << 20
 _REMEDY = "send Arrow IPC messages as pyarrow or Spark write them"
-#: of an encapsulated message: this mark and four bytes of length, then its metadata; before Arrow 0.15 only the length
+#: an encapsulated message begins with this mark and four bytes of length, then its metadata; before Arrow 0.15 without
+#: the mark
 _CONTINUED = b"\xff\xff\xff\xff"
 _ENVELOPE = 8
 _RECORD_BATCH = 3  # in the union of headers
-#: what pyarrow raises for bytes that are none of its own
+#: exceptions that pyarrow raises for bytes that are not valid Arrow
 ARROW_RAISES = (
     *(pa.ArrowException, ValueError, OSError, EOFError, LookupError, TypeError, MemoryError, OverflowError),
 )
@@ -39,7 +40,7 @@ ARROW_RAISES = (
 
 @functools.lru_cache(maxsize=16)
 def read_schema(data: bytes) -> pa.Schema:
-    """Of an IPC schema message. Raises InvalidArgument."""
+    """Reads and checks an IPC schema message. Raises InvalidArgument."""
     if not 0 < len(data) <= SCHEMA_BYTES_MAX:
         raise InvalidArgument(f"{len(data)} bytes are no Arrow schema", remedy=_REMEDY)
     try:
@@ -51,7 +52,7 @@ def read_schema(data: bytes) -> pa.Schema:
 
 
 def check_types(schema: pa.Schema) -> None:
-    """Raises InvalidArgument for a schema that is too large, or has a type that is not taken."""
+    """Checks that a schema is not too large and has accepted types only. Raises InvalidArgument."""
     left = [(field.name, _type_of(field, field.name), 1) for field in schema]
     seen = 0
     while left:
@@ -61,7 +62,7 @@ def check_types(schema: pa.Schema) -> None:
             raise InvalidArgument("a schema is too large", remedy=f"use at most {FIELDS_MAX} fields, {DEPTH_MAX} deep")
         if isinstance(kind, pa.BaseExtensionType):
             kind = kind.storage_type
-        # many values of few bytes: one entry or run stands for any number
+        # a few bytes stand for many values: one entry or run may be repeated any number of times
         if any(told(kind) for told in _FOLDED):
             raise InvalidArgument(
                 f"column {shown(name)} is of type {shown(str(kind))}, which is not taken",
@@ -101,12 +102,12 @@ class BatchReader:
 
     @staticmethod
     def of(schema: bytes) -> BatchReader:
-        """Returns the reader of an IPC schema message, one for each. It has times in Python's zones. Raises
-        InvalidArgument."""
+        """Returns the reader of an IPC schema message, cached by schema. Its times are in zones that Python knows.
+        Raises InvalidArgument."""
         return _batch_reader(schema)
 
     def read(self, message: bytes) -> pa.RecordBatch:
-        """Its rows; an empty batch for ``b""``. Raises InvalidArgument."""
+        """Returns the rows of a message, an empty batch for ``b""``. Raises InvalidArgument."""
         if not message:
             return pa.RecordBatch.from_pylist([], schema=self.schema)
         try:
@@ -125,7 +126,8 @@ class BatchReader:
         return batch
 
     def read_message(self, message: pa.ipc.Message, size: int) -> pa.RecordBatch:
-        """The same of a message of a stream of ``size`` bytes."""
+        """Returns the rows of a message that belongs to a stream of ``size`` bytes. Raises InvalidArgument, and what
+        pyarrow raises."""
         _check_plain(message.metadata.to_pybytes(), 0)
         return self._proved(pa.ipc.read_record_batch(message, self.schema), size)
 
@@ -136,16 +138,16 @@ def _batch_reader(schema: bytes) -> BatchReader:
 
 
 def read_batch(message: bytes, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows of an IPC record batch message; an empty batch for ``b""``. Raises InvalidArgument."""
+    """Returns the rows of an IPC record batch message, an empty batch for ``b""``. Raises InvalidArgument."""
     return BatchReader(schema).read(message)
 
 
 def read_table(stream: bytes) -> pa.Table:
-    """All of an IPC stream. Raises InvalidArgument."""
+    """Reads all rows of an IPC stream. Raises InvalidArgument."""
     try:
         messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(stream))
         first = messages.read_next_message()
-        if first.type != "schema":  # pyarrow would take it for one
+        if first.type != "schema":  # pyarrow would read it as a schema
             raise ValueError(f"it begins with a {first.type}")
         reader = BatchReader(pa.ipc.read_schema(first))
         batches = [reader.read_message(each, len(stream)) for each in _rest(messages)]
@@ -163,7 +165,8 @@ def _rest(messages: pa.ipc.MessageReader) -> Iterator[pa.ipc.Message]:
 
 
 def _check_values(array: pa.Array, limit: int, size: int) -> None:
-    """Inside others, too: a list of a million nulls takes a few bytes."""
+    """Checks the number of values, nested ones included: a list of a million nulls takes a few bytes. Raises
+    InvalidArgument."""
     if len(array) > limit:
         raise InvalidArgument(f"{size} bytes cannot be {len(array)} values", remedy=_REMEDY)
     kind = array.type
@@ -180,8 +183,11 @@ def _check_values(array: pa.Array, limit: int, size: int) -> None:
 
 
 def _check_plain(data: bytes, start: int) -> None:
-    """Refuses a message of rows that are compressed: they would be inflated, to any size, before anybody can look. By
-    the flatbuffer itself, from ``start`` on (format/Message.fbs), for pyarrow does not tell. Raises ValueError."""
+    """Refuses a message of compressed rows, which pyarrow would inflate to any size before a check is possible.
+
+    Reads the flatbuffer itself, from ``start`` on (format/Message.fbs), as pyarrow does not expose the compression.
+    Raises InvalidArgument for compressed rows, ValueError for anything but a record batch.
+    """
     try:
         root = start + _u32(data, start)
         kind, header = _field(data, root, 1), _field(data, root, 2)
@@ -194,7 +200,7 @@ def _check_plain(data: bytes, start: int) -> None:
 
 
 def _field(data: bytes, table: int, number: int) -> int | None:
-    """Where a field of a table is; None: it is not set."""
+    """Returns the offset of a flatbuffer table's field. None: not set."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     if vtable < 0:
         raise ValueError("its metadata is none")

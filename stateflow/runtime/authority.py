@@ -1,15 +1,16 @@
-"""Whom a replica obeys: one controller at a time, by the term of its hold on the ledger.
+"""Which controller a replica obeys: one at a time, fenced by the term of its leader lease on the ledger.
 
-A controller that leads has a hold on its ledger, and each hold has a term, greater than all before. A replica keeps the
-greatest term that it has heard of, durably, before it does anything for it; whatever says less comes from a controller
-that was stopped and does not know that another one leads by now, and is refused, command and answer alike.
+A leading controller holds the leader lease of its ledger, and each lease has a term, greater than all terms before. A
+replica stores the greatest term it has seen durably before it acts on it. A command or an answer with a smaller term
+comes from a controller that was stopped and does not know that another one leads by now; the replica refuses it.
 
-What is commanded names the session too: the ticket that this process registered with. It is a secret of the two, so
-nobody else commands, and what was asked before the replica registered last is void: the controller gave it up. A
-session is of one term, so a command of a greater one cannot come before the replica has registered there.
+A command also names the session: the ticket with which this process registered. Only the controller and the replica
+know it, so no other process can command the replica. Commands from before the last registration are void: the
+controller has given them up. A session belongs to one term, so a command of a greater term cannot arrive before the
+replica has registered with that term's controller.
 
-This is the one place where that is decided. It is asked when a command arrives, and again, with the partition locked,
-where one is carried out that cannot be undone.
+All of this is decided here. A replica asks when a command arrives, and again, with the partition locked, before it
+carries out a command that cannot be undone.
 """
 
 from __future__ import annotations
@@ -23,25 +24,27 @@ from stateflow.errors import ForeignLedger, LeaseLost, StaleTerm
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Who commands: by which ledger, in which term, in which session of the replica."""
+    """Credentials of a command: the controller's ledger, its term, and the replica's session with it."""
 
     ledger: str = ""
     term: int = 0
     session: str = ""
 
-    def __repr__(self) -> str:  # a session is nobody else's business, logs included
+    def __repr__(self) -> str:  # a session is a secret, and must not get into logs
         return f"Command(ledger={self.ledger!r}, term={self.term})"
 
 
-#: of a replica without a controller, which is commanded by whoever has it
+#: credentials of commands to a replica without a controller: the process that embeds it gives them
 NOBODY = Command()
 
 
 class Authority:
-    """Args:
-    seen: the greatest term so far, and of which ledger.
-    keep: makes (ledger, term) durable.
-    alone: there is no controller, and so nothing to name.
+    """Decides which commands and answers a replica accepts.
+
+    Args:
+        seen: ledger and greatest term seen so far.
+        keep: makes (ledger, term) durable.
+        alone: there is no controller, so commands need no credentials.
     """
 
     def __init__(
@@ -59,9 +62,12 @@ class Authority:
         return self._seen
 
     def check_answer(self, ledger: str, term: int, adopted: str = "") -> None:
-        """May what a controller answers be believed? Raises StaleTerm, ForeignLedger.
+        """Checks that an answer is from this replica's ledger, in a term no older than the newest seen. Raises
+        StaleTerm, ForeignLedger.
 
-        Args: adopted: a ledger that was lost, and whose replicas are this one's by command. Each ledger has its terms.
+        Args:
+            adopted: a lost ledger whose replicas were given to this one with `stateflow adopt`. Each ledger counts its
+                own terms, so the term is not checked where the replica knew the lost ledger.
         """
         known, newest = self._seen
         if known and ledger != known:
@@ -83,7 +89,8 @@ class Authority:
             )
 
     def obey(self, command: Command, adopted: str = "") -> None:
-        """From now on, and nobody else. Durable first. Raises what :meth:`check_answer` does."""
+        """Obeys only this controller from now on, and makes its term durable first. Raises what :meth:`check_answer`
+        does."""
         self.check_answer(command.ledger, command.term, adopted)
         if (command.ledger, command.term) != self._seen:
             self._keep(command.ledger, command.term)
@@ -91,8 +98,11 @@ class Authority:
         self._obeyed = command
 
     def check(self, command: Command) -> None:
-        """Raises StaleTerm, ForeignLedger; LeaseLost when it was asked before this replica registered last, or by
-        somebody whom it did not register with."""
+        """Checks that a command comes from the controller that this replica registered with last.
+
+        Raises StaleTerm, ForeignLedger, and LeaseLost for a command from before the last registration or from a
+        controller that the replica did not register with.
+        """
         obeyed = self._obeyed
         if obeyed is None:
             raise LeaseLost("this replica has not registered yet", remedy="ask again when it has")

@@ -1,4 +1,4 @@
-"""Batches, applied to the partitions that are owned here: one at a time on each, and committed in groups."""
+"""Applying batches to the partitions owned here: one batch at a time per partition, committed in groups."""
 
 from __future__ import annotations
 
@@ -39,29 +39,30 @@ from stateflow.storage.faults import meaning
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
-#: requests of an operator are held for so long at a time: whoever holds them may be gone
+#: longest time for which requests of an operator are held at once, in seconds: the process that holds them may be gone
 HOLD_S_MAX = 10.0
 T = TypeVar("T")
 
 
 class _Taken(Exception):
-    """What the thread has in hand was taken away from it. ``told``: what came of the part it was with."""
+    """The running batch or its group was taken away from this thread. ``told``: outcome of the current part; None:
+    no outcome is reported."""
 
     def __init__(self, told: BaseException | None) -> None:
         self.told = told
 
 
 class Batches:
-    """Of one replica. Called from several threads. ``hands``: what they are with.
+    """Applies batches on one replica. Thread-safe. ``hands``: the running batches of all threads.
 
     Args:
-        sender: seals behind the batch in hand, where that was asked for meanwhile.
+        sender: seals a partition behind its running batch, where a fence asked for that meanwhile.
     """
 
     def __init__(self, registry: PartitionRegistry, lease: Lease, sender: Sender, cache: CachePool) -> None:
         self._registry, self._lease, self._cache = registry, lease, cache
         self.hands = Hands(registry, sender)
-        #: that operators have of their own
+        #: metrics that operators define
         self.figures = OwnFigures()
         self._settings, self._clock = registry.settings, registry.clock
         self._retention = Retention(
@@ -73,9 +74,12 @@ class Batches:
         self._held: dict[str, float] = {}  # operator → until, monotonic
 
     def apply(self, shares: Shares, answers: Answers) -> None:
-        """Apply a batch to several partitions, in order; they are committed in groups, see
-        :mod:`stateflow.runtime.groups`. Raises nothing that is wrong with a part: ``answers`` is told. A part that was
-        begun and of which it is told nothing was given up, and may be asked for again."""
+        """Applies a batch to several partitions, in order, and commits them in groups, see
+        :mod:`stateflow.runtime.groups`.
+
+        Reports the outcome of each part to ``answers``, errors included, instead of raising. A part that was begun and
+        has no outcome was given up, and may be sent again.
+        """
         with self.hands.group() as group:
             for number, part in enumerate(shares.parts):
                 if not answers.goes_on():
@@ -88,8 +92,8 @@ class Batches:
             self._commit(group, answers)
 
     def pass_over(self, frame: Frame) -> list[int]:
-        """Have a batch pass the partitions that need no visit by it, and return their places. Where that cannot be done
-        it visits all of them."""
+        """Lets a batch skip the partitions that need no visit, and returns their places in the frame. Where skipping is
+        not possible the list is empty, and the batch visits all partitions."""
         began = self._clock.monotonic()
         if self._is_held(frame.operator) or not self._lease.holds(began, frame.operator):
             return []
@@ -105,15 +109,16 @@ class Batches:
                 began,
                 self._clock.now_us(),
             )
-        except Exception as error:  # noqa: BLE001 - what the disk says, the first visit is told, too
+        except Exception as error:  # noqa: BLE001 - the first visit meets the same disk error, and reports it
             log.warning("batch %s of %s passes nobody: %s", frame.batch.number, frame.batch.source, error)
             return []
         self._registry.served_at = now = self._clock.monotonic()
-        # the process may have been stopped meanwhile: what was passed after the lease is not said
+        # the process may have been stopped meanwhile: partitions skipped after the lease lapsed are not reported
         return places if self._lease.holds(now, frame.operator) else []
 
     def _part(self, shares: Shares, number: int, part: Part, group: Group, answers: Answers) -> bool:
-        """False: the group is somebody else's."""
+        """Applies one part and reports its outcome, unless it waits for the group's commit. Returns False where the
+        group was taken away from this thread."""
         slot = self._registry.look(PartitionId(shares.operator, part.partition))
         try:
             self._lease.check(self._clock.monotonic(), shares.operator)
@@ -124,8 +129,8 @@ class Batches:
             if taken.told is not None:
                 answers.told(number, taken.told)
             return False
-        except BaseException as error:  # noqa: BLE001 - it is told
-            self._commit(group, answers)  # what was met may have to be waited for
+        except BaseException as error:  # noqa: BLE001 - it is reported
+            self._commit(group, answers)  # handling the error may wait for locks, which a group must not
             outcome = self._judged(slot, error)
         if not isinstance(outcome, Member):
             answers.told(number, outcome)
@@ -134,11 +139,12 @@ class Batches:
     def _admit(
         self, slot: Slot, shares: Shares, number: int, part: Part, group: Group, answers: Answers
     ) -> Outcome | Member:
-        """What comes of it, where it is not for the group to commit."""
+        """Applies one part if its partition is served here. Returns its outcome, or its group member where the group
+        commits it."""
         with slot.mutex:
             if slot.lost is not None and slot.lifecycle.state is State.ABSENT:
                 raise slot.lost
-            if slot.lifecycle.state is not State.OWNED:  # perhaps for the minutes that a checkpoint is fetched for it
+            if slot.lifecycle.state is not State.OWNED:  # perhaps for minutes, while a checkpoint is fetched
                 verdict = slot.lifecycle.begin(part.epoch)
                 return slot.lifecycle.successor if verdict is Verdict.MOVED else None
         host = slot.host
@@ -183,7 +189,7 @@ class Batches:
                 raise _Taken(None)
             slot.cadence.ended(now)
             self._grant(slot, host, now)
-            # the process may have been stopped meanwhile: what was committed after the lease is not said
+            # the process may have been stopped meanwhile: a commit after the lease lapsed is not reported
             self._lease.check(now, slot.id.operator)
             return ran
         except Interrupted as error:
@@ -198,7 +204,7 @@ class Batches:
                 self.hands.end(slot, hand)
 
     def _commit(self, group: Group, answers: Answers) -> None:
-        """Nothing, where it was taken."""
+        """Commits the group and reports the outcomes. Does nothing where the group was taken away."""
         members = group.members
         encoded = encode([member.ran.outputs for member in members])
         if not members or not group.begin_commit(members):
@@ -210,7 +216,7 @@ class Batches:
         for member, rows in zip(members, encoded, strict=True):
             try:
                 staged.append((member, member.host.stage(member.ran, rows)))
-            except BaseException as error:  # noqa: BLE001 - it is told
+            except BaseException as error:  # noqa: BLE001 - it is reported
                 outcomes.append((member, self._ended(member, error)))
         for member, commit in self._logged(staged, outcomes):
             self.hands.take_up(member.hand, self._clock.monotonic())
@@ -219,9 +225,9 @@ class Batches:
                 self._registry.served_at = now = self._clock.monotonic()
                 member.slot.cadence.ended(now)
                 self._grant(member.slot, member.host, now)
-                # the process may have been stopped meanwhile: what was committed after the lease is not said
+                # the process may have been stopped meanwhile: a commit after the lease lapsed is not reported
                 self._lease.check(now, member.slot.id.operator)
-            except BaseException as error:  # noqa: BLE001 - it is told
+            except BaseException as error:  # noqa: BLE001 - it is reported
                 outcome = error
             outcomes.append((member, self._ended(member, outcome)))
         group.end_commit()
@@ -232,7 +238,8 @@ class Batches:
     def _logged(
         self, staged: list[tuple[Member, Commit]], outcomes: list[tuple[Member, Outcome]]
     ) -> list[tuple[Member, Commit]]:
-        """Those that are to be written: all of them, durable with one write where there is a log; or none."""
+        """Appends staged commits to the commit log, if there is one, with one durable write. Returns the commits to be
+        written to their databases: all of them, or none where the log failed."""
         log = self._registry.commits.log
         if log is None or not staged:
             return staged
@@ -240,7 +247,7 @@ class Batches:
         try:
             log.append([commit.staged.logged for _, commit in staged if commit.staged.logged is not None])
             return staged
-        except BaseException as error:  # noqa: BLE001 - it is told
+        except BaseException as error:  # noqa: BLE001 - it is reported
             for member, _ in staged:
                 member.host.rollback()
                 outcomes.append((member, self._ended(member, error)))
@@ -249,14 +256,15 @@ class Batches:
     def _ended(self, member: Member, outcome: Outcome) -> Outcome:
         try:
             self.hands.end(member.slot, member.hand)
-        except BaseException as error:  # noqa: BLE001 - it is told
+        except BaseException as error:  # noqa: BLE001 - it is reported
             return error
         finally:
             member.slot.work.release()
         return outcome
 
     def refusal(self, partition: PartitionId) -> OperatorStuck | None:
-        """Why a partition's batches are refused, since one of them was taken away; None: they are not."""
+        """Returns the error with which a partition's batches are refused since one of them was taken away. None: they
+        are not refused."""
         stuck = self._registry.look(partition).stuck
         return None if stuck is None else stuck.refusal()
 
@@ -275,7 +283,7 @@ class Batches:
         return self._beside_batches(partition, lambda host: host.drop_output(source, batch, apply))
 
     def _beside_batches(self, partition: PartitionId, work: Callable[[PartitionHost], T]) -> T:
-        """What commits to a partition and is no batch."""
+        """Runs work that commits to a partition and is not a batch."""
         slot = self._registry.look(partition)
         try:
             return self._commit_beside(slot, work)
@@ -309,9 +317,12 @@ class Batches:
                 self.hands.end(slot, hand)
 
     def judge(self, slot: Slot, error: Exception) -> None:
-        """Raises what ``error`` means, if that is something else. A partition that cannot be read is lost: it goes to
-        another owner, rather than to fail again and again. One that could not be written is opened anew: its database
-        takes no more writes."""
+        """Acts on an error of the store, and raises the error it stands for, if that is another one.
+
+        A partition that cannot be read is given up as lost, so that another replica takes it over instead of failing
+        again and again. A partition that could not be written is closed and opened again, as its database accepts no
+        more writes.
+        """
         meant = meaning(error)
         if isinstance(meant, StateDamaged) and meant is not slot.lost:
             meant.located(partition=slot.id)
@@ -322,33 +333,37 @@ class Batches:
             raise meant from error
 
     def _judged(self, slot: Slot, error: BaseException) -> BaseException:
-        """What is told of it."""
+        """Returns the error to report for a part: what :meth:`judge` raises, or else ``error`` itself."""
         if isinstance(error, Exception):
             try:
                 self.judge(slot, error)
-            except Exception as meant:  # noqa: BLE001 - that
+            except Exception as meant:  # noqa: BLE001 - it is reported
                 return meant
         return error
 
     def evolve(self, slot: Slot) -> None:
-        """Make its states those that are declared now, which else its first batch would see to. Called with ``work``
-        held. Raises LeaseLost, and what :meth:`~stateflow.runtime.host.PartitionHost.evolve` raises."""
+        """Evolves a partition's stored states to those declared now, ahead of its first batch, which would do the same.
+
+        Callers hold ``work``. Raises LeaseLost, and what :meth:`~stateflow.runtime.host.PartitionHost.evolve` raises.
+        """
         self._lease.check(self._clock.monotonic(), slot.id.operator)
         host = self._host(slot)
         self._take_up(slot, host)
         host.evolve(self._clock.now_us())
 
     def _take_up(self, slot: Slot, host: PartitionHost) -> None:
-        """What passed the partition before is its own with its next commit. Called with ``work`` held."""
+        """Stops batches from skipping the partition, and hands it the positions of those that did: they become durable
+        in it with its next commit. Callers hold ``work``."""
         self._registry.passes.revoke(slot)
         host.adopt(self._registry.passes.held(slot, host.epoch, host.sequence))
 
     def _grant(self, slot: Slot, host: PartitionHost, now: float) -> None:
-        """Called with ``work`` held, behind a batch."""
+        """Lets following batches skip the partition until a visit is due. Callers hold ``work``, behind a batch."""
         self._registry.passes.grant(slot, host, host.needs_no_visit(until(slot.id, now)))
 
     def _host(self, slot: Slot) -> PartitionHost:
-        """At work, with the code that is deployed by now. Called with ``work`` held."""
+        """Returns the partition's host, with the code that is deployed now; creates it if necessary. Callers hold
+        ``work``."""
         spec, cls = self._registry.operator(slot.id.operator)
         if slot.host is not None and not slot.host.runs(cls):
             slot.host.let_go(self._registry.environment.aside)
@@ -373,7 +388,7 @@ class Batches:
         return slot.host
 
     def hold(self, operator: str, seconds: float) -> None:
-        """Let requests of an operator wait, for so long at most; 0: go on. Raises InvalidArgument."""
+        """Lets requests of an operator wait for at most so many seconds; 0: lets them go on. Raises InvalidArgument."""
         if not 0 <= seconds <= HOLD_S_MAX:
             raise InvalidArgument(
                 f"requests cannot be held for {seconds:g} s",

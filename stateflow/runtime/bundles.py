@@ -1,12 +1,12 @@
-"""Code that came in a bundle, loaded beside other versions of itself.
+"""Bundles of operator code, loaded so that several versions of a module can live in one process.
 
-A bundle is a zip file, known by the SHA-256 of its bytes: ``code/`` has the operator's module or package, ``lib/`` what
-it requires. Both are searched by modules of the bundle, before what is installed here, and by nobody else: each of them
-is known to Python under a package of its own, which has the bundle's digest in its name. So two versions of one module
-are two modules, and what the one changes of itself the other does not see.
+A bundle is a zip file, identified by the SHA-256 of its bytes: ``code/`` has the operator's module or package, ``lib/``
+its requirements. Only modules of the bundle search these two folders, before the installed packages. Python knows each
+module of a bundle under a package of its own, whose name has the bundle's digest. So two versions of one module are two
+modules, and neither sees what the other changes in itself.
 
-A module of a bundle imports as it always did: its ``__import__`` looks into the bundle first. ``importlib`` called by
-name does not.
+A module of a bundle uses import statements as usual: its ``__import__`` searches the bundle first. An explicit call of
+``importlib`` does not.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from typing import Any
 from stateflow.errors import BundleDamaged, BundleMissing
 from stateflow.private import keep_private
 
-#: bytes of a bundle, and of what is in it
+#: limits of a bundle: bytes of the zip file, bytes of its unpacked files, number of files
 PACKED_MAX = 64 << 20
 UNPACKED_MAX = 512 << 20
 FILES_MAX = 50_000
-#: where modules and packages are looked for in a bundle
+#: folders of a bundle that are searched for modules and packages
 PLACES = ("code", "lib")
-#: packages made for bundles are called this and a part of the digest
+#: a bundle's package is named by this prefix and the first ``_PART`` characters of the digest
 PACKAGE = "stateflow_bundle_"
 _PART = 24
 
 
 def digest_of(packed: bytes) -> str:
-    """SHA-256, hexadecimal."""
+    """SHA-256 of a bundle, hexadecimal."""
     return hashlib.sha256(packed).hexdigest()
 
 
 def check(packed: bytes, digest: str) -> None:
-    """Raises BundleDamaged for what is not what was said, or no bundle, or one that cannot be read to its end."""
+    """Checks that a bundle has the digest, and can be read completely. Raises BundleDamaged."""
     found = _files(packed, digest)
     with _reading(digest), zipfile.ZipFile(io.BytesIO(packed)) as archive:
         for info in found:
@@ -63,7 +63,7 @@ def check(packed: bytes, digest: str) -> None:
 def _reading(digest: str) -> Iterator[None]:
     try:
         yield
-    # whatever zipfile says of a directory that lies, of a way of packing that it has not, of a password
+    # what zipfile raises for an inconsistent directory, an unknown compression method, a password
     except (zipfile.BadZipFile, zlib.error, struct.error, LookupError, ValueError, ArithmeticError, EOFError) as error:
         raise _damaged(f"it cannot be read: {error}", digest) from error
     except (RuntimeError, lzma.LZMAError, OSError) as error:
@@ -75,7 +75,8 @@ def _damaged(what: str, digest: str) -> BundleDamaged:
 
 
 def _files(packed: bytes, digest: str) -> list[zipfile.ZipInfo]:
-    """Those in it, none of them outside of its places. Raises BundleDamaged."""
+    """Lists the files of a bundle, all of them inside ``PLACES``. Raises BundleDamaged for a wrong digest, a file
+    elsewhere, or a bundle that is too large."""
     if digest_of(packed) != digest:
         raise _damaged("it is not the one that was deployed, its digest is another", digest)
     with _reading(digest), zipfile.ZipFile(io.BytesIO(packed)) as archive:
@@ -100,7 +101,7 @@ def _files(packed: bytes, digest: str) -> list[zipfile.ZipInfo]:
 
 
 class BundleStore:
-    """Bundles of a data directory. A kept one is looked at again, and unpacked anew, by each process that loads it.
+    """Bundles of a data directory. Each process that loads a kept bundle checks and unpacks it again.
 
     Thread-safe. Raises OSError.
     """
@@ -111,12 +112,12 @@ class BundleStore:
         self._open: dict[str, Path] = {}
 
     def has(self, digest: str) -> bool:
-        """One that is damaged counts for none, and is removed."""
+        """Tells whether a bundle is here. Removes a damaged one, and returns False for it."""
         with self._mutex:
             return digest in self._open or self._packed(digest) is not None
 
     def keep(self, digest: str, packed: bytes) -> None:
-        """Raises BundleDamaged."""
+        """Checks a bundle and stores it. Raises BundleDamaged."""
         check(packed, digest)
         with self._mutex:
             self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -126,7 +127,7 @@ class BundleStore:
             part.replace(self._root / f"{digest}.zip")
 
     def opened(self, digest: str) -> Path:
-        """Where it is unpacked. Raises BundleMissing."""
+        """Unpacks a bundle if this process has not done so, and returns its folder. Raises BundleMissing."""
         with self._mutex:
             if digest not in self._open:
                 packed = self._packed(digest)
@@ -143,7 +144,7 @@ class BundleStore:
             return self._open[digest]
 
     def keep_only(self, digests: set[str]) -> None:
-        """What this process has loaded stays until it ends."""
+        """Removes all other bundles, except those that this process has loaded."""
         with self._mutex:
             for path in self._root.glob("*") if self._root.exists() else ():
                 if path.name.partition(".")[0] not in digests | self._open.keys():
@@ -166,7 +167,7 @@ class BundleStore:
 
 
 def package_of(digest: str, place: Path) -> str:
-    """The package whose modules are those of the bundle, unpacked at ``place``; ``package.name`` is its module."""
+    """Returns the name of the package of a bundle unpacked at ``place``; ``package.name`` is the bundle's module."""
     name = PACKAGE + digest[:_PART]
     if name not in sys.modules:
         package = ModuleType(name, f"Code of the bundle {digest}.")
@@ -179,13 +180,13 @@ def package_of(digest: str, place: Path) -> str:
 
 
 def builtins_of(package: str) -> dict[str, Any]:
-    """Those of its modules."""
+    """Returns the ``__builtins__`` of a bundle's modules."""
     found: dict[str, Any] = vars(sys.modules[package])["__builtins__"]
     return found
 
 
 class _Finder(MetaPathFinder):
-    """Modules of bundles."""
+    """Finds modules of bundles."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -211,7 +212,7 @@ class _Loader(SourceFileLoader):
         super().exec_module(module)
 
     def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
-        """Nothing is written beside what was unpacked."""
+        """Writes no bytecode next to the unpacked files."""
 
 
 def _builtins(package: str, places: Sequence[str]) -> dict[str, Any]:
@@ -240,7 +241,7 @@ def _builtins(package: str, places: Sequence[str]) -> dict[str, Any]:
 
 
 def _try_import(name: str) -> None:
-    """Unless there is no such module: then the name is missing, and Python says so."""
+    """Imports a module if it exists. If not, the import statement itself raises for the missing name."""
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:

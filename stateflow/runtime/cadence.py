@@ -1,8 +1,8 @@
-"""When is a good moment for a fence? Between two batches, and while the disk is quiet: sans-io.
+"""Choosing the moment for a fence: between two batches, and while the disk is quiet. Sans-io.
 
-A micro-batch source sends at nearly equal intervals and is silent in between: a partition fenced right behind a
-commit stands still while nobody asks for it. A source that sends all the time has no such moment, and is not waited
-for. A disk that is writing back what others wrote may take a second for what otherwise takes it a millisecond.
+A micro-batch source sends at nearly equal intervals and is silent in between, so a partition fenced right behind a
+commit pauses while no batch needs it. A source that sends all the time has no such moment, and the fence does not wait.
+A disk that is writing back other processes' data may take a second for a write that otherwise takes a millisecond.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from stateflow.types import PartitionId
 
 #: weight of the newest interval in the averages
 NEWEST = 0.3
-#: a moment is waited for no longer than this many intervals …
+#: a fence waits for its moment no longer than this many intervals …
 INTERVALS_MAX = 1.5
-#: … and no longer than this
+#: … and no longer than this, in seconds
 WAIT_S_MAX = 2.0
-#: batches that must have been seen, and how regular they must be, before anything is predicted
+#: number of batches, and their largest mean deviation as a part of the interval, from which the next one is predicted
 BATCHES_MIN = 4
 JITTER_MAX = 0.5
-#: a disk is quiet when a durable write takes no longer than this, or than the whole pause was to be
+#: a disk is quiet when a durable write takes no longer than this, or than the predicted pause
 QUIET_SYNC_MS = 10.0
-#: whether a batch was committed is looked for so often
+#: interval at which a waiting fence looks for the next commit, in seconds
 LOOK_S = 0.002
 
 
 def disk_is_quiet(sync_ms: float, pause_ms: float) -> bool:
-    """May a fence whose pause is to be ``pause_ms`` come now? Its seal is a durable write, too."""
+    """Tells whether the disk is quiet enough for a fence with a predicted pause of ``pause_ms``. Its seal is a durable
+    write, too."""
     return sync_ms <= max(pause_ms, QUIET_SYNC_MS)
 
 
 @dataclass(frozen=True, slots=True)
 class QuietDisk:
-    """A fence's wait for it."""
+    """Waits for a quiet disk before fencing."""
 
     partition: PartitionId
     since: float  # monotonic seconds
@@ -42,9 +43,9 @@ class QuietDisk:
     max_pause_ms: float = 0.0  # allowed; 0: any
 
     def has_come(self, sync_ms: float, now: float) -> bool:
-        """Is the wait over at ``now``, when a durable write took ``sync_ms``? A disk that does not become quiet is not
-        waited for longer than ``WAIT_S_MAX``. Raises BudgetUnreachable where the write alone is longer then than the
-        whole pause may be."""
+        """Tells whether the wait is over at ``now``, when a durable write took ``sync_ms``: the disk is quiet, or
+        ``WAIT_S_MAX`` has passed. Raises BudgetUnreachable where the write alone then takes longer than the allowed
+        pause."""
         if disk_is_quiet(sync_ms, self.pause_ms):
             return True
         if now <= self.since + WAIT_S_MAX:
@@ -60,14 +61,13 @@ class QuietDisk:
 
 @dataclass(frozen=True, slots=True)
 class QuietMoment:
-    """A fence's wait for it: right behind the commit that follows ``sequence``, but no longer than ``until``, monotonic
-    seconds."""
+    """Waits for the commit behind ``sequence`` before fencing, but no longer than ``until``, monotonic seconds."""
 
     sequence: int
     until: float
 
     def wait_s(self, now: float, sequence: int) -> float:
-        """How long to wait before asking again, when the last commit is ``sequence``; 0: fence now."""
+        """Returns the seconds to wait before asking again, when the last commit is ``sequence``; 0: fence now."""
         if sequence != self.sequence:
             return 0.0
         return max(0.0, min(self.until - now, LOOK_S))
@@ -75,7 +75,7 @@ class QuietMoment:
 
 @dataclass(slots=True)
 class Cadence:
-    """Times on one monotonic clock, seconds."""
+    """Intervals and durations of a partition's batches, in seconds on one monotonic clock."""
 
     interval_s: float = 0.0  # between the begins of two batches, averaged
     jitter_s: float = 0.0  # mean deviation from it
@@ -98,13 +98,13 @@ class Cadence:
 
     @property
     def rate(self) -> float:
-        """Batches a second, as averaged."""
+        """Average number of batches per second; 0: unknown."""
         return 1.0 / self.interval_s if self.interval_s > 0 else 0.0
 
     def wait_s(self, now: float, pause_s: float) -> float:
-        """How long a fence that costs ``pause_s`` should wait for the commit of the next batch; 0: fence now.
+        """Returns the seconds that a fence with a pause of ``pause_s`` should wait for the next commit; 0: fence now.
 
-        Worth it only when batches come regularly and the gap between them holds the pause, and when the next batch
+        Waiting pays only when batches come regularly, the gap between them is longer than the pause, and the next batch
         would otherwise fall into the pause.
         """
         if self.batches < BATCHES_MIN or self.jitter_s > JITTER_MAX * self.interval_s:
@@ -113,5 +113,5 @@ class Cadence:
             return 0.0
         next_begin = self.began_at + self.interval_s
         if now + pause_s + self.jitter_s <= next_begin or now > next_begin + self.interval_s:
-            return 0.0  # it ends before the next, or the source has stopped
+            return 0.0  # the pause ends before the next batch, or the source has stopped
         return min(WAIT_S_MAX, INTERVALS_MAX * self.interval_s)

@@ -1,4 +1,4 @@
-"""Taking a checkpoint: a snapshot between two batches, then everything else behind the stream."""
+"""Taking checkpoints: a snapshot between two batches; hashing and upload run while batches go on."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from stateflow.runtime.transfer import base_digest
 from stateflow.storage import PartitionStore
 from stateflow.types import PartitionId
 
-#: what entries begin with that are not part of a partition's state: who owns this copy of it, and since when
+#: prefixes of entries that describe this copy (its owner, its clients) and are not part of the partition's state
 NOT_STATE = (layout.OWNERSHIP, layout.LAPSED, layout.STOPPED)
-#: of a processor that computing a state digest may take while batches come, so that they find the interpreter free
+#: share of one CPU that computing a state digest may take while batches arrive, so that they find the interpreter free
 DIGEST_SHARE = DutyCycle(0.2)
 
 
 class Checkpointer:
-    """Called from several threads. Raises what the store raises.
+    """Takes checkpoints of this replica's partitions. Thread-safe. Raises what the store raises.
 
     Args:
-        sleep: seconds; how it makes way for others.
+        sleep: called with seconds, to give way to batches and to keep the bandwidth limit.
     """
 
     def __init__(self, registry: PartitionRegistry, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -46,21 +46,22 @@ class Checkpointer:
     def take(
         self, partition: PartitionId, store: CheckpointStore, *, savepoint: str = "", on_demand: bool = True
     ) -> Saved | None:
-        """Snapshot between two batches, then hash, upload and publish.
+        """Takes a snapshot between two batches, then hashes, uploads and publishes it.
 
         Args:
-            savepoint: keep it under this name.
-            on_demand: somebody waits for it: the store is asked even when nothing changed since the last one, the
-                state digest is computed, and no bandwidth limit is kept.
+            savepoint: name under which the checkpoint is kept; empty: none.
+            on_demand: a caller waits for the checkpoint: it is taken even when nothing changed since the last one, the
+                state digest is computed, and no bandwidth limit applies.
 
-        Returns None when the partition is not owned here any more, or unchanged since the last periodic one. Raises
-        StaleCheckpoint when the store has one of a later owner.
+        Returns None when the partition is no longer owned here, or unchanged since the last checkpoint and not
+        ``on_demand``. Raises StaleCheckpoint when the store has one of a later owner, Unavailable when no snapshot can
+        be taken.
         """
         slot = self._registry.slot(partition)
         with contextlib.suppress(Exception):  # outside the lock, where the store may be closed at any moment
             if not on_demand and self._is_unchanged(slot, store):
                 return None
-            self._registry.store(slot).flush()  # so that little is left to flush inside
+            self._registry.store(slot).flush()  # so that little is left to flush under the lock
         directory = self._registry.snapshots / f"checkpoint-{uuid.uuid4().hex}"
         try:
             with slot.work:
@@ -91,12 +92,12 @@ class Checkpointer:
             self._registry.environment.remove_tree(directory)
 
     def published(self, store: CheckpointStore) -> set[tuple[PartitionId, tuple[int, int]]]:
-        """What this process has put there last, by partition and order."""
+        """Returns the checkpoints that this process published last in a store, as (partition, (epoch, sequence))."""
         last = ((slot.id, slot.checkpointed) for slot in self._registry.slots())
         return {(partition, (epoch, sequence)) for partition, (url, epoch, sequence) in last if url == store.url}
 
     def forget(self, gone: Collection[tuple[PartitionId, tuple[int, int]]]) -> None:
-        """These are not there any more: they are taken again, though nothing has changed."""
+        """Forgets checkpoints that are gone from the store, so that they are taken again though nothing has changed."""
         for partition, order in gone:
             slot = self._registry.look(partition)
             if slot.checkpointed[1:] == order:
@@ -145,12 +146,12 @@ class Checkpointer:
 
     @staticmethod
     def _is_unchanged(slot: Slot, store: CheckpointStore) -> bool:
-        """Since its last checkpoint, as far as this process knows."""
+        """Tells whether the partition is unchanged since its last checkpoint by this process."""
         last = (store.url, slot.lifecycle.epoch, 0 if slot.store is None else read_sequence(slot.store))
         return slot.checkpointed == last and not (slot.passing is not None and slot.passing.held)
 
     def _state_digest(self, directory: Path) -> str:
-        """Of a snapshot, read for itself: what will be restored is what is digested."""
+        """Computes the state digest from the snapshot's own files, which are what a restore gets."""
         copy = self._registry.environment.open_read_only(directory)
         worked_from = self._registry.clock.monotonic()
 
@@ -177,4 +178,4 @@ class Checkpointer:
 
     @staticmethod
     def _unhurried(sent: int) -> None:
-        """Somebody waits for it."""
+        """Applies no bandwidth limit, as a caller waits."""

@@ -1,9 +1,9 @@
-"""Where an operator's class is, and how a replica comes by it.
+"""Locating an operator's class, and loading it on a replica.
 
-A class of a module is named, ``package.module:Class``, and imported where it is needed. Any other class goes along as
-text: one of a script, of ``python -c``, of a notebook or a REPL, or of a file that is named as ``file.py:Class``. That
-text is only the part of the program that the class needs (:mod:`stateflow.runtime.excerpt`): no script is ever run in
-order to load a class of it. What is loaded has the SHA-256 that was said, and is one module for each text.
+A class of an importable module is named ``package.module:Class``, and each process imports it. Any other class is sent
+as text: a class of a script, of ``python -c``, of a notebook or a REPL, or of a file named as ``file.py:Class``. The
+text is only the part of the program that the class needs (:mod:`stateflow.runtime.excerpt`): no script is ever run to
+load a class from it. The text must have the announced SHA-256, and becomes one module per text.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from stateflow.runtime.excerpt import excerpt, written
 from stateflow.runtime.program import running
 from stateflow.types import SOURCE_MAX
 
-#: modules made of a text are called this and its digest
+#: name of a module made from text: this prefix and the text's digest
 _MODULE = "stateflow code "
-#: what is being loaded, or the replica whose process this is
+#: the operator that is being loaded in this context; empty: none
 _inside: ContextVar[str] = ContextVar("inside", default="")
-#: the same of the whole process, and of those that it starts
+#: environment variable that says the same of a whole process and its children, such as a replica
 INSIDE = "STATEFLOW_INSIDE"
 
 
 def place_of(cls: type) -> tuple[str, str]:
-    """(target, text) by which :func:`find` finds the class again; the text is empty for a class of a module.
+    """Returns (target, text) by which :func:`find` finds the class again; the text is empty for a class of a module.
 
-    Raises OperatorNotImportable for a class inside a function, and for one whose text is not there or too long.
+    Raises OperatorNotImportable for a class inside a function, and where the text is missing or too long.
     """
     name = cls.__qualname__
     if "<locals>" in name:
@@ -54,10 +54,12 @@ def place_of(cls: type) -> tuple[str, str]:
 
 
 def find(target: str, text: str = "", package: str = "") -> Any:
-    """Inverse of :func:`place_of`: what has that name there, which may be anything. Raises OperatorNotImportable with
-    the error of what was loaded.
+    """Loads an object by its target and text, the inverse of :func:`place_of`. The object may be anything.
 
-    Args: package: of the bundle that it came in, see :mod:`stateflow.runtime.bundles`.
+    Raises OperatorNotImportable with the error that loading raised.
+
+    Args:
+        package: package of the bundle with the code, see :mod:`stateflow.runtime.bundles`; empty: no bundle.
     """
     place, _, qualname = target.rpartition(":")
     if not place or not qualname:
@@ -92,7 +94,7 @@ def find(target: str, text: str = "", package: str = "") -> Any:
 
 
 def _remedy(error: BaseException, place: str) -> str:
-    """Names what is missing: the operator, a module that its code imports, or the file that was named."""
+    """Names what is missing: the operator, a module that its code imports, or the named file."""
     if isinstance(error, ModuleNotFoundError) and error.name and not f"{place}.".startswith(f"{error.name}."):
         return f"install {error.name}, which the operator's code imports, where this process runs"
     if isinstance(error, FileNotFoundError) and place.endswith(".py"):
@@ -110,7 +112,7 @@ def _here() -> str | None:
 
 
 def is_text(target: str) -> bool:
-    """Is the class of this target had as text, not imported?"""
+    """Tells whether the class of this target is loaded from text, not imported."""
     place = target.rpartition(":")[0]
     return place.endswith(".py") or place.startswith("<")
 
@@ -121,7 +123,7 @@ def digest_of(text: str) -> str:
 
 
 def check_digest(text: str, digest: str) -> None:
-    """Raises OperatorNotImportable for a text that is not what was said."""
+    """Checks that a text has the announced digest. Raises OperatorNotImportable."""
     if digest_of(text) != digest:
         raise OperatorNotImportable(
             "the operator's text is not the one that was deployed: its digest is another", remedy="deploy it again"
@@ -138,8 +140,11 @@ def _loading(target: str) -> Iterator[None]:
 
 
 def check_outside(what: str) -> None:
-    """Raises InvalidArgument where code of an operator runs: a replica that imports a script, or whose operator calls
-    one, would start a cluster, whose replicas import it again, and so on."""
+    """Checks that this is not called while an operator's code is loaded or inside a replica. Raises InvalidArgument.
+
+    A replica that imports a script, or whose operator calls one, would otherwise start a cluster, whose replicas import
+    the script again, and so on.
+    """
     inside = _inside.get() or os.environ.get(INSIDE, "")
     if inside:
         raise InvalidArgument(
@@ -160,12 +165,12 @@ def _checked(text: str, name: str) -> str:
 
 def _text_of_file(path: Path, qualname: str) -> str:
     _check_whose(path)
-    with tokenize.open(path) as file:  # as it says it is encoded
+    with tokenize.open(path) as file:  # honours the file's encoding line
         return _checked(excerpt(written([file.read()]), qualname), qualname)
 
 
 def _check_whose(path: Path) -> None:
-    """A file that others of this machine can write is not run. Raises PermissionError."""
+    """Refuses a file that other users of this machine can write. Raises PermissionError."""
     found = path.stat()
     if found.st_mode & stat.S_IWOTH:
         raise PermissionError(f"{path} can be written by everybody here: take that right away (chmod o-w)")
@@ -174,7 +179,7 @@ def _check_whose(path: Path) -> None:
 
 
 def _module(place: str, text: str, package: str = "") -> ModuleType:
-    """One for each text and bundle, so that an instance is one of its class wherever that is loaded."""
+    """Returns the module of a text, one per text and bundle: a class that is loaded twice is the same class."""
     digest = digest_of(text)
     name = _MODULE + digest + package
     if name in sys.modules:
@@ -188,7 +193,7 @@ def _module(place: str, text: str, package: str = "") -> ModuleType:
     linecache.cache[shown] = len(text), None, text.splitlines(keepends=True), shown  # tracebacks show its lines
     sys.modules[name] = module
     try:
-        exec(compile(text, shown, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - what was deployed
+        exec(compile(text, shown, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - deployed code
     except BaseException:
         del sys.modules[name]
         raise

@@ -1,9 +1,10 @@
-"""Who may have code run: whoever has the key.
+"""Authentication of deployed code: only holders of the controller's key can deploy code that replicas run.
 
-Every replica runs an operator that is sent as text or in a bundle, so a controller that accepted any of these would
-have replicas run whatever reaches its port. It accepts what has an HMAC (RFC 2104, SHA-256) by its own key. The key is
-a file of the user who runs the controller, made by the first client that needs it, so that one machine needs no setup;
-or ``STATEFLOW_CODE_KEY``, the same for the controller and for whoever deploys. The key itself is never sent.
+Replicas run operators that are sent as text or in a bundle, so a controller that accepted any code would let everyone
+who reaches its port run code on the replicas. The controller accepts code with an HMAC (RFC 2104, SHA-256) by its own
+key. The key is a file of the user who runs the controller, made by the first client that needs it, so that a single
+machine needs no setup; or ``STATEFLOW_CODE_KEY``, with the same value for the controller and for all who deploy. The
+key itself is never sent.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from stateflow.settings import CodeSettings
 from stateflow.types import OperatorSpec
 
 VARIABLE = "STATEFLOW_CODE_KEY"
-#: characters of a key that somebody chose
+#: least number of characters of a key in the environment variable
 LENGTH_MIN = 16
 _REMEDY = (
     f"deploy it as the user who runs the controller, or give both the same {VARIABLE}; or install the operator where "
@@ -30,14 +31,15 @@ _REMEDY = (
 
 
 def signed(spec: OperatorSpec) -> OperatorSpec:
-    """With the HMAC of its text or bundle, if it has one. Raises InvalidArgument without a place for the key."""
+    """Returns the spec with the HMAC of its text or bundle, unchanged if it has neither. Raises InvalidArgument where
+    the key cannot be stored or read."""
     if not (spec.source or spec.bundle):
         return spec
     return replace(spec, source_mac=_mac(_key(make=True), spec))
 
 
 def check_signed(spec: OperatorSpec) -> None:
-    """Raises CodeRefused for a text or bundle that was not signed with this process's key."""
+    """Checks that a text or bundle was signed with this process's key. Raises CodeRefused."""
     if not (spec.source or spec.bundle):
         return
     key = _key(make=False)
@@ -55,7 +57,7 @@ def _mac(key: bytes, spec: OperatorSpec) -> str:
 
 
 def _key(*, make: bool) -> bytes:
-    """Empty when there is none and none is to be made."""
+    """Returns the key. Empty: there is none and ``make`` is not set."""
     given = CodeSettings().key.get_secret_value()
     if given:
         if len(given) < LENGTH_MIN:
@@ -79,14 +81,14 @@ def _make(path: Path) -> None:
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_hex(32))
     try:
-        with contextlib.suppress(FileExistsError):  # another one was as quick: that one's counts
+        with contextlib.suppress(FileExistsError):  # another process made a key at the same time, and that key counts
             path.hardlink_to(own)
     finally:
         own.unlink()
 
 
 def _read(path: Path) -> bytes:
-    if path.stat().st_uid != os.geteuid():  # its owner would have code run as somebody else
+    if path.stat().st_uid != os.geteuid():  # its owner could run code as this user
         raise PermissionError(f"{path} belongs to another user")
     keep_private(path)
     return path.read_bytes()

@@ -1,9 +1,9 @@
-"""What a replica has committed, and its partitions' databases may not have durably: its commit log, as the rest of it
-sees that.
+"""The replica's commit log as the rest of the replica uses it: commits that databases may not have durably yet.
 
-At start every database is completed with what the log has and it lacks, and the log begins anew. A copy that is put
-aside takes what was logged of it along, in a file COMMITS. One that is being completed has that file, too: the end of
-its own log may be dropped by that, and a start that was cut short is gone on with, whatever becomes of the log.
+At start the replica completes every database with the logged commits that it lacks, and begins a new log. A copy that
+goes to quarantine takes its logged commits along in a file COMMITS. A copy that is being completed has that file, too:
+completing may drop the end of the database's own write-ahead log, and with the file a start that was cut short can be
+repeated, even when the commit log is gone.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from stateflow.storage.faults import DAMAGED, meaning
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
-#: of the log, in the data directory
+#: folder of the log in the data directory
 FOLDER = "commits"
-#: in the directory of a copy: commits that its database may lack
+#: file in the directory of a copy: commits that its database may lack
 KEPT = "COMMITS"
 
 
 class Commits:
-    """Of one data directory. Called from several threads.
+    """Commit log of one data directory. Thread-safe.
 
     Args:
-        directory: where a partition's database is; None: not here.
-        lose: a partition whose database cannot be made durable.
+        directory: returns the directory of a partition's database; None: not here.
+        lose: called for a partition whose database cannot be made durable.
 
     Attributes:
-        log: where commits are durable before they are written to databases; None: they are not acknowledged as durable,
-            or what the data directory holds is still being looked at.
+        log: log in which commits are durable before they are written to databases; None: the replica does not
+            acknowledge commits as durable, or has not yet called :meth:`begin`.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class Commits:
     # -- at start -----------------------------------------------------------------------------------------
 
     def find(self) -> None:
-        """Read what was left. Raises CommitLogDamaged."""
+        """Reads the log that the last process left. Raises CommitLogDamaged."""
         self._found = recover(self._files)
 
     def begin(self) -> None:
-        """Every database has what was found, durably, or what is put aside of it has."""
+        """Begins a new log. Every database or quarantined copy must have the commits that were found, durably."""
         if self._settings.acknowledge != "wal":
             self.log = CommitLog(
                 self._files,
@@ -79,20 +79,23 @@ class Commits:
         self._found = Found(Logged(), 1, [])
 
     def knows(self, partition: PartitionId, directory: Path) -> bool:
-        """May this copy of a partition lack something that was found?"""
+        """Tells whether this copy of a partition may lack a commit that was found."""
         return bool(self._found.logged.of(partition)) or (directory / KEPT).exists()
 
     def lacking(self, partition: PartitionId, directory: Path, epoch: int, sequence: int) -> list[Commit]:
-        """What was found of a partition, and this copy of it does not have. Raises StateDamaged, and CommitLogDamaged
-        for a gap."""
+        """Returns the commits that were found and this copy lacks. Raises StateDamaged, and CommitLogDamaged for a gap
+        in the log."""
         return self._known(partition, directory).lacking(partition, epoch, sequence)
 
     def complete(
         self, partition: PartitionId, directory: Path, lacking: Collection[Commit], *, up_to_damage: bool
     ) -> None:
-        """A copy has what it lacks, durably, when this returns. Cut short, it is done again. Raises StateDamaged.
+        """Adds to a copy the commits that it lacks, durably. Idempotent, and repeated after a crash. Raises
+        StateDamaged.
 
-        Args: up_to_damage: it cannot be opened otherwise.
+        Args:
+            up_to_damage: drop the end of the database's own write-ahead log from the first damage on, as the database
+                cannot be opened otherwise.
         """
         if not self.knows(partition, directory):
             return
@@ -107,7 +110,7 @@ class Commits:
                 store.close()
             log.info("%s has %d commits from the commit log", partition, len(lacking))
         else:
-            self._environment.sync_database(directory)  # what can be read there may not be durable
+            self._environment.sync_database(directory)  # readable commits may not be durable yet
         if kept.exists():
             kept.unlink()
             self._environment.sync([directory])
@@ -115,7 +118,7 @@ class Commits:
     # -- while it serves ----------------------------------------------------------------------------------
 
     def open(self, partition: PartitionId, epoch: int, directory: Path) -> PartitionStore:
-        """Its database, with all that was logged."""
+        """Opens a partition's database, with all logged commits applied."""
         store = self._environment.open(directory)
         if self.log is None:
             return store
@@ -130,7 +133,7 @@ class Commits:
         return store
 
     def put_aside(self, partition: PartitionId, directory: Path) -> None:
-        """A copy takes along what was logged of its partition. Raises OSError, CommitLogDamaged."""
+        """Stores the partition's logged commits in a copy that goes to quarantine. Raises OSError, CommitLogDamaged."""
         commits = self._found.logged.of(partition) if self.log is None else self.log.logged(partition)
         if not commits:
             return
@@ -142,16 +145,16 @@ class Commits:
         self._keep(directory, Logged([*kept, *commits]).of(partition))
 
     def forget(self, partitions: Collection[PartitionId]) -> None:
-        """These are here no more. Raises OSError."""
+        """Drops the logged commits of partitions that are no longer here. Raises OSError."""
         if self.log is not None:
             self.log.forget(partitions)
 
     def left(self, partition: PartitionId) -> None:
-        """It is another replica's, or another copy here, durably: what was logged of it counts no more."""
+        """Makes the logged commits of a partition void, once another replica or another copy here durably owns it."""
         if self.log is not None:
             try:
                 self.log.forget([partition], sync=False)
-            except OSError as error:  # its epoch says the same
+            except OSError as error:  # harmless: these commits are of an older epoch
                 log.warning("the commit log does not take that %s has left: %s", partition, error)
 
     def close(self) -> None:
@@ -173,7 +176,7 @@ class Commits:
     def _failed(self, partition: PartitionId, error: Exception) -> None:
         meant = meaning(error)
         if isinstance(meant, DiskFull | TooFewFiles):
-            return  # it is tried again
+            return  # the log tries again
         why = StateDamaged(f"its database cannot be made durable: {error}", remedy=DAMAGED, partition=partition)
         self._environment.aside(lambda: self._lose(partition, why))
 
@@ -182,7 +185,7 @@ class Commits:
 
     @staticmethod
     def _kept(directory: Path) -> list[Commit]:
-        """Raises StateDamaged."""
+        """Reads the commits in a copy's file COMMITS; empty where there is none. Raises StateDamaged."""
         kept = directory / KEPT
         if not kept.exists():
             return []

@@ -1,4 +1,4 @@
-"""A partition's commits: each one atomic write under the next sequence, of which those who follow are told."""
+"""Commits of a partition: each is one atomic write under the next sequence, and is reported to followers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from stateflow.types import PartitionId
 
 
 class Staged(NamedTuple):
-    """A commit to be written, under its sequence. ``logged``: as it goes into the commit log, where there is one."""
+    """A commit that is ready to be written. ``logged``: its record for the commit log; None: there is no log."""
 
     changes: ChangeSet
     logged: Commit | None
 
 
 class Committer:
-    """Of one partition, at one epoch. Not thread-safe but for :meth:`end`.
+    """Commits to one partition at one epoch. Not thread-safe, except for :meth:`end`.
 
     Args:
-        log: each commit survives a power loss once it is in there, which is before :meth:`write`. None: where that is
-            asked for.
-        on_commit: called after each with its sequence and a thunk that encodes its change set, so that encoding costs
-            nothing when nobody follows.
+        log: commit log that makes each commit survive a power loss before :meth:`write`. None: a commit survives a
+            power loss only where ``sync`` asks for it.
+        on_commit: called after each commit with its sequence and a thunk that encodes its change set, so that nothing
+            is encoded when no copy follows.
     """
 
     def __init__(
@@ -42,26 +42,26 @@ class Committer:
         self._partition, self._store, self._epoch = partition, store, epoch
         self._log, self._on_commit = log, on_commit
         self._ended = False
-        #: of the last commit
+        #: sequence of the last commit
         self.sequence = read_sequence(store)
-        #: a commit has begun, and whether all of it is on disk and known here is not known
+        #: a commit has begun, and it is not certain that all of it is on disk and in memory
         self.is_unsure = False
-        #: entries that go with the next commit
+        #: entries to be written with the next commit
         self.unsaved: list[tuple[bytes, bytes]] = []
-        #: positions and outputs that do, where it does not say more of their sources
+        #: positions and outputs of skipped batches, written with the next commit unless it has its own for the source
         self._adopted: dict[bytes, bytes] = {}
 
     def commit(self, source: str, number: int, mutations: Mutations, *, sync: bool = False) -> None:
-        """:meth:`stage`, :meth:`log` and :meth:`write`. Args: sync: it survives a power loss."""
+        """Calls :meth:`stage`, :meth:`log` and :meth:`write`. Args: sync: make it survive a power loss."""
         staged = self.stage(source, number, mutations)
         self.log(staged)
         self.write(staged, sync=sync)
 
     def stage(self, source: str, number: int, mutations: Mutations) -> Staged:
-        """What is to be logged and written next. Nothing is, before :meth:`write`; it may be let be until it is logged.
+        """Prepares the next commit, without writing anything. A staged commit may be dropped until it is logged.
 
-        Args: source, number: the batch it is of, as followers are told. Raises Unavailable behind :meth:`end`, and
-        when it :attr:`is_unsure`.
+        Args: source, number: the batch that followers see with it. Raises Unavailable behind :meth:`end`, and when the
+        last commit :attr:`is_unsure`.
         """
         if self._ended:
             raise self._closed()
@@ -83,15 +83,18 @@ class Committer:
         return Staged(changes, Commit(self._partition, self._epoch, sequence, changes.encode()))
 
     def log(self, staged: Staged) -> None:
-        """Into the log, where there is one; or with others, by whoever has them."""
+        """Appends a staged commit to the commit log, if there is one. A group's commits are appended together by
+        their caller instead."""
         if self._log is not None and staged.logged is not None:
             self._log.append([staged.logged])
 
     def write(self, staged: Staged, *, sync: bool = False) -> None:
-        """Whoever calls this says :meth:`known` when all of it is known in memory, too. Raises Unavailable behind
-        :meth:`end`, unless it is logged: then it is committed, and its database is to have it.
+        """Writes a staged commit to the database. Callers call :meth:`known` once memory has all of it, too.
 
-        Args: sync: it survives a power loss, which what is logged does anyway.
+        Raises Unavailable behind :meth:`end`, unless the commit is logged: then it is committed already, and the
+        database must get it.
+
+        Args: sync: make it survive a power loss; a logged commit does so anyway.
         """
         changes, logged = staged
         if self._ended and logged is None:
@@ -108,7 +111,7 @@ class Committer:
             self._on_commit(self.sequence, changes.encode if logged is None else lambda: logged.change_set)
 
     def adopt(self, held: Mapping[str, layout.Position]) -> None:
-        """What was held of sources for the partition becomes its own with the next commit."""
+        """Takes over positions held for the partition while batches skipped it, to be written with the next commit."""
         for source, position in held.items():
             name = source.encode()
             self._adopted |= {layout.POSITION + name: position.encode(), layout.OUTPUT + name: b""}
@@ -121,14 +124,14 @@ class Committer:
         )
 
     def known(self) -> None:
-        """What was committed is what is known."""
+        """Marks the last commit as complete, on disk and in memory."""
         self.is_unsure = False
 
     def end(self) -> None:
-        """Nothing is committed any more. From any thread."""
+        """Refuses all commits from now on. Thread-safe."""
         self._ended = True
 
 
 def read_sequence(store: PartitionStore) -> int:
-    """Sequence of the last commit in ``store``, 0 when there is none."""
+    """Returns the sequence of the last commit in ``store``, 0 when there is none."""
     return int.from_bytes(store.get(layout.SEQUENCE) or b"", "big")

@@ -1,8 +1,9 @@
-"""The same part of a program whose text is gone: ``python -`` read it from a pipe, and kept what it compiled to.
+"""Excerpts from a program without text: ``python -`` read it from a pipe, and only its compiled code is left.
 
-The interpreter compiles such a program whole before it runs it, and that code is there as long as the program runs. A
-definition in it is a straight run of instructions that ends by storing its name, so it can be cut out and run alone; an
-import is written down again. It goes to interpreters of the same version only, as code has no other meaning elsewhere.
+The interpreter compiles such a program as a whole before it runs it, and the code object lives as long as the program
+runs. A definition in it is a straight run of instructions that ends by storing its name, so the run can be cut out and
+executed alone; an import is written as a statement again. The excerpt loads only in interpreters of the same version,
+as bytecode means something else in others.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ from stateflow.errors import OperatorNotImportable
 from stateflow.runtime.excerpt import CONTAINERS, Program, Statement, named_in
 from stateflow.runtime.touching import Touch, only_looks
 
-#: instructions of an expression or definition without a jump; with any other it is not cut out
+#: instructions of an expression or definition without a jump; a definition with any other is not cut out
 _PLAIN = (
     *("LOAD_", "MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE", "CALL", "PRECALL", "KW_NAMES", "PUSH_NULL"),
     *("BUILD_", "LIST_", "SET_", "DICT_", "FORMAT_", "CONVERT_VALUE", "GET_ITER"),
     *("BINARY_", "UNARY_", "COMPARE_OP", "IS_OP", "CONTAINS_OP", "EXTENDED_ARG", "NOP"),
 )
 _STORES = ("STORE_NAME", "STORE_GLOBAL")
-#: what changes the object on top of the stack, or the one below
+#: instructions that change the object on top of the stack, or the one below
 _CHANGING = ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "DELETE_ATTR")
 _READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
 def code_of_main(values: Mapping[str, Any]) -> CodeType | None:
-    """What ``__main__`` compiled to, while it runs: the outermost frame of its thread."""
+    """Returns the code object of ``__main__`` while it runs, from the outermost frame of the main thread. None: it is
+    not running."""
     main = threading.main_thread().ident
     frame = None if main is None else sys._current_frames().get(main)
     while frame is not None:
@@ -46,7 +48,7 @@ def code_of_main(values: Mapping[str, Any]) -> CodeType | None:
 
 
 def compiled(code: CodeType) -> Program:
-    """A program by what it compiled to."""
+    """Reads a program's statements from its code object."""
     instructions = list(dis.get_instructions(code))
     found, elsewhere, module = [], dict[str, int](), None
     statement_at: dict[int, Statement] = {}
@@ -78,7 +80,8 @@ def compiled(code: CodeType) -> Program:
 def _touches(
     code: CodeType, instructions: Sequence[dis.Instruction], statement_at: Mapping[int, Statement]
 ) -> Iterator[Touch]:
-    """Where a name may be changed: what reads it and goes on with a method, or stores into something soon after."""
+    """Finds the places where a name's object may be changed: instructions that load the name, then call a method of
+    its object or store into something soon after."""
     functions = {each.co_name: each for each in code.co_consts if isinstance(each, CodeType)}
     for at, instruction in enumerate(instructions):
         statement = statement_at.get(at)
@@ -94,7 +97,7 @@ def _touches(
         for inner in () if called is None else _with_inner(called):
             inside = list(dis.get_instructions(inner))
             if any(each.opname.startswith("LOAD_FAST") and _changes(inside, n) for n, each in enumerate(inside)):
-                for given in instructions[at + 1 : at + 4]:  # what it is called with, most likely
+                for given in instructions[at + 1 : at + 4]:  # most likely the arguments of the call
                     if given.opname in _READS:
                         yield Touch(given.argval, order, line, ("", "change"), discards=True)
             for number, each in enumerate(inside):
@@ -116,7 +119,7 @@ def _changes(instructions: Sequence[dis.Instruction], at: int) -> bool:
 
 
 def _goes_on(instructions: Sequence[dis.Instruction], at: int) -> tuple[tuple[str, ...], bool]:
-    """(the attributes that are looked up of what is loaded there, is something stored into it?)"""
+    """Returns (the attributes looked up on the object loaded at ``at``, whether something is stored into it)."""
     behind = at + 1
     while behind < len(instructions) and instructions[behind].opname in ("LOAD_ATTR", "LOAD_METHOD"):
         behind += 1
@@ -130,7 +133,8 @@ def _line(instruction: dis.Instruction) -> int:
 
 
 def _begin(instructions: Sequence[dis.Instruction], at: int) -> int | None:
-    """Where what is stored begins to be made: where the stack is as it is behind it. None: that is not plain."""
+    """Returns the index of the first instruction that makes the value stored at ``at``: where the stack is as high as
+    behind the store. None: an instruction on the way is not in ``_PLAIN``, or a jump leads into it."""
     missing = 1
     while missing:
         at -= 1
@@ -160,19 +164,21 @@ def _source(code: CodeType, run: Sequence[dis.Instruction]) -> str:
         co_linetable=b"",
         co_firstlineno=_line(run[0]),
     )
-    data = base64.b64encode(marshal.dumps(cut, 2)).decode()  # 2: without references, whose marks differ from run to run
+    data = base64.b64encode(
+        marshal.dumps(cut, 2)
+    ).decode()  # version 2 has no references, whose marks differ from run to run
     magic = importlib.util.MAGIC_NUMBER.hex()
     return f"exec(__import__({__name__!r}, fromlist=['code']).code({magic!r}, {data!r}))"
 
 
 def code(magic: str, data: str) -> CodeType:
-    """Inverse. Raises OperatorNotImportable in another version of Python."""
+    """Decodes a code object, the inverse of ``_source``. Raises OperatorNotImportable in another version of Python."""
     if magic != importlib.util.MAGIC_NUMBER.hex():
         raise OperatorNotImportable(
             "the operator was compiled by another version of Python than this: its program came by a pipe",
             remedy="deploy it from a .py file",
         )
-    loaded: CodeType = marshal.loads(base64.b64decode(data))  # noqa: S302 - in what was deployed
+    loaded: CodeType = marshal.loads(base64.b64decode(data))  # noqa: S302 - deployed code
     return loaded
 
 
@@ -182,7 +188,7 @@ def _find_names(statement: Statement, run: Sequence[dis.Instruction]) -> None:
     for constant in (each.argval for each in run if isinstance(each.argval, CodeType)):
         for inner in _with_inner(constant):
             statement.uses |= {each.argval for each in dis.get_instructions(inner) if each.opname in _READS}
-            if "__annotations__" in inner.co_names:  # they are text there
+            if "__annotations__" in inner.co_names:  # annotations are text there
                 statement.hints |= {
                     name for each in inner.co_consts if isinstance(each, str) for name in named_in(ast.Constant(each))
                 }

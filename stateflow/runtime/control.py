@@ -1,4 +1,4 @@
-"""What a controller asks of a replica, and what it is answered."""
+"""Requests of a controller to a replica, and the replica's answers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """A move as its target knows it. ``bandwidth_max``: bytes a second for the base; 0: no limit.
+    """A move as its target knows it. ``bandwidth_max``: bytes per second for the base copy; 0: no limit.
 
-    ``standby``: it follows for good. ``on_demand``: copied when a batch asks for the partition, else one after another.
-    ``newest_epoch``: granted to anybody by then, and perhaps given up since.
+    ``standby``: the copy follows its source permanently. ``on_demand``: the partition is copied when a batch needs it,
+    otherwise in turn. ``newest_epoch``: newest epoch granted to any replica by then; it may have been given up since.
     """
 
     move_id: str
@@ -40,27 +40,27 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a move is at its target. Sizes in bytes, rates in bytes a second, ``_ms`` milliseconds, ``_s``
-    seconds."""
+    """Progress of a move at its target. Sizes are in bytes, rates in bytes per second, ``_ms`` in milliseconds, ``_s``
+    in seconds."""
 
     phase: Phase = Phase.WARMING
-    bytes_warm: int = 0  # fetched of the base
-    bytes_stored: int = 0  # of these, from the checkpoint store
-    bytes_reused: int = 0  # of the base, here already
-    base_bytes: int = 0  # of all base files
+    bytes_warm: int = 0  # fetched base files
+    bytes_stored: int = 0  # part of bytes_warm that came from the checkpoint store
+    bytes_reused: int = 0  # base files that were here already
+    base_bytes: int = 0  # all base files
     bytes_delta: int = 0  # change sets received
     rounds: int = 0  # reports while catching up
     lag_bytes: int = 0  # written at the source, not applied here yet
-    change_rate: float = 0.0  # of new change sets
-    bandwidth: float = 0.0  # as seen while warming
+    change_rate: float = 0.0  # new change sets at the source
+    bandwidth: float = 0.0  # measured while warming
     rtt_ms: float = 0.0
-    stall_ms: float = 0.0  # by so much the longest of the last round trips exceeded rtt_ms
-    sync_ms: float = 0.0  # what forcing the copy to disk took, the last time
-    waited_s: float = 0.0  # since the base was there
-    sequence: int = 0  # reached here
+    stall_ms: float = 0.0  # how much the longest of the last round trips exceeded rtt_ms
+    sync_ms: float = 0.0  # duration of the last sync of the copy to disk
+    waited_s: float = 0.0  # time since the base was complete
+    sequence: int = 0  # last sequence applied here
     epoch: int = 0  # when OWNED
     digest: str = ""  # when OWNED: chain digest, equal on both sides
-    fault: StateflowError | None = None  # when FAILED; when OWNED: it was, and is lost
+    fault: StateflowError | None = None  # when FAILED; when OWNED: the partition was owned here, and is lost
 
 
 # -- moves, at the source -----------------------------------------------------------------------------------
@@ -68,23 +68,23 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """``epoch``: granted to the target."""
+    """Request to seal a partition for a move. ``epoch``: granted to the target."""
 
     partition: PartitionId
     move_id: str
     epoch: int
     target: ReplicaInfo
     command: Command = NOBODY
-    cold: bool = False  # the target copies behind the seal: it need not follow yet
-    pause_ms: float = 0.0  # predicted: a quiet moment of that length may be waited for
-    max_pause_ms: float = 0.0  # its budget; 0: none
-    standby_move: str = ""  # the target follows for this standby, and owns by its copy
+    cold: bool = False  # the target copies behind the seal, and need not follow yet
+    pause_ms: float = 0.0  # predicted pause: the source may wait for a quiet moment of that length
+    max_pause_ms: float = 0.0  # allowed pause; 0: no limit
+    standby_move: str = ""  # move of the standby whose copy the target takes over; empty: none
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """``in_hand_ms``: how long it waited for a quiet moment and the batch in hand; rows were processed meanwhile.
-    ``refused``: why it did not seal; None: it has."""
+    """Answer to a fence. ``in_hand_ms``: time spent waiting for a quiet moment and the running batch, while rows were
+    still processed. ``refused``: why the source did not seal; None: it has sealed."""
 
     in_hand_ms: float = 0.0
     refused: StateflowError | None = None
@@ -92,7 +92,8 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """``owned_at``: asked as the source, which owned the partition at this epoch; 0: as the target."""
+    """Request to cancel a move. ``owned_at``: epoch at which the replica owned the partition, if it is asked as the
+    source; 0: it is asked as the target."""
 
     partition: PartitionId
     move_id: str
@@ -101,7 +102,8 @@ class Cancellation:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """``sealed``: too late, the move goes forward. ``owned``: by this move, here, at ``epoch``."""
+    """Answer to a cancellation. ``sealed``: too late, the move goes forward. ``owned``: the replica owns the partition
+    by this move, at ``epoch``."""
 
     sealed: bool = False
     owned: bool = False
@@ -113,7 +115,8 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """``epoch``: granted. ``oldest_epoch``: checkpoints of older ones are a former deployment's."""
+    """Request to take over a partition without an owner. ``epoch``: granted to this replica. ``oldest_epoch``:
+    checkpoints of older epochs belong to a former deployment."""
 
     spec: OperatorSpec
     partition: PartitionId
@@ -127,7 +130,7 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A checkpoint, and when it was taken."""
+    """Checkpoint from which a partition was restored. ``created_us``: when it was taken, µs."""
 
     epoch: int
     sequence: int
@@ -136,7 +139,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """What is served from now on. ``checkpoint``: what it was restored from, if it was."""
+    """State that the replica serves after a takeover. ``checkpoint``: the one it was restored from; None: from a local
+    copy."""
 
     epoch: int
     sequence: int
@@ -149,7 +153,8 @@ class TakenOver:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which checkpoint: the newest, a savepoint's, or the newest that ends with exactly ``batch`` of ``source``."""
+    """Choice of a checkpoint: the newest, a savepoint's, or the newest that ends with exactly ``batch`` of ``source``.
+    Empty fields: the newest."""
 
     savepoint: str = ""
     source: str = ""
@@ -161,8 +166,8 @@ NEWEST = Wanted()
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """``epoch``: the least to own it at. ``url``: of a checkpoint store; empty: the replica's own. ``stop_sources``:
-    clients that have sent so far are refused by who owns it."""
+    """Request to restore a partition from a checkpoint. ``epoch``: least epoch to own it at. ``url``: checkpoint store;
+    empty: the replica's own. ``stop_sources``: the owner refuses all clients that have sent so far."""
 
     restore_id: str
     spec: OperatorSpec
@@ -175,7 +180,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """``passed_over``: newer checkpoints that could not be used, and why."""
+    """Answer to a restore. ``passed_over``: errors of newer checkpoints that could not be used."""
 
     epoch: int
     sequence: int
@@ -189,10 +194,10 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """A copy of a partition that is being read, as of ``sequence``; when it is ``done``, what it was found to be.
+    """Verification of a partition's copy as of ``sequence``: its progress, and its result once it is ``done``.
 
-    ``digest``: of its state, empty where not all of it could be read; ``cells``: that were decoded by their
-    declaration; ``faults``: what is wrong.
+    ``digest``: state digest, empty where not all of the copy could be read; ``cells``: number of cells decoded by their
+    declaration; ``faults``: errors found.
     """
 
     epoch: int
