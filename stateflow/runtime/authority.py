@@ -1,4 +1,4 @@
-"""Which controller a replica obeys: one at a time, fenced by the term of its leader lease on the ledger.
+"""Authority over a replica: it obeys one controller at a time, fenced by the term of its leader lease on the ledger.
 
 A leading controller holds the leader lease of its ledger, and each lease has a term, greater than all terms before. A
 replica stores the greatest term it has seen durably before it acts on it. A command or an answer with a smaller term

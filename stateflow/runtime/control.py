@@ -51,7 +51,7 @@ class Progress:
     bytes_delta: int = 0  # change sets received
     rounds: int = 0  # reports while catching up
     lag_bytes: int = 0  # written at the source, not applied here yet
-    change_rate: float = 0.0  # new change sets at the source
+    change_rate: float = 0.0  # incoming change sets
     bandwidth: float = 0.0  # measured while warming
     rtt_ms: float = 0.0
     stall_ms: float = 0.0  # how much the longest of the last round trips exceeded rtt_ms

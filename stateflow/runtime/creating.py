@@ -1,4 +1,4 @@
-"""Making the first, empty copies of an operator's partitions."""
+"""Creating the first, empty copies of an operator's partitions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from stateflow.types import OperatorSpec, PartitionId
 
 
 def check(registry: PartitionRegistry, spec: OperatorSpec, total: int) -> None:
-    """Could this version of an operator, and so many of its partitions, be here? Nothing is changed. Raises
-    OperatorNotImportable, OperatorOutdated, TooFewFiles, SchemaMismatch."""
+    """Checks that this replica could hold ``total`` partitions of this version of an operator, and changes nothing.
+
+    Raises OperatorNotImportable, OperatorOutdated, TooFewFiles, SchemaMismatch.
+    """
     registry.check(spec)
     registry.expect(max(0, total - len(_here(registry, spec.name))))
 
 
 def _here(registry: PartitionRegistry, operator: str) -> set[int]:
-    """Partitions that have a database here."""
+    """Returns the operator's partitions that have a database here."""
     return {slot.id.partition for slot in registry.slots() if slot.id.operator == operator and slot.directory}
 
 
@@ -33,14 +35,14 @@ def create(
     total: int = 0,
     check_asked: Callable[[], None] = lambda: None,
 ) -> None:
-    """Empty partitions owned from ``epoch`` on. Those that are there already at this epoch stay as they are.
+    """Creates empty partitions owned from ``epoch`` on. Partitions that are owned here at this epoch stay as they are.
 
     Args:
-        total: so many partitions of the operator are to be here in the end.
-        check_asked: raises where what asked for it is void by now.
+        total: number of partitions of the operator that will be here in the end.
+        check_asked: raises where the command to create them is void by now.
 
-    Raises TooFewFiles, before anything is created; StaleEpoch, and what ``check_asked`` raises, where the deployment
-    may have been taken back meanwhile.
+    Raises TooFewFiles, before anything is created; StaleEpoch, and what ``check_asked`` raises, where the operator may
+    have been undeployed meanwhile.
     """
     with registry.making(spec, check_asked):
         partitions = list(partitions)
@@ -57,7 +59,7 @@ def create(
 
 
 def _create(registry: PartitionRegistry, slot: Slot, epoch: int) -> None:
-    """Called with ``work`` and ``mutex`` held."""
+    """Creates one partition. Callers hold ``work`` and ``mutex``."""
     registry.check_deployed(slot.id, epoch)
     if slot.lifecycle.state is State.ABSENT and registry.evidence.has(slot.id.operator, slot.home.name):
         raise StateMissing(
@@ -75,13 +77,13 @@ def _create(registry: PartitionRegistry, slot: Slot, epoch: int) -> None:
         )
     slot.directory = slot.home / f"created-{epoch}"
     slot.directory.mkdir(parents=True, exist_ok=True)
-    (slot.directory / UNFINISHED).write_bytes(b"")  # cut short, it is created again …
-    registry.environment.sync([slot.directory])  # … which a loss of power may not make it forget
+    (slot.directory / UNFINISHED).write_bytes(b"")  # marks a creation that was cut short, to be repeated …
+    registry.environment.sync([slot.directory])  # … and must survive a power loss
     slot.store = registry.environment.open(slot.directory, create=True)
     registry.environment.sync([slot.home, slot.home.parent])
     ownership = layout.Ownership(registry.info.name, State.OWNED, epoch)
     slot.store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
     (slot.directory / UNFINISHED).unlink()
     registry.environment.sync([slot.directory])
-    slot.lost = None  # what was, and is put aside, is no part of it
+    slot.lost = None  # the former, quarantined copy has nothing to do with the new one
     slot.lifecycle.create(epoch)

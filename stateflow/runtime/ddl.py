@@ -1,6 +1,6 @@
-"""Declared schemas: Spark DDL to Arrow, without a JVM, as ``"k string, n long, tags array<string>"``; or Arrow itself.
+"""Declared schemas: Arrow schemas, or Spark DDL such as ``"k string, n long, tags array<string>"``, parsed without a JVM.
 
-Grammar of Spark SQL's ``StructType.fromDDL`` as far as Arrow has the type: the atomic types, decimal(p,s),
+The grammar is that of Spark SQL's ``StructType.fromDDL``, for types that Arrow has: the atomic types, decimal(p,s),
 array<…>, map<…,…>, struct<name:type,…>, NOT NULL and COMMENT.
 """
 
@@ -38,8 +38,11 @@ _TOKEN = re.compile(r"\s*(`(?:[^`]|``)+`|'(?:[^'\\]|\\.)*'|[A-Za-z_0-9]+|[<>(),:
 
 
 def schema_of(declared: str | pa.Schema) -> pa.Schema:
-    """A schema as users declare it. Raises DeclarationError where it cannot be read, and where one of its columns or
-    fields could not be read back; InvalidArgument for types that are not taken."""
+    """Returns the schema that a user has declared.
+
+    Raises DeclarationError for a text that cannot be parsed and for a repeated name, which could not be read back;
+    InvalidArgument for types that are not accepted.
+    """
     schema = parse_ddl(declared) if isinstance(declared, str) else declared
     check_types(schema)
     if what := _twice(schema, "a column"):
@@ -48,7 +51,7 @@ def schema_of(declared: str | pa.Schema) -> pa.Schema:
 
 
 def _twice(fields: Iterable[pa.Field], what: str) -> str:
-    """Describes the first two fields, at whatever level, that have one name; empty where all differ."""
+    """Describes the first two fields, at any level, with the same name; empty where all names differ."""
     seen: set[str] = set()
     for field in fields:
         if field.name in seen:
@@ -63,7 +66,7 @@ def _twice(fields: Iterable[pa.Field], what: str) -> str:
 
 
 def parse_ddl(text: str) -> pa.Schema:
-    """Raises DeclarationError that shows the part which was not understood."""
+    """Parses Spark DDL. Raises DeclarationError that shows the part that was not understood."""
     tokens = _tokens(text)
     fields = []
     while tokens:

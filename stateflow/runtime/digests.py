@@ -1,8 +1,8 @@
-"""Digests of rows by their values: whoever sends the same rows again may have them in another message, among others.
+"""Digests of rows by their values, so that the same rows have the same digest in any message and beside any other rows.
 
-Of each column the buffers count, as if the part had been alone and nothing were behind its nulls. What they were as
-Arrow messages, former versions took: such a digest says nothing of values. Those of values are below zero, so that
-both are told apart where they are stored; see :func:`comparable`.
+A digest covers the buffers of each column, as if the part were alone and its nulls had no bytes behind them. Former
+versions digested the Arrow message instead, which is not determined by the values. Digests of values are negative, so
+that stored digests of the two kinds can be told apart; see :func:`comparable`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _BITS = (1 << 63) - 1
 
 
 def digests_of(schema: bytes, rows: pa.RecordBatch | None, bounds: Sequence[int]) -> list[int]:
-    """Of each part, from one bound to before the next. Args: schema: Arrow IPC schema; rows: None for none."""
+    """Returns the digest of each part, from one bound to before the next. Args: schema: Arrow IPC schema; rows: None
+    for no rows."""
     seed = _hash(schema)
     found = [seed] * (len(bounds) - 1)
     if rows is not None:
@@ -37,7 +38,7 @@ def digests_of(schema: bytes, rows: pa.RecordBatch | None, bounds: Sequence[int]
 
 
 def comparable(one: int, other: int) -> bool:
-    """Are they digests of the same kind?"""
+    """Tells whether two digests are of the same kind."""
     return (one < 0) == (other < 0)
 
 
@@ -56,7 +57,7 @@ def _add(column: pa.Array, bounds: Sequence[int], found: list[int]) -> None:
         _add_texts(column, bounds, found)
     elif t.is_primitive(kind) and kind.bit_width >= 8:
         width = kind.bit_width // 8
-        if column.null_count:  # what is behind a null is anything
+        if column.null_count:  # the bytes behind a null are arbitrary
             plain = np.asarray(column.view(f"int{kind.bit_width}").fill_null(0))
             _add_bytes(plain, width, bounds, found)
         else:
@@ -66,7 +67,7 @@ def _add(column: pa.Array, bounds: Sequence[int], found: list[int]) -> None:
 
 
 def _add_nulls(nulls: Any, bounds: Sequence[int], found: list[int]) -> None:
-    """Of parts that have one: others need not know that there is one elsewhere."""
+    """Adds the nulls of each part that has any, so that a null elsewhere does not change a part's digest."""
     for number, (start, stop) in enumerate(pairwise(bounds)):
         part = nulls[start:stop]
         if part.any():
@@ -92,7 +93,7 @@ def _add_texts(column: pa.Array, bounds: Sequence[int], found: list[int]) -> Non
 
 
 def _add_others(column: pa.Array, bounds: Sequence[int], found: list[int]) -> None:
-    """Part by part: what is nested, and what is wider than a number."""
+    """Adds a column of a nested type, or of one wider than a number, part by part."""
     for number, (start, stop) in enumerate(pairwise(bounds)):
         if start < stop:
             alone = column.slice(start, stop - start).take(pa.array(range(stop - start)))

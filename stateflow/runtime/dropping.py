@@ -1,4 +1,4 @@
-"""Deleting what is here of an operator that was undeployed."""
+"""Deleting an undeployed operator's partitions from this replica."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ log = logging.getLogger(__name__)
 
 
 def drop(registry: PartitionRegistry, operator: str, epoch: int) -> int:
-    """Delete the operator's partitions here at ``epoch`` and at older ones, in whatever form they are, and its
-    description when nothing of it is left. Returns how many there were.
+    """Deletes the operator's partitions here at ``epoch`` and older epochs, in any state, and the operator's
+    description when no partition is left. Returns the number of deleted partitions.
 
-    Cut short, it is done again: what is still here is named at the next registration, and deleted then. What was put
-    aside as evidence stays, under another name.
+    Repeated after a crash: the replica names the remaining partitions at its next registration, and deletes them then.
+    Quarantined copies stay, under another name.
     """
     registry.undeployed(operator, epoch)
     slots = [slot for slot in registry.slots() if slot.id.operator == operator]
     _leave_evidence(registry, operator, epoch)
     dropped = [slot.id for slot in slots if _drop_slot(registry, slot, epoch)]
-    registry.commits.forget(dropped)  # nothing is created at these epochs before the next start, which logs anew
+    registry.commits.forget(
+        dropped
+    )  # no partition is created at these epochs before the next start, which begins a new log
     registry.unlearn(operator)
     if dropped:
         log.warning("%s was undeployed: %d partitions are deleted", operator, len(dropped))
@@ -32,7 +34,8 @@ def drop(registry: PartitionRegistry, operator: str, epoch: int) -> int:
 
 
 def _leave_evidence(registry: PartitionRegistry, operator: str, epoch: int) -> None:
-    """What was put aside of a later deployment is in the way of its being created empty, and stays so."""
+    """Renames the quarantined copies of the dropped deployment. Copies of a later deployment keep their name, and
+    keep preventing that its partition is created empty."""
     for number in registry.evidence.partitions(operator):
         slot = registry.slot(PartitionId(operator, number))
         with slot.mutex:
@@ -41,10 +44,11 @@ def _leave_evidence(registry: PartitionRegistry, operator: str, epoch: int) -> N
 
 
 def _drop_slot(registry: PartitionRegistry, slot: Slot, epoch: int) -> bool:
-    """A batch in hand is finished first; nobody is told of it any more."""
+    """Deletes one partition, behind its running batch, whose result is reported to no one. Returns whether there was
+    anything to delete."""
     with slot.work, slot.mutex:
         if slot.lifecycle.epoch <= epoch:
-            slot.lost = None  # what is deployed later is another one
+            slot.lost = None  # a later deployment has nothing to do with the lost copy
         if slot.lifecycle.state is State.ABSENT or not slot.lifecycle.drop(epoch):
             return False
         host, slot.host = slot.host, None
@@ -54,7 +58,7 @@ def _drop_slot(registry: PartitionRegistry, slot: Slot, epoch: int) -> bool:
         if host is not None:
             host.let_go(registry.environment.aside)
         if store is not None:
-            with contextlib.suppress(Exception):  # what could be written is of no use
+            with contextlib.suppress(Exception):  # the database is deleted next, so a failed write does not matter
                 store.close()
         if incoming is not None:
             registry.discard(incoming)

@@ -1,5 +1,5 @@
-"""The computer under a replica: databases, files, locks. Handed in, so that a simulation can take its place and
-forget, on a power loss, whatever was not synced."""
+"""A replica's access to its machine: databases, files, locks. A replica is given this as an object, so that a simulation
+can replace it and lose, at a power loss, all data that was not synced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stateflow.settings import ReplicaSettings
 from stateflow.storage import PartitionStore, RocksEngine
 from stateflow.storage.segments import DirectorySegments, SegmentFiles
 
-#: of the cache of a database that is read once, from its begin to its end
+#: cache of a database that is read once, from begin to end, in bytes
 APART_BYTES = 8 << 20
 
 
@@ -33,7 +33,7 @@ class WorkLock:
     """A re-entrant lock that can be taken away from a thread that never gives it back."""
 
     __slots__ = ("_lock",)
-    #: who waits for it looks this often whether it was taken away, seconds
+    #: interval at which a waiting thread checks whether the lock was taken away, in seconds
     LOOK_S = 0.25
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class WorkLock:
         self.release()
 
     def acquire(self, wait_s: float) -> bool:
-        """Waits so long for it at most. True: it is to be released."""
+        """Waits at most ``wait_s`` seconds for the lock. Returns whether it was acquired, and must be released."""
         while True:
             lock, look_s = self._lock, min(wait_s, self.LOOK_S)
             if lock.acquire(timeout=look_s):
@@ -59,16 +59,17 @@ class WorkLock:
 
     def release(self) -> None:
         lock = self._lock
-        if lock._is_owned():  # else it was taken away meanwhile
+        if lock._is_owned():  # otherwise it was taken away meanwhile
             lock.release()
 
     def take_away(self) -> None:
-        """Whoever has it has it no more."""
+        """Takes the lock away from the thread that holds it, and frees it for others."""
         self._lock = threading.RLock()
 
 
 def claim(directory: Path, file_name: str) -> TextIO:
-    """By a file in it, which has the number of the process that has claimed it. See :meth:`Environment.claim`."""
+    """Claims a directory by locking a file in it, which holds the id of the claiming process. See
+    :meth:`Environment.claim`."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o777 & ~UMASK)
         keep_private(directory)
@@ -98,8 +99,8 @@ def claim(directory: Path, file_name: str) -> TextIO:
 
 
 def place_of(directory: Path) -> str:
-    """Where a claimed directory is: no two processes of one place hold the claim at once. Copies have other places,
-    on this machine or another; after a restart of the machine it is another place as well."""
+    """Identifies a claimed directory by machine boot and lock file: no two processes with the same place hold the claim
+    at once. Copies of a directory, on this machine or another, have other places; a reboot changes the place, too."""
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -109,50 +110,52 @@ def place_of(directory: Path) -> str:
 
 
 def disk_of(place: str) -> str:
-    """Which one a place is on: of two places on one disk it is the same."""
+    """Returns the disk part of a place, which two places on one disk share."""
     return place.rpartition("/")[0] or place
 
 
 class Environment:
-    """The real one."""
+    """The real machine."""
 
     def __init__(self, settings: ReplicaSettings) -> None:
         self._engine = RocksEngine(settings.block_cache_bytes, settings.write_buffer_bytes)
 
     def open(self, directory: Path, *, create: bool = False, up_to_damage: bool = False) -> PartitionStore:
-        """A partition's database. Raises StateMissing, StateDamaged, DataDirLocked.
+        """Opens a partition's database. Raises StateMissing, StateDamaged, DataDirLocked.
 
-        Args: up_to_damage: what it has logged behind damage is dropped, which a loss of power leaves.
+        Args:
+            up_to_damage: drop the end of its write-ahead log from the first damage on, as a power loss leaves it.
         """
         return self._engine.open(directory, create=create, up_to_damage=up_to_damage)
 
     def expect(self, databases: int) -> None:
-        """So many are to be open at a time. Raises TooFewFiles."""
+        """Checks that so many databases can be open at once. Raises TooFewFiles."""
         self._engine.expect(databases)
 
     def open_read_only(self, directory: Path, *, up_to_damage: bool = False) -> PartitionStore:
-        """A snapshot of one, with nothing written."""
+        """Opens a database without writing to it."""
         return self._engine.open_read_only(directory, up_to_damage=up_to_damage)
 
     def open_apart(self, directory: Path) -> PartitionStore:
-        """As ``open_read_only``, with a cache of its own: what is read once is not to push out what is read again."""
+        """Opens a database read-only with a cache of its own, so that data read once does not evict data that is read
+        again."""
         return RocksEngine(APART_BYTES, APART_BYTES).open_read_only(directory)
 
     def sync_database(self, directory: Path) -> None:
-        """What was written to the database there is durable, whether somebody has it open or not."""
-        for path in sorted(directory.glob("*.log")):  # in order: a later one says nothing without the former
-            with contextlib.suppress(FileNotFoundError):  # it is in a sorted file by now
+        """Makes all writes to a database durable, whether it is open or not."""
+        for path in sorted(directory.glob("*.log")):  # in order: a later log is of no use without the earlier ones
+            with contextlib.suppress(FileNotFoundError):  # its data is in a sorted file by now
                 self.sync([path])
         self.sync([directory])
 
     def segments(self, directory: Path) -> SegmentFiles:
-        """Of the commit log there."""
+        """Returns access to the segments of the commit log in a directory."""
         return DirectorySegments(directory)
 
     def copy(self, directory: Path, to: Path) -> None:
-        """A partition's database that nobody has open, as another one. Sorted files never change and are shared.
+        """Copies a database that is not open to another directory. Sorted files never change, and are hard-linked.
 
-        A snapshot would do, but for it the database must be opened, and what rocksdict opens holds up every thread.
+        A snapshot would do as well, but needs the database open, and opening one with rocksdict blocks every thread.
         """
         to.mkdir(parents=True)
         for path in directory.iterdir():
@@ -162,20 +165,21 @@ class Environment:
                 shutil.copyfile(path, to / path.name)
 
     def mutex(self) -> AbstractContextManager[Any]:
-        """A re-entrant lock between the threads of this process."""
+        """Makes a re-entrant lock between the threads of this process."""
         return threading.RLock()
 
     def work_lock(self) -> WorkLock:
         return WorkLock()
 
     def aside(self, work: Callable[[], None], wait_s: float = 0.0) -> None:
-        """In a thread of its own, which may never come back. Waits so long for it at most."""
+        """Runs ``work`` in a thread of its own, which may never end. Waits at most ``wait_s`` seconds for it."""
         thread = threading.Thread(target=work, name="aside", daemon=True)
         thread.start()
         thread.join(wait_s)
 
     def claim(self, directory: Path) -> Closable:
-        """This process's alone until closed; made if need be. Raises DataDirLocked, InvalidArgument."""
+        """Claims a data directory for this process until the result is closed, and creates the directory if necessary.
+        Raises DataDirLocked, InvalidArgument."""
         return claim(directory, "LOCK")
 
     def place(self, directory: Path) -> str:
@@ -183,20 +187,21 @@ class Environment:
         return place_of(directory)
 
     def new_id(self) -> str:
-        """One that was never given before."""
+        """Makes an id that was never given before."""
         return uuid.uuid4().hex
 
     def write_durably(self, path: Path, content: str | bytes) -> None:
-        """All of it, or what was there before; the former, power loss or not, once this returns."""
+        """Replaces a file atomically and durably: a power loss leaves the old content or the new one, and the new one
+        once this returns."""
         write_durably(path, content)
 
     def sync(self, paths: Iterable[Path]) -> None:
-        """Contents of these files, and entries of these directories, survive power loss from here on."""
+        """Makes the contents of files and the entries of directories survive a power loss."""
         for path in paths:
             sync(path)
 
     def free_bytes(self, path: Path) -> int:
-        """Of the disk that ``path`` is on."""
+        """Returns the free bytes of the disk that ``path`` is on."""
         return shutil.disk_usage(path).free
 
     def remove_tree(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What cannot be served and might be state: put aside, where nothing looks for it, until somebody removes it."""
+"""Quarantine for copies that cannot be served and may be state: they stay there, unused, until a user removes them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ OWNED = "OWNED-"
 
 
 class Evidence:
-    """``<data directory>/evidence/<operator>/<partition>/<copy>-<number>``. Nothing in it is ever removed here, but for
-    ``transfers``: copies that arrived damaged, whose source serves on; a few are kept."""
+    """Quarantined copies, in ``<data directory>/evidence/<operator>/<partition>/<copy>-<number>``. The replica never
+    removes one, except in ``transfers``: copies that arrived damaged, while their source serves on; a few are kept."""
 
     def __init__(self, root: Path, environment: Environment) -> None:
         self._root, self._environment = root, environment
@@ -22,7 +22,7 @@ class Evidence:
         self.transfers = self._folder / ".transfers"
 
     def put_aside(self, path: Path, *place: str) -> Path:
-        """Durably. Returns where it is now."""
+        """Moves a copy into quarantine, durably. Returns its new path."""
         folder = self._at(*place)
         folder.mkdir(parents=True, exist_ok=True)
         number = 1
@@ -31,7 +31,7 @@ class Evidence:
         ways = [folder.parent]
         while ways[-1] != self._root:
             ways.append(ways[-1].parent)
-        self._environment.sync(ways)  # before anything is in it that is nowhere else
+        self._environment.sync(ways)  # before they hold the only copy of anything
         path.rename(kept)
         self._environment.sync([folder, path.parent])
         return kept
@@ -42,14 +42,14 @@ class Evidence:
 
     @property
     def any(self) -> bool:
-        """Is there anything that was a partition's?"""
+        """Tells whether any copy that belonged to a partition is in quarantine. True where that cannot be read."""
         try:
             return self._folder.is_dir() and any(path != self.transfers for path in self._folder.iterdir())
         except OSError:
-            return True  # there may be
+            return True  # there may be one
 
     def of_move(self, move_id: str, *place: str) -> list[Path]:
-        """Copies that a move brought, or that a standby's became owned by."""
+        """Returns quarantined copies that this move brought, or that a standby brought and this move made owned."""
         folder, mark = self._at(*place), owned_mark(move_id)
         copies = sorted(folder.iterdir()) if folder.is_dir() else []
         return [
@@ -59,12 +59,12 @@ class Evidence:
         ]
 
     def partitions(self, operator: str) -> list[int]:
-        """Of which something was put aside."""
+        """Returns the partitions with quarantined copies, in order."""
         return sorted(int(home.name[1:]) for home in self._at(operator).glob("p[0-9][0-9][0-9][0-9][0-9]"))
 
     def undeployed(self, epoch: int, *place: str) -> None:
-        """What there is of a partition that was undeployed, up to this epoch, keeps nobody from deploying it again.
-        What was created at a newer one, as its name says, does."""
+        """Renames the quarantine of an undeployed partition, so that the partition can be deployed again. Does nothing
+        where a copy was created at an epoch newer than ``epoch``, by its name."""
         home = self._at(*place)
         if all(_created_at(copy) <= epoch for copy in home.iterdir()):
             home.rename(home.parent / f"{home.name}-undeployed-{epoch}")
@@ -74,7 +74,7 @@ class Evidence:
         return functools.reduce(lambda folder, name: folder / name, place, self._folder)
 
     def say(self) -> None:
-        """How much there is, in one line of the log."""
+        """Logs the size of the quarantine in one line; nothing if it is empty."""
         kept = [file for operator in self._folder.glob("*") if operator.is_dir() for file in _files(operator)]
         if kept:
             log.warning(
@@ -85,12 +85,12 @@ class Evidence:
 
 
 def owned_mark(move_id: str) -> str:
-    """A file in a copy that a standby brought, and that was owned by a move behind that."""
+    """Returns the name of the file that marks a standby's copy as owned by a later move."""
     return OWNED + move_id
 
 
 def _created_at(copy: Path) -> int:
-    """The epoch of a copy that was created empty here; 0 of others."""
+    """Returns the epoch of a copy that was created empty here; 0 for others."""
     made, _, rest = copy.name.partition("-")  # created-<epoch>-<number>
     return int(rest.partition("-")[0]) if made == "created" else 0
 

@@ -1,4 +1,4 @@
-"""A partition's stored states become those that are declared, once for each deployment."""
+"""Evolving a partition's stored states to the declared ones, once for each deployment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ from stateflow.types import PartitionId
 
 
 class Evolver:
-    """Args: deployed: what is decided of the states now; another object when that has changed."""
+    """Evolves the stored states of one partition.
+
+    Args:
+        deployed: returns the states as they are deployed now; a new object when that has changed.
+    """
 
     def __init__(
         self,
@@ -32,11 +36,11 @@ class Evolver:
     ) -> None:
         self._partition, self._store = partition, store
         self._instance, self._committer, self._deployed = instance, committer, deployed
-        #: what the states were made for
+        #: deployment to which the stored states were evolved; None: not checked yet
         self._evolved: DeployedStates | None = None
 
     def evolve(self, now_us: int, watermark_us: int | None, guard: Guard) -> None:
-        """Raises SchemaMismatch, OperatorFailed."""
+        """Evolves the stored states if the deployment has changed. Raises SchemaMismatch, OperatorFailed."""
         deployed = self._deployed()
         if deployed is self._evolved:
             return
@@ -44,7 +48,7 @@ class Evolver:
         try:
             self._evolve(now_us, watermark_us, guard, deployed)
         except BaseException:
-            self._committer.unsaved = []  # what commits next, and does not evolve, would record it as done
+            self._committer.unsaved = []  # otherwise the next commit, which does not evolve, would record the new schema
             raise
         self._evolved = deployed
 
@@ -82,8 +86,8 @@ def converted(
     before: int,
     times_us: tuple[int, int | None],
 ) -> Mutations:
-    """Makes the mutations that turn the stored states into the declared ones. Args: before: the version that they
-    have; times_us: processing time and watermark."""
+    """Makes the mutations that turn the stored states into the declared ones. Args: before: version of the stored
+    states; times_us: processing time and watermark."""
     keyed = KeyedState(operator, declarations_of(type(instance.operator)), reader)
 
     def migrate(key: Any, old: SimpleNamespace) -> None:
