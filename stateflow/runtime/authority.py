@@ -66,8 +66,9 @@ class Authority:
         StaleTerm, ForeignLedger.
 
         Args:
-            adopted: a lost ledger whose replicas were given to this one with `stateflow adopt`. Each ledger counts its
-                own terms, so the term is not checked where the replica knew the lost ledger.
+            adopted: a former ledger whose replicas may go over to this one: a lost ledger after `stateflow adopt`, or
+                the replica's own where the replica holds nothing. Each ledger counts its own terms, so the term is not
+                checked where the replica knew that ledger.
         """
         known, newest = self._seen
         if known and ledger != known:

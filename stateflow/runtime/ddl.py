@@ -1,4 +1,4 @@
-"""Declared schemas: Arrow schemas, or Spark DDL such as ``"k string, n long, tags array<string>"``, parsed without a JVM.
+"""Declared schemas: Arrow's own, or Spark DDL such as ``"k string, n long, tags array<string>"``, parsed without a JVM.
 
 The grammar is that of Spark SQL's ``StructType.fromDDL``, for types that Arrow has: the atomic types, decimal(p,s),
 array<…>, map<…,…>, struct<name:type,…>, NOT NULL and COMMENT.

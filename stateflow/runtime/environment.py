@@ -1,5 +1,5 @@
-"""A replica's access to its machine: databases, files, locks. A replica is given this as an object, so that a simulation
-can replace it and lose, at a power loss, all data that was not synced."""
+"""Access of a replica to its machine: databases, files, locks. A replica gets it as an object, so that a simulation can
+replace it and lose, at a power loss, all data that was not synced."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Evolver:
         try:
             self._evolve(now_us, watermark_us, guard, deployed)
         except BaseException:
-            self._committer.unsaved = []  # otherwise the next commit, which does not evolve, would record the new schema
+            self._committer.unsaved = []  # otherwise the next commit would record the new schema without evolving
             raise
         self._evolved = deployed
 

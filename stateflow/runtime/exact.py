@@ -1,10 +1,10 @@
-"""Values into Arrow columns of declared types: each is taken exactly as it is, or refused with its place.
+"""Conversion of values to Arrow columns of declared types: each value is taken exactly, or refused with its place.
 
-pyarrow converts what it is given: it cuts 1.5 down to 1 inside of a list, takes a naive datetime for UTC, a text for
-the list of its characters, and leaves out what a struct does not name. So every column is looked at first, by the types
-of its values, all values of one level at once; for plain values that costs little beside making the array.
+pyarrow converts silently: it truncates 1.5 to 1 inside a list, takes a naive datetime for UTC and a text for the list
+of its characters, and drops fields that a struct does not name. So the types of a column's values are checked first,
+all values of one level at once; for plain values that costs little compared with making the array.
 
-A ``float`` is the one type that rounds, as its 32 bits mean that. What would become infinite or zero is refused.
+``float`` is the only type that rounds, as its 32 bits imply. A value that would become infinite or zero is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import pyarrow.types as t
 from stateflow.errors import StateflowError
 from stateflow.state.numeric import exact_decimal, exact_float
 
-#: what pyarrow and values themselves raise where one cannot be converted
+#: exceptions that pyarrow, and values themselves, raise where a value cannot be converted
 RAISED = (pa.ArrowException, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 
 
@@ -38,10 +38,10 @@ class Misfit(Exception):
     """A value that its column cannot take.
 
     Attributes:
-        what: what is wrong with it, behind the name of its column.
-        how: a remedy for this kind of value; empty for none.
-        row: where it is among the values; None where that is not known.
-        path: where it is inside of that row's value, as ``[2].x``.
+        what: what is wrong with the value, worded to follow the column's name.
+        how: remedy for this kind of value; empty: none.
+        row: index of the value; None: not known.
+        path: place inside that row's value, such as ``[2].x``.
     """
 
     def __init__(self, what: str, how: str = "", row: int | None = None, path: str = "") -> None:
@@ -49,18 +49,18 @@ class Misfit(Exception):
         self.what, self.how, self.row, self.path = what, how, row, path
 
     def within(self, path: str, row: int | None) -> Misfit:
-        """The same, seen from the value that it is in."""
+        """Returns the same misfit, placed in the value that contains it."""
         return Misfit(self.what, self.how, row, path + self.path)
 
 
 class Column:
-    """Takes the values of one field.
+    """Converts the values of one field.
 
     >>> column_of(pa.field("tags", pa.list_(pa.int64()))).array([[1, 2], None]).to_pylist()
     [[1, 2], None]
     """
 
-    #: types of values that pyarrow takes exactly, or refuses
+    #: types of values that pyarrow converts exactly, or refuses
     plain: frozenset[type] = frozenset()
 
     def __init__(self, field: pa.Field) -> None:
@@ -69,7 +69,7 @@ class Column:
         self._safe = self.plain | {NoneType}
 
     def array(self, values: list[Any]) -> pa.Array:
-        """Raises Misfit, of the first value that it does not take or of another one."""
+        """Converts values to an array. Raises Misfit for a value that does not fit, not always the first one."""
         kinds = set(map(type, values))
         has_nulls = NoneType in kinds
         if has_nulls and not self._nullable:
@@ -79,7 +79,7 @@ class Column:
             try:
                 return self._array(values, has_nulls)
             except RAISED:
-                pass  # of which of them is seen one by one, and whether a float can hold that int after all
+                pass  # values are now tried one by one, to find the wrong one, or an int that a float does hold exactly
         values = self._settled(values)
         try:
             return self._array(values, has_nulls)
@@ -109,13 +109,13 @@ class Column:
         return Misfit(f"is declared {self.type} but got {short(value)}{': ' if why else ''}{why}", how)
 
     def _one(self, value: Any) -> Any:
-        """A value that may not be of a plain type, as one that is. Raises Misfit, and whatever is in RAISED."""
+        """Converts a value that may not be of a plain type to one that is. Raises Misfit, and the errors in RAISED."""
         if type(value) in self.plain:
             return value
         raise self._misfit(value)
 
     def _array(self, values: list[Any], has_nulls: bool) -> pa.Array:
-        """Args: values: plain ones and None."""
+        """Makes the array. Args: values: values of plain types and None."""
         return pa.array(values, self.type)
 
 
@@ -147,7 +147,8 @@ class _Float64(Column):
 
 
 class _Float32(Column):
-    """Args: key: of a map, whose floats do not round: two of them might become one."""
+    """Column of 32-bit floats. Args: key: it holds keys of a map, which must not round, as two of them might become
+    equal."""
 
     plain = frozenset({float})
 
@@ -217,7 +218,7 @@ _FIRST_US, _LAST_US = (int(np.datetime64(end, "us").astype(np.int64)) for end in
 
 
 class _Timestamp(Column):
-    """Instants where the type has a zone, times of a calendar where it has none."""
+    """Column of timestamps: instants where the type has a time zone, local times where it has none."""
 
     plain = frozenset({datetime})
 
@@ -252,7 +253,7 @@ class _Timestamp(Column):
         if not (all(map(_is_whole, zones)) if self._instants else zones <= {None}):
             raise TypeError("of another kind")
         array = pa.array(values, self._micros)
-        if self._instants and zones - {None, UTC}:  # in UTC the year may be one that nobody could read back
+        if self._instants and zones - {None, UTC}:  # in UTC the year may be one that cannot be read back
             ends = pc.min_max(array.cast(pa.int64()))
             if ends["min"].is_valid and not _FIRST_US <= ends["min"].as_py() <= ends["max"].as_py() <= _LAST_US:
                 raise OverflowError("its year in UTC is outside of 1 to 9999")
@@ -260,7 +261,7 @@ class _Timestamp(Column):
 
 
 def _is_whole(zone: Any) -> bool:
-    """Are its offsets of whole seconds, which is as far as pyarrow reads them?"""
+    """Tells whether a zone's offsets are whole seconds, as pyarrow reads no fractions."""
     return (
         zone is UTC or isinstance(zone, ZoneInfo) or (type(zone) is timezone and not zone.utcoffset(None).microseconds)
     )
@@ -283,7 +284,7 @@ class _Duration(Column):
 
 
 class _Other(Column):
-    """A column of a type without a rule of its own: what is read back must be what was given."""
+    """A column of a type without a rule of its own: each value must read back as it was given."""
 
     def _one(self, value: Any) -> Any:
         (found,) = pa.array([value], self.type).to_pylist()
@@ -348,7 +349,7 @@ class _Map(Column):
 
 
 class _Pairs:
-    """Pairs of a map, whose keys no dict may be able to have."""
+    """Entries of a map whose keys may be unhashable, given as pairs."""
 
     def __init__(self, pairs: Sequence[tuple[Any, Any]]) -> None:
         self._pairs = pairs
@@ -430,7 +431,7 @@ def _is_there(value: Any) -> bool:
 
 
 def _offsets(values: list[Any], has_nulls: bool, kind: pa.DataType) -> pa.Array:
-    """Where each value begins among the items of all; null for one that is null itself."""
+    """Returns where each value begins among the items of all values; null for a null value."""
     ends = np.zeros(len(values) + 1, np.int64)
     lengths = (0 if value is None else len(value) for value in values) if has_nulls else map(len, values)
     np.cumsum(np.fromiter(lengths, np.int64, len(values)), out=ends[1:])
@@ -443,7 +444,7 @@ def _offsets(values: list[Any], has_nulls: bool, kind: pa.DataType) -> pa.Array:
 
 
 def _in_one_of(values: list[Any], misfit: Misfit, path: Callable[[Any, int], str]) -> Misfit:
-    """Args: misfit: of the items of all values."""
+    """Places a misfit in the value whose item it is. Args: misfit: its row is an index into the items of all values."""
     if misfit.row is None:
         return misfit
     ends = list(accumulate(0 if value is None else len(value) for value in values))
@@ -453,7 +454,7 @@ def _in_one_of(values: list[Any], misfit: Misfit, path: Callable[[Any, int], str
 
 
 def items_of(value: Any) -> list[Any]:
-    """The items of what is as good as a list. Raises TypeError."""
+    """Returns the items of a list or of anything that can stand for one. Raises TypeError."""
     if isinstance(value, pa.Array | pa.ChunkedArray):
         found: list[Any] = value.to_pylist()
         return found
@@ -471,11 +472,10 @@ def items_of(value: Any) -> list[Any]:
 
 
 def type_of(values: list[Any], key: bool = False) -> pa.DataType:
-    """The type that takes all of these as each would be taken alone. Raises Misfit where there is none: a value does
-    not depend on those beside it.
+    """Returns the type that takes all values as each would be taken alone. Raises Misfit where there is none.
 
-    Ints beside floats or Decimals are the one exception, as they equal what they become. Args: key: of a key column,
-    where they do not, as another number is another key.
+    Only ints beside floats or Decimals become another type, as they equal what they become. Args: key: the values are
+    keys, where ints do not become another type, as that would be another key.
     """
     kinds = {kind: _family(kind) for kind in set(map(type, values))}
     families = frozenset(kinds.values()) - {"null"}
@@ -528,7 +528,7 @@ _PLAIN_TYPES: dict[str, pa.DataType] = {
     "date": pa.date32(),
     "time": pa.time64("us"),
     "timedelta": pa.duration("us"),
-    "UUID": pa.uuid() if hasattr(pa, "uuid") else pa.null(),  # Arrow of before 19 refuses them
+    "UUID": pa.uuid() if hasattr(pa, "uuid") else pa.null(),  # Arrow before 19 refuses them
 }
 
 
@@ -539,7 +539,7 @@ def _family(kind: type) -> str:
 
 
 def _unlike(values: list[Any], of: Callable[[Any], Any]) -> Misfit:
-    """The first value that is of another kind than the first one."""
+    """Makes the misfit for the first value of another kind than the first one."""
     there = [(row, value) for row, value in enumerate(values) if value is not None]
     first = there[0][1]
     row, value = next((row, value) for row, value in there if of(value) != of(first))
@@ -560,7 +560,8 @@ def _type_of_lists(values: list[Any]) -> pa.DataType:
 
 
 def _type_of_dicts(values: list[Any]) -> pa.DataType:
-    """A struct where all have the same keys, else a map: in a struct each would gain the keys of the others."""
+    """Returns a struct type where all dicts have the same keys, otherwise a map type: in a struct, each dict would gain
+    the keys of the others."""
     rows, there = zip(*((row, value) for row, value in enumerate(values) if value is not None), strict=True)
     names = there[0].keys()
     if not all(isinstance(name, str) for name in names) or any(value.keys() != names for value in there):
@@ -590,7 +591,8 @@ def _type_of_maps(values: list[Any]) -> pa.DataType:
 
 
 def _type_of_times(values: list[Any]) -> pa.DataType:
-    """In the zone that all of them have: in another one they would have another hour, and another date."""
+    """Returns the date type, or the timestamp type in the zone that all values share: in another zone, a value would
+    have another hour and another date."""
     zones: dict[Any, Any] = {}
 
     def zone_of(value: Any) -> Any:
@@ -642,8 +644,8 @@ def _type_of_decimals(values: list[Any]) -> pa.DataType:
 
 
 def taken(given: pa.ChunkedArray, field: pa.Field) -> pa.Array:
-    """A column that somebody else made, as one of ``field``. Raises Misfit, with the first row that it does not take;
-    what pyarrow raises of too many."""
+    """Converts an Arrow column to the type of ``field``. Raises Misfit for the first row that does not fit, and what
+    pyarrow raises where the values are too many for one array."""
     _check_kinds(given.type, field.type, "")
     chunks, before = [], 0
     for chunk in given.chunks:
@@ -656,7 +658,8 @@ def taken(given: pa.ChunkedArray, field: pa.Field) -> pa.Array:
 
 
 def _check_kinds(source: pa.DataType, target: pa.DataType, path: str) -> None:
-    """Raises Misfit where values of the one are none of the other, or only by a conversion."""
+    """Checks that values of type ``source`` can be values of type ``target`` without changing their meaning. Raises
+    Misfit."""
     if t.is_dictionary(source):
         source = source.value_type
     if source == target or t.is_null(source):
@@ -690,7 +693,7 @@ def _taken(array: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _first_misfit(array: pa.Array, field: pa.Field, error: Exception, before: int) -> Misfit:
-    """Args: before: rows in front of the array's."""
+    """Finds the first row that does not fit. Args: before: number of rows in earlier chunks."""
     begin, end = 0, len(array)
     while end - begin > 1:
         middle = (begin + end) // 2
@@ -701,7 +704,7 @@ def _first_misfit(array: pa.Array, field: pa.Field, error: Exception, before: in
             end = middle
     try:
         column_of(field).array([array[begin].as_py()])
-    except Misfit as misfit:  # which sees where in it
+    except Misfit as misfit:  # it also names the place inside the value
         return misfit.within("", before + begin)
     except RAISED:
         pass
@@ -709,7 +712,7 @@ def _first_misfit(array: pa.Array, field: pa.Field, error: Exception, before: in
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Level by level, as each has its own rule. Args: kind: that values of the array's type can be of."""
+    """Casts an array level by level, as each level has its own rule. Args: kind: type that ``_check_kinds`` allows."""
     if array.type == kind:
         return array
     if t.is_dictionary(array.type):
@@ -730,7 +733,7 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if t.is_nested(kind):
         return _cast_list(array, kind)
     if t.is_decimal(kind) and t.is_integer(array.type):
-        return array.cast(pa.decimal128(20, 0)).cast(kind)  # else pyarrow wants room for any int
+        return array.cast(pa.decimal128(20, 0)).cast(kind)  # otherwise pyarrow requires digits for any int
     if t.is_float32(kind) and t.is_floating(array.type):
         wide = array.cast(pa.float64())
         narrow, zero = wide.cast(kind), pa.scalar(0.0)
@@ -757,18 +760,18 @@ def _cast_list(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _compact(array: pa.Array) -> pa.Array:
-    """Without what lies before, behind and within it for nobody."""
+    """Copies an array without child values that belong to no element, which may lie before, behind and between them."""
     return array.take(pa.array(np.arange(len(array))))
 
 
 def _ends(array: pa.Array, width: pa.DataType) -> pa.Array:
-    """Offsets of lists, null for those that are."""
+    """Returns the offsets of lists, null for null lists."""
     there = pa.concat_arrays([array.is_valid(), pa.array([True])])
     return pc.if_else(there, array.offsets.cast(width), pa.scalar(None, width))
 
 
 def _lacks_value(array: pa.Array, field: pa.Field) -> bool:
-    """Is there a null where the field, or one inside of it, is declared NOT NULL?"""
+    """Tells whether there is a null where the field, or a field inside it, is declared NOT NULL."""
     if array.null_count and not field.nullable:
         return True
     kind = field.type
@@ -794,7 +797,7 @@ _Told = Callable[[pa.DataType], bool]
 _TEXTS = (t.is_string, t.is_large_string, t.is_string_view)
 _BYTES = (t.is_binary, t.is_large_binary, t.is_fixed_size_binary, t.is_binary_view)
 _LISTS = (t.is_list, t.is_large_list, t.is_fixed_size_list)
-#: what values of a type can become, where they are such that nothing is lost
+#: kinds of types that values of a type can be converted to, as long as the value itself loses nothing
 _TURNS: tuple[tuple[_Told, tuple[_Told, ...]], ...] = (
     (t.is_integer, (t.is_integer, t.is_floating, t.is_decimal)),
     (t.is_floating, (t.is_floating, t.is_integer)),
@@ -832,7 +835,7 @@ _KINDS: tuple[tuple[Callable[[pa.DataType], bool], type[Column]], ...] = (
 
 
 def column_of(field: pa.Field, key: bool = False) -> Column:
-    """Args: key: of a map."""
+    """Returns the column that converts values of a field. Args: key: the values are keys of a map."""
     if key and t.is_float32(field.type):
         return _Float32(field, key)
     return next((kind for told, kind in _KINDS if told(field.type)), _Other)(field)

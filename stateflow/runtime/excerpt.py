@@ -1,14 +1,13 @@
-"""The part of a program that one class needs: what it names, what that names, and so on, and nothing else. No I/O.
+"""Excerpt of a program: the part that one class needs, which is all that the class uses, directly or not. No I/O.
 
-An operator that was written into a script, a notebook or a REPL has no module that a replica could import: to import
-the script is to run it. So the class goes along as text, with the imports, functions, classes and assignments of its
-program that it uses. Whatever else the program does (``with``, calls, loops, and assignments of names that the class
-does not use) is left out.
+An operator written in a script, a notebook or a REPL has no module that a replica could import: importing the script
+would run it. So the class is sent as text, with the imports, functions, classes and assignments of its program that it
+uses. The excerpt leaves out everything else that the program does (``with``, calls, loops, and assignments of names
+that the class does not use).
 
-A name that holds plain data has in the excerpt the value that it has in the program, however it came by it
-(``sys.argv``, a loop that filled a dict); any other name is made as the program makes it. Where another statement
-changes what was made, and that one is not taken, the excerpt would have half of it, which is refused. Nothing is
-pickled.
+A name that holds plain data has the same value in the excerpt as in the program, no matter how the program computed it
+(from ``sys.argv``, in a loop that filled a dict). Any other name is made by the program's own statements. If a
+statement that is not taken changes such an object, the excerpt would make it half, and is refused. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from stateflow.errors import OperatorNotImportable
 from stateflow.runtime.literals import Unwritten, Writer
 from stateflow.runtime.touching import Touch, functions_of, touches
 
-#: names of a module that are its own wherever it is loaded
+#: names that every module has of its own
 _OWN = frozenset({"__name__", "__builtins__", "__spec__", "__loader__", "__doc__", "__annotations__"})
-#: sessions, frames and clusters: what cannot go to another process is not made anew there either
+#: modules of sessions, data frames and clusters: these objects cannot go to another process, and are not made there
 _NOT_MADE_AGAIN = (
     *("pyspark.sql.session", "pyspark.sql.dataframe", "pyspark.sql.classic", "pyspark.sql.streaming", "pyspark.core"),
     *("py4j", "stateflow.testing", "stateflow.local", "stateflow.client"),
 )
 _FUTURE = "from __future__ import annotations"
-#: behind all that the program has
+#: order behind all statements of the program
 _LAST = (1 << 30, 0)
 #: cell magics of IPython that run the rest of their cell as any other
 _RUN_AS_IT_IS = frozenset({"time", "capture", "prun"})
@@ -47,9 +46,9 @@ _MADE = re.compile(r"^(?:class|(?:async )?def)\s+(\w+)|^(\w+)\s*(?::[^=\n]+)?=(?
 
 @dataclass(eq=False, slots=True)
 class Statement:
-    """One of a program that defines something. ``order``: text and line. ``at_once``: names it reads when it is run;
-    ``uses``: also those that its functions read later; ``hints``: those in annotations, which may be read or not.
-    ``defines``: it is a def or a class; ``empty``: it makes a container that holds nothing."""
+    """A statement that defines names. ``order``: numbers of its text and line. ``at_once``: names that it reads when it
+    runs; ``uses``: also names that its functions read later; ``hints``: names in annotations, which may or may not be
+    read. ``defines``: it is a def or a class; ``empty``: it makes an empty container."""
 
     order: tuple[int, int]
     code: str
@@ -65,9 +64,9 @@ class Statement:
 
 @dataclass(slots=True)
 class Program:
-    """``elsewhere``: names that only statements make which are not taken → line. ``futures``: annotations are text.
-    ``single``: it is one text, whose lines are known. ``touches``: where it may change what it has made.
-    ``magics``: names that are made in cells which are no Python → what such a cell begins with."""
+    """Statements of a program. ``elsewhere``: names that are made only by statements that are not taken → line.
+    ``futures``: annotations are text. ``single``: the program is one text, whose lines are known. ``touches``: places
+    where it may change its objects. ``magics``: names made in cells that are not Python → first word of the cell."""
 
     statements: list[Statement]
     elsewhere: dict[str, int] = field(default_factory=dict)
@@ -77,7 +76,8 @@ class Program:
     single: bool = False
 
     def makers(self, name: str) -> list[Statement]:
-        """What makes the name what it is at last: the last statement that binds it, and those that this builds on."""
+        """Returns the statements that make the final value of a name, last first: the last one that binds it, and
+        earlier ones that this builds on."""
         found: list[Statement] = []
         for statement in reversed(self.statements):
             if name in statement.binds:
@@ -88,11 +88,11 @@ class Program:
 
 
 def excerpt(program: Program, qualname: str, values: Mapping[str, Any] | None = None) -> str:
-    """Source of a module in which ``qualname`` is what it is in the program.
+    """Makes the source of a module in which ``qualname`` is the same as in the program.
 
-    Args: values: the program's names as they are now; None: it does not run here.
+    Args: values: current values of the program's names; None: the program does not run here.
 
-    Raises OperatorNotImportable, naming what cannot go along.
+    Raises OperatorNotImportable, naming the object that cannot be sent.
     """
     taken = _Taking(program, values)
     name = qualname.partition(".")[0]
@@ -109,11 +109,12 @@ def excerpt(program: Program, qualname: str, values: Mapping[str, Any] | None = 
 
 
 def written(texts: Sequence[str], package: str | None = None) -> Program:
-    """A program by its texts, in the order in which they were run: a script is one, a notebook has one for each cell.
+    """Reads a program from its texts, in the order in which they ran: a script is one text, a notebook has one for each
+    cell.
 
-    Args: package: that relative imports start from.
+    Args: package: package from which relative imports start.
 
-    Raises OperatorNotImportable for a script that is no Python.
+    Raises OperatorNotImportable for a script that is not valid Python.
     """
     program = Program([], single=len(texts) == 1)
     bodies: list[tuple[int, list[str], list[ast.stmt]]] = []
@@ -139,13 +140,14 @@ def written(texts: Sequence[str], package: str | None = None) -> Program:
 
 
 def _cell(program: Program, text: str) -> str:
-    """The Python of what IPython ran. A cell that begins with ``%%name`` is kept as a call, with its rest as text."""
+    """Returns the Python source of a cell that IPython ran; empty: it is not Python. IPython keeps a cell that begins
+    with ``%%name`` as a call, with the rest of the cell as text."""
     if not text.startswith("get_ipython().run_cell_magic("):
         return text
     match ast.parse(text).body:
         case [ast.Expr(ast.Call(args=[ast.Constant(str(magic)), _, ast.Constant(str(body))]))]:
             if magic in _RUN_AS_IT_IS:
-                return f"\n{body}"  # each line is where it was
+                return f"\n{body}"  # keeps the line numbers
             made = {found[1] or found[2] for found in _MADE.finditer(body)}
             program.magics.update(dict.fromkeys(made, f"%%{magic}"))
     return ""
@@ -210,7 +212,7 @@ class _Taking:
         makers = self._program.makers(name)
         if self._values is None:
             return self._as_written(name, needed_by, makers, hint)
-        if name not in self._values:  # nobody has it: here as there
+        if name not in self._values:  # builtin or undefined, in the excerpt as in the program
             return []
         value = self._values[name]
         touch = self._touch(name, makers, value)
@@ -225,7 +227,9 @@ class _Taking:
                 f"{needed_by} uses {name!r}, a {type(value).__name__}, which cannot go to a replica",
                 remedy="give the operator what it needs in its rows, its state or open()",
             )
-        if isinstance(value, defaultdict) and makers:  # its factory, a lambda, is made; what is in it is written
+        if (
+            isinstance(value, defaultdict) and makers
+        ):  # its factory (a lambda) is taken from the program, its entries are written
             text, uses = _text_of(dict(value), self._values)
             if text is not None and not uses:
                 refill = Statement(makers[0].order, f"{name}.clear(); {name}.update({text})", frozenset({name}))
@@ -241,17 +245,21 @@ class _Taking:
         return [] if imported is None else [imported]
 
     def _as_it_is(self, name: str, text: str, uses: set[str], makers: list[Statement]) -> list[Statement]:
-        """The value where it was made; one that holds functions or classes of the program, where these are."""
+        """Returns the statements that write a value: in place of the statement that made it, or behind all statements
+        if the value holds functions or classes of the program."""
         if not uses:
             at = makers[0].order if makers else (-1, 0)
             return [Statement(at, f"{name} = {text}", frozenset({name}))]
-        made = makers if makers and makers[0].empty else []  # what fills it as it is defined may be taken, too
+        made = (
+            makers if makers and makers[0].empty else []
+        )  # statements that fill it, as decorated functions, may be taken, too
         late = Statement(_LAST, f"{name} = {text}", frozenset({name}), uses=uses)
         self._late[name] = [*made, late]
         return self._late[name]
 
     def check_order(self) -> None:
-        """Raises OperatorNotImportable where a statement reads at once what is made behind it."""
+        """Checks that no statement reads, when it runs, a name that is assigned behind it. Raises
+        OperatorNotImportable."""
         for name, made in self._late.items():
             for statement in self.statements:
                 if name in statement.at_once and statement not in made:
@@ -262,7 +270,8 @@ class _Taking:
                     )
 
     def _touch(self, name: str, makers: list[Statement], value: object) -> Touch | None:
-        """The first statement that may change what these made."""
+        """Returns the first place where another statement may change the object that ``makers`` made. None: there is
+        none."""
         if not makers:
             return None
         own = {statement.order for statement in makers}
@@ -308,7 +317,7 @@ class _Taking:
         )
 
     def text(self) -> str:
-        """Each statement on the line that it has in a script, so that tracebacks name the right one."""
+        """Writes the excerpt. The statements of a script keep their lines, so that tracebacks name the right ones."""
         lines = [_FUTURE] if self._program.futures else []
         for statement in sorted(self.statements, key=lambda each: each.order):
             if self._program.single:
@@ -326,7 +335,7 @@ def _first_line(node: ast.stmt) -> int:
 
 
 def _binds(node: ast.stmt) -> set[str] | None:
-    """The names that a statement defines; None for one that may do anything else."""
+    """Returns the names that a statement defines; None: the statement may do anything else."""
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             return {node.name}
@@ -359,7 +368,7 @@ def _all_bind(body: Iterable[ast.stmt]) -> set[str] | None:
 
 
 def _roots(target: ast.expr) -> Iterator[str]:
-    """``a``, ``a, *b``, ``a.x``, ``a["x"]``: what is made or changed."""
+    """Yields the names that an assignment target makes or changes: ``a``, ``a, *b``, ``a.x``, ``a["x"]``."""
     match target:
         case ast.Name():
             yield target.id
@@ -423,7 +432,8 @@ def named_in(hint: ast.expr) -> set[str]:
 
 
 def _text_of(value: object, values: Mapping[str, Any]) -> tuple[str | None, set[str]]:
-    """(the value as it is written, names of the program that this reads); None for what cannot be written."""
+    """Returns (source text of a value, names of the program that the text reads). The text is None for a value that
+    cannot be written."""
     writer = Writer(values)
     try:
         return writer.write(value), writer.uses
@@ -435,7 +445,7 @@ CONTAINERS = frozenset({"dict", "list", "set", "Counter", "OrderedDict", "defaul
 
 
 def _is_empty(made: ast.expr | None) -> bool:
-    """Says whether it is an empty container: ``{}``, ``list()``."""
+    """Tells whether an expression makes an empty container: ``{}``, ``list()``."""
     match made:
         case ast.Dict(keys=[]) | ast.List(elts=[]):
             return True
@@ -445,7 +455,8 @@ def _is_empty(made: ast.expr | None) -> bool:
 
 
 def _import_of(name: str, value: object, program: object) -> Statement | None:
-    """How another module's object is had, when the program has it by no statement that is taken."""
+    """Makes an import for an object of another module that no taken statement binds. None: it cannot be imported by
+    name."""
     if isinstance(value, ModuleType):
         return Statement((-1, 0), f"import {value.__name__} as {name}", frozenset({name}))
     module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
@@ -458,7 +469,8 @@ def _import_of(name: str, value: object, program: object) -> Statement | None:
 
 
 def _check_same(text: str, statements: Iterable[Statement], values: Mapping[str, Any], qualname: str) -> None:
-    """A file may have been changed since it was run, and a cell may have failed: what is sent is what is here.
+    """Checks that the excerpt has the code that runs here: a file may have changed since it ran, and a cell may have
+    failed.
 
     Raises OperatorNotImportable."""
     written: dict[str, list[CodeType]] = {}  # a property has its name several times, and so has a lambda
@@ -466,7 +478,7 @@ def _check_same(text: str, statements: Iterable[Statement], values: Mapping[str,
         written.setdefault(code.co_qualname, []).append(code)
     for name in sorted({name for statement in statements for name in statement.binds}):
         for function in _functions(values.get(name), values):
-            own = function.__code__.co_qualname  # one that wraps another has the name of that one
+            own = function.__code__.co_qualname  # a wrapper has the __qualname__ of the function that it wraps
             codes = written.get(own, [function.__code__])
             if not any(_equal(code, function.__code__) for code in codes):
                 raise OperatorNotImportable(
@@ -484,7 +496,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _functions(value: object, values: Mapping[str, Any]) -> Iterator[FunctionType]:
-    """The program's own, also those that others wrap."""
+    """Yields the program's own functions in a value, those inside wrappers included."""
     if isinstance(value, type):
         for each in vars(value).values():
             if not isinstance(each, type) or each.__qualname__.startswith(f"{value.__qualname__}."):

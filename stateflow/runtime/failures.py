@@ -1,4 +1,4 @@
-"""The text of an operator's failure: whatever it raised, bounded in length, even where its own ``str`` fails."""
+"""Texts of operator failures: bounded in length for any exception, even where the exception's own ``str`` fails."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 500
 
 
 def is_ours(error: BaseException) -> bool:
-    """Was it the operator that raised it? Ctrl-C is nobody's fault; it comes in the main thread alone."""
+    """Tells whether the operator raised the error. Ctrl-C, which arrives in the main thread only, does not count."""
     return not (isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread())
 
 
 def failure(method: str, error: BaseException, remedy: str, **where: Any) -> OperatorFailed:
-    """Args:
-    method: as it is called, ``process()``.
-    where: operator, partition, and what else locates it; objects are shown as their ``repr``.
+    """Makes the error to report for an exception from an operator's method; OperatorStuck for Interrupted.
+
+    Args:
+        method: name of the method as it is called, ``process()``.
+        where: operator, partition and further places; objects are shown by their ``repr``.
     """
     place = {name: value if name in ("operator", "partition") else shown(value) for name, value in where.items()}
     if isinstance(error, Interrupted):
@@ -50,7 +52,7 @@ def text_of(error: BaseException) -> str:
 
 
 def shown(value: Any) -> str | None:
-    """None stays None."""
+    """Returns a value's ``repr``, bounded in length, or a note that it fails. None stays None."""
     if value is None:
         return None
     try:
@@ -62,5 +64,5 @@ def shown(value: Any) -> str | None:
 
 
 def trace_of(error: BaseException) -> str:
-    """The operator's frames, innermost last."""
+    """Formats the operator's frames, innermost last, and the error."""
     return "\n" + frames_of(error, FRAMES_SHOWN)[: 4 * TEXT_MAX] + f"{type(error).__name__}: {text_of(error)}"

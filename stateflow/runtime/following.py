@@ -1,39 +1,41 @@
-"""How a copy follows its source: when it confirms what it has, and whether it goes on when that breaks. Sans-io."""
+"""Following a source: when a copy confirms its changes, and whether it goes on when the connection breaks. Sans-io."""
 
 from __future__ import annotations
 
-#: so much is applied at most before the source hears of it, and forgets it
+#: bytes that a copy applies at most before it confirms them, and the source can drop them
 CONFIRM_BYTES = 1 << 20
-#: a move's copy begins anew so often
+#: how often a move's copy starts over
 RESTARTS_MAX = 3
 
 
 class Persistence:
-    """A standby tries for ever, a move for ``resume_timeout_s`` after the last byte that came."""
+    """Decides how long to retry: a standby forever, a move until ``resume_timeout_s`` after the last received byte."""
 
     def __init__(self, standby: bool, resume_timeout_s: float) -> None:
         self._standby, self._resume_timeout_s = standby, resume_timeout_s
         self._restarts = 0
 
     def goes_on(self, silent_s: float) -> bool:
-        """The connection broke: is it made again, when nothing came for so long?"""
+        """Tells whether to connect again after the connection broke, when nothing was received for ``silent_s``."""
         return self._standby or silent_s <= self._resume_timeout_s
 
     def begins_anew(self) -> bool:
-        """The snapshot is gone at the source, or what came of it was damaged: is there another one?"""
+        """Tells whether to start over with a new snapshot, when the former is gone at the source or arrived damaged.
+        Counts the restarts."""
         self._restarts += 1
         return self._standby or self._restarts <= RESTARTS_MAX
 
 
 class Confirming:
-    """A standby confirms whatever it has when it has caught up, since acknowledgements may wait for that."""
+    """Decides when a copy confirms its changes. A standby does so whenever it has caught up, as acknowledgements may
+    wait for that."""
 
     def __init__(self, standby: bool) -> None:
         self._standby = standby
         self._bytes, self._confirmed = 0, -1
 
     def is_due(self, size: int, reached: int, caught_up: bool) -> bool:
-        """So many bytes more were applied, up to change set ``reached``: is that to be confirmed now?"""
+        """Tells whether to confirm now, after ``size`` more bytes were applied, up to change set ``reached``."""
         self._bytes += size
         if reached <= self._confirmed or not ((self._standby and caught_up) or self._bytes > CONFIRM_BYTES):
             return False
@@ -42,7 +44,7 @@ class Confirming:
 
 
 class Rate:
-    """Bytes a second, averaged over about the last two seconds. ``now``: monotonic seconds."""
+    """Bytes per second, averaged over about the last two seconds. ``now``: monotonic seconds."""
 
     HALF_LIFE_S = 1.0
 

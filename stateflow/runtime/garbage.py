@@ -1,9 +1,9 @@
-"""Python's cyclic collector, kept from stopping batches.
+"""Garbage collection between batches, so that Python's cyclic collector does not pause them.
 
-A replica holds hundreds of thousands of tracked objects, and none of them in a cycle. The collector looks at all of
-them again and again, and everything stands still meanwhile: 60 ms and more with its own thresholds raised, 150 ms for
-the oldest generation. Here it looks at what is new in small portions between batches, once, and at everything only
-when what was kept, cached state apart, has doubled.
+A replica holds hundreds of thousands of tracked objects, none of them in a cycle. The collector would examine all of
+them again and again while everything stands still: 60 ms and more with raised thresholds, 150 ms for the oldest
+generation. Here the collector examines new objects once, in small portions between batches, and all objects only when
+their number, cached state apart, has doubled.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import gc
 from collections.abc import Callable
 from typing import Final
 
-#: new objects that are looked at at once; about 5 ms
+#: number of new objects that are examined at once, which takes about 5 ms
 YOUNG: Final = 10_000
-#: kept objects that are looked at again, at least
+#: least number of kept objects before all are examined again
 OLD: Final = 500_000
-#: for a batch that alone makes this many: the collector's own thresholds
+#: the collector's own thresholds, for a batch that alone makes so many objects
 WITHIN_A_BATCH: Final = (100_000, 20, 50)
 
 
 class Garbage:
-    """For one thread at a time.
+    """Runs the cyclic collector. To be called from one thread at a time.
 
     Args:
-        known: how many objects are kept by something that is known to be no cycle.
+        known: returns the number of objects held by something that is known to have no cycles.
     """
 
     def __init__(self, known: Callable[[], int] = lambda: 0) -> None:
@@ -39,11 +39,12 @@ class Garbage:
         return gc.get_freeze_count() - self._known()
 
     def is_due(self) -> bool:
-        """Cheap."""
+        """Tells whether there are enough new objects to examine. Cheap."""
         return gc.get_count()[0] >= YOUNG
 
     def collect(self) -> None:
-        """What is new; what is left of it is not looked at again, but freed as ever when its last reference goes."""
+        """Examines new objects. Those that survive are not examined again, but freed as usual with their last
+        reference."""
         self._grown += gc.get_count()[0]
         gc.collect(0)
         gc.freeze()
@@ -53,7 +54,7 @@ class Garbage:
                 self._collect_all()
 
     def _collect_all(self) -> None:
-        """Cycles that were in use when they were first looked at."""
+        """Frees cycles that were still in use when they were first examined."""
         gc.unfreeze()
         gc.collect()
         gc.freeze()

@@ -1,8 +1,9 @@
-"""Partitions whose batches are committed together: what each costs is shared, and none waits long for the others.
+"""Group commit: the batches of several partitions share one commit, and none waits long for the others.
 
-The ``work`` of each is held from before its batch until behind the commit. Who has to wait for another partition's
-commits its group first, so that nobody waits for somebody who waits. Where the thread is with one partition for long,
-or does not come back, the others are taken from it: what is not committed is as before its batches, and served at once.
+A thread holds the ``work`` lock of each member from before its batch until behind the commit. A thread that has to wait
+for another partition's ``work`` commits its group first, so that no thread waits for a thread that waits. If the thread
+spends long on one partition, or does not return from its operator, the other members are taken from it: their
+uncommitted batches are dropped, and their partitions are served again at once.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from stateflow.runtime.host import PartitionHost, Ran
 from stateflow.runtime.slot import Slot
 from stateflow.runtime.watchdog import InHand
 
-#: a group is committed when it has been open for so long, or has come to so many rows
+#: a group is committed when it has been open for so many seconds, or has so many rows of input and output
 GROUP_S, GROUP_ROWS = 0.005, 2048
-#: a partition whose operator took longer for its last batch is not run while others wait for their commit, and perhaps
-#: for their fence
+#: if the operator took longer than this for a partition's last batch (µs), the group is committed before its next one,
+#: so that other partitions do not wait for it with their commits and fences
 SLOW_US = 20_000
 
 
 class Member(NamedTuple):
-    """``number``: of the part."""
+    """A processed batch of one partition, to be committed with its group. ``number``: index of the part in the batch
+    that the client sent."""
 
     number: int
     slot: Slot
@@ -33,7 +35,8 @@ class Member(NamedTuple):
 
 
 class Group:
-    """Of one thread; :meth:`take` is anybody's."""
+    """Processed batches that one thread will commit together. Other threads may call :meth:`take` and
+    :meth:`has_waited`."""
 
     __slots__ = ("_began", "_committing", "_lock", "_rows", "_slots", "_taken", "members")
 
@@ -45,7 +48,7 @@ class Group:
         self._committing = self._taken = False
 
     def add(self, member: Member) -> bool:
-        """False: the group was taken, and this is none of it."""
+        """Adds a member. Returns False where the whole group was taken, and the member is not in it."""
         with self._lock:
             if self._taken:
                 return False
@@ -57,7 +60,7 @@ class Group:
             return True
 
     def has_waited(self, before: float) -> bool:
-        """Was it begun before that, monotonic seconds?"""
+        """Tells whether the group was begun before a time in monotonic seconds."""
         return bool(self.members) and self._began < before
 
     def is_full(self, now: float) -> bool:
@@ -67,7 +70,7 @@ class Group:
         return id(slot) in self._slots
 
     def begin_commit(self, members: list[Member]) -> bool:
-        """False: these were taken."""
+        """Protects the members from :meth:`take` until :meth:`end_commit`. Returns False where they were taken."""
         with self._lock:
             self._committing = self.members is members
             return self._committing
@@ -78,12 +81,12 @@ class Group:
             self._clear()
 
     def take(self, *, ends: bool = False, before: float = math.inf) -> list[Member]:
-        """They are the caller's from now on, and nothing of them will be committed here; none where they are just being
-        committed, or were taken before.
+        """Takes the members away from the group's thread, which will not commit them. Returns no members where they are
+        just being committed, or were taken before.
 
         Args:
-            ends: its thread is to have no others.
-            before: only where the group was begun before that, monotonic seconds.
+            ends: the group accepts no further members.
+            before: take members only if the group was begun before this time, in monotonic seconds.
         """
         with self._lock:
             if self._committing or self._taken or self._began >= before:

@@ -1,5 +1,5 @@
-"""What threads have in hand: a batch of one partition, and of others what is to be committed together with it. It is
-taken away when the operator does not return."""
+"""Running batches of the threads: each has a batch of one partition, and a group of processed batches of others to be
+committed together with it. All are taken away from a thread when the operator does not return."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Hands:
-    """Of one replica. Called from several threads."""
+    """Running batches of one replica. Thread-safe."""
 
     def __init__(self, registry: PartitionRegistry, sender: Sender) -> None:
         self._registry, self._sender, self._clock = registry, sender, registry.clock
@@ -30,7 +30,7 @@ class Hands:
 
     @contextmanager
     def group(self) -> Iterator[Group]:
-        """What is not committed at the end is let go."""
+        """Opens a group for this thread. Members that are not committed at the end are dropped."""
         thread, group = threading.get_ident(), Group()
         self._groups[thread] = group
         try:
@@ -40,13 +40,14 @@ class Hands:
             self._let_go(group.take(ends=True))
 
     def take(self, slot: Slot, began: float) -> InHand:
-        """Behind its lifecycle's ``begin``. Args: began: monotonic seconds."""
+        """Begins a running batch on this thread. Callers have called the lifecycle's ``begin``. Args: began: monotonic
+        seconds."""
         hand = InHand(slot.id, began)
         self._with[hand.thread] = hand
         return hand
 
     def put_down(self, hand: InHand) -> None:
-        """Until it is committed."""
+        """Sets a processed batch aside until its group is committed."""
         del self._with[hand.thread]
 
     def take_up(self, hand: InHand, now: float) -> None:
@@ -54,8 +55,8 @@ class Hands:
         self._with[hand.thread] = hand
 
     def end(self, slot: Slot, hand: InHand) -> None:
-        """Its batch is committed or rolled back; or it was taken away, and comes back at last. Raises what the seal
-        does that waited for it."""
+        """Ends a batch that is committed or rolled back, or that was taken away and whose operator returns at last.
+        Seals the partition if a seal waited for the batch, and raises what that raises."""
         self._with.pop(hand.thread, None)
         if hand.end():
             with slot.mutex:
@@ -64,7 +65,7 @@ class Hands:
                     slot.host = None
                 sealing = slot.lifecycle.finish()
                 if slot.host is not None and slot.host.is_unsure:
-                    # what is on disk is read anew, and followers begin anew: they may not have been told of all of it
+                    # the database is read again, and followers start over: they may have missed the last commit
                     self._registry.close_store(slot)
                 if sealing:
                     self._sender.seal(slot)
@@ -80,23 +81,26 @@ class Hands:
     # -- in others ----------------------------------------------------------------------------------------
 
     def in_hand(self) -> list[InHand]:
-        """Batches that are being worked on."""
+        """Returns the running batches, except those whose thread was left behind."""
         return [hand for hand in list(self._with.values()) if not hand.left]
 
     @property
     def is_stuck(self) -> bool:
-        """Does a thread work on a batch that was given up?"""
+        """Tells whether a thread that was left behind still works on its batch."""
         return any(hand.left for hand in list(self._with.values()))
 
     def overdue(self, limit_s: float) -> InHand | None:
-        """A batch that has been in hand for longer than that."""
+        """Returns a batch that has been running for longer than ``limit_s``. None: there is none."""
         before = self._clock.monotonic() - limit_s
         return next((hand for hand in self.in_hand() if hand.began < before), None)
 
     def take_away(self, hand: InHand) -> bool:
-        """Give a batch up that cannot be interrupted: it never commits, and its partition is not served here before its
-        thread comes back. It may move away, be checkpointed, and taken over, as it was before the batch. False: it has
-        ended, or is just being committed."""
+        """Takes a batch that cannot be interrupted away from its thread, with the thread's group.
+
+        The batch will never commit, and this replica does not serve the partition before the thread returns from the
+        operator. In the state before the batch, the partition may move away, be checkpointed and be taken over. Returns
+        False where the batch has ended, or is just being committed.
+        """
         slot, group = self._registry.slot(hand.partition), self._groups.get(hand.thread)
         members: list[Member] = []
         try:
@@ -114,25 +118,27 @@ class Hands:
         return True
 
     def leave_behind(self) -> None:
-        """The thread does not come back, though it has no batch in hand."""
+        """Takes all groups away, when a thread does not return though it has no running batch."""
         self._leave([member for group in list(self._groups.values()) for member in group.take(ends=True)])
 
     def keeps_waiting(self, limit_s: float) -> bool:
-        """Has what was done waited for so long to be committed together with a batch that takes its time?"""
+        """Tells whether processed batches have waited for ``limit_s`` to be committed together with a slow batch."""
         before = self._clock.monotonic() - limit_s
         return any(group.has_waited(before) for group in list(self._groups.values()))
 
     def spare(self, limit_s: float) -> None:
-        """Let that go: somebody may want to move it. It is asked for again behind that batch."""
+        """Drops processed batches that have waited for ``limit_s``, as a move may need their partitions. They are sent
+        again behind the slow batch."""
         before = self._clock.monotonic() - limit_s
         self._leave([member for group in list(self._groups.values()) for member in group.take(before=before)])
 
     def _leave(self, members: list[Member]) -> None:
         if members:
-            self._registry.environment.aside(partial(self._let_go, members))  # each may wait for its disk
+            self._registry.environment.aside(partial(self._let_go, members))  # each may have to wait for its disk
 
     def _let_go(self, members: list[Member]) -> None:
-        """Their batches are as if they had never come. Whoever had them has ``work`` of their slots no more."""
+        """Drops processed batches as if they had never arrived, and takes ``work`` of their slots away from the thread
+        that held it."""
         for member in members:
             slot = member.slot
             try:
@@ -143,6 +149,6 @@ class Hands:
                     slot.work.take_away()
                     if slot.lifecycle.finish():
                         self._sender.seal(slot)
-            except Exception:  # the seal that waited for it, say: whoever wants that asks again
+            except Exception:  # of a seal that waited for the batch, for example: the controller asks for it again
                 log.exception("%s was let go, and not all of that done", slot.id)
             self._registry.on_change(slot.id)

@@ -1,4 +1,4 @@
-"""One owned partition at work: applies batches to an operator's state, exactly once.
+"""Host of one owned partition: applies batches to an operator's state, exactly once.
 
 A batch is identified by (source, batch). Its mutations, its position and its output go into one atomic write, so
 that a retry or replay finds the stored output and changes nothing.
@@ -47,16 +47,17 @@ from stateflow.storage import PartitionStore
 from stateflow.storage.commit_log import CommitLog
 from stateflow.types import PartitionId
 
-#: stored cells of states with a ttl that each batch looks at, beside two for each of its rows
+#: number of stored cells of states with a ttl that each batch checks for expiry, plus two for each of its rows
 SWEPT_MIN = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """``output``: see :mod:`stateflow.runtime.output`; ``b""`` for nothing. ``sequence``: of the partition, with it.
+    """Result of an applied batch. ``output``: see :mod:`stateflow.runtime.output`; ``b""`` for nothing. ``replayed``:
+    it had been applied before. ``sequence``: the partition's sequence that includes the batch.
 
-    ``operator_us``: in the operator, with decoding its rows, timers and watermark; ``commit_us``: collecting what
-    changed, and the write. Both 0 when it was applied before.
+    ``operator_us``: time in the operator, with decoding rows, timers and watermark, in µs; ``commit_us``: time to
+    collect the changes and write them. Both are 0 when the batch was applied before.
     """
 
     output: bytes
@@ -68,7 +69,8 @@ class Applied:
 
 
 class Ran(NamedTuple):
-    """A batch that the operator has processed, and nobody has written yet. ``outputs``: to be encoded, with others'."""
+    """A batch that the operator has processed and that is not written yet. ``outputs``: rows to be encoded, together
+    with those of other batches."""
 
     batch: Batch
     outputs: Outputs
@@ -84,7 +86,7 @@ class Ran(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """To be logged, and then written. ``output``: with what was there of it before."""
+    """A batch that is ready to be logged, then written. ``output``: all of the batch's output, with earlier parts."""
 
     output: bytes
     advance: Advance
@@ -92,14 +94,16 @@ class Commit(NamedTuple):
 
 
 class PartitionHost:
-    """Not thread-safe: one batch at a time.
+    """Hosts one partition. Not thread-safe: one batch at a time.
 
     Args:
-        on_commit: see :class:`~stateflow.runtime.committing.Committer`, as ``log``.
-        clock: of what a batch takes; what time it is comes with each batch.
-        deployed: what is decided of its states now; another object when that has changed.
-        partitions: of the operator. A key that belongs to another one is refused, when it is first met.
-        figures: where the operator's own are counted, with each commit; None: nobody reads them.
+        log: see :class:`~stateflow.runtime.committing.Committer`.
+        on_commit: see :class:`~stateflow.runtime.committing.Committer`.
+        clock: measures durations; the time of day comes with each batch.
+        deployed: returns the states as they are deployed now; a new object when that has changed.
+        partitions: number of the operator's partitions. The host refuses a key that belongs to another partition when
+            it first meets the key. None: keys are not checked.
+        figures: collects the metrics that the operator defines, with each commit; None: they are not read.
     """
 
     def __init__(
@@ -134,14 +138,14 @@ class PartitionHost:
             max_value_bytes=max_value_bytes,
             belongs=None if partitions is None else partial(check_belongs, partition.partition, partitions),
         )
-        #: columns of rows
+        #: names of the key columns
         self.key = key_columns(operator)
-        self._reader: RowReader | None = None  # whose keys are of the types that are stored
+        self._reader: RowReader | None = None  # last reader whose key types were checked against the stored keys
         self._sources = Sources(partition, store, retention)
         self._committer = Committer(partition, store, epoch, log, on_commit)
-        #: the newest processing time of a batch here
+        #: newest processing time of a batch here
         self.latest_us = 0
-        #: that the operator took for the last one
+        #: time that the operator took for the last batch
         self.operator_us = 0
         self._timers = Timers(store)
         self._watermark_us = read_watermark(store)
@@ -154,27 +158,27 @@ class PartitionHost:
 
     @property
     def sequence(self) -> int:
-        """Of the last commit."""
+        """Sequence of the last commit."""
         return self._committer.sequence
 
     @property
     def is_unsure(self) -> bool:
-        """A commit has begun, and whether all of it is on disk and known here is not known."""
+        """Tells whether a commit has begun of which it is not certain that all is on disk and in memory."""
         return self._committer.is_unsure
 
     def runs(self, operator: type[Operator]) -> bool:
-        """Is it an instance of this version that serves here?"""
+        """Tells whether an instance of this operator class, and so of this version, serves here."""
         return type(self._instance.operator) is operator
 
     def peek(self, key: Any, now_us: int) -> SimpleNamespace:
-        """The states of a key as they are stored, read anew; for tests and the harness."""
+        """Reads the stored states of a key past the cache; for tests and the harness."""
         self.state.invalidate()
         self.state.set_time(now_us, self._watermark_us)
         return self.state.peek(key)
 
     def evolve(self, now_us: int, guard: Guard = UNGUARDED) -> None:
-        """Make the stored states those that are declared now: before the first batch, before the first read, and when
-        the operator was deployed anew.
+        """Evolves the stored states to those declared now. Called before the first batch, before the first read, and
+        after the operator was deployed again.
 
         Raises SchemaMismatch, OperatorFailed.
         """
@@ -188,28 +192,29 @@ class PartitionHost:
     # -- sources ------------------------------------------------------------------------------------------
 
     def position(self, source: str) -> int | None:
-        """The last batch of ``source`` this partition contains; None when it has seen none."""
+        """Returns the last batch of ``source`` that this partition contains; None when it has seen none."""
         return self._sources.last(source)
 
     def reached(self, source: str) -> layout.Position | None:
-        """Its last batch here, and what is known of it."""
+        """Returns the position of ``source``: its last batch here and what is known of it; None when there is none."""
         return self._sources.reached(source)
 
     def open_source(self, source: str, session: layout.Session, settled: int | None = None) -> int:
-        """Refuse older clients of a source from now on. Returns the sequence of the last commit, this one or an earlier
-        one. Raises SourceTaken when this one is older itself. Args: settled: see
+        """Refuses older clients of a source from now on. Returns the sequence of the last commit, which may be an
+        earlier one. Raises SourceTaken when this client is itself older than the newest. Args: settled: see
         :meth:`~stateflow.runtime.sources.Sources.open`."""
         mutations = self._sources.open(source, session, settled)
         if mutations is not None:
             last = self._sources.last(source)
-            # its client is told of no output by which it could learn that this was lost
+            # sync: the client gets no output from which it could learn that this commit was lost
             self._committer.commit(source, -1 if last is None else last, mutations, sync=True)
             self._sources.opened(source, session)
             self._committer.known()
         return self.sequence
 
     def retire(self, source: str) -> bool:
-        """Keep only a tombstone of a source, see :mod:`stateflow.runtime.retirement`. False: nothing is known of it."""
+        """Keeps only a tombstone of a source, see :mod:`stateflow.runtime.retirement`. Returns False where there is
+        nothing to retire, as for an unknown or already retired source."""
         retiring = self._sources.retire(source)
         if retiring is None:
             return False
@@ -219,8 +224,8 @@ class PartitionHost:
         return True
 
     def drop_output(self, source: str, batch: int, apply: bool) -> int:
-        """Keep no output of a batch that is contained. Returns its bytes; 0: there is none. Args: apply: else only
-        look."""
+        """Drops the stored output of a contained batch. Returns its size in bytes; 0: there is none. Args: apply: drop
+        it; otherwise only report the size."""
         size, mutations = self._sources.without_output(source, batch)
         if size and apply:
             self._committer.commit(source, batch, mutations, sync=True)
@@ -234,14 +239,14 @@ class PartitionHost:
         return self._sources.contained(source)
 
     def adopt(self, held: Mapping[str, layout.Position]) -> None:
-        """Batches passed that brought nothing here: sources are so far, and it is written with the next commit."""
+        """Takes over positions of sources whose batches skipped this partition, to be written with the next commit."""
         if held:
             self._sources.adopt(held)
             self._committer.adopt(held)
             self.latest_us = max(self.latest_us, *(position.at_us for position in held.values()))
 
     def settle(self, held: Mapping[str, layout.Position]) -> None:
-        """:meth:`adopt`, and commit it. Raises what the store does."""
+        """Calls :meth:`adopt` and commits. Raises what the store raises."""
         self.adopt(held)
         mutations, watermark_us = Mutations(), self.watermark_us({})
         if watermark_us is not None and watermark_us != self._watermark_us:
@@ -252,11 +257,11 @@ class PartitionHost:
         self._committer.known()
 
     def watermark_us(self, held: Mapping[str, layout.Position]) -> int | None:
-        """The partition's, with what is held for it."""
+        """Returns the partition's watermark, with the positions held for it taken into account; None: there is none."""
         return self._later(watermark_of(self._sources.overlaid(held)))
 
     def needs_no_visit(self, until: float) -> Pass:
-        """Between batches. Args: until: monotonic seconds."""
+        """Returns which batches may skip this partition. Called between batches. Args: until: monotonic seconds."""
         event_us, processing_us = (self._timers.next_us(domain) for domain in (Domain.EVENT, Domain.PROCESSING))
         if self._instance.hears_watermarks:
             event_us = -math.inf if self._watermark_us is None else min(event_us, self._watermark_us + 1)
@@ -274,12 +279,13 @@ class PartitionHost:
         guard: Guard = UNGUARDED,
         digest: int | None = None,
     ) -> Applied:
-        """Apply one batch, or return the stored output when it was applied before.
+        """Applies one batch, or returns the stored output when it was applied before.
 
         Args:
             input_schema: Arrow IPC schema of ``rows``.
             rows: Arrow record batch message; ``b""`` when the batch has no row for this partition.
-            now_us, after, guard, digest: see :meth:`run`. Where a client is named it is taken of the rows.
+            now_us, after, guard, digest: see :meth:`run`. A missing digest is computed from the rows where the batch
+                names a client.
 
         Raises what :meth:`run`, :meth:`stage` and :meth:`write` raise; the state is then as it was before the call.
         """
@@ -311,17 +317,18 @@ class PartitionHost:
         digest: int | None = None,
         guard: Guard = UNGUARDED,
     ) -> Applied | Ran:
-        """Have the operator process one batch, to be staged and written, or rolled back, before anything else is asked
-        of this; or find it applied before.
+        """Lets the operator process one batch, or finds that the batch was applied before.
+
+        Callers stage and write the result, or roll it back, before they call anything else.
 
         Args:
             rows: None when the batch has no row for this partition.
             now_us: processing time; timers of that domain fire up to it.
-            after: the newest batch of a sparse source, up to this one, that this partition must contain by what the
+            after: newest batch of a sparse source, up to this one, that this partition must contain as far as the
                 sender knows.
-            digest: of the rows, see :mod:`stateflow.runtime.digests`, or as its sender took it.
+            digest: digest of the rows, see :mod:`stateflow.runtime.digests`, or the sender's own.
 
-        Raises PositionGap, StaleBatch, SourceTaken, SourceRetired, BatchChanged, and whatever is wrong with the rows or
+        Raises PositionGap, StaleBatch, SourceTaken, SourceRetired, BatchChanged, and the errors of wrong rows and of
         the operator; the state is then as it was before the call.
         """
         earlier = b""
@@ -334,11 +341,11 @@ class PartitionHost:
         if (replayed := sources.replayed(batch, after, digest)) is not None:
             earlier, named = replayed.output, batch.session is not None
             if rows is None or named or replayed.rows or not sources.takes_rows_later(batch):
-                if batch.attempt.use and not initial:  # somebody who sends the same rows, or is mistaken
+                if batch.attempt.use and not initial:  # a sender of the same rows, or a mistaken one
                     now = 0 if rows is None else len(self._checked(rows).columns())
                     sources.check_rows(batch, replayed.rows, now)
                 return Applied(earlier, True, 0, self.sequence)
-            # Visited before without rows, by a task that did not have them (its batch failed): they come now.
+            # A task without the rows has visited before (its batch failed): the rows arrive now.
         try:
             outputs: list[Any] = []
             silent = sources.silent(now_us, batch.source)
@@ -354,7 +361,7 @@ class PartitionHost:
             self._advance(watermark_us, now_us, outputs)
             produced = instance.produced(outputs)
             worked = self._clock.monotonic()
-            # twice as fast as state can grow, so that what has expired goes from disk in time
+            # sweeps twice as fast as state can grow, so that expired cells leave the disk in time
             mutations = self.state.expired(SWEPT_MIN + 2 * count) if self.state.expires else self.state.collect()
             self._timers.collect(mutations)
             position = sources.behind(batch, count, now_us, digest)
@@ -369,21 +376,22 @@ class PartitionHost:
         return Ran(batch, to_encode, produced, earlier, count, watermark_us, silent, position, mutations, *spent)
 
     def _checked(self, rows: Arrived) -> Arrived:
-        """Raises SchemaMismatch."""
+        """Checks once per reader that the key columns have the types of the stored keys. Raises SchemaMismatch."""
         if rows.reader is not self._reader:
             check_keys(rows.reader.schema, self.key, self._store, self.partition.operator)
             self._reader = rows.reader
         return rows
 
     def _later(self, watermark_us: int | None) -> int | None:
-        """The partition's with a batch by which its sources have this one: never less than it was, when a late source
-        joins. It is the event time of the whole batch, for its rows, its timers and what they write."""
+        """Returns the partition's watermark with a batch that brings its sources to ``watermark_us``. The watermark
+        never goes back when a late source joins. It is the event time of the whole batch: of its rows, its timers and
+        their writes."""
         if watermark_us is None or (self._watermark_us is not None and watermark_us <= self._watermark_us):
             return self._watermark_us
         return watermark_us
 
     def _advance(self, watermark_us: int | None, now_us: int, outputs: list[Any]) -> None:
-        """Time passes: the watermark, then the timers that are due."""
+        """Advances time: calls the operator for a new watermark, then fires the timers that are due."""
         if watermark_us is not None:
             if watermark_us != self._watermark_us:
                 self._instance.on_watermark(watermark_us, outputs)
@@ -391,7 +399,7 @@ class PartitionHost:
         self._instance.fire(Domain.PROCESSING, now_us, outputs)
 
     def stage(self, ran: Ran, encoded: bytes | Exception) -> Commit:
-        """What a batch is to be written as. Raises Unavailable, and what came in place of its encoded rows; the state
+        """Prepares the commit of a processed batch. Raises Unavailable, and ``encoded`` if that is an error; the state
         is then as it was before the batch."""
         try:
             if isinstance(encoded, Exception):
@@ -407,7 +415,8 @@ class PartitionHost:
             raise
 
     def write(self, ran: Ran, commit: Commit) -> Applied:
-        """Raises what the store does; the state is then as it was before the batch, or :attr:`is_unsure`."""
+        """Writes a prepared commit. Raises what the store raises; the state is then as it was before the batch, or
+        :attr:`is_unsure`."""
         began = self._clock.monotonic()
         try:
             self._committer.write(commit.staged)
@@ -424,7 +433,7 @@ class PartitionHost:
         return Applied(commit.output, False, ran.rows, self.sequence, ran.operator_us, took_us)
 
     def rollback(self) -> None:
-        """The state is as it was before the batch."""
+        """Restores the state as it was before the batch."""
         self.state.rollback()
         self._timers.rollback()
         self._instance.forget()
@@ -433,7 +442,7 @@ class PartitionHost:
     # -- the end ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Lets the operator go, on a thread of its own where it has something to say to that: :meth:`let_go`.
+        """Closes the operator on this thread, see :meth:`let_go`.
 
         The store stays open: it may still be a move's source.
         """
@@ -446,12 +455,13 @@ class PartitionHost:
         self.state.close()
 
     def end(self) -> None:
-        """Nothing is committed any more: a batch that is still being worked on would be written without what is let go
-        beneath it, and with its position. To be called from any thread, before anything is let go."""
+        """Refuses all commits from now on. Called before anything is released: a batch that is still running would be
+        written with its position, but without the released state. Thread-safe."""
         self._committer.end()
 
     def discard(self) -> None:
-        """Without the operator's ``close``: it did not come back, or was interrupted, and is asked nothing more."""
+        """Closes the host without calling the operator's ``close``, as the operator did not return, or was
+        interrupted."""
         self.end()
         self.state.close()
 
@@ -461,6 +471,6 @@ def _micros(seconds: float) -> int:
 
 
 def read_watermark(store: PartitionStore) -> int | None:
-    """Of the partition in ``store``, µs; None before the first."""
+    """Returns the watermark of the partition in ``store``, µs; None before the first."""
     stored = store.get(layout.WATERMARK)
     return None if stored is None else int.from_bytes(stored, "big", signed=True)

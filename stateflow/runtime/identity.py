@@ -1,7 +1,7 @@
-"""Who a data directory is: the file ``REPLICA`` in it, JSON ``{"id", "name"}``.
+"""Identity of a data directory: the file ``REPLICA`` in it, JSON ``{"id", "name"}``.
 
-``id`` is made once and never changes; a copy of the directory has the same. ``name`` is the replica that serves from
-it. Earlier versions kept the bare name there: such a file is upgraded where it is.
+``id`` is made once and never changes; a copy of the directory has the same id. ``name`` is the name of the replica that
+serves from the directory. Earlier versions stored the bare name; such a file is upgraded in place.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ FILE = "REPLICA"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """``place``: the machine and the file that is locked on it, not kept: two processes of one place cannot both have
-    the directory open, those of two places with one ``id`` have copies of it."""
+    """Identity of a data directory. ``place``: the machine and the lock file on it, not stored. Two processes with one
+    place cannot both have the directory open; two processes with one ``id`` and different places have copies of it."""
 
     id: str
     name: str
@@ -28,10 +28,10 @@ class Identity:
 
 
 def identify(environment: Environment, root: Path, name: str) -> Identity:
-    """The identity of a claimed data directory, made or upgraded if need be. Raises InvalidArgument.
+    """Returns the identity of a claimed data directory, made or upgraded if necessary. Raises InvalidArgument.
 
-    A directory that holds no operator may be given another name: a replica that was refused under the first one has
-    nothing to lose. With state in it, it would be taken for unfinished transfers under another name.
+    A directory without operators may get another name, as a replica that was refused under its first name has nothing
+    to lose. State in the directory, however, would look like unfinished transfers under another name.
     """
     file = root / FILE
     place = environment.place(root)
@@ -52,7 +52,7 @@ def identify(environment: Environment, root: Path, name: str) -> Identity:
 
 
 def _keep(environment: Environment, root: Path, identity: Identity) -> Identity:
-    """Durable when it returns."""
+    """Writes an identity durably, and returns it."""
     environment.write_durably(root / FILE, json.dumps({"id": identity.id, "name": identity.name}))
     return identity
 

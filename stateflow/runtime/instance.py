@@ -1,4 +1,4 @@
-"""An operator at work on a partition: its methods are called here, and what they raise is told as its own."""
+"""Instance of an operator on a partition: calls its methods, and reports what they raise as the operator's error."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MEND = "mend the operator or the row; the batch was not applied"
 
 
 class Produced(NamedTuple):
-    """What a batch gave in one partition: rows of the main output that are not encoded yet, or the message of all of
-    them; and messages by tag."""
+    """Output of a batch on one partition. ``rows``: rows of the main output to be encoded; or ``columns``: the message
+    of the whole main output. ``side``: messages of side outputs by tag."""
 
     rows: list[Any]
     columns: bytes
@@ -33,11 +33,12 @@ class Produced(NamedTuple):
 
 
 class OperatorInstance:
-    """Not thread-safe. Raises OperatorFailed for what the operator raises, and StateflowErrors as they are.
+    """Calls an operator's methods for one partition. Not thread-safe. Raises OperatorFailed for exceptions of the
+    operator, and StateflowErrors as they are.
 
     Args:
-        watermark_us: the partition's by now.
-        figures: of this process, where the operator's own go.
+        watermark_us: current watermark of the partition; None: there is none yet.
+        figures: collects the metrics that operators of this process define.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class OperatorInstance:
         else:
             self._ctx._unheard = "on_timer" if cls.on_timer is Operator.on_timer else ""
         self.show_watermark(watermark_us)
-        #: has it something to say to each?
+        #: whether the operator overrides ``on_watermark``
         self.hears_watermarks = cls.on_watermark is not Operator.on_watermark
         self.operator = self._made(cls)
         self.attach()
@@ -83,7 +84,7 @@ class OperatorInstance:
             raise self._failed("__init__", error, remedy="mend the operator; no batch was applied") from error
 
     def attach(self) -> None:
-        """Its attributes are the partition's states."""
+        """Makes the states of the partition attributes of a batch operator."""
         if isinstance(self.state, ColumnStates):
             self.state.attach(self.operator)
 
@@ -98,24 +99,24 @@ class OperatorInstance:
             raise self._failed("open", error, remedy="mend the operator; no batch was applied") from error
 
     def count(self) -> None:
-        """What the operator said of its own figures counts: the batch is applied."""
+        """Counts what the operator has added to its metrics, once the batch is applied."""
         if self._ctx._metrics is not None:
             self._ctx._metrics.count()
 
     def forget(self) -> None:
-        """… does not: it is not."""
+        """Drops what the operator has added to its metrics, as the batch is not applied."""
         if self._ctx._metrics is not None:
             self._ctx._metrics.forget()
 
     # -- a batch ------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Nothing was emitted yet."""
+        """Begins a batch, with no output emitted yet."""
         self._ctx._side = {tag: [] for tag in self._side_writers}
         self._columns: list[pa.RecordBatch] = []
 
     def process(self, arrived: Arrived, outputs: list[Any], initial: bool) -> int:
-        """Rows in order; returns how many."""
+        """Processes rows one by one, in order. Returns their number."""
         assert isinstance(self.state, KeyedState)
         operator, ctx, state = self.operator, self._ctx, self.state
         attributes, process = operator.__dict__, operator.init_state if initial else operator.process
@@ -137,7 +138,7 @@ class OperatorInstance:
         except StateflowError as error:
             error.located(**self._here(key))
             raise
-        except BaseException as error:  # whatever it raises, also sys.exit() and what asyncio means for itself
+        except BaseException as error:  # any exception, sys.exit() and asyncio's cancellation included
             if not is_ours(error):
                 raise
             raise self._failed(process.__name__, error, key=key, row=row) from error
@@ -147,7 +148,7 @@ class OperatorInstance:
         return len(keys)
 
     def process_batch(self, arrived: Arrived, initial: bool) -> int:
-        """All rows at once; returns how many."""
+        """Processes all rows at once. Returns their number."""
         assert isinstance(self.operator, BatchOperator)
         batch = arrived.columns()
         process = self.operator.init_batch if initial else self.operator.process_batch
@@ -155,7 +156,8 @@ class OperatorInstance:
         return len(batch)
 
     def _produce(self, method: Callable[[Any, Context], Any], argument: Any, row: Callable[[], Any]) -> None:
-        """Keeps the columns that a batch operator gives. Args: row: what to show of it, when it fails."""
+        """Calls a batch operator's method and keeps the columns that it returns. Args: row: returns what an error shows
+        of the input."""
         try:
             produced = method(argument, self._ctx)
         except StateflowError as error:
@@ -169,7 +171,7 @@ class OperatorInstance:
             self._columns.append(self._writer.columns(produced, method.__name__))
 
     def _extend(self, outputs: list[Any], produced: Iterable[Any]) -> None:
-        """Row by row as they are produced: what comes next may change what they were made from."""
+        """Freezes each row as soon as it is produced, as the operator's next step may change the objects in it."""
         assert self._freeze is not None
         outputs.extend(map(self._freeze, produced))
 
@@ -182,7 +184,7 @@ class OperatorInstance:
         self._ctx.watermark = None if watermark_us is None else to_datetime(watermark_us)
 
     def fire(self, domain: Domain, until_us: int, outputs: list[Any]) -> None:
-        """Timers that are due."""
+        """Fires the timers of a domain that are due at ``until_us``."""
         if isinstance(self.operator, BatchOperator):
             while due := list(self._timers.due(domain, until_us)):
                 self._produce(self.operator.on_timers, TimerColumns.of(due, self._key), lambda: due[0])
@@ -198,8 +200,8 @@ class OperatorInstance:
                 self.state.unbind(self.operator)
 
     def produced(self, outputs: list[Any]) -> Produced:
-        """All that the batch gave. What lies in buffers or containers of the operator's is encoded at once: whoever it
-        is called for next may have the same ones. Raises OutputMismatch."""
+        """Returns the whole output of the batch. Output in buffers or containers of the operator is encoded at once, as
+        the operator may reuse them in its next call. Raises OutputMismatch."""
         side = {tag: self._side_writers[tag].write(emitted) for tag, emitted in self._ctx._side.items() if emitted}
         if self._columns:
             return Produced([], self._writer.write(outputs, self._columns), side)
@@ -207,19 +209,20 @@ class OperatorInstance:
 
     @property
     def writer(self) -> OutputWriter:
-        """Of its main output."""
+        """Writer of the main output."""
         return self._writer
 
     def join(self, earlier: bytes, produced: Produced, rows: bytes) -> bytes:
-        """The output of a batch behind what ``earlier`` holds, see :mod:`stateflow.runtime.output`.
+        """Appends the output of a batch to ``earlier`` output of the same batch, see :mod:`stateflow.runtime.output`.
 
-        Args: rows: those of ``produced``, encoded."""
+        Args: rows: encoded rows of ``produced``."""
         return self._outputs.join(earlier, join_output(rows or produced.columns, produced.side))
 
     # -- beside batches -----------------------------------------------------------------------------------
 
     def migrate_state(self, version: int, key: Any, old: SimpleNamespace) -> None:
-        """Args: version: that the states of ``key`` have. Those that it is bound to are the new ones."""
+        """Calls the operator's ``migrate_state`` for a key. The new states are bound to the operator. Args: version:
+        version of the old states."""
         operator, name = self.operator, self._partition.operator
         remedy = (
             f"mend migrate_state() and deploy again, or go back: `stateflow operator versions {name}` and "
@@ -232,7 +235,12 @@ class OperatorInstance:
             self._ctx.key = None
 
     def let_go(self, aside: Callable[[Callable[[], None]], None]) -> None:
-        """Args: aside: given the operator's ``close``, when it has one, to be called where nobody waits for it."""
+        """Releases the operator.
+
+        Args:
+            aside: gets a call that closes the operator, where the operator has ``close`` or ``__del__``, and runs it
+                where no batch waits for it.
+        """
         operator, ctx, name = self.operator, self._ctx, self._partition
         self.operator = Operator()
 
@@ -240,7 +248,7 @@ class OperatorInstance:
             nonlocal operator
             try:
                 operator.close(ctx)
-            except BaseException as error:  # nobody could do anything about it
+            except BaseException as error:  # no caller could handle it
                 if not is_ours(error):
                     raise
                 ctx.logger.exception("close() of %s failed", name)

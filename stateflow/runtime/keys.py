@@ -1,4 +1,4 @@
-"""Keys as they are stored and as rows bring them: keys of two types never meet, though both may look like 7."""
+"""Types of keys, as stored and as in rows: keys of two types are never equal, even where both look like 7."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _KINDS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
 
 
 def kind_of(type_: pa.DataType) -> str:
-    """Of a column's values as keys; empty where only the values tell."""
+    """Returns the kind of keys that a column's values make; empty: it depends on the values."""
     return next((kind for told, kind in _KINDS if told(type_)), "")
 
 
 def kinds_of(key: Any) -> tuple[str, ...]:
-    """Of a stored key's columns."""
+    """Returns the kind of each column of a stored key."""
     return tuple(map(_kind, key if isinstance(key, tuple) else (key,)))
 
 
@@ -48,7 +48,7 @@ def _kind(value: Any) -> str:
 
 
 def check_keys(schema: pa.Schema, columns: tuple[str, ...], store: PartitionStore, operator: str) -> None:
-    """Raises SchemaMismatch when the keys that are stored are of other types than these columns."""
+    """Checks that the stored keys, of which it reads one, have the types of the key columns. Raises SchemaMismatch."""
     address = next((address for address, _ in store.scan(CELL)), None)
     if address is None:
         return

@@ -1,5 +1,5 @@
-"""Which checkpoint store a replica uses, noted in its data directory when it is used for the first time: a mount that
-is missing later is then not taken for a store that is new."""
+"""Note of the checkpoint store that a replica uses, written to its data directory at the first use. With the note, the
+replica does not mistake a missing mount for a new store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTE = "CHECKPOINTS"
 
 
 def remember(environment: Environment, data_dir: Path, store: CheckpointStore) -> None:
-    """Have ``store`` be the one that is noted, or be noted. Raises InvalidArgument for a note that cannot be read."""
+    """Checks that ``store`` is the noted one, or notes it. Raises InvalidArgument for a note that cannot be read."""
     note = data_dir / NOTE
 
     def keep(known: Known) -> None:

@@ -1,4 +1,4 @@
-"""Entries of a partition store beside the cells: everything under the byte ``m``.
+"""Entries of a partition store other than cells: everything under the byte ``m``.
 
 ========  =============================================================================
 key       value
@@ -11,17 +11,17 @@ key       value
 ``mq``+s  in place of ``mo`` where *s* is a run of a batch DataFrame, or of a query in real-time mode: the output of
           each of its batches, see :class:`Piece`
 ``mf``+s  the newest client of source *s*: msgpack ``[version, generation, id]``
-``ml``+s  this copy may be older than what clients were told: the client of *s* must say again that it is the newest
-``mr``+s  tombstone of a source that was retired: msgpack ``[version, batch, when it came in µs, [generation, id] of its
-          client or nil, newest event time]``; it then has none of the three above
+``ml``+s  this copy may lack what clients know to be committed: the client of *s* must open the source again
+``mr``+s  tombstone of a retired source: msgpack ``[version, batch, when it arrived in µs, [generation, id] of its
+          client or nil, newest event time]``; the source then has none of the entries above
 ``mz``    tombstones were dropped: when the newest of them had its last batch, µs, 8 bytes big endian
-``mn``    clients of sources that began no later are refused: µs, 8 bytes big endian
+``mn``    clients of sources are refused if they began no later than this: µs, 8 bytes big endian
 ``mk``    watermark of the partition: µs, 8 bytes big endian, signed
 ``mw``    ownership: msgpack ``[version, replica, state, epoch, move id, target…]``
 ``mx``    declared state schema, JSON
 ========  =============================================================================
 
-All but ``mw`` belong to the partition and move with it. ``mw`` says what *this copy* is: a copy whose ``mw``
+All entries but ``mw`` belong to the partition and move with it. ``mw`` says what *this copy* is: a copy whose ``mw``
 names another replica is an unfinished transfer.
 """
 
@@ -52,11 +52,11 @@ OWNERSHIP = b"mw"
 SCHEMA = b"mx"
 WATERMARK = b"mk"
 
-#: what the source of one run of a batch DataFrame begins with
+#: prefix of the source of one run of a batch DataFrame
 BATCH_RUN = "batch:"
-#: what those of a query in real-time mode begin with: their clients say up to where outputs are wanted no more
+#: prefix of the sources of a query in real-time mode, whose clients say up to which batch outputs can be dropped
 REAL_TIME = "real-time:"
-#: of these every output is kept
+#: sources with these prefixes keep the output of every batch
 KEPT = (BATCH_RUN, REAL_TIME)
 
 
@@ -65,7 +65,7 @@ T = TypeVar("T")
 
 @contextmanager
 def decoding(what: str) -> Iterator[None]:
-    """Entries come with a copy from elsewhere. Raises DecodeError for bytes that are none."""
+    """Turns errors of decoding an entry into DecodeError: entries may come with a copy from another process."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -84,9 +84,9 @@ def typed(found: T, *kinds: type) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Who sent a batch, to tell a retry from somebody else under the same name.
+    """Sender of a batch, which tells a retry from another sender under the same source name.
 
-    ``run``: of the query; ``use``: one application of the operator in it; ``task``: one attempt of one task;
+    ``run``: run of the query; ``use``: one application of the operator in it; ``task``: one attempt of one task;
     ``call``: one pass of that task over its rows.
     """
 
@@ -101,9 +101,10 @@ UNKNOWN_ATTEMPT = Attempt()
 
 @dataclass(frozen=True, slots=True, order=True)
 class Session:
-    """One client of a source. The larger is the newer one, and refuses the others.
+    """One client of a source. The larger session is the newer one, and partitions then refuse the others.
 
-    ``generation_us``: when it began, µs, and later than any before it; ``id`` parts two that began at once.
+    ``generation_us``: when the client began, µs, made later than that of any client before it; ``id`` distinguishes two
+    clients that began at the same time.
     """
 
     generation_us: int
@@ -122,14 +123,15 @@ class Session:
 
 
 class Position(NamedTuple):
-    """The last batch of a source that a partition contains, the watermark (µs) it had then if any, how many rows
-    it brought here, and who sent it.
+    """The last batch of a source that a partition contains, the source's watermark (µs) then, the number of its rows
+    here, and its sender.
 
-    ``event_us``: the newest event time (µs) the source has told of up to this batch, ``event_before_us`` up to the one
-    before: what a watermark for this batch is made of, however often it is sent.
+    ``event_us``: newest event time (µs) that the source has reported up to this batch; ``event_before_us``: up to the
+    batch before. The watermark for this batch is computed from these, with the same result each time it is sent.
 
-    ``at_us``: when it was committed. ``digest``: of the rows, where the same batch must bring the same; None:
-    unknown. ``known``: what its client tells a successor, see :mod:`stateflow.client.history`; ``client``: its id.
+    ``at_us``: when the batch was committed. ``digest``: digest of the rows, where the same batch must bring the same
+    rows; None: unknown. ``known``: what the client tells a successor, see :mod:`stateflow.client.history`; ``client``:
+    id of the client.
     """
 
     batch: int
@@ -166,11 +168,11 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One batch of a source whose outputs are kept. ``bytes_up_to``: of outputs of a run of a batch DataFrame, with
-    this one's.
+    """One batch of a source whose outputs are kept. ``bytes_up_to``: bytes of all outputs up to this one, in a run of a
+    batch DataFrame.
 
-    Its key: ``mq``, the source behind its length (2 bytes), its number (8 bytes), both big endian. Its value: msgpack
-    ``[version, rows, digest or nil, bytes up to here, output]``.
+    The key is ``mq``, the length of the source's name (2 bytes), the name, the batch number (8 bytes), both numbers big
+    endian. The value is msgpack ``[version, rows, digest or nil, bytes up to here, output]``.
     """
 
     rows: int
@@ -195,13 +197,13 @@ def piece_key(source: str, number: int) -> bytes:
 
 
 def piece_keys(source: str) -> tuple[bytes, bytes]:
-    """All of a source: from the first to before the second."""
+    """Returns the key range of a source's outputs: from the first key to before the second."""
     prefix = _pieces_of(source)
     return prefix, prefix + b"\xff" * 9
 
 
 def pieces(store: PartitionStore, source: str, after: int) -> Iterator[tuple[int, Piece]]:
-    """(number, what is kept of it) of batches behind ``after``, in order."""
+    """Yields (batch number, kept output) of a source's batches behind ``after``, in order."""
     prefix = _pieces_of(source)
     for key, value in store.scan_from(piece_key(source, max(0, after + 1)), piece_keys(source)[1]):
         yield int.from_bytes(key[len(prefix) :], "big"), Piece.decode(value)
@@ -213,20 +215,23 @@ def _pieces_of(source: str) -> bytes:
 
 
 def positions(store: PartitionStore) -> dict[str, int]:
-    """Source → last batch that a partition contains."""
+    """Returns the last batch of each source that a partition contains, by source."""
     return {key[len(POSITION) :].decode(): Position.decode(value).batch for key, value in store.scan(POSITION)}
 
 
 def lapsing(store: PartitionStore) -> list[tuple[bytes, bytes]]:
-    """What to write to a copy that is served in place of a newer one, which may be lost. That a source has changed
-    hands may be lost with it, and its former client would be let in: so none is before it was to every partition, of
-    which others know better."""
+    """Returns what to write to a copy that is served in place of a newer one that may be lost.
+
+    The newer copy may have known a newer client of a source, and without it the former client would be accepted. So the
+    copy accepts no client of a source until that client has opened the source on all partitions again: other partitions
+    know the newer client, and refuse the former one.
+    """
     return [(LAPSED + key[len(SESSION) :], b"") for key, _ in store.scan(SESSION)]
 
 
 def stopping(stores: Iterable[PartitionStore], now_us: int) -> list[tuple[bytes, bytes]]:
-    """Returns what to write to a copy that refuses every client so far, also one whose clock is ahead, as far as
-    ``stores`` of the partition know it. An earlier stop is never lowered."""
+    """Returns what to write to a copy that is to refuse every client so far, even a client whose clock is ahead if one
+    of the partition's ``stores`` knows it. An earlier stop is never lowered."""
     known_us = [now_us]
     for store in stores:
         known_us += [Session.decode(value).generation_us for _, value in store.scan(SESSION)]
@@ -238,7 +243,7 @@ def stopping(stores: Iterable[PartitionStore], now_us: int) -> list[tuple[bytes,
 class Ownership:
     """Durable part of a partition's lifecycle on one replica. ``state`` is OWNED or SEALED.
 
-    For OWNED ``epoch`` is the one it is owned at; for SEALED the one granted to the target.
+    ``epoch``: for OWNED the epoch at which the partition is owned; for SEALED the epoch granted to the target.
     """
 
     replica: str
