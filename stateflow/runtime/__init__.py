@@ -1,1 +1,1 @@
-"""Operators at work: what users write, the partition that hosts it, the replica that owns partitions."""
+"""Runtime of operators: the classes that users write, the hosts of partitions, the replica that owns partitions."""

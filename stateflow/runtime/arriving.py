@@ -20,7 +20,7 @@ class Arriving:
 
     Args:
         rows: validated rows of all parts.
-        stops: for each part the index behind its last row, ascending.
+        stops: for each part the index after its last row, ascending.
     """
 
     def __init__(self, reader: RowReader, rows: pa.RecordBatch, stops: Sequence[int]) -> None:

@@ -34,7 +34,7 @@ class Command:
         return f"Command(ledger={self.ledger!r}, term={self.term})"
 
 
-#: credentials of commands to a replica without a controller: the process that embeds it gives them
+#: credentials of commands to a replica without a controller: all code that has the replica object may command it
 NOBODY = Command()
 
 

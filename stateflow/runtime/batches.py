@@ -56,7 +56,7 @@ class Batches:
     """Applies batches on one replica. Thread-safe. ``hands``: the running batches of all threads.
 
     Args:
-        sender: seals a partition behind its running batch, where a fence asked for that meanwhile.
+        sender: seals a partition after its running batch, where a fence asked for that meanwhile.
     """
 
     def __init__(self, registry: PartitionRegistry, lease: Lease, sender: Sender, cache: CachePool) -> None:
@@ -130,7 +130,9 @@ class Batches:
                 answers.told(number, taken.told)
             return False
         except BaseException as error:  # noqa: BLE001 - it is reported
-            self._commit(group, answers)  # handling the error may wait for locks, which a group must not
+            self._commit(
+                group, answers
+            )  # handling the error may have to wait, which a thread with an open group must not
             outcome = self._judged(slot, error)
         if not isinstance(outcome, Member):
             answers.told(number, outcome)
@@ -358,7 +360,7 @@ class Batches:
         host.adopt(self._registry.passes.held(slot, host.epoch, host.sequence))
 
     def _grant(self, slot: Slot, host: PartitionHost, now: float) -> None:
-        """Lets following batches skip the partition until a visit is due. Callers hold ``work``, behind a batch."""
+        """Lets following batches skip the partition until a visit is due. Callers hold ``work``, after a batch."""
         self._registry.passes.grant(slot, host, host.needs_no_visit(until(slot.id, now)))
 
     def _host(self, slot: Slot) -> PartitionHost:

@@ -1,6 +1,6 @@
 """Choosing the moment for a fence: between two batches, and while the disk is quiet. Sans-io.
 
-A micro-batch source sends at nearly equal intervals and is silent in between, so a partition fenced right behind a
+A micro-batch source sends at nearly equal intervals and is silent in between, so a partition fenced right after a
 commit pauses while no batch needs it. A source that sends all the time has no such moment, and the fence does not wait.
 A disk that is writing back other processes' data may take a second for a write that otherwise takes a millisecond.
 """
@@ -61,7 +61,7 @@ class QuietDisk:
 
 @dataclass(frozen=True, slots=True)
 class QuietMoment:
-    """Waits for the commit behind ``sequence`` before fencing, but no longer than ``until``, monotonic seconds."""
+    """Waits for the commit after ``sequence`` before fencing, but no longer than ``until``, monotonic seconds."""
 
     sequence: int
     until: float

@@ -25,7 +25,7 @@ from stateflow.runtime.transfer import base_digest
 from stateflow.storage import PartitionStore
 from stateflow.types import PartitionId
 
-#: prefixes of entries that describe this copy (its owner, its clients) and are not part of the partition's state
+#: prefixes of entries that describe this copy (its owner, the clients that it refuses), not the partition's state
 NOT_STATE = (layout.OWNERSHIP, layout.LAPSED, layout.STOPPED)
 #: share of one CPU that computing a state digest may take while batches arrive, so that they find the interpreter free
 DIGEST_SHARE = DutyCycle(0.2)

@@ -60,7 +60,7 @@ class Committer:
     def stage(self, source: str, number: int, mutations: Mutations) -> Staged:
         """Prepares the next commit, without writing anything. A staged commit may be dropped until it is logged.
 
-        Args: source, number: the batch that followers see with it. Raises Unavailable behind :meth:`end`, and when the
+        Args: source, number: the batch that followers see with it. Raises Unavailable after :meth:`end`, and when the
         last commit :attr:`is_unsure`.
         """
         if self._ended:
@@ -91,7 +91,7 @@ class Committer:
     def write(self, staged: Staged, *, sync: bool = False) -> None:
         """Writes a staged commit to the database. Callers call :meth:`known` once memory has all of it, too.
 
-        Raises Unavailable behind :meth:`end`, unless the commit is logged: then it is committed already, and the
+        Raises Unavailable after :meth:`end`, unless the commit is logged: then it is committed already, and the
         database must get it.
 
         Args: sync: make it survive a power loss; a logged commit does so anyway.

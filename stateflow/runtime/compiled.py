@@ -134,7 +134,7 @@ def _line(instruction: dis.Instruction) -> int:
 
 def _begin(instructions: Sequence[dis.Instruction], at: int) -> int | None:
     """Returns the index of the first instruction that makes the value stored at ``at``: where the stack is as high as
-    behind the store. None: an instruction on the way is not in ``_PLAIN``, or a jump leads into it."""
+    after the store. None: an instruction on the way is not in ``_PLAIN``, or a jump leads into it."""
     missing = 1
     while missing:
         at -= 1
@@ -151,7 +151,7 @@ def _begin(instructions: Sequence[dis.Instruction], at: int) -> int | None:
 
 def _source(code: CodeType, run: Sequence[dis.Instruction]) -> str:
     first = next(each for each in dis.get_instructions(code) if each.opname == "RESUME")
-    begin, end = run[0].offset, run[-1].offset + 2  # a store has no cache behind it
+    begin, end = run[0].offset, run[-1].offset + 2  # a store has no cache after it
     used = {each.arg for each in run if each.opcode in dis.hasconst}
     constants = [each if number in used else None for number, each in enumerate(code.co_consts)]
     operands = len(constants).to_bytes(4, "big").lstrip(b"\0") or b"\0"

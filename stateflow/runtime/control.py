@@ -16,8 +16,9 @@ from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
 class Preparation:
     """A move as its target knows it. ``bandwidth_max``: bytes per second for the base copy; 0: no limit.
 
-    ``standby``: the copy follows its source permanently. ``on_demand``: the partition is copied when a batch needs it,
-    otherwise in turn. ``newest_epoch``: newest epoch granted to any replica by then; it may have been given up since.
+    ``standby``: the copy follows its source permanently. ``on_demand``: the partition is copied when a batch needs it;
+    otherwise partitions are copied one after another. ``newest_epoch``: newest epoch granted to any replica by then; it
+    may have been given up since.
     """
 
     move_id: str
@@ -75,7 +76,7 @@ class Fence:
     epoch: int
     target: ReplicaInfo
     command: Command = NOBODY
-    cold: bool = False  # the target copies behind the seal, and need not follow yet
+    cold: bool = False  # the target copies after the seal, and need not follow yet
     pause_ms: float = 0.0  # predicted pause: the source may wait for a quiet moment of that length
     max_pause_ms: float = 0.0  # allowed pause; 0: no limit
     standby_move: str = ""  # move of the standby whose copy the target takes over; empty: none
@@ -139,8 +140,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """State that the replica serves after a takeover. ``checkpoint``: the one it was restored from; None: from a local
-    copy."""
+    """State that the replica serves after a takeover. ``checkpoint``: the one it was restored from; None: it was taken
+    from a copy on the replica."""
 
     epoch: int
     sequence: int
@@ -154,7 +155,7 @@ class TakenOver:
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Choice of a checkpoint: the newest, a savepoint's, or the newest that ends with exactly ``batch`` of ``source``.
-    Empty fields: the newest."""
+    Default: the newest."""
 
     savepoint: str = ""
     source: str = ""

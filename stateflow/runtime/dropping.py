@@ -44,7 +44,7 @@ def _leave_evidence(registry: PartitionRegistry, operator: str, epoch: int) -> N
 
 
 def _drop_slot(registry: PartitionRegistry, slot: Slot, epoch: int) -> bool:
-    """Deletes one partition, behind its running batch, whose result is reported to no one. Returns whether there was
+    """Deletes one partition, after its running batch, whose result is reported to no one. Returns whether there was
     anything to delete."""
     with slot.work, slot.mutex:
         if slot.lifecycle.epoch <= epoch:

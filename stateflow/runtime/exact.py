@@ -640,7 +640,7 @@ def _type_of_decimals(values: list[Any]) -> pa.DataType:
         raise Misfit(f"has Decimals of no one type: {_line(error)}", "send at most 38 digits") from error
 
 
-# -- of Arrow ----------------------------------------------------------------------------------------------
+# -- columns given as Arrow --------------------------------------------------------------------------------
 
 
 def taken(given: pa.ChunkedArray, field: pa.Field) -> pa.Array:
@@ -760,7 +760,7 @@ def _cast_list(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _compact(array: pa.Array) -> pa.Array:
-    """Copies an array without child values that belong to no element, which may lie before, behind and between them."""
+    """Copies an array without child values that belong to no element, which may lie before, after and between them."""
     return array.take(pa.array(np.arange(len(array))))
 
 

@@ -6,8 +6,9 @@ uses. The excerpt leaves out everything else that the program does (``with``, ca
 that the class does not use).
 
 A name that holds plain data has the same value in the excerpt as in the program, no matter how the program computed it
-(from ``sys.argv``, in a loop that filled a dict). Any other name is made by the program's own statements. If a
-statement that is not taken changes such an object, the excerpt would make it half, and is refused. Nothing is pickled.
+(from ``sys.argv``, in a loop that filled a dict). Any other name is made by the program's own statements. If the
+program changes such an object in a statement that is not taken, the excerpt would have only half of the object, and is
+refused. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _NOT_MADE_AGAIN = (
     *("py4j", "stateflow.testing", "stateflow.local", "stateflow.client"),
 )
 _FUTURE = "from __future__ import annotations"
-#: order behind all statements of the program
+#: order after all statements of the program
 _LAST = (1 << 30, 0)
 #: cell magics of IPython that run the rest of their cell as any other
 _RUN_AS_IT_IS = frozenset({"time", "capture", "prun"})
@@ -245,7 +246,7 @@ class _Taking:
         return [] if imported is None else [imported]
 
     def _as_it_is(self, name: str, text: str, uses: set[str], makers: list[Statement]) -> list[Statement]:
-        """Returns the statements that write a value: in place of the statement that made it, or behind all statements
+        """Returns the statements that write a value: in place of the statement that made it, or after all statements
         if the value holds functions or classes of the program."""
         if not uses:
             at = makers[0].order if makers else (-1, 0)
@@ -258,7 +259,7 @@ class _Taking:
         return self._late[name]
 
     def check_order(self) -> None:
-        """Checks that no statement reads, when it runs, a name that is assigned behind it. Raises
+        """Checks that no statement reads, when it runs, a name that is assigned after it. Raises
         OperatorNotImportable."""
         for name, made in self._late.items():
             for statement in self.statements:

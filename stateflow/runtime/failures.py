@@ -46,7 +46,7 @@ def text_of(error: BaseException) -> str:
         text = str(error)
     except Interrupted:
         raise
-    except BaseException as worse:  # noqa: BLE001 - its own words fail
+    except BaseException as worse:  # noqa: BLE001 - its own ``str`` fails
         return f"(its text cannot be had: {type(worse).__name__})"
     return text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}… ({len(text)} characters)"
 

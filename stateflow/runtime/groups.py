@@ -1,6 +1,6 @@
 """Group commit: the batches of several partitions share one commit, and none waits long for the others.
 
-A thread holds the ``work`` lock of each member from before its batch until behind the commit. A thread that has to wait
+A thread holds the ``work`` lock of each member from before its batch until after the commit. A thread that has to wait
 for another partition's ``work`` commits its group first, so that no thread waits for a thread that waits. If the thread
 spends long on one partition, or does not return from its operator, the other members are taken from it: their
 uncommitted batches are dropped, and their partitions are served again at once.

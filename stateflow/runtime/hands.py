@@ -78,7 +78,7 @@ class Hands:
         log.warning("%s is served again: its operator came back", slot.id)
         self._registry.on_change(slot.id)
 
-    # -- in others ----------------------------------------------------------------------------------------
+    # -- in other threads ---------------------------------------------------------------------------------
 
     def in_hand(self) -> list[InHand]:
         """Returns the running batches, except those whose thread was left behind."""
@@ -128,7 +128,7 @@ class Hands:
 
     def spare(self, limit_s: float) -> None:
         """Drops processed batches that have waited for ``limit_s``, as a move may need their partitions. They are sent
-        again behind the slow batch."""
+        again after the slow batch."""
         before = self._clock.monotonic() - limit_s
         self._leave([member for group in list(self._groups.values()) for member in group.take(before=before)])
 

@@ -232,7 +232,7 @@ class PartitionHost:
             self._committer.known()
         return size
 
-    # -- batches that pass --------------------------------------------------------------------------------
+    # -- batches that skip the partition ------------------------------------------------------------------
 
     def contains(self, source: str) -> layout.Position | None:
         """See :meth:`~stateflow.runtime.sources.Sources.contained`."""

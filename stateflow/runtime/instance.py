@@ -218,7 +218,7 @@ class OperatorInstance:
         Args: rows: encoded rows of ``produced``."""
         return self._outputs.join(earlier, join_output(rows or produced.columns, produced.side))
 
-    # -- beside batches -----------------------------------------------------------------------------------
+    # -- apart from batches -------------------------------------------------------------------------------
 
     def migrate_state(self, version: int, key: Any, old: SimpleNamespace) -> None:
         """Calls the operator's ``migrate_state`` for a key. The new states are bound to the operator. Args: version:

@@ -123,8 +123,8 @@ class Session:
 
 
 class Position(NamedTuple):
-    """The last batch of a source that a partition contains, the source's watermark (µs) then, the number of its rows
-    here, and its sender.
+    """The last batch of a source that a partition contains, with the source's watermark then (µs; None: none), the
+    number of its rows here, and its sender.
 
     ``event_us``: newest event time (µs) that the source has reported up to this batch; ``event_before_us``: up to the
     batch before. The watermark for this batch is computed from these, with the same result each time it is sent.
@@ -203,7 +203,7 @@ def piece_keys(source: str) -> tuple[bytes, bytes]:
 
 
 def pieces(store: PartitionStore, source: str, after: int) -> Iterator[tuple[int, Piece]]:
-    """Yields (batch number, kept output) of a source's batches behind ``after``, in order."""
+    """Yields (batch number, kept output) of a source's batches later than ``after``, in order."""
     prefix = _pieces_of(source)
     for key, value in store.scan_from(piece_key(source, max(0, after + 1)), piece_keys(source)[1]):
         yield int.from_bytes(key[len(prefix) :], "big"), Piece.decode(value)
