@@ -130,9 +130,8 @@ class Batches:
                 answers.told(number, taken.told)
             return False
         except BaseException as error:  # noqa: BLE001 - it is reported
-            self._commit(
-                group, answers
-            )  # handling the error may have to wait, which a thread with an open group must not
+            # handling the error may have to wait, which a thread with an open group must not
+            self._commit(group, answers)
             outcome = self._judged(slot, error)
         if not isinstance(outcome, Member):
             answers.told(number, outcome)

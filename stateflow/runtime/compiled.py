@@ -164,9 +164,8 @@ def _source(code: CodeType, run: Sequence[dis.Instruction]) -> str:
         co_linetable=b"",
         co_firstlineno=_line(run[0]),
     )
-    data = base64.b64encode(
-        marshal.dumps(cut, 2)
-    ).decode()  # version 2 has no references, whose marks differ from run to run
+    # version 2 has no references, whose marks differ from run to run
+    data = base64.b64encode(marshal.dumps(cut, 2)).decode()
     magic = importlib.util.MAGIC_NUMBER.hex()
     return f"exec(__import__({__name__!r}, fromlist=['code']).code({magic!r}, {data!r}))"
 

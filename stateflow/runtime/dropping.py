@@ -24,9 +24,8 @@ def drop(registry: PartitionRegistry, operator: str, epoch: int) -> int:
     slots = [slot for slot in registry.slots() if slot.id.operator == operator]
     _leave_evidence(registry, operator, epoch)
     dropped = [slot.id for slot in slots if _drop_slot(registry, slot, epoch)]
-    registry.commits.forget(
-        dropped
-    )  # no partition is created at these epochs before the next start, which begins a new log
+    # no partition is created at these epochs before the next start, which begins a new log
+    registry.commits.forget(dropped)
     registry.unlearn(operator)
     if dropped:
         log.warning("%s was undeployed: %d partitions are deleted", operator, len(dropped))

@@ -228,9 +228,8 @@ class _Taking:
                 f"{needed_by} uses {name!r}, a {type(value).__name__}, which cannot go to a replica",
                 remedy="give the operator what it needs in its rows, its state or open()",
             )
-        if (
-            isinstance(value, defaultdict) and makers
-        ):  # its factory (a lambda) is taken from the program, its entries are written
+        # a defaultdict's factory (a lambda) is taken from the program, its entries are written
+        if isinstance(value, defaultdict) and makers:
             text, uses = _text_of(dict(value), self._values)
             if text is not None and not uses:
                 refill = Statement(makers[0].order, f"{name}.clear(); {name}.update({text})", frozenset({name}))
@@ -251,9 +250,8 @@ class _Taking:
         if not uses:
             at = makers[0].order if makers else (-1, 0)
             return [Statement(at, f"{name} = {text}", frozenset({name}))]
-        made = (
-            makers if makers and makers[0].empty else []
-        )  # statements that fill it, as decorated functions, may be taken, too
+        # statements that fill it, as decorated functions, may be taken, too
+        made = makers if makers and makers[0].empty else []
         late = Statement(_LAST, f"{name} = {text}", frozenset({name}), uses=uses)
         self._late[name] = [*made, late]
         return self._late[name]
