@@ -1,16 +1,15 @@
 """Lifecycle of one partition on one replica: a sans-io state machine.
 
-``TABLE`` below is the only place where it is decided who may commit; docs/state-machines.md shows it as a page and a
-diagram.
+``TABLE`` below alone decides who may commit; docs/state-machines.md shows it as a page and a diagram.
 
 Rules the table keeps:
 
 * A commit is allowed exactly between ``begin`` returning SERVE and ``finish``, and ``begin`` serves only in OWNED.
-* A move that was cancelled here can never seal or warm here afterwards, however late its fence or prepare arrives.
-  A replica that knows nothing of a partition it owned (its data is lost) promises nothing.
+* A move that was cancelled here can never seal or warm here afterwards, however late its fence or prepare arrives. A
+  replica that has lost the data of a partition it owned refuses to cancel: it cannot tell whether it had sealed.
 * Epochs rise: a fence that does not grant a newer epoch is refused. (A grant whose move was rolled back burns its
   epoch, so the next one may be more than one ahead.) A step longer than ``EPOCH_STEP_MAX``, which no history reaches,
-  is refused, or nothing could be granted after it.
+  is refused as well, since no epoch could be granted after it.
 
 The shell makes every answer durable *before* it calls ``sealed`` or ``own``.
 """
@@ -37,7 +36,7 @@ from stateflow.transitions import Guard, Ignored, Impossible, Refused, Row, Tabl
 from stateflow.types import PartitionId, ReplicaInfo
 from stateflow.validating import check
 
-#: far beyond every grant that was ever rolled back, and so small that epochs last for ever
+#: far above any run of rolled-back grants, and small enough that epochs never run out
 EPOCH_STEP_MAX = 1 << 32
 
 
@@ -49,7 +48,7 @@ class State(StrEnum):
     SEALED = "SEALED"
 
 
-#: in which a replica has the partition; what it has of it in others is of a former owner, or a copy
+#: states in which this replica owns the partition; in the others its data is a former owner's, or a copy
 SERVED = (State.OWNED, State.FENCING)
 
 
@@ -70,7 +69,7 @@ class FenceAnswer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    told: ClassVar[tuple[str, ...]] = ()  # what an error says of it
+    told: ClassVar[tuple[str, ...]] = ()  # fields that error messages show
 
     def __str__(self) -> str:
         name = "".join(f"_{c.lower()}" if c.isupper() else c for c in type(self).__name__)[1:]
@@ -309,7 +308,7 @@ def _forget(here: Lifecycle, _: Event) -> None:
 
 
 def _lose_seal(here: Lifecycle, event: Event) -> None:
-    here.epoch = 0  # it may be another's by now: see cancel()
+    here.epoch = 0  # the successor may own it by now: cancel() must promise nothing, see NEVER_KNOWN
     _forget(here, event)
 
 
@@ -321,7 +320,7 @@ def _recover(here: Lifecycle, event: Recover) -> None:
 
 
 def _stale(what: str, remedy: str) -> Callable[[Lifecycle, Any], StaleEpoch]:
-    """``what`` is formatted with ``event`` and ``here``."""
+    """Returns a function that makes a StaleEpoch; ``what`` is formatted with ``event`` and ``here``."""
 
     def error(here: Lifecycle, event: Event) -> StaleEpoch:
         return StaleEpoch(what.format(event=event, here=here), remedy=remedy, partition=here.partition)
@@ -359,7 +358,7 @@ def _data_is_gone(here: Lifecycle, event: Cancel) -> StateMissing:
 
 
 def _out_of_reach(here: Lifecycle, event: Create | Own | Restore | Fence) -> InvalidArgument:
-    """Nothing that was granted in earnest is so far ahead of what is known here."""
+    """Refuses an epoch that is further ahead of the one known here than any real grant."""
     return InvalidArgument(
         f"epoch {event.epoch} is out of reach of {here.epoch}",
         remedy="nothing was changed; grant the next one",
@@ -542,11 +541,11 @@ TABLE: Table[State, Lifecycle, Answer] = Table(
 
 @dataclass(slots=True)
 class Lifecycle:
-    """State of one partition here. Every method either does a whole transition or raises and changes nothing."""
+    """State of one partition on this replica. A method does a whole transition, or raises and changes nothing."""
 
     partition: PartitionId
     state: State = State.ABSENT
-    epoch: int = 0  # owned at; when SEALED: granted to the successor; when ABSENT: the newest known
+    epoch: int = 0  # owned at; SEALED: granted to the successor; WARMING: the source's; ABSENT: newest known
     move_id: str = ""
     successor: ReplicaInfo | None = None
     granted: int = 0  # while FENCING: the successor's epoch
@@ -559,7 +558,7 @@ class Lifecycle:
         return answer
 
     def validate(self) -> None:
-        """Raises InvariantBroken in a state that only a bug leads to."""
+        """Checks the invariants. Raises InvariantBroken in a state that only a bug leads to."""
         for words in self.table.broken(self):
             raise InvariantBroken(
                 f"in {self.state} it does not hold: {words}",
@@ -572,47 +571,57 @@ class Lifecycle:
     # -- ownership ------------------------------------------------------------------------------------
 
     def create(self, epoch: int) -> None:
-        """Raises StaleEpoch when the partition was here, or coming here, at this epoch or a newer one before."""
+        """Makes this replica the first owner.
+
+        Raises StaleEpoch when the partition was owned or warmed here before, at this epoch or a newer one.
+        """
         self._handle(Create(epoch))
 
     def prepare(self, move_id: str, source_epoch: int, newest_epoch: int = 0) -> None:
-        """This replica becomes the target of a move from an owner at ``source_epoch``.
+        """Makes this replica the target of a move from an owner at ``source_epoch``.
 
-        Raises MoveConflict while another move warms it, MoveAborted when this one was cancelled here, StaleEpoch
-        when this replica knows a newer epoch.
+        Raises MoveConflict while another move warms it, MoveAborted when this one was cancelled here, StaleEpoch when
+        this replica knows a newer epoch.
 
         Args:
-            newest_epoch: granted to anybody when this was asked for. Those above the source's were given up.
+            newest_epoch: newest epoch granted to any replica when this move was planned. Grants above the source's
+                epoch were given up.
         """
         self._handle(Prepare(move_id, source_epoch, newest_epoch))
 
     def own(self, move_id: str, epoch: int) -> None:
-        """The seal and this ownership are durable here: serve from now on."""
+        """Starts serving. Callers have made the seal and this ownership durable here."""
         self._handle(Own(move_id, epoch))
 
     def check_own(self, move_id: str, epoch: int) -> None:
-        """Raises what ``own`` would: to be asked before the ownership is written."""
+        """Raises what ``own`` would, and changes nothing. Callers ask before they write the ownership."""
         self.table.decide(self, self.state, Own(move_id, epoch))
 
     def seal_again(self, before: Lifecycle) -> None:
-        """What was sealed here was to be owned, and that could not be written: it is as it was ``before``."""
+        """Returns to SEALED, as ``before``, when the ownership of what was sealed here could not be written."""
         self._handle(SealAgain(before))
 
     def adopt(self, move_id: str, by: str) -> None:
-        """What warmed for ``move_id`` is to be owned by ``by``. Raises MoveAborted when that was cancelled here."""
+        """Lets ``by``, a takeover or a move, own the copy that warmed for ``move_id``.
+
+        Raises MoveAborted when ``by`` was cancelled here.
+        """
         self._handle(Adopt(move_id, by))
 
     def abandon(self, move_id: str) -> None:
         self._handle(Abandon(move_id))
 
     def keep(self, move_id: str, by: str, epoch: int, successor: ReplicaInfo) -> None:
-        """What warmed for the standby ``move_id`` ends with the seal of ``by``, and ``successor`` has it at ``epoch``:
-        a warm base from now on, like a former owner's."""
+        """Seals the copy that warmed for the standby ``move_id``, because its source sealed for the move ``by``.
+
+        ``successor`` owns the partition at ``epoch``. The copy is a warm base from now on, like a former owner's.
+        """
         self._handle(Keep(move_id, by, epoch, successor))
 
     def restore(self, restore_id: str, epoch: int) -> None:
-        """A checkpoint and this ownership are durable here: serve that, instead of whatever was here before.
+        """Serves a restored checkpoint instead of the former copy.
 
+        Callers have made the checkpoint and this ownership durable here.
         Raises InvalidTransition while a move or a batch is under way, StaleEpoch unless the epoch rises.
         """
         self._handle(Restore(restore_id, epoch))
@@ -620,19 +629,23 @@ class Lifecycle:
     # -- records --------------------------------------------------------------------------------------
 
     def begin(self, epoch: int) -> Verdict:
-        """May a batch sent with ``epoch`` be applied now? Raises NotOwner or StaleEpoch."""
+        """Decides whether a batch sent with ``epoch`` may be applied now. Raises NotOwner or StaleEpoch."""
         verdict: Verdict = self._handle(BeginBatch(epoch))
         return verdict
 
     def finish(self) -> bool:
-        """The batch in hand is committed or rolled back. True: write the seal now, then call sealed()."""
+        """Ends the running batch, committed or rolled back. True: write the seal now, then call sealed()."""
         seals: bool = self._handle(_FINISH)
         return seals
 
     # -- leaving --------------------------------------------------------------------------------------
 
     def fence(self, move_id: str, epoch: int, successor: ReplicaInfo) -> FenceAnswer:
-        """Raises StaleEpoch, MoveConflict, MoveAborted or InvalidTransition; then nothing is fenced."""
+        """Stops serving, for a move to ``successor`` at ``epoch``.
+
+        Raises StaleEpoch, MoveAborted, InvalidTransition, or InvalidArgument for an epoch out of reach; then nothing is
+        fenced.
+        """
         answer: FenceAnswer = self._handle(Fence(move_id, epoch, successor))
         return answer
 
@@ -640,45 +653,51 @@ class Lifecycle:
         self._handle(Sealed())
 
     def cancel(self, move_id: str, owned_at: int = 0) -> bool:
-        """Never let this move seal here. False: it has sealed already and must go forward.
+        """Forbids this move to seal here, for good. False: it has sealed already and must go forward.
 
         Args:
-            owned_at: this replica is asked as the source, which owned the partition at this epoch; 0: as the target.
+            owned_at: epoch at which this replica owned the partition, when it is asked as the source; 0: asked as the
+                target.
 
-        Raises StateMissing when it never did, as far as is known here: its data is lost, and with it whether it sealed.
+        Raises StateMissing when this replica knows of no ownership at that epoch: its data is lost, and with it whether
+        it sealed.
         """
         possible: bool = self._handle(Cancel(move_id, owned_at))
         return possible
 
     def supersede(self, epoch: int, successor: ReplicaInfo, burnt: int = 0) -> bool:
-        """The controller gave the partition to ``successor`` at ``epoch``, after this replica's lease had lapsed.
+        """Records that the controller gave the partition to ``successor`` at ``epoch``.
 
-        What is here is a warm base from now on. False: nothing of it is here, or it is newer than that.
+        It did so after this replica's lease had lapsed. The copy here is a warm base from now on. False: no copy is
+        here, or it is newer than ``epoch``.
 
         Args:
-            burnt: it is owned here by a take-over that the controller gave up, at this epoch, which is nobody's. The
-                partition is back at an older one.
+            burnt: epoch of a takeover that the controller gave up; no replica owns it, and the partition is back at an
+                older epoch. A copy owned here at this epoch is superseded although ``epoch`` is older. 0: none.
         """
         changed: bool = self._handle(Supersede(epoch, successor, burnt))
         return changed
 
     def lose(self) -> bool:
-        """What was here cannot be read. False: nothing is, or a batch is in hand."""
+        """Gives the partition up, because its files cannot be read. False: nothing is here, or a batch is running."""
         changed: bool = self._handle(Lose())
         return changed
 
     def drop(self, epoch: int) -> bool:
-        """The operator is no more, and nothing of it at this epoch or an older one. False: this is newer."""
+        """Gives up what is here, up to this epoch: the operator was undeployed. False: what is here is newer."""
         changed: bool = self._handle(Drop(epoch))
         return changed
 
     def recover(self, state: State, epoch: int, move_id: str = "", successor: ReplicaInfo | None = None) -> None:
-        """After a restart: what the durable ownership says."""
+        """Takes up what the durable ownership says, after a restart."""
         self._handle(Recover(state, epoch, move_id, successor))
 
 
 class CheckedLifecycle(Lifecycle):
-    """Validated after each event, see :mod:`stateflow.validating`. A class of its own: the other pays nothing."""
+    """A lifecycle that is validated after each event, see :mod:`stateflow.validating`.
+
+    It is a class of its own, so that validation costs the other one nothing.
+    """
 
     __slots__ = ()
 

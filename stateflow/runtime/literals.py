@@ -1,4 +1,4 @@
-"""Values as Python text that makes them again, exactly: plain data, containers of it, and arrays of numpy."""
+"""Values as Python text that recreates them exactly: plain data, containers of it, and NumPy arrays."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from zoneinfo import ZoneInfo
 
 
 class Unwritten(Exception):
-    """A value has no such text."""
+    """The value cannot be written as Python text."""
 
 
 class Writer:
-    """Writes values. ``uses`` are then the names of the program that the texts read: its functions and classes.
+    """Writes values. ``uses``: names of the program's functions and classes that the texts refer to.
 
-    Args: names: those of the program.
+    Args:
+        names: the program's names, with their values.
     """
 
     def __init__(self, names: Mapping[str, Any]) -> None:
@@ -26,7 +27,10 @@ class Writer:
         self.uses: set[str] = set()
 
     def write(self, value: object) -> str:
-        """Raises Unwritten, also for a function or class that is in nothing else: its definition says more."""
+        """Returns the text of a value.
+
+        Raises Unwritten, also for a function or class that is in no container: its definition says more.
+        """
         if callable(value):
             raise Unwritten
         try:
@@ -53,7 +57,7 @@ class Writer:
         return "{" + ", ".join(f"{self._write(key)}: {self._write(each)}" for key, each in mapping.items()) + "}"
 
     def sorted(self, values: Iterable[Any]) -> str:
-        """Sets are in order, so that equal data is equal text."""
+        """Returns the elements' texts in order, so that equal sets give equal text."""
         return ", ".join(sorted(self._write(each) for each in values))
 
     def call(self, made_by: str, *arguments: Any, **named: Any) -> str:
@@ -63,7 +67,7 @@ class Writer:
         return f"{_imported(module)}.{name}({', '.join(said)})"
 
     def _reference(self, value: Any) -> str:
-        """A function or class that is found by its name, in the program or in another module."""
+        """Returns a reference to a function or class that is found by its name, in the program or in another module."""
         module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
         if not isinstance(module, str) or not name.isidentifier():
             raise Unwritten
@@ -75,12 +79,12 @@ class Writer:
         return f"{_imported(module)}.{name}"
 
     def _numpy(self, value: Any) -> str:
-        """An array or a scalar, to the bit."""
-        import numpy as np  # who has an array has it
+        """Returns the text of an array or a scalar, exact to the bit."""
+        import numpy as np  # imported already wherever there is an array
 
         exact = type(value) is np.ndarray or isinstance(value, np.generic)
         dtype = value.dtype.descr if value.dtype.names else value.dtype.str
-        if not exact or value.dtype.hasobject or np.dtype(dtype) != value.dtype:  # a record with gaps, for one
+        if not exact or value.dtype.hasobject or np.dtype(dtype) != value.dtype:  # such as a record with gaps
             raise Unwritten
         numpy, data = _imported("numpy"), value.tobytes()
         said, encoded = repr(data), f"{_imported('base64')}.b64decode({base64.b64encode(data)!r})"
@@ -93,7 +97,7 @@ class Writer:
 
 
 def _imported(module: str) -> str:
-    """The text's own import, which needs no name of the program."""
+    """Returns an import expression for the text, which needs no name of the program."""
     return f"__import__({module!r}, fromlist=['*'])" if "." in module else f"__import__({module!r})"
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints without a cluster: prove them, read their states."""
+"""Checkpoints without a cluster: verifying them and reading their states."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _CACHE_BYTES = 32 << 20
 
 @dataclass(slots=True)
 class Verified:
-    """What a checkpoint was found to be.
+    """Result of verifying a checkpoint.
 
-    ``proved``: its state digest was recomputed and is the manifest's; False when that has none. ``entries``: cells of
-    its states; None where it was not opened. ``damaged``: blobs with other content than they should have; ``missing``:
-    blobs that are not there.
+    ``proved``: its state digest was recomputed and matches the manifest's; False also when the manifest has none.
+    ``entries``: cells of its states; None: it was not opened. ``damaged``: blobs with the wrong content; ``missing``:
+    blobs that are not in the store.
     """
 
     operator: str
@@ -55,10 +55,10 @@ class Verified:
 
 
 def verify(store: CheckpointStore, manifest: Manifest) -> Verified:
-    """Read every blob, open the database, compare sequence, positions and state digest, look at every cell. No code of
-    the operator is loaded: who can write into a store must not say what runs here.
+    """Reads every blob, opens the database, compares sequence, positions and state digest, and looks at every cell.
+    Loads no code of the operator: whoever can write to a store must not decide what runs here.
 
-    What is wrong is in the answer; it raises only what the store raises, and WrongKey.
+    Faults are reported in the result. Raises only what the store raises, and WrongKey.
     """
     found = Verified(manifest.operator, manifest.partition, manifest.epoch, manifest.sequence, manifest.size)
     with tempfile.TemporaryDirectory(prefix="stateflow-verify-") as folder:
@@ -79,7 +79,7 @@ def verify(store: CheckpointStore, manifest: Manifest) -> Verified:
             _verify_state(directory, manifest, found)
         except StateflowError as error:
             found.error = str(error)
-        except Exception as error:  # noqa: BLE001 - files that are what their digests say may still be anything
+        except Exception as error:  # noqa: BLE001 - files that match their digests may still hold anything
             wrong = CheckpointCorrupt(
                 f"its entries cannot be read: {type(error).__name__}: {error}",
                 remedy="restore an older checkpoint",
@@ -90,10 +90,10 @@ def verify(store: CheckpointStore, manifest: Manifest) -> Verified:
 
 
 def drop_damaged(store: CheckpointStore, manifests: Iterable[Manifest], blobs: Collection[str]) -> list[str]:
-    """Delete these blobs as far as they are wrong; those that were deleted.
+    """Deletes those of these blobs that are damaged, and returns them.
 
-    Proving takes long, and a checkpoint may have mended a blob meanwhile, or begun to rely on its place: each is read
-    once more right before it is deleted, and left where it was written between the two.
+    Verifying takes long, and meanwhile a checkpoint may have mended a blob, or begun to rely on it. Each blob is
+    therefore read once more right before it is deleted, and kept when it was rewritten during that read.
     """
     files = {file.blob: (manifest, file) for manifest in manifests for file in manifest.files if file.blob in blobs}
     dropped = []
@@ -169,17 +169,18 @@ def read_checkpoint(
     lacking: Callable[[StateflowError], None] | None = None,
     partitions: Collection[int] | None = None,
 ) -> Iterator[bytes]:
-    """Entries of one state as Arrow IPC streams: columns key, map_key, value, partition. No cluster is needed.
+    """Yields the entries of one state as Arrow IPC streams: columns key, map_key, value, partition. Needs no cluster.
 
-    They are those that were there when the checkpoint was taken: what had expired by then, by the clock of the replica
-    that took it or by its watermark, is left out, and what has expired since is not.
+    The entries are those that existed when the checkpoint was taken. Entries that had expired by then, by the clock of
+    the replica that took it or by its watermark, are left out; entries that have expired since are not.
 
     Args:
-        savepoint: its name; the newest checkpoint of each partition by default.
-        key: of this key only.
-        cls: the operator's class, when it is not where the checkpoint says.
-        lacking: told of each partition that cannot be read, which is then left out; by default that is raised.
-        partitions: these only.
+        savepoint: name of the savepoint; empty: the newest checkpoint of each partition.
+        key: reads only this key; None: all.
+        cls: the operator's class, when it is not where the checkpoint says; None: load it from there.
+        lacking: called with the error of each partition that cannot be read, which is then left out; None: the error is
+            raised.
+        partitions: reads only these; None: all.
 
     Raises CheckpointMissing, CheckpointCorrupt, UnknownState, OperatorNotImportable, SchemaMismatch.
     """
@@ -190,7 +191,7 @@ def read_checkpoint(
         with tempfile.TemporaryDirectory(prefix="stateflow-read-") as folder:
             manifest, directory = _fetched(store, manifest, Path(folder), moves_on=not savepoint)
             with _opened(directory, manifest) as db:
-                if not is_evolved(made_for, db):  # in this copy
+                if not is_evolved(made_for, db):  # evolves this copy only
                     PartitionHost(made_for, manifest.id, db, manifest.epoch).evolve(manifest.created_us)
                 at = At(manifest.created_us, manifest.watermark_us)
                 entries = entries_of(columns.declaration, db, at, [] if key is None else [encode_row_key(key)])
@@ -199,8 +200,9 @@ def read_checkpoint(
 
 
 def _fetched(store: CheckpointStore, manifest: Manifest, folder: Path, *, moves_on: bool) -> tuple[Manifest, Path]:
-    """Fetches a checkpoint's files and returns its manifest with their directory. Where it may move on, and the
-    checkpoint is collected meanwhile, the newest one is fetched. Raises CheckpointMissing, CheckpointCorrupt."""
+    """Fetches a checkpoint's files and returns its manifest with their directory. With ``moves_on``, the newest
+    checkpoint is fetched when this one is garbage-collected meanwhile. Raises CheckpointMissing, CheckpointCorrupt.
+    """
     for attempt in itertools.count():
         directory = folder / f"files-{attempt}"
         try:
@@ -222,7 +224,9 @@ def _fail(error: StateflowError) -> None:
 
 
 def manifests_of(store: CheckpointStore, operator: str, savepoint: str = "") -> list[Manifest]:
-    """The newest of each partition, or a savepoint's. Raises CheckpointMissing, CheckpointCorrupt."""
+    """Returns the newest manifest of each partition, or those of a savepoint. Raises CheckpointMissing,
+    CheckpointCorrupt.
+    """
     return list(_manifests(store, operator, savepoint, None, _fail))
 
 
@@ -234,7 +238,9 @@ def _manifests(
     lacking: Callable[[StateflowError], None],
     partitions: Collection[int] | None = None,
 ) -> Iterator[Manifest]:
-    """Of every partition, or of the one that has ``key``; never fewer without saying so."""
+    """Yields the manifests of all partitions, or of the one that has ``key``. Tells ``lacking`` of each partition
+    without a checkpoint, so that none is left out silently.
+    """
     store.check()
     if savepoint:
         manifests = {manifest.partition: manifest for manifest in store.savepoint(savepoint, operator)}
@@ -268,7 +274,9 @@ def _newest(
     lacking: Callable[[StateflowError], None],
     partitions: Collection[int] | None,
 ) -> dict[int, Manifest]:
-    """By partition. One whose newest cannot be read is left out: an older state is of another time than the others."""
+    """Returns the newest manifests by partition. Leaves out a partition whose newest checkpoint cannot be read: an
+    older state is of another time than the others.
+    """
     listed = store.catalog.checkpoints()
     numbers = {found.partition.partition for found in listed if found.partition.operator == operator}
     if not numbers:

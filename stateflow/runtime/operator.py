@@ -1,4 +1,4 @@
-"""What a user writes: a class with a key, an output schema, states, and ``process``."""
+"""Operators as users write them: classes with a key, an output schema, states, and ``process``."""
 
 from __future__ import annotations
 
@@ -47,25 +47,26 @@ _CHANGES = {
     "reducing": "self.{0}.add(…)",
     "counter": "self.{0}.value += …",
 }
-#: where an operator's own states are
+#: namespace of an operator's own states
 GLOBAL = Namespace()
 
 
 class Helper:
-    """What stores something under its name, by default the class attribute's: windows."""
+    """Base of helpers that store something under their name, by default that of the class attribute: windows."""
 
     name: str
 
 
 class Context:
-    """What an operator may know and do beside its row and its state.
+    """Time, timers, metrics and side outputs, as an operator uses them beside its row and its state.
 
     Attributes:
-        key: of the row or timer in hand; None outside of them.
+        key: key of the current row or timer; None outside of them.
         partition: number of this instance's partition.
         timestamp: the row's event time, when the operator names an ``event_time`` column.
-        watermark: no row older than this is expected any more; None before the first. What a batch brings counts behind
-            its rows: they see the one of the batch before, ``on_watermark`` and timers the new one.
+        watermark: no row older than this is expected any more; None before the first watermark. A batch's watermark
+            counts after its rows: the rows see the watermark of the batch before, ``on_watermark`` and timers the new
+            one.
 
     Example: ``ctx.set_timer(ctx.timestamp + timedelta(hours=1), name="quiet", domain="event")``
     """
@@ -91,45 +92,50 @@ class Context:
         self._timers = timers
         self._states = states
         self._side: dict[str, list[Any]] = {}
-        self._frozen: Mapping[str, Callable[[Any], Any]] = {}  # of side outputs whose rows might change later
+        self._frozen: Mapping[str, Callable[[Any], Any]] = {}  # by tag, for rows that might change later
         self._figures = figures or (lambda: Metrics(OwnFigures(), operator, None))
         self._metrics: Metrics | None = None
-        self._unheard = ""  # the method that timers need, where the operator has none
+        self._unheard = ""  # name of the timer method that the operator lacks; empty: it has it
 
     @property
     def metrics(self) -> Metrics:
-        """The operator's own counters, gauges and histograms, in its replica's ``/metrics``. What is said in a batch
-        counts when it is applied."""
+        """The operator's own counters, gauges and histograms, in its replica's ``/metrics``.
+
+        What a batch records counts when the batch is applied.
+        """
         if self._metrics is None:
             self._metrics = self._figures()
         return self._metrics
 
     def set_timer(self, at: datetime | int, *, name: str = "", domain: str = "event") -> None:
-        """Have ``on_timer`` called for this key once ``at`` has passed; replaces the key's timer of that name.
+        """Sets a timer, for which ``on_timer`` is called with this key once ``at`` has passed.
+
+        Replaces the key's timer of that name.
 
         Args:
             at: an aware datetime, or microseconds since 1970.
-            domain: ``event``: when the watermark passes it; ``processing``: with the first batch after that time,
-                with rows or without.
+            domain: ``event``: fires when the watermark passes ``at``; ``processing``: fires with the first batch after
+                that time, with rows or without.
 
-        Raises InvalidArgument for another domain or an odd time, outside of a row or timer, and where the operator has
-        no ``on_timer``.
+        Raises InvalidArgument for another domain or an invalid time, outside of a row or timer, and where the operator
+        has no ``on_timer``.
         """
         key, named = self._current(), check_timer_name(name)
         self._check_heard()
         self._timers.set(key, named, at, domain)
 
     def delete_timer(self, *, name: str = "", domain: str = "event") -> None:
-        """Forget the key's timer of that name; no error when there is none."""
+        """Deletes the key's timer of that name; no error when there is none."""
         self._timers.delete(self._current(), check_timer_name(name), domain)
 
     def set_timers(self, keys: pa.Array, at: Any, *, name: str = "", domain: str = "event") -> None:
-        """:meth:`set_timer` for each of these keys, in a batch operator, whose ``on_timers`` is called.
+        """Sets a timer for each of these keys, in a batch operator, whose ``on_timers`` is called; see
+        :meth:`set_timer`.
 
         Args:
             keys: as state columns take them.
-            at: for all of them, as :meth:`set_timer` has it; or an Arrow array as long as ``keys``, of timestamps with
-                a time zone or of microseconds since 1970.
+            at: one time for all of them, as for :meth:`set_timer`; or an Arrow array as long as ``keys``, of timestamps
+                with a time zone or of microseconds since 1970.
 
         Raises InvalidArgument, also where the operator has no ``on_timers``; NullKey.
         """
@@ -138,16 +144,16 @@ class Context:
         self._timers.set_many(whole(keys), named, whole(at), domain)
 
     def delete_timers(self, keys: pa.Array, *, name: str = "", domain: str = "event") -> None:
-        """:meth:`delete_timer` for each of these keys."""
+        """Deletes the timer of that name of each of these keys; see :meth:`delete_timer`."""
         self._timers.delete_many(whole(keys), check_timer_name(name), domain)
 
     def _set_timer(self, at_us: int, name: str) -> None:
-        """A window helper's, in event time."""
+        """Sets a window helper's timer, in event time."""
         self._check_heard()
         self._timers.set(self._current(), name, at_us, "event")
 
     def _check_heard(self) -> None:
-        """Whoever sets a timer that nobody answers would fail with every batch from when it is due."""
+        """Refuses timers where the operator has no method for them: every batch would fail once the timer is due."""
         if self._unheard:
             raise InvalidArgument(
                 f"a timer is set, and the operator has no {self._unheard}()",
@@ -158,7 +164,7 @@ class Context:
         self._timers.delete(self._current(), name, "event")
 
     def emit(self, tag: str, row: Any) -> None:
-        """Put a row into the side output ``tag`` of the operator's ``side_outputs``. Raises InvalidArgument."""
+        """Puts a row into the side output ``tag`` of the operator's ``side_outputs``. Raises InvalidArgument."""
         freeze = self._frozen.get(tag)
         try:
             self._side[tag].append(row if freeze is None else freeze(row))
@@ -168,7 +174,7 @@ class Context:
             ) from None
 
     def state(self, tag: T, namespace: Namespace = GLOBAL) -> T:
-        """The current key's state for a tag, ``state.counter(name="n")`` for example, in a namespace.
+        """Returns the current key's state for a tag, ``state.counter(name="n")`` for example, in a namespace.
 
         Tags of one name that differ in kind or type share nothing. Raises DeclarationError for a tag without a name,
         InvalidArgument without a current key and in a batch operator.
@@ -177,7 +183,7 @@ class Context:
         return cast(T, self._keyed().at(key, namespace, tag))
 
     def clear_state(self, namespace: Namespace) -> None:
-        """Empty every state of the current key in a namespace."""
+        """Empties every state of the current key in a namespace."""
         self._keyed().clear_namespace(self._current(), namespace)
 
     def _keyed(self) -> KeyedState:
@@ -197,12 +203,12 @@ class Operator:
     Attributes:
         key: name of the key column, or a tuple of names.
         output: schema of the rows ``process`` produces, as Spark DDL or a :class:`pyarrow.Schema`.
-        side_outputs: tag → schema, of what goes to :meth:`Context.emit`.
+        side_outputs: schema of each side output by its tag, see :meth:`Context.emit`.
         event_time: name of the column that becomes ``ctx.timestamp``.
         state_version: raise it when stored state must be migrated; see :meth:`migrate_state`.
 
-    One instance serves one partition. Before ``process(row, ctx)`` its states are bound to the row's key.
-    Attributes set in ``open`` are per instance and not part of the state.
+    One instance serves one partition. Before ``process(row, ctx)`` its states are bound to the row's key. Attributes
+    set in ``open`` are per instance and not part of the state.
 
     >>> from stateflow import state
     >>> class Count(Operator):
@@ -220,11 +226,12 @@ class Operator:
     state_version: ClassVar[int] = 1
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A state is changed, never replaced: what is assigned in its place would be of no key, and stored nowhere.
-        Raises AttributeError."""
+        """Refuses to assign to a state, which is changed and never replaced: a value assigned in its place would belong
+        to no key and be stored nowhere. Raises AttributeError.
+        """
         state = getattr(type(self), name, None)
         if isinstance(state, Declaration):
-            if value is state:  # as a dataclass has it, whose fields have defaults
+            if value is state:  # a dataclass assigns the defaults of its fields
                 return
             # a set's |= and a list's += end in an assignment of what they changed
             if name not in self.__dict__ or value is not self.__dict__[name]:
@@ -246,9 +253,9 @@ class Operator:
     def init_state(self, row: Any, ctx: Context) -> None:
         """Called for each row of ``initial_state=``, before any other row, with the states bound to its key.
 
-        By default each column named as a state goes into it: a value is assigned, a map updated (from a dict or a list
-        of pairs), a set updated, a list extended; null adds nothing. Raises InvalidArgument when there is none such,
-        and for a column that is neither a state's nor of the key.
+        By default each column named like a state goes into that state: a value is assigned, a map updated (from a dict
+        or a list of pairs), a set updated, a list extended; null adds nothing. Raises InvalidArgument when no column is
+        named like a state, and for a column that is neither a state's nor part of the key.
         """
         for name in _states_among(type(self), columns_of(row)):
             given = row[name]
@@ -260,7 +267,7 @@ class Operator:
         raise NotImplementedError
 
     def on_watermark(self, watermark: datetime, ctx: Context) -> Iterable[Any] | None:
-        """Called when the partition's watermark has advanced, before the timers it makes due. Has no current key."""
+        """Called when the partition's watermark has advanced, before the timers it makes due. ``ctx.key`` is None."""
 
     def migrate_state(self, old_version: int, old: SimpleNamespace) -> None:
         """Called once for each stored key, with its states bound, when the stored ``state_version`` is older.
@@ -275,16 +282,17 @@ class Operator:
         raise NotImplementedError
 
     def close(self, ctx: Context) -> None:
-        """Called when the partition leaves this replica or the replica stops in good order."""
+        """Called when the partition leaves this replica, and when the replica shuts down cleanly."""
 
 
 class BatchOperator(Operator):
     """An operator that processes all rows of a partition's batch at once, in Arrow columns.
 
-    Its states are read and written for many keys at a time: of a value ``self.n.get_many(keys)`` gives an Arrow array
-    in the order of ``keys``, ``self.n.put_many(keys, values)`` stores; maps, sets, counters and reducing states are
-    :class:`~stateflow.state.columns_tracked.MapColumn`, ``SetColumn`` and ``AddedColumn``. Timers are set by
-    ``ctx.set_timers(keys, at)``. What needs a current key (``ctx.set_timer``, ``ctx.state``) is not available.
+    Its states are read and written for many keys at a time. Of a value state, ``self.n.get_many(keys)`` returns an
+    Arrow array in the order of ``keys``, and ``self.n.put_many(keys, values)`` stores one; maps, sets, counters and
+    reducing states are :class:`~stateflow.state.columns_tracked.MapColumn`, ``SetColumn`` and ``AddedColumn``.
+    ``ctx.set_timers(keys, at)`` sets timers. Methods that need a current key (``ctx.set_timer``, ``ctx.state``) are not
+    available.
 
     >>> import pyarrow.compute as pc
     >>> from stateflow import state
@@ -298,21 +306,25 @@ class BatchOperator(Operator):
     """
 
     def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> pa.RecordBatch | pa.Table | None:
-        """Called with the rows of one batch, all of this partition's keys. Returns output columns by name, or None."""
+        """Called with the rows of one batch, of all this partition's keys in it. Returns output columns by name, or
+        None.
+        """
         raise NotImplementedError
 
     def process(self, row: Any, ctx: Context) -> None:
         raise NotImplementedError("a batch operator is not given rows")
 
     def on_timers(self, timers: TimerColumns, ctx: Context) -> pa.RecordBatch | pa.Table | None:
-        """Called with all timers of one domain that are due, once, in order of time; produces columns as
-        ``process_batch``. Those that it sets and that are due as well come with another call."""
+        """Called once with all timers of one domain that are due, in order of time; produces columns as
+        ``process_batch``. Timers that it sets and that are due as well come with another call.
+        """
         raise NotImplementedError
 
     def init_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
-        """Called with the rows of ``initial_state=``. By default each column named as a state is put into it.
+        """Called with the rows of ``initial_state=``. By default each column named like a state goes into that state.
 
-        Raises InvalidArgument when there is none such, and for a column that is neither a state's nor of the key.
+        Raises InvalidArgument when no column is named like a state, and for a column that is neither a state's nor part
+        of the key.
         """
         states = declarations_of(type(self))
         names = _states_among(type(self), tuple(batch.schema.names))
@@ -331,7 +343,11 @@ class BatchOperator(Operator):
 
 
 def _fill(tracked: Any, given: Any, declared: Declaration) -> None:
-    """Args: given: as an Arrow column of the declared type gives it, or as it is."""
+    """Puts one value of an initial row into a state.
+
+    Args:
+        given: the value as an Arrow column of the declared type gives it, or already as the state holds it.
+    """
     value, key = partial(taken, declared.coder), partial(taken, declared.key_coder)
     match tracked:
         case TrackedMap():
@@ -348,7 +364,9 @@ def _fill(tracked: Any, given: Any, declared: Declaration) -> None:
 
 
 def check_initial_columns(cls: type[Operator], columns: tuple[str, ...]) -> None:
-    """Raises InvalidArgument where the class puts initial rows into its states by itself, and one column has none."""
+    """Refuses initial rows with a column that no state takes, unless the class fills its states itself. Raises
+    InvalidArgument.
+    """
     own = (
         cls.init_batch is not BatchOperator.init_batch
         if issubclass(cls, BatchOperator)
@@ -359,7 +377,9 @@ def check_initial_columns(cls: type[Operator], columns: tuple[str, ...]) -> None
 
 
 def _states_among(cls: type[Operator], columns: tuple[str, ...]) -> list[str]:
-    """The states that initial rows of these columns fill. Raises InvalidArgument for a column that would be lost."""
+    """Returns the states that initial rows of these columns fill. Raises InvalidArgument for a column that would be
+    lost.
+    """
     states, key = declarations_of(cls), key_columns(cls)
     names = [name for name in states if name in columns]
     if not names:
@@ -382,7 +402,7 @@ def _states_among(cls: type[Operator], columns: tuple[str, ...]) -> list[str]:
 
 
 def key_columns(cls: type[Operator]) -> tuple[str, ...]:
-    """Raises DeclarationError when the operator names no key."""
+    """Returns the names of the key columns. Raises DeclarationError when the operator names no key."""
     key = getattr(cls, "key", None)
     columns = (key,) if isinstance(key, str) else key
     if not isinstance(columns, tuple) or not columns or not all(isinstance(c, str) and c for c in columns):
@@ -395,12 +415,12 @@ def key_columns(cls: type[Operator]) -> tuple[str, ...]:
 
 
 def output_schema(cls: type[Operator]) -> pa.Schema:
-    """Raises DeclarationError when ``output`` is missing or cannot be read."""
+    """Returns the schema of the main output. Raises DeclarationError when ``output`` is missing or cannot be read."""
     return _schema(cls, getattr(cls, "output", None))
 
 
 def side_schemas(cls: type[Operator]) -> dict[str, pa.Schema]:
-    """Schema of each side output. Raises DeclarationError."""
+    """Returns the schema of each side output by its tag. Raises DeclarationError."""
     return {tag: _schema(cls, schema) for tag, schema in cls.side_outputs.items()}
 
 
@@ -417,7 +437,7 @@ def _schema(cls: type[Operator], output: object) -> pa.Schema:
 
 
 def describe(cls: type[Operator], partitions: int = DEFAULT_PARTITIONS, name: str | None = None) -> OperatorSpec:
-    """Everything others must know of an operator; checks its declaration on the way."""
+    """Describes an operator to replicas and clients, and checks its declaration."""
     check_class(cls)
     operator = check_name("operator", name or cls.__name__)
     check_whole(cls)
@@ -437,8 +457,9 @@ def describe(cls: type[Operator], partitions: int = DEFAULT_PARTITIONS, name: st
 
 
 def check_whole(cls: type[Operator]) -> None:
-    """Raises DeclarationError without what is called for its rows, for windows that would share a place, and for
-    outputs that could not be told apart."""
+    """Checks an operator's declaration. Raises DeclarationError when the method for its rows is missing, when windows
+    would share what they store, and when outputs could not be told apart.
+    """
     if issubclass(cls, BatchOperator):
         missing = "process_batch(batch, ctx)" if cls.process_batch is BatchOperator.process_batch else ""
     else:
@@ -450,8 +471,10 @@ def check_whole(cls: type[Operator]) -> None:
 
 
 def check_outputs(cls: type[Operator]) -> None:
-    """Raises DeclarationError for a side output that has the name of another, or of a column of the main output: in
-    Spark it is a column beside them, which nobody could read. Case counts for nothing, as there."""
+    """Checks the names of side outputs. Raises DeclarationError for one that another side output has, or a column of
+    the main output: in Spark a side output is a column beside those, which nobody could read. Case is ignored, as in
+    Spark.
+    """
     seen = {name.lower(): f"a column of the main output, {name!r}" for name in output_schema(cls).names}
     for tag in side_schemas(cls):
         if not isinstance(tag, str) or not tag:
@@ -464,8 +487,9 @@ def check_outputs(cls: type[Operator]) -> None:
 
 
 def _check_windows(cls: type[Operator]) -> None:
-    """Raises DeclarationError for windows of a batch operator or without an event time, and when two would share what
-    they store."""
+    """Checks the window helpers. Raises DeclarationError for windows of a batch operator or without an event time, and
+    when two would share what they store.
+    """
     seen: dict[str, str] = {}
     for attribute in dir(cls):
         helper = inspect.getattr_static(cls, attribute)
@@ -503,8 +527,9 @@ _EMPTY = _Empty()
 
 
 def class_of(spec: OperatorSpec, bundles: BundleStore) -> type[Operator]:
-    """What a deployment says, whole: a text or bundle is loaded only when it is the one that was deployed, and never
-    the file or module of its name instead. Raises OperatorNotImportable; of these BundleMissing."""
+    """Loads the class that a deployment names. A text or bundle is loaded only when it is the one that was deployed,
+    and the file or module of its name never takes its place. Raises OperatorNotImportable, among them BundleMissing.
+    """
     check_digest(spec.source, spec.source_digest)
     if not spec.source and is_text(spec.target):
         raise OperatorNotImportable(
@@ -515,7 +540,7 @@ def class_of(spec: OperatorSpec, bundles: BundleStore) -> type[Operator]:
 
 
 def check_class(given: object) -> None:
-    """Raises DeclarationError for whatever is no operator class: an instance, for one."""
+    """Checks that this is an operator class. Raises DeclarationError otherwise, for example for an instance."""
     if isinstance(given, Operator):
         name = type(given).__name__
         raise DeclarationError(f"{name}() is an instance of an operator", remedy=f"pass the class itself: {name}")
@@ -524,8 +549,9 @@ def check_class(given: object) -> None:
 
 
 def load(target: str, source: str = "", package: str = "") -> type[Operator]:
-    """The class that is there, see :func:`~stateflow.runtime.code.find`. Raises OperatorNotImportable with the import's
-    own error."""
+    """Loads the class at ``target``, see :func:`~stateflow.runtime.code.find`. Raises OperatorNotImportable with the
+    import's own error.
+    """
     loaded = find(target, source, package)
     if not (isinstance(loaded, type) and issubclass(loaded, Operator)):
         raise OperatorNotImportable(f"{target} is not an Operator class", remedy="name a class derived from it")

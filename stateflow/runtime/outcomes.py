@@ -1,4 +1,4 @@
-"""What comes of the parts of a batch, and who is told."""
+"""Outcomes of the parts of a batch, and the caller that is told of them."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from typing import Protocol, TypeAlias
 from stateflow.runtime.host import Applied
 from stateflow.types import ReplicaInfo
 
-#: what was applied; the replica that the partition went to; None: it is on its way here, ask again after the next
-#: ``on_change``; or LeaseLost, and what is wrong with sender, rows or operator, or with this program
+#: ``Applied``; the replica that the partition moved to; None: the partition is on its way here, or its requests are
+#: held: ask again after the next ``on_change``; or an error: LeaseLost, or what is wrong with sender, rows, operator or
+#: this program
 Outcome: TypeAlias = Applied | ReplicaInfo | BaseException | None
 
 
 class Answers(Protocol):
-    """Who asked. Told in the thread that applies. ``number``: of the part, from 0."""
+    """A caller that is told of outcomes, in the thread that applies. ``number``: number of the part, from 0."""
 
     def begun(self, number: int) -> None:
-        """With this part, and those before it."""
+        """Notes that this part is begun, as all parts before it are."""
         ...
 
     def committing(self) -> None:
-        """Some of the parts, as one group. Each of them is told next."""
+        """Notes that some of the parts are being committed as one group. Each of them is told next."""
         ...
 
     def told(self, number: int, outcome: Outcome) -> None:
-        """Once of each part that was begun, unless it is given up."""
+        """Receives the outcome of a part: once for each that was begun, unless the part is given up."""
         ...
 
     def goes_on(self) -> bool:
-        """False: no other part is begun."""
+        """Returns whether another part may be begun."""
         ...

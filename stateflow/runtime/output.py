@@ -1,7 +1,7 @@
-"""What one batch gave for one partition, as stored and sent: the main output, and side outputs by tag.
+"""Output of one batch for one partition, as stored and sent: the main output, and side outputs by tag.
 
-Without side outputs it is the Arrow record batch message itself (which begins with 0xff), or nothing. With them:
-the byte 0x00, then msgpack ``[version, main, {tag: message}]``.
+Without side outputs it is the Arrow record batch message itself (which begins with 0xff), or nothing. With them: the
+byte 0x00, then msgpack ``[version, main, {tag: message}]``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def join_output(main: bytes, side: dict[str, bytes]) -> bytes:
 
 
 def split_output(data: bytes) -> tuple[bytes, dict[str, bytes]]:
-    """(main, tag → record batch message)."""
+    """Splits an output into (main, tag → record batch message). Raises DecodeError."""
     if not data.startswith(_MARK):
         return data, {}
     try:
@@ -45,12 +45,15 @@ def split_output(data: bytes) -> tuple[bytes, dict[str, bytes]]:
 
 
 class OutputReader:
-    """Reads outputs as rows, which are dictionaries. A map is one, too, as in the rows that an operator is given.
+    """Reads outputs as rows, which are dictionaries. A map becomes a dictionary, too, as in the rows that an operator
+    is given.
 
-    A value that Python has not, as a time in the year 12000 that a batch operator gave, is refused when it is looked
-    at: it is committed, and the rows beside it are to be had.
+    A value that Python cannot represent, such as a time in the year 12000 from a batch operator, raises when it is
+    looked at: it is committed, and the rows beside it stay readable.
 
-    Args: side: tag → schema."""
+    Args:
+        side: schema of each side output by its tag.
+    """
 
     def __init__(self, schema: pa.Schema, side: Mapping[str, pa.Schema]) -> None:
         self._main = BatchReader(schema)
@@ -61,7 +64,7 @@ class OutputReader:
         return cls(read_schema(schema), {tag: read_schema(encoded) for tag, encoded in side})
 
     def join(self, earlier: bytes, later: bytes) -> bytes:
-        """One output of two, in this order."""
+        """Joins two outputs into one, in this order."""
         if not earlier or not later:
             return earlier or later
         (main, side), (more, more_side) = split_output(earlier), split_output(later)
@@ -73,7 +76,7 @@ class OutputReader:
         return join_output(_append(main, more, self._main), joined)
 
     def rows(self, outputs: Iterable[bytes]) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
-        """(main rows, tag → rows), in the order of ``outputs``."""
+        """Returns (main rows, tag → rows), in the order of ``outputs``."""
         split = [split_output(output) for output in outputs]
         side = {
             tag: _rows(reader, [messages[tag] for _, messages in split if tag in messages])
@@ -90,12 +93,12 @@ def _rows(reader: BatchReader, messages: Iterable[bytes]) -> list[dict[str, Any]
 
 
 def rows_in(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Returns its rows as dictionaries, also where some value is one that Python has not."""
+    """Returns the rows as dictionaries, also where Python cannot represent some value."""
     with_maps = any(holds_map(field.type) for field in table.schema)
     try:
         rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="strict" if with_maps else None)
         return rows
-    except NOT_PYTHONS:  # of some value, as a batch operator may give them: the others are to be had
+    except NOT_PYTHONS:  # some value, as a batch operator may give it: the others stay readable
         columns = [_values(table.column(number), field) for number, field in enumerate(table.schema)]
         return [dict(zip(table.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
 

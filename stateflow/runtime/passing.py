@@ -1,18 +1,18 @@
-"""Batches that pass partitions: those that have no rows of them, and where nothing is due.
+"""Skipped batches: a partition need not be visited by a batch that has no rows for it, where nothing is due.
 
-A source that visits all partitions with each batch moves its position on in each. Written partition by partition this
-costs as much as a row does. So the position of those that a batch passes is kept in one place, by a database of the
-replica's own, with one write for all of them: it is *held* for the partition, and becomes the partition's own with its
-next commit. What a copy of the partition must contain, be it a snapshot, a checkpoint or a seal, is made its own before
-that is taken: :meth:`Passes.settle`.
+A source that visits all partitions with each batch advances its position in each of them. Written partition by
+partition, this costs as much as a row does. The positions of the partitions that a batch skips are therefore kept in
+one place, a database of the replica's own, with one write for all of them. Such a position is *held* for the partition,
+and becomes the partition's own with its next commit. What a copy of the partition must contain, be it a snapshot, a
+checkpoint or a seal, becomes its own before the copy is taken: :meth:`Passes.settle`.
 
-What is held is of a partition at one epoch and sequence. A commit makes the one before void, and so does whatever takes
-a copy back: a loss of power that took a commit takes what was held behind it, too, and the gap is noticed. A start
-drops what is void before it serves: other commits may come to the same sequence.
+A held position belongs to a partition at one epoch and sequence. A commit makes those held before it void. So does
+everything that rolls a copy back: a loss of power that took a commit takes what was held after that commit, too, and
+the gap is noticed. A start discards void positions before it serves, because other commits may reach the same sequence.
 
-A partition is passed only where a batch of it, committed here, said until when nothing is due: see :class:`Pass`.
-Whatever else a visit does, as sweeping what has expired, is done at least every ``VISIT_S_MAX`` seconds in which there
-are batches.
+A partition is skipped only where a batch of its own, committed here, said until when nothing is due: see :class:`Pass`.
+Everything else that a visit does, such as sweeping expired state, is done at least every ``VISIT_S_MAX`` seconds in
+which there are batches.
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ from stateflow.storage.commit_log import CommitLog
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
-#: of the database, in the data directory
+#: folder of the database, in the data directory
 FOLDER = "passed"
-#: a partition is visited again after half of this to all of it: not all of them at once
+#: longest time without a visit, seconds; a partition is visited again after half of it to all of it, so that not all
+#: partitions are visited at once
 VISIT_S_MAX = 60.0
-#: positions that are told apart of one source, before those that nobody has any more are let go
+#: distinct positions kept of one source, before those that no partition has any more are removed
 KINDS_MAX = 64
 _GOLDEN = 0.6180339887498949
 
 
 class Serving(Protocol):
-    """A partition at work, see :class:`~stateflow.runtime.host.PartitionHost`."""
+    """A partition being served, see :class:`~stateflow.runtime.host.PartitionHost`."""
 
     @property
     def sequence(self) -> int: ...
@@ -58,7 +59,9 @@ class Serving(Protocol):
     def runs(self, operator: type) -> bool: ...
 
     def contains(self, source: str) -> Position | None:
-        """Its last batch here; None also where that is not all that has to be known of the source."""
+        """Returns the source's last batch here; None also where the source's next batch must change more than its
+        position.
+        """
         ...
 
     def settle(self, held: dict[str, Position]) -> None: ...
@@ -66,8 +69,9 @@ class Serving(Protocol):
 
 @dataclass(slots=True)
 class Pass:
-    """What a partition needs no visit for: batches up to ``until`` (monotonic seconds), without rows, of a watermark
-    below ``event_us``, at a processing time below ``processing_us``."""
+    """Batches that need not visit a partition: up to ``until`` (monotonic seconds), without rows, with a watermark
+    below ``event_us``, at a processing time below ``processing_us``.
+    """
 
     host: Serving
     until: float
@@ -77,8 +81,9 @@ class Pass:
 
 @dataclass(slots=True)
 class Passing:
-    """Of one partition, at ``epoch`` and ``sequence``: what is ``held`` for it, by source; ``granted``: None: each
-    batch visits it."""
+    """Positions held for one partition at ``epoch`` and ``sequence``. ``held``: by source; ``granted``: the batches
+    that may skip it, None: each batch visits it.
+    """
 
     epoch: int
     sequence: int
@@ -87,7 +92,7 @@ class Passing:
 
 
 class PassedSlot(Protocol):
-    """See :class:`~stateflow.runtime.slot.Slot`."""
+    """The part of a local partition that skipping needs, see :class:`~stateflow.runtime.slot.Slot`."""
 
     id: PartitionId
     passing: Passing | None
@@ -104,8 +109,9 @@ class PassedSlot(Protocol):
 
 @dataclass(slots=True)
 class _Source:
-    """What is held of one source, by partition: ``kinds`` of positions, and which; void where the partition is at
-    another epoch or sequence."""
+    """Positions held of one source. ``kinds``: the distinct positions; ``kind``: which of them each partition has, by
+    partition number; void where the partition is at another epoch or sequence.
+    """
 
     kinds: list[Position] = field(default_factory=list)
     kind: Any = field(default_factory=lambda: np.zeros(0, np.uint32))
@@ -150,7 +156,12 @@ class _Source:
         return found
 
     def add(self, numbers: Any, kinds: Any, positions: Sequence[Position], epochs: Any, sequences: Any) -> None:
-        """Args: numbers: of partitions; kinds: which of ``positions`` each has."""
+        """Adds the positions of some partitions.
+
+        Args:
+            numbers: of the partitions, ascending.
+            kinds: which of ``positions`` each partition has.
+        """
         if len(self.kinds) > KINDS_MAX:
             used, places = np.unique(self.kind, return_inverse=True)
             self.kinds = [self.kinds[each] for each in used.tolist()]
@@ -162,27 +173,30 @@ class _Source:
 
 
 class Passes:
-    """Of one replica. Called from several threads. ``work`` of a slot, or its ``mutex`` with no batch in hand, comes
-    before the lock that is in here.
+    """Positions held for the partitions of one replica. Called from several threads. Lock order: a slot's ``work``, or
+    its ``mutex`` with no batch running, comes before the lock in here.
 
     Args:
         root: the data directory.
-        durable: what is held survives a loss of power, as commits do. None: nothing is held, and every batch visits.
+        durable: whether held positions survive a loss of power, as commits do. None: nothing is held, and every batch
+            visits.
     """
 
     def __init__(self, root: Path, environment: Environment, durable: bool | None) -> None:
         self._directory, self._environment, self._durable = root / FOLDER, environment, durable
         self._lock: AbstractContextManager[Any] = environment.mutex()
-        self._slots: dict[str, dict[int, PassedSlot]] = {}  # that were granted a pass, by operator
+        self._slots: dict[str, dict[int, PassedSlot]] = {}  # with a granted pass, by operator
         self._sources: dict[tuple[str, str], _Source] = {}
-        self._void: set[tuple[str, PartitionId]] = set()  # found at start, by source
+        self._void: set[tuple[str, PartitionId]] = set()  # (source, partition) of void positions found at start
         self._store: PartitionStore | None = None
         self._closed = False
 
     # -- at start -----------------------------------------------------------------------------------------
 
     def find(self) -> None:
-        """Read what was left. What cannot be read is put aside: then a batch is missed, and its source asked for it."""
+        """Reads what was left. A database that cannot be read is quarantined: partitions then miss a batch, and its
+        source is asked for it.
+        """
         if not (self._directory / "CURRENT").exists():
             return
         try:
@@ -203,7 +217,7 @@ class Passes:
             )
 
     def found(self, partition: PartitionId, epoch: int, sequence: int) -> Passing | None:
-        """What was left of a partition that is owned here."""
+        """Returns what was left of a partition that is owned here; None: nothing."""
         number = partition.partition
         held: dict[str, Position] = {}
         for (operator, source), each in self._sources.items():
@@ -216,8 +230,10 @@ class Passes:
         return Passing(epoch, sequence, held) if held else None
 
     def begin(self) -> None:
-        """All partitions were looked for: what is void of them is so durably. Of one that was put aside nothing is: it
-        may be put back. Raises what the disk does."""
+        """Durably discards void positions, except those of quarantined partitions, which may be put back.
+
+        Called once all partitions were looked for. Raises what the disk does.
+        """
         if not self._void:
             return
         mutations = Mutations()
@@ -235,7 +251,9 @@ class Passes:
     # -- while it serves ----------------------------------------------------------------------------------
 
     def grant(self, slot: PassedSlot, host: Serving, until: Pass) -> None:
-        """A batch was committed, or found to be. Called with ``work`` held."""
+        """Lets batches skip a partition from now on, as far as ``until`` says. Callers hold ``work``, after a batch
+        that was committed or found committed.
+        """
         if self._durable is None or slot.logs:
             return
         with self._lock:
@@ -246,14 +264,14 @@ class Passes:
             self._slots.setdefault(slot.id.operator, {})[slot.id.partition] = slot
 
     def revoke(self, slot: PassedSlot) -> None:
-        """Somebody else is to have to do with the partition: every batch visits it, or waits for it."""
+        """Makes every batch visit the partition again, or wait for it: something else is about to work on it."""
         if slot.passing is not None:
             with self._lock:
                 slot.passing.granted = None
                 self._slots.get(slot.id.operator, {}).pop(slot.id.partition, None)
 
     def held(self, slot: PassedSlot, epoch: int, sequence: int) -> dict[str, Position]:
-        """For the partition, which is at this epoch and sequence."""
+        """Returns the positions held for a partition that is at this epoch and sequence."""
         passing = slot.passing
         if passing is None or (passing.epoch, passing.sequence) != (epoch, sequence):
             return {}
@@ -270,10 +288,14 @@ class Passes:
         now: float,
         now_us: int,
     ) -> list[int]:
-        """Have a batch pass those that need no visit, durably as commits are. Returns their places, ascending. Raises
-        what the disk does.
+        """Makes a batch skip the partitions that need no visit, as durably as commits are. Returns their places,
+        ascending. Raises what the disk does.
 
-        Args: cls: that is deployed now. counts: of rows. now: monotonic seconds. now_us: processing time.
+        Args:
+            cls: the operator's class that is deployed now.
+            counts: rows of each partition.
+            now: monotonic seconds.
+            now_us: processing time.
         """
         if not _may_pass(batch) or (slots := self._slots.get(operator)) is None:
             return []
@@ -340,12 +362,14 @@ class Passes:
             mutations = Mutations(puts=[(_key(operator, source), found.encode())])
             self._open().apply(mutations, sync=bool(self._durable))
         except BaseException:
-            self._close()  # it takes no more writes before it is opened anew
+            self._close()  # the database takes no more writes before it is opened anew
             raise
 
     def settle(self, slot: PassedSlot, store: PartitionStore, commits: CommitLog | None) -> None:
-        """What is held for a partition becomes its own, and nothing is held for it any more before its next batch.
-        Called with ``work`` held, or ``mutex`` with no batch in hand. Raises what the disk does."""
+        """Makes what is held for a partition its own. Nothing is held for it any more before its next batch.
+
+        Callers hold ``work``, or ``mutex`` with no batch running. Raises what the disk does.
+        """
         self.revoke(slot)
         passing, host = slot.passing, slot.host
         if passing is None:
@@ -368,7 +392,7 @@ class Passes:
         if self._store is None:
             is_new = not self._directory.exists()
             self._store = self._environment.open(self._directory, create=True)
-            if is_new:  # what is in it is only as durable as the way to it
+            if is_new:  # its files are only as durable as the directory entries that lead to them
                 self._environment.sync([self._directory, self._directory.parent])
         return self._store
 
@@ -383,7 +407,9 @@ def _key(operator: str, source: str) -> bytes:
 
 
 def _may_pass(batch: Batch) -> bool:
-    """A source whose client says who it is, and what partitions must contain, visits only those that it means."""
+    """Tells whether a batch may skip partitions. Where the client names itself or says what partitions must contain,
+    the batch visits only the partitions that it is meant for.
+    """
     return not (
         batch.sparse
         or batch.rewind
@@ -394,5 +420,5 @@ def _may_pass(batch: Batch) -> bool:
 
 
 def until(partition: PartitionId, now: float) -> float:
-    """When a partition is to be visited again at the latest, monotonic seconds."""
+    """Returns when a partition must be visited again at the latest, monotonic seconds."""
     return now + VISIT_S_MAX * (1 + (partition.partition * _GOLDEN) % 1) / 2

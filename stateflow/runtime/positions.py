@@ -1,4 +1,4 @@
-"""Which batches a partition contains, and so what is to become of one that is sent to it. Sans-io."""
+"""Positions: which batches a partition contains, and so what becomes of a batch that is sent to it. Sans-io."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stateflow.runtime.retirement import LOOKED_AT, Retention, Retired, idle
 from stateflow.runtime.timers import to_datetime
 from stateflow.types import PartitionId
 
-#: sources whose names begin so are not the user's
+#: prefix of source names that are not the user's
 RESERVED = "stateflow:"
 #: the source whose rows are not processed but become the operator's first state
 INITIAL = "stateflow:initial"
@@ -35,17 +35,18 @@ _NONE = Position(-1)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Where rows come from. ``number`` rises by one per batch; a *sparse* source may skip numbers.
+    """A batch of a source, apart from its rows. ``number`` rises by one per batch; a *sparse* source may skip numbers.
 
-    ``rewind``: an older batch is sent again, for partitions that lost it; those that contain it skip it, and have
-    its output no more.
+    ``rewind``: an older batch is sent again, for partitions that lost it. Partitions that contain it skip it, and do
+    not have its output any more.
 
     ``watermark_us``: this source promises no older rows from its next batch on, µs; None: it makes no promise.
-    ``event_us``: the newest event time among the rows its sender has, for all partitions, µs.
-    ``attempt``: who sends it, where that is known. ``session``: of the client, where a source belongs to one at a
-    time; its rows must then be the same whenever the batch is sent. ``known``: what it tells a successor. ``site``:
-    where its rows come from, which decides nothing here; ``site_column``: which of their columns says it of each.
-    ``traceparent``: of the span that it is sent in, see :mod:`stateflow.tracing`; it makes no other batch of it.
+    ``event_us``: the newest event time among the rows its sender has, for all partitions, µs. ``attempt``: the attempt
+    that sends it, where known. ``session``: the client's session, where a source belongs to one client at a time; its
+    rows must then be the same every time the batch is sent. ``known``: what the client tells its successor. ``site``:
+    where its rows come from, which decides nothing here; ``site_column``: the column that says so for each row.
+    ``traceparent``: of the span that sends the batch, see :mod:`stateflow.tracing`; it makes no difference between
+    batches.
     """
 
     source: str
@@ -63,18 +64,18 @@ class Batch:
 
     @property
     def is_piece(self) -> bool:
-        """Is it one of a run of a batch DataFrame, whatever a client calls its source?"""
+        """Tells whether the batch is one of a run of a batch DataFrame. A client's is none, by any source name."""
         return self.session is None and self.source.startswith(BATCH_RUN)
 
 
 def check_source(source: str) -> None:
-    """Raises InvalidArgument for a name that is not its caller's to send under."""
+    """Refuses reserved source names. Raises InvalidArgument for a name that its caller may not send under."""
     if source.startswith(RESERVED) and source != INITIAL:
         raise InvalidArgument(f"{source!r} is a reserved name", remedy="choose another name for the source")
 
 
 class Positions:
-    """Of one partition, by source."""
+    """Positions of one partition, by source."""
 
     def __init__(
         self,
@@ -86,18 +87,19 @@ class Positions:
     ) -> None:
         self.partition = partition
         self._sessions = dict(sessions or {})
-        self._stopped_us = stopped_us  # clients that began no later are refused
+        self._stopped_us = stopped_us  # clients that began at this time or before are refused
         self._lapsed = set(lapsed)  # sources whose client has to say again that it is the newest
         opened = {s: Position(-1, at_us=session.generation_us) for s, session in self._sessions.items()}
-        #: by when their last batch came; a client that has sent nothing yet counts from its start
+        #: in order of when their last batch came; a client that has sent nothing yet counts from its start
         self._known = dict(sorted({**opened, **known}.items(), key=lambda each: each[1].at_us))
         self._recalled: set[str] = set()
-        #: processing time of the newest batch, and since when batches came without a longer pause; None: none came yet
+        #: processing time of the newest batch, None: none came yet; and since when batches have come without a longer
+        #: pause
         self._latest_us: int | None = None
         self._since_us = 0
 
     def last(self, source: str) -> int | None:
-        """The last batch of ``source`` the partition contains; None when it has seen none."""
+        """Returns the last batch of ``source`` that the partition contains; None: it contains none."""
         known = self._known.get(source)
         return None if known is None or known.batch < 0 else known.batch
 
@@ -105,7 +107,7 @@ class Positions:
         return source in self._known
 
     def recall(self, source: str, retired: Retired) -> None:
-        """It was retired, and comes back. Its tombstone stays until a batch is committed."""
+        """Takes back a source that was retired. Its tombstone stays until a batch is committed."""
         self._known[source] = retired.position
         self._recalled.add(source)
         self._lapsed.add(source)
@@ -113,15 +115,18 @@ class Positions:
             self._sessions[source] = max(retired.session, self._sessions.get(source, retired.session))
 
     def session(self, source: str) -> Session | None:
-        """Its newest client."""
+        """Returns the newest client of the source; None: none is known."""
         return self._sessions.get(source)
 
     def is_recalled(self, source: str) -> bool:
         return source in self._recalled
 
     def refuse_forgotten(self, batch: Batch, after: int | None, forgotten_us: int) -> None:
-        """Nothing is known of the source of ``batch``, as of those that were silent since ``forgotten_us``. Raises
-        SourceRetired unless it must be a new one, or begins as one does."""
+        """Refuses a batch of an unknown source that may be one of those whose tombstones were dropped.
+
+        The newest of those had its last batch at ``forgotten_us``. Raises SourceRetired unless the source must be a new
+        one, or the batch begins as a new one does.
+        """
         later = batch.number > 0 and not batch.sparse
         older = batch.session is not None and batch.session.generation_us <= forgotten_us
         if later or older or after is not None:
@@ -134,12 +139,12 @@ class Positions:
             )
 
     def idle(self, now_us: int, retention: Retention, serving: str) -> dict[str, Retired]:
-        """Sources to retire with a batch of ``serving``."""
+        """Returns the tombstones of the sources to retire with a batch of ``serving``."""
         oldest = next(iter(self._known.values()), None)
         count = len(self._known) + (serving not in self._known)
         if oldest is None or (count <= retention.sources_max and not 0 < retention.idle_us <= now_us - oldest.at_us):
             return {}
-        if oldest.at_us == 0:  # as written before positions had a time: it begins now
+        if oldest.at_us == 0:  # written before positions had a time: its idle time begins now
             stamped = {s: p if p.at_us else p._replace(at_us=now_us) for s, p in self._known.items()}
             self._known = dict(sorted(stamped.items(), key=lambda each: each[1].at_us))
             return {}
@@ -151,7 +156,7 @@ class Positions:
         return Retired.of(self._known[source], self._sessions.get(source))
 
     def retired(self, sources: Iterable[str]) -> None:
-        """It is committed."""
+        """Forgets these sources, once their retirement is committed."""
         for source in sources:
             self._known.pop(source, None)
             self._sessions.pop(source, None)
@@ -162,8 +167,9 @@ class Positions:
         return self._known.get(source)
 
     def is_newer(self, source: str, session: Session) -> bool:
-        """Returns whether ``session`` is to be written down. Raises SourceTaken for one that an even newer client
-        follows, or that a restore has stopped."""
+        """Returns whether ``session`` must be stored as the source's newest client. Raises SourceTaken for a client
+        that a newer one follows, or that a restore has stopped.
+        """
         present = self._sessions.get(source)
         if session.generation_us <= self._stopped_us:
             raise SourceTaken(
@@ -190,9 +196,12 @@ class Positions:
         )
 
     def check_client(self, source: str, session: Session) -> None:
-        """Of a batch. Raises SourceTaken for a client that a newer one follows; PositionGap for one that was let in,
-        as far as it knows, and is not known here: this is an older copy than it was let into. So may be others' by
-        which the same is true of a newer client, and of batches: it has to ask all of them first."""
+        """Checks the client of a batch. Raises SourceTaken for a client that a newer one follows.
+
+        Raises PositionGap for a client that was let in, as far as it knows, and is not known here: this copy is older
+        than the one that let it in. Copies of other partitions may be older as well, and may have lost a newer client
+        or batches in the same way. The client has to ask all of them first.
+        """
         if self.is_newer(source, session):
             last = self.last(source)
             raise PositionGap(
@@ -205,27 +214,28 @@ class Positions:
             )
 
     def taken(self, source: str, session: Session) -> None:
-        """It is committed."""
+        """Notes the source's newest client, once that is committed."""
         self._sessions[source] = session
         self._lapsed.discard(source)
         self._known.setdefault(source, Position(-1, at_us=session.generation_us))
 
     def contains(self, batch: Batch) -> bool:
-        """One that is sent again in a rewind, with later ones behind it."""
+        """Tells whether a batch of a rewind is contained already, with later ones after it."""
         last = self.last(batch.source)
         return batch.rewind and last is not None and batch.number < last
 
     @property
     def others(self) -> bool:
-        """Has it rows that are no initial state?"""
+        """Tells whether the partition contains rows other than initial state."""
         return any(source != INITIAL and position.batch >= 0 for source, position in self._known.items())
 
     def is_replay(self, batch: Batch, after: int | None, started: bool = False) -> bool:
-        """Whether it is the newest one again, or any of a batch DataFrame's. ``after``: see
-        :meth:`~stateflow.runtime.host.PartitionHost.apply`.
+        """Returns whether the batch was applied before: it is its source's newest one, or any of a batch DataFrame's.
+
+        ``after``: see :meth:`~stateflow.runtime.host.PartitionHost.apply`.
 
         Args:
-            started: the operator has processed rows, and takes no first state any more.
+            started: whether the operator has processed rows; it then takes no initial state any more.
 
         Raises StaleBatch, PositionGap, SourceRetired, OperatorUsedTwice or TasksMerged.
         """
@@ -265,7 +275,7 @@ class Positions:
                 expected=expected,
                 **where,
             )
-        if after is not None and after >= expected:  # a sparse source may skip, but not what it knows to be here
+        if after is not None and after >= expected:  # a sparse source may skip, but no acknowledged batch
             raise PositionGap(
                 f"batch {after} was acknowledged, the state contains none after {expected - 1}",
                 remedy=f"send the batches from {expected} on again, with rewind",
@@ -275,7 +285,7 @@ class Positions:
         return False
 
     def output_is_gone(self, batch: Batch) -> SourceRetired:
-        """To raise for a batch that is contained, and whose output is not."""
+        """Makes the error for a batch that is contained, and whose output is not."""
         remedy = f"go on with batch {batch.number + 1}"
         if batch.is_piece:
             remedy = "its state is here; another source= applies the frame again"
@@ -288,7 +298,7 @@ class Positions:
         )
 
     def _refuse_others(self, earlier: Attempt, now: Attempt) -> None:
-        """A retry is welcome to the stored output; somebody else, who has other rows, is not."""
+        """Refuses a second sender of the same batch. A retry gets the stored output; another sender has other rows."""
         if not now.run or earlier.run != now.run:
             return
         if earlier.use != now.use:
@@ -305,18 +315,20 @@ class Positions:
             )
 
     def check_rows(self, batch: Batch, then: int, now: int) -> None:
-        """Of a replay with ``now`` rows, ``then`` when it was applied. The stored output is of the rows that came
-        first; given to Spark for others, those would be lost silently.
+        """Checks the number of rows of a replay: ``now`` rows, ``then`` when it was applied.
 
-        A query's replay may lack rows, as its source may skip what is gone; one run of a batch DataFrame may not.
-        Raises BatchChanged.
+        The stored output belongs to the rows that came first. Were it given to Spark for others, those would be lost
+        silently. A query's replay may lack rows, as its source may skip what is gone; one run of a batch DataFrame may
+        not. Raises BatchChanged.
         """
         if now > then or (now < then and batch.is_piece):
             raise self._changed(batch, f"batch {batch.number} had {then} row(s) when it was applied, and has {now} now")
 
     def check_digest(self, batch: Batch, then: int | None, now: int | None) -> None:
-        """Of a replay whose rows have the digest ``now``. Raises BatchChanged when others were applied. Digests of two
-        kinds say nothing: a former version applied it."""
+        """Checks the rows of a replay by their digest. Raises BatchChanged when other rows were applied.
+
+        Digests of two kinds say nothing: a former version applied the batch.
+        """
         if now is not None and then is not None and now != then and comparable(now, then):
             raise self._changed(batch, f"batch {batch.number} was applied with other rows")
 
@@ -331,11 +343,12 @@ class Positions:
         return BatchChanged(what, remedy=remedy, **where)
 
     def silent(self, now_us: int, idle_us: int, serving: str) -> dict[str, Position]:
-        """Sources that were silent for ``idle_us`` when a batch of ``serving`` comes, as they are without their
-        watermark: it counts no more, until they bring another.
+        """Returns the sources that were silent for ``idle_us`` when a batch of ``serving`` comes, without watermarks.
 
-        A time when nobody sent does not count, nor does one before the partition was opened here: a cluster that was
-        down, or restored, is to wait for each of its sources.
+        A silent source's watermark does not count any more, until the source brings another.
+
+        Time in which no source sent does not count, nor does time before the partition was opened here: a cluster that
+        was down, or restored, must wait for each of its sources.
         """
         if self._latest_us is None or now_us - self._latest_us >= idle_us:
             self._since_us = now_us
@@ -351,33 +364,33 @@ class Positions:
         }
 
     def silenced(self, sources: Mapping[str, Position]) -> None:
-        """It is committed."""
+        """Takes over the positions of silent sources, once they are committed."""
         self._known.update(sources)
 
     def watermark_us(self, batch: Batch, without: Collection[str] = ()) -> int | None:
-        """The minimum over the sources that have one, this batch's with it; None when none has."""
+        """Returns the minimum over the sources that have a watermark, this batch's included; None when none has."""
         oldest = watermark_of(self._known, {*without, batch.source})
         known = None if batch.source in without else self._known.get(batch.source)
         promised = _later(None if known is None else known.watermark_us, batch.watermark_us)
         return promised if oldest is None else oldest if promised is None else min(oldest, promised)
 
     def overlaid(self, held: Mapping[str, Position]) -> dict[str, Position]:
-        """All that are known, with what is held beyond it. From any thread."""
+        """Returns all known positions, with held ones in place of older ones. Callable from any thread."""
         return {**self._known, **held}
 
     def behind(self, batch: Batch, rows: int, now_us: int, digest: int | None = None) -> Position:
-        """The source's position once the batch is applied."""
+        """Returns the source's position after the batch is applied."""
         return behind(self._known.get(batch.source, _NONE), batch, rows, now_us, digest)
 
     def reached(self, source: str, position: Position) -> None:
-        """It is committed."""
+        """Moves a source to a position that is committed."""
         self._known.pop(source, None)
-        self._known[source] = position  # the one whose last batch came last
+        self._known[source] = position  # to the end: its last batch came last
         self._recalled.discard(source)
 
 
 def behind(before: Position, batch: Batch, rows: int, now_us: int, digest: int | None = None) -> Position:
-    """A source's position once a batch is applied."""
+    """Returns a source's position after a batch is applied."""
     return Position(
         batch.number,
         _later(before.watermark_us, batch.watermark_us),
@@ -393,7 +406,7 @@ def behind(before: Position, batch: Batch, rows: int, now_us: int, digest: int |
 
 
 def watermark_of(positions: Mapping[str, Position], without: Collection[str] = ()) -> int | None:
-    """The minimum over the sources that have one; None when none has."""
+    """Returns the minimum over the sources that have a watermark; None when none has."""
     promised = (
         each.watermark_us
         for source, each in positions.items()

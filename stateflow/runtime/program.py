@@ -1,4 +1,4 @@
-"""The text of the program that runs here: of a script, ``python -c``, ``python -``, a notebook or a REPL."""
+"""Text of the program that runs here: of a script, ``python -c``, ``python -``, a notebook or a REPL."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from stateflow.errors import OperatorNotImportable
 from stateflow.runtime.compiled import code_of_main, compiled
 from stateflow.runtime.excerpt import Program, written
 
-#: lines that go on with the statement before them
+#: beginnings of lines that continue the statement before them
 _GOES_ON = (" ", "\t", ")", "]", "}", "else", "elif", "except", "finally")
 _COMMAND = re.compile(r"-[bBdEhiIOPqsSuvVx]*c(.*)", re.DOTALL)
 
 
 def running(needed_by: str) -> tuple[str, Program, Mapping[str, Any]]:
-    """The program of ``__main__``: (its file, or what it is in angle brackets; itself; its names as they are now).
+    """Returns the program of ``__main__``: (its file, or its kind in angle brackets; the program; its present names).
 
-    Raises OperatorNotImportable when nothing of it is left."""
+    Raises OperatorNotImportable when nothing of its text is left.
+    """
     main = sys.modules["__main__"]
     values = vars(main)
     shell = _notebook()
     if shell is not None:
         return "<notebook>", written(shell.user_ns["In"]), values
     file = getattr(main, "__file__", None)
-    if file is not None and file.startswith("<"):  # it is read from standard input
+    if file is not None and file.startswith("<"):  # the program is read from standard input
         file = None
     interactive = hasattr(sys, "ps1")
     texts: list[str] = []
@@ -57,7 +58,7 @@ def running(needed_by: str) -> tuple[str, Program, Mapping[str, Any]]:
 
 
 def _notebook() -> Any:
-    """IPython's shell, in a terminal or behind a notebook; it keeps what it ran, cell by cell."""
+    """Returns IPython's shell, in a terminal or behind a notebook, which keeps the cells it ran. None: no IPython."""
     if "IPython" not in sys.modules:
         return None
     return sys.modules["IPython"].get_ipython()
@@ -65,14 +66,14 @@ def _notebook() -> Any:
 
 def _text_of(file: str, values: dict[str, Any]) -> str:
     try:
-        with tokenize.open(file) as source:  # as it says it is encoded
+        with tokenize.open(file) as source:  # in the encoding that it declares
             return source.read()
-    except OSError:  # from an archive
+    except OSError:  # the file is in an archive
         return "".join(linecache.getlines(file, values))
 
 
 def _of_command(arguments: Sequence[str]) -> str:
-    """What stands behind ``-c``; empty without."""
+    """Returns the program behind ``-c``; empty: there is none."""
     for at, argument in enumerate(arguments[1:], 1):
         command = _COMMAND.fullmatch(argument)
         if command is not None:
@@ -83,16 +84,19 @@ def _of_command(arguments: Sequence[str]) -> str:
 
 
 def _of_standard_input() -> str:
-    """Of ``python - < file``: a file that is read from its beginning again, wherever the interpreter is in it."""
+    """Returns the program of ``python - < file``, from the beginning of the file however far the interpreter has read
+    it. Empty: standard input is no regular file.
+    """
     if not stat.S_ISREG(os.fstat(0).st_mode):
         return ""
     return os.pread(0, os.fstat(0).st_size, 0).decode()
 
 
 def _typed() -> list[str]:
-    """What was typed into this REPL, statement by statement, and before it in earlier ones: what is defined last is it.
+    """Returns what was typed into this REPL, and into earlier ones before it, as statements. The last definition counts.
 
-    From 3.13 on the interpreter keeps it itself, as files of that name; before, what keeps it is the line editor."""
+    From Python 3.13 on the interpreter keeps it, as files of that name; before, the line editor keeps it.
+    """
     kept = sorted((int(name[14:-1]), name) for name in linecache.cache if re.fullmatch(r"<python-input-\d+>", name))
     if kept:
         return ["".join(linecache.getlines(name)) for _, name in kept]
@@ -105,8 +109,9 @@ def _typed() -> list[str]:
 
 
 def statements(lines: Sequence[str]) -> list[str]:
-    """Lines as a line editor keeps them, without the empty ones that end a block, as statements; what is none is left
-    out."""
+    """Joins lines to statements. The lines are as a line editor keeps them, without the empty ones that end a block;
+    lines that form no statement are left out.
+    """
     found, at = [], 0
     while at < len(lines):
         end = at + 1
@@ -124,7 +129,7 @@ def statements(lines: Sequence[str]) -> list[str]:
 
 
 def _is_open(lines: Sequence[str]) -> bool:
-    """A bracket, a string or a decorator."""
+    """Tells whether a bracket, a string or a decorator is still open."""
     try:
         return codeop.compile_command("\n".join(lines) + "\n\n", symbol="exec") is None
     except (SyntaxError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""What the partitions that are owned here hold: states by key, and how far sources have come."""
+"""Reading what the partitions owned here hold: states by key, and positions of sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stateflow.types import PartitionId
 
 
 class Reader:
-    """Of one replica. Called from several threads."""
+    """Reader of one replica. Called from several threads."""
 
     def __init__(self, registry: PartitionRegistry, batches: Batches) -> None:
         self._registry, self._batches = registry, batches
@@ -27,19 +27,19 @@ class Reader:
     def scan(
         self, partition: PartitionId, state: str, keys: Iterable[bytes] = ()
     ) -> Iterator[tuple[object, object, object]]:
-        """(key, entry key or None, value) of one state, as of one moment, without what has expired by then. Raises
-        UnknownState, NotOwner.
+        """Yields (key, entry key or None, value) of one state as of one moment, without what has expired by then.
+        Raises UnknownState, NotOwner.
 
         Args:
-            keys: as they are stored; none: all.
+            keys: in their stored encoding; none: all keys.
         """
-        store = self._owned_store(partition)  # first: one that has lost its data knows no operator either
+        store = self._owned_store(partition)  # first: a partition that lost its data knows no operator either
         _, cls = self._registry.operator(partition.operator)
         declaration = declaration_of(cls, state, partition.operator)
         if not is_evolved(cls, store, self._registry.deployed(partition.operator)):
             store = self._evolved(partition)
         host = self._registry.slot(partition).host
-        latest_us = 0 if host is None else host.latest_us  # time does not go back: what is gone stays gone
+        latest_us = 0 if host is None else host.latest_us  # time must not go back: what has expired stays gone
         watermark_us = read_watermark(store)
         if host is not None and (held := self._held(partition)):
             watermark_us = host.watermark_us(held)
@@ -47,19 +47,21 @@ class Reader:
         try:
             yield from entries_of(declaration, store, at, keys)
         except Exception as error:
-            self._owned_store(partition)  # it left in the middle: NotOwner says it better
+            self._owned_store(partition)  # the partition left meanwhile: NotOwner says it better
             self._batches.judge(self._registry.slot(partition), error)
             raise
 
     def scan_pages(self, partition: PartitionId, state: str, keys: Iterable[bytes] = ()) -> Iterator[list[bytes]]:
-        """The same as Arrow IPC streams, see :class:`~stateflow.runtime.reading.StateColumns`."""
+        """Yields what :meth:`scan` does as Arrow IPC streams, see :class:`~stateflow.runtime.reading.StateColumns`."""
         self._owned_store(partition)
         _, cls = self._registry.operator(partition.operator)
         columns = StateColumns(cls, state, partition.operator)
         yield from columns.pages(self.scan(partition, state, keys), partition.partition)
 
     def _evolved(self, partition: PartitionId) -> PartitionStore:
-        """Its states as they are declared now, which else its first batch would see to. Raises what that raises."""
+        """Returns the partition's store with its states as they are declared now, as its first batch would make them.
+        Raises what :meth:`~stateflow.runtime.batches.Batches.evolve` does.
+        """
         slot = self._registry.slot(partition)
         with slot.work:
             self._owned_store(partition)
@@ -67,8 +69,9 @@ class Reader:
             return self._owned_store(partition)
 
     def whole_before(self, operator: str, partitions: Iterable[int], source: str, batch: int) -> layout.Position | None:
-        """The batch before ``batch``, where all these partitions contain it, with the newest event time up to it. From
-        memory: None also where one of them is not at work here."""
+        """Returns the position of the batch before ``batch`` where all these partitions contain it, with the newest
+        event time up to it. Reads memory only: None also where one of the partitions is not being served here.
+        """
         times: list[int] = []
         for number in partitions:
             slot = self._registry.slot(PartitionId(operator, number))
@@ -84,7 +87,7 @@ class Reader:
         return layout.Position(batch - 1, event_us=max(times, default=None))
 
     def position(self, partition: PartitionId, source: str) -> layout.Position | None:
-        """How far ``source`` has come in the partition. Raises NotOwner."""
+        """Returns how far ``source`` has come in the partition; None: no batch of it is known. Raises NotOwner."""
         store = self._owned_store(partition)
         if (held := self._held(partition).get(source)) is not None:
             return held
@@ -96,16 +99,16 @@ class Reader:
         return None if contained is None or contained.batch < 0 else contained
 
     def outputs(self, partition: PartitionId, source: str, after: int) -> list[tuple[int, bytes]]:
-        """(batch, output) of those behind ``after`` of which an output is kept, in order. Raises NotOwner."""
+        """Returns (batch, output) of the batches after ``after`` whose output is kept, in order. Raises NotOwner."""
         store = self._owned_store(partition)
         return [(number, piece.output) for number, piece in layout.pieces(store, source, after)]
 
     def sources(self, partition: PartitionId) -> list[SourceView]:
-        """Whoever has sent to a partition, as far as it is known. Raises NotOwner."""
+        """Returns the sources that have sent to the partition, as far as they are known. Raises NotOwner."""
         return sources_in(self._owned_store(partition), self._held(partition))
 
     def _held(self, partition: PartitionId) -> Mapping[str, layout.Position]:
-        """What passed the partition, beyond what its database has."""
+        """Returns the positions of batches that skipped the partition, beyond what its database has."""
         slot = self._registry.look(partition)
         if slot.passing is None:
             return {}

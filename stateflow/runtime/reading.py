@@ -21,9 +21,9 @@ SCAN_BYTES = 3 << 20
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """The time that a state is read as of, µs since 1970: what had expired by then is not there.
+    """Time as of which a state is read, µs since 1970: what had expired by then is left out.
 
-    ``event_us``: the partition's watermark; None before the first, when nothing expires in event time.
+    ``event_us``: the partition's watermark; None before the first one, when nothing expires in event time.
     """
 
     processing_us: int
@@ -31,7 +31,7 @@ class At:
 
 
 def declaration_of(cls: type[Operator], state: str, operator: str) -> Declaration:
-    """Of a state by its attribute. Raises UnknownState."""
+    """Returns the declaration of a state by its attribute. Raises UnknownState."""
     declarations = declarations_of(cls)
     if state not in declarations:
         raise UnknownState(
@@ -45,7 +45,7 @@ def declaration_of(cls: type[Operator], state: str, operator: str) -> Declaratio
 def entries_of(
     declaration: Declaration, store: CellReader, at: At, keys: Iterable[bytes] = ()
 ) -> Iterator[tuple[object, object, object]]:
-    """(key, entry key or None, value) of one state; of these stored keys, or of all when none is named."""
+    """Yields (key, entry key or None, value) of one state, for these stored keys; for all when none is given."""
     only = [CELL + declaration.tag + row_part(key) for key in keys]
     readers: list[CellReader] = [_Below(store, prefix) for prefix in only] or [store]
     for reader in readers:
@@ -67,8 +67,10 @@ class _Below:
 
 
 class StateColumns:
-    """What entries of a state are as columns: key, map_key, value, partition. Types come from the declaration, those of
-    keys from what is stored, for nothing declares them: one key column is that, several are a struct.
+    """Entries of a state as columns: key, map_key, value, partition.
+
+    Types come from the declaration, except those of keys, which nothing declares: they come from what is stored. One
+    key column is that column, several are a struct.
     """
 
     def __init__(self, cls: type[Operator], state: str, operator: str) -> None:
@@ -79,8 +81,9 @@ class StateColumns:
         self._value = typed_of(self.declaration.coder)
 
     def pages(self, entries: Iterator[tuple[object, object, object]], partition: int) -> Iterator[list[bytes]]:
-        """Up to SCAN_ROWS entries at a time as Arrow IPC streams that fit messages; one without entries of none, which
-        says the types."""
+        """Yields up to SCAN_ROWS entries at a time as Arrow IPC streams that fit messages. Without entries it yields
+        one empty stream, which carries the types.
+        """
         rows = list(itertools.islice(entries, SCAN_ROWS))
         if not rows:
             yield [self._page([], partition)]
@@ -127,7 +130,7 @@ class StateColumns:
 
 
 _NONE = "None"
-#: of kinds of keys that are not called as their types are
+#: types of keys whose kind has another name than its type
 _KEYS = {"timestamp": "datetime", "timestamp without time zone": "datetime"}
 
 
@@ -140,7 +143,7 @@ def several_kinds(operator: str, *kinds: str) -> SchemaMismatch:
 
 
 def joined(pages: list[pa.Table]) -> pa.Table:
-    """One table. Raises SchemaMismatch when partitions have keys of several types."""
+    """Joins pages to one table. Raises SchemaMismatch when partitions have keys of several types."""
     if not pages:
         return pa.table({"key": [], "map_key": [], "value": [], "partition": pa.array([], pa.int32())})
     kinds = {str(page.schema.field("key").type): None for page in pages if page.num_rows}
