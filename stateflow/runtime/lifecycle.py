@@ -594,7 +594,7 @@ class Lifecycle:
         self._handle(Own(move_id, epoch))
 
     def check_own(self, move_id: str, epoch: int) -> None:
-        """Raises what ``own`` would, and changes nothing. Callers ask before they write the ownership."""
+        """Checks whether ``own`` is possible, and raises what it would. Callers ask before they write the ownership."""
         self.table.decide(self, self.state, Own(move_id, epoch))
 
     def seal_again(self, before: Lifecycle) -> None:

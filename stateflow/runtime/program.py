@@ -93,7 +93,7 @@ def _of_standard_input() -> str:
 
 
 def _typed() -> list[str]:
-    """Returns what was typed into this REPL, and into earlier ones before it, as statements. The last definition counts.
+    """Returns what was typed into this REPL, and into earlier ones before it, as statements. The last definition wins.
 
     From Python 3.13 on the interpreter keeps it, as files of that name; before, the line editor keeps it.
     """

@@ -1,4 +1,4 @@
-"""Moving in: a copy that is built beside the stream, proved at the seal, and then owned."""
+"""Moving in: a copy is built beside the stream, proved at the seal, and then owned."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from stateflow.runtime.transfer import (
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId
 
-#: smaller files are sent again rather than kept
+#: smaller files are sent again rather than kept, bytes
 KEPT_BYTES_MIN = 4096
 EVIDENCE_KEPT = 3
 
@@ -42,15 +42,15 @@ class Receiver:
     def prepare(
         self, spec: OperatorSpec, partition: PartitionId, move_id: str, source_epoch: int, newest_epoch: int = 0
     ) -> Kept | None:
-        """Become the target of a move. A second call for the same move starts its transfer again. Returns what an
-        earlier stay of the partition left here, sealed.
+        """Makes this replica the target of a move. A second call for the same move starts its transfer again. Returns
+        what an earlier stay of the partition left here, sealed; None: nothing.
         """
         slot = self._registry.slot(partition)
         with self._registry.making(spec), slot.work, slot.mutex:
             self._registry.check_deployed(partition, max(source_epoch, newest_epoch))
             if slot.incoming is None:
                 self._registry.expect(1)
-            replace(slot.lifecycle).prepare(move_id, source_epoch, newest_epoch)  # raises, if it must not be
+            replace(slot.lifecycle).prepare(move_id, source_epoch, newest_epoch)  # raises before anything is changed
             slot.snapshots += 1
             directory = slot.home / f"{move_id}-{slot.snapshots}{PART}"
             self._registry.environment.remove_tree(directory)
@@ -59,15 +59,18 @@ class Receiver:
             slot.lifecycle.prepare(move_id, source_epoch, newest_epoch)
             if former is not None:
                 self._registry.discard(former)
-            if slot.store is not None:  # what it had before a move away: from now on only files
+            if slot.store is not None:  # the copy from before a move away: from now on only files
                 slot.store.close()
                 slot.store = None
         self._registry.on_change(partition)
         return slot.kept
 
     def lost(self, partition: PartitionId, move_id: str) -> StateMissing | None:
-        """What this move brought here was owned, may have taken batches, and was put aside since. What its source
-        sealed is not the whole of it any more, so that the move cannot begin anew: it has ended."""
+        """Returns an error when what this move brought here was owned, and was quarantined since; None otherwise.
+
+        It may have taken batches by then. What the source sealed is therefore not the whole state any more, and the
+        move cannot begin anew: it has ended.
+        """
         home = self._registry.slot(partition).home
         for copy in self._registry.evidence.of_move(move_id, partition.operator, home.name):
             if not self._registry.is_incoming(copy):
@@ -81,7 +84,7 @@ class Receiver:
         return None
 
     def warm_base(self, partition: PartitionId) -> dict[str, Path]:
-        """Digest → file, of what an earlier stay of this partition, or a transfer cut short, left here."""
+        """Returns digest → file of what an earlier stay of this partition, or an interrupted transfer, left here."""
         slot = self._registry.slot(partition)
         found = {self._registry.digests.of(path): path for path in self._received(slot) if path.suffix != PART}
         if slot.directory is not None and slot.directory.is_dir():
@@ -89,7 +92,7 @@ class Receiver:
         return found
 
     def begun(self, partition: PartitionId) -> dict[str, int]:
-        """Digest → bytes, of what a transfer cut short left of a file here."""
+        """Returns digest → bytes of the files that an interrupted transfer has begun here."""
         parts = (path for path in self._received(self._registry.slot(partition)) if path.suffix == PART)
         return {path.stem: path.stat().st_size for path in parts}
 
@@ -99,7 +102,7 @@ class Receiver:
         return [path for path in received.iterdir() if path.is_file()] if received.is_dir() else []
 
     def forget_received(self, partition: PartitionId, digests: Collection[str]) -> None:
-        """What transfers cut short left here stays as far as it is one of these."""
+        """Removes what interrupted transfers left here, except files with these digests."""
         slot = self._registry.slot(partition)
         for path in self._received(slot):
             if path.stem not in digests:
@@ -108,8 +111,9 @@ class Receiver:
             self._registry.environment.remove_tree(scratch)
 
     def arriving(self, partition: PartitionId, move_id: str, file: BaseFile) -> Path:
-        """Where a base file is built from what arrives. It may hold its beginning, from this attempt or an earlier one;
-        only :meth:`keep_received` proves that it does."""
+        """Returns where a base file is built from what arrives. The path may hold the file's beginning, from this
+        attempt or an earlier one; only :meth:`keep_received` proves that it does.
+        """
         if file.size < KEPT_BYTES_MIN:
             return self.incoming_directory(partition, move_id) / file.name
         received = self._registry.slot(partition).home / RECEIVED
@@ -117,8 +121,9 @@ class Receiver:
         return received / (file.digest + PART)
 
     def keep_received(self, partition: PartitionId, move_id: str, file: BaseFile) -> None:
-        """A base file has arrived: it is proved, becomes part of the copy, and stays for the next attempt, whatever
-        becomes of this one. Raises TransferCorrupt; what arrived is then gone."""
+        """Proves a base file that has arrived, and makes it part of the copy. The file stays for the next attempt,
+        however this one ends. Raises TransferCorrupt; what arrived is then gone.
+        """
         if file.size < KEPT_BYTES_MIN:
             return
         arrived = self.arriving(partition, move_id, file)
@@ -131,7 +136,7 @@ class Receiver:
         (self.incoming_directory(partition, move_id) / file.name).hardlink_to(kept)
 
     def check_room(self, partition: PartitionId, bytes_needed: int) -> None:
-        """Raises DiskFull when so much more does not fit here."""
+        """Checks that so many more bytes fit here. Raises DiskFull when they do not."""
         reserve = self._registry.settings.disk_reserve_bytes
         free = self._registry.environment.free_bytes(self._registry.root)
         if bytes_needed + reserve > free:
@@ -151,7 +156,7 @@ class Receiver:
         return self._incoming(partition, move_id).directory
 
     def open_incoming(self, partition: PartitionId, move_id: str, base: SnapshotInfo) -> None:
-        """All base files are there: prove them and open the copy. Raises DigestMismatch."""
+        """Proves the base, whose files are all there, and opens the copy. Raises DigestMismatch."""
         incoming = self._incoming(partition, move_id)
         files = self._registry.digests.files(incoming.directory)
         self._registry.environment.sync([*(incoming.directory / file.name for file in files), incoming.directory])
@@ -159,7 +164,7 @@ class Receiver:
         if digest != base.digest:
             self._registry.environment.remove_tree(
                 self._registry.slot(partition).home / RECEIVED
-            )  # it may be one of those
+            )  # one of them may be wrong
             raise DigestMismatch(
                 "the base that arrived is not the one that was sent",
                 remedy="the source serves on; see what arrived in the evidence, and start the move again",
@@ -171,8 +176,8 @@ class Receiver:
         self._open(partition, move_id, base)
 
     def open_kept(self, partition: PartitionId, move_id: str, base: SnapshotInfo) -> int:
-        """What an earlier stay left here, sealed, and the changes that arrived are the base: a copy of it is opened.
-        Returns the bytes that were here.
+        """Opens a copy of what an earlier stay left here, sealed, with the changes that arrived: together they are the
+        base. Returns the bytes that were here already.
 
         What was left stays as it is until the move ends. Raises MoveUnknown or StateMissing when it is gone,
         TransferCorrupt when the changes are not those that were sent.
@@ -191,7 +196,7 @@ class Receiver:
         files = [path for path in incoming.directory.iterdir() if path.is_file()]
         size = sum(path.stat().st_size for path in files)
         self._registry.environment.sync([*files, incoming.directory])
-        changes.deletes.append(layout.OWNERSHIP)  # it is not this replica's any more
+        changes.deletes.append(layout.OWNERSHIP)  # the record is of what was sealed, not of this copy
         with slot.work:
             store = self._open(partition, move_id, base)
             self._check_kept(store, kept, move_id)
@@ -215,7 +220,7 @@ class Receiver:
             incoming = self._incoming(partition, move_id)
             home = incoming.directory.parent
             self._registry.mark_incoming(incoming.directory)
-            self._registry.environment.sync([incoming.directory])  # whatever a loss of power leaves, it says what it is
+            self._registry.environment.sync([incoming.directory])  # the mark survives a loss of power, too
             incoming.directory = incoming.directory.rename(home / incoming.directory.name.removesuffix(PART))
             self._registry.environment.sync([home, home.parent])
             incoming.store = self._registry.environment.open(incoming.directory)
@@ -226,10 +231,11 @@ class Receiver:
     def apply_changes(
         self, partition: PartitionId, move_id: str, change_sets: Iterable[bytes], *, sync: bool = False
     ) -> int:
-        """Apply change sets in order; returns the sequence reached. Raises TransferCorrupt on a gap or bad checksum.
+        """Applies change sets in order and returns the sequence reached. Raises TransferCorrupt on a gap or bad
+        checksum.
 
         Args:
-            sync: they survive power loss here once this returns; else the end of this process only.
+            sync: the change sets survive a loss of power once this returns; False: the end of this process only.
         """
         with self._registry.slot(partition).work:
             incoming = self._incoming(partition, move_id)
@@ -250,14 +256,18 @@ class Receiver:
             return incoming.sequence
 
     def sync(self, partition: PartitionId, move_id: str) -> float:
-        """Force the copy to disk while it follows, so that owning it has only itself to write. Returns what that took,
-        milliseconds."""
+        """Forces the copy to disk while it follows, so that owning it only has to write the ownership. Returns how long
+        that took, milliseconds.
+        """
         incoming = self._incoming(partition, move_id)
         assert incoming.store is not None
         return self._registry.sync(incoming.store)
 
     def check_chain(self, partition: PartitionId, move_id: str, sequence: int, changes: bytes) -> None:
-        """Compare with the source's chain while a mismatch can still abort the move. Raises DigestMismatch."""
+        """Compares the copy with the source's chain, while a mismatch can still abort the move.
+
+        Raises DigestMismatch.
+        """
         with self._registry.slot(partition).work:
             incoming = self._incoming(partition, move_id)
             if incoming.sequence == sequence and incoming.changes != changes:
@@ -270,11 +280,11 @@ class Receiver:
                 )
 
     def own(self, partition: PartitionId, move_id: str, seal: Seal) -> list[Path] | None:
-        """The commit point of a move: prove the copy, make the ownership durable, serve.
+        """Owns the copy, which is the commit point of a move: proves it, makes the ownership durable, serves.
 
-        Returns what is on disk beside it, to be given to :meth:`tidy` when nobody waits any more. None: the copy is a
-        standby's, and the seal for somebody else or for a move that was cancelled here; it stays, for a take-over.
-        Raises DigestMismatch when the copy is not what the source sealed; nothing is owned then.
+        Returns what is on disk beside the copy, for :meth:`tidy` once no caller waits any more. None: the copy is a
+        standby's, and the seal is for another replica or for a move that was cancelled here; the copy stays, for a
+        takeover. Raises DigestMismatch when the copy is not what the source sealed; nothing is owned then.
         """
         slot = self._registry.slot(partition)
         with slot.work:
@@ -320,16 +330,19 @@ class Receiver:
     def tidy(self, partition: PartitionId, leftovers: Iterable[Path]) -> None:
         slot = self._registry.slot(partition)
         if slot.directory is not None:
-            with contextlib.suppress(FileNotFoundError):  # it has gone on
-                self._registry.environment.sync([slot.directory])  # that it is no copy on its way any more
+            with contextlib.suppress(FileNotFoundError):  # the partition has moved on
+                self._registry.environment.sync(
+                    [slot.directory]
+                )  # makes durable that the copy is not incoming any more
         for directory in leftovers:
             self._registry.remove(directory)
 
     def abandon(self, partition: PartitionId, move_id: str) -> None:
-        """Give an unfinished move in up. What was here before stays as a warm base, or a standby's copy that ends with
-        a seal: from there on its owner has the changes."""
+        """Gives an unfinished incoming move up. What was here before stays as a warm base, unless the copy is a
+        standby's that ends with a seal: that copy is then the base, since its owner has the changes from there on.
+        """
         slot = self._registry.slot(partition)
-        if slot.incoming is None:  # and nothing waits for a batch in hand
+        if slot.incoming is None:  # without waiting for a running batch
             return
         with slot.work, slot.mutex:
             self._abandon(slot, move_id)
@@ -341,7 +354,7 @@ class Receiver:
                 if incoming.seal is not None:
                     self._keep(slot, incoming, incoming.seal)
             finally:
-                slot.lifecycle.abandon(move_id)  # whatever becomes of its files; nothing, where it is kept
+                slot.lifecycle.abandon(move_id)  # also where keeping fails; nothing, once it is kept
                 if slot.directory != incoming.directory:
                     self._registry.discard(incoming)
             self._registry.on_change(slot.id)
@@ -362,8 +375,9 @@ class Receiver:
             self._registry.remove(former)
 
     def _keep_evidence(self, incoming: Incoming) -> Path:
-        """Put a copy that is not what it should be aside, for whoever looks into it; the oldest go: it is nobody's
-        state, its source serves on. Returns where."""
+        """Quarantines a copy that is not what it should be, for inspection, and returns where. Only the newest are
+        kept: the copy is no replica's state, and its source serves on.
+        """
         if incoming.store is not None:
             incoming.store.close()
             incoming.store = None

@@ -1,4 +1,4 @@
-"""What a data directory holds when a replica starts: of each partition the newest copy that is this replica's own."""
+"""Recovery of a data directory when a replica starts: of each partition the newest copy that is this replica's own."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from stateflow.types import PartitionId, ReplicaInfo
 
 
 class Recovery:
-    """Done once, before anything else is asked of the data directory."""
+    """Recovers a data directory, once, before anything else is asked of it."""
 
     def __init__(self, registry: PartitionRegistry) -> None:
         self._registry = registry
         self._given_up = False
 
     def give_up(self) -> None:
-        """From another thread: this process is to end, whatever was found."""
+        """Ends the recovery early, because this process is to end. Called from another thread."""
         self._given_up = True
 
     def run(self) -> None:
-        """Find what is here. Nothing that might be state is removed: what cannot be used is put aside, and said."""
+        """Finds what is here. Removes nothing that might be state: what cannot be used is quarantined, and logged."""
         registry = self._registry
         registry.commits.find()
         registry.passes.find()
         registry.evidence.say()
         for folder in sorted(path for path in (registry.root / "operators").glob("*") if path.is_dir()):
-            # what is seen here may not be durable yet: the process may have been killed before it saw to that
+            # what is seen here may not be durable yet: the last process may have been killed before it synced
             registry.environment.sync([folder, folder.parent, registry.root])
             registry.recover_operator(folder)
             for home in sorted(folder.glob("p[0-9][0-9][0-9][0-9][0-9]")):
@@ -44,7 +44,7 @@ class Recovery:
                 if rests:
                     registry.environment.sync(
                         [home]
-                    )  # else a half removed one may come back under the name of a whole one
+                    )  # otherwise a half removed one may come back under the name of a whole one
                 for rest in rests:
                     registry.environment.remove_tree(rest)
                 self._recover(PartitionId(folder.name, int(home.name[1:])), home)
@@ -54,9 +54,10 @@ class Recovery:
         registry.passes.begin()
 
     def _recover(self, partition: PartitionId, home: Path) -> None:
-        """Of the copies on disk the newest that is this replica's own counts. It has all that was logged, then.
+        """Takes up the newest copy on disk that is this replica's own, and completes it with all that was logged.
 
-        They are only looked at here, which takes a third of what opening them takes: that is done when they are needed.
+        The copies are only read here, which takes a third of the time of opening them. They are opened when they are
+        needed.
         """
         registry = self._registry
         found: list[_Copy] = []
@@ -79,7 +80,7 @@ class Recovery:
             else:
                 owner = "nobody" if copy.ownership is None else repr(copy.ownership.replica)
                 registry.put_aside(partition, directory, f"it says that it is {owner}'s copy")
-        found.sort(key=lambda copy: (copy.epoch, not copy.incoming))  # a copy of what is sealed comes before that
+        found.sort(key=lambda copy: (copy.epoch, not copy.incoming))  # a copy of what is sealed ranks below it
         while found and not self._complete(partition, found[-1]):
             found.pop()
         if not found:
@@ -107,7 +108,7 @@ class Recovery:
         return ownership is not None and ownership.replica == self._registry.info.name
 
     def _complete(self, partition: PartitionId, copy: _Copy) -> bool:
-        """False: it was put aside."""
+        """Completes a copy from the commit log. False: the copy was quarantined."""
         registry = self._registry
         try:
             registry.commits.complete(partition, copy.directory, copy.lacking, up_to_damage=copy.up_to_damage)
@@ -119,7 +120,10 @@ class Recovery:
             return False
 
     def _look_at(self, partition: PartitionId, directory: Path) -> _Copy:
-        """Raises StateMissing, StateDamaged, DecodeError, CommitLogDamaged."""
+        """Reads a copy, up to its damage where the commit log has the rest.
+
+        Raises StateMissing, StateDamaged, DecodeError, CommitLogDamaged.
+        """
         commits = self._registry.commits
         damaged: StateDamaged | None = None
         try:
@@ -127,7 +131,7 @@ class Recovery:
         except StateDamaged as error:
             if not commits.knows(partition, directory):
                 raise
-            damaged = error  # perhaps only what a loss of power left of its own log
+            damaged = error  # perhaps only the end of its own log, torn by a loss of power
             try:
                 copy = self._read(directory, up_to_damage=True)
             except (StateMissing, StateDamaged, DecodeError):
@@ -140,7 +144,7 @@ class Recovery:
         return copy
 
     def _read(self, directory: Path, *, up_to_damage: bool) -> _Copy:
-        """Whose a copy is, its sequence and its states. Raises StateMissing, StateDamaged, DecodeError."""
+        """Reads a copy's ownership, sequence and schema. Raises StateMissing, StateDamaged, DecodeError."""
         store = self._registry.environment.open_read_only(directory, up_to_damage=up_to_damage)
         try:
             record = store.get(layout.OWNERSHIP)
@@ -155,8 +159,9 @@ class Recovery:
 
 @dataclass(slots=True)
 class _Copy:
-    """Of a partition. ``lacking``: what its database is to be completed with, and ``up_to_damage``: it cannot be opened
-    but so."""
+    """A copy of a partition. ``lacking``: commits that its database lacks; ``up_to_damage``: it can only be opened up
+    to its damage.
+    """
 
     directory: Path
     ownership: layout.Ownership | None
@@ -172,6 +177,6 @@ class _Copy:
 
 
 def _held_nothing(directory: Path) -> bool:
-    """Was the process killed before anything was written there?"""
+    """Tells whether the process was killed before anything was written there."""
     names = [path.name for path in directory.iterdir()]
     return not any(name.startswith("MANIFEST-") or name.endswith((".sst", ".log")) for name in names)

@@ -1,4 +1,4 @@
-"""What a replica has: its data directory, the operators it knows, and a slot for every partition."""
+"""Registry of a replica: its data directory, the operators it knows, and a slot for every partition."""
 
 from __future__ import annotations
 
@@ -47,29 +47,29 @@ from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
-#: in the directory of a copy that is on its way in: without an ownership of this replica's in it, it is nobody's state
+#: marks the directory of an incoming copy: without an ownership of this replica's in it, it is no replica's state
 INCOMING = "INCOMING"
-#: how long operators may take together to close when the replica stops
+#: how long operators may take together to close when the replica stops, seconds
 CLOSE_S_MAX = 3.0
-#: how long it is waited, for all partitions together, for whoever still writes to one when the replica stops
+#: how long a stopping replica waits, for all partitions together, for threads that still write to one, seconds
 RELEASE_S_MAX = 1.0
-#: in the directory of a copy that is being restored or created, and was never served; it goes before that is
+#: marks the directory of a copy that is being restored or created, and was never served; removed before it is served
 UNFINISHED = "RESTORING"
 #: end of the name of a directory that does not hold a whole copy of a partition; removed at start
 PART = ".part"
-#: the greatest term of a controller that this replica has heard of, and of which ledger
+#: the greatest term of a controller that this replica has heard of, and its ledger
 TERM = "TERM"
 ALONE = "ALONE"
 #: beside a partition's copies: base files of unfinished transfers, so that the next one need not send them again
 RECEIVED = "received"
-#: end of the name of a directory there, into which a file comes from the checkpoint store
+#: end of the name of a directory there, into which a file is fetched from the checkpoint store
 STORED = ".stored"
 
 
 class PartitionRegistry:
     """Owns a data directory.
 
-    Raises DataDirLocked when another process does, InvalidArgument when it is another replica's.
+    Raises DataDirLocked when another process owns it, InvalidArgument when it is another replica's.
 
     Layout: ``LOCK``, ``NODE`` and ``workers/`` (see :mod:`stateflow.node.workers`), ``REPLICA`` (see
     :mod:`stateflow.runtime.identity`), ``TERM``, ``ALONE`` (what may be served while no controller answers),
@@ -98,30 +98,33 @@ class PartitionRegistry:
         self._operators: dict[str, tuple[OperatorSpec, type[Operator]]] = {}
         self._deployed: dict[str, DeployedStates] = {}
         self._unloadable: dict[str, StateflowError] = {}
-        self._recorded_us: dict[str, int] = {}  # operator → of the version that is kept here, or is to be
+        self._recorded_us: dict[str, int] = {}  # operator → when the version kept here was recorded
         self._learning = self.environment.mutex()
-        self._makers: Counter[str] = Counter()  # calls that make something of an operator here, by its name
-        self._undeployed: dict[str, int] = {}  # operator → newest epoch of what this process was told to drop
+        self._makers: Counter[str] = Counter()  # running calls that create something of an operator, by its name
+        self._undeployed: dict[str, int] = {}  # operator → newest epoch that this process was told to drop
         self._slots: dict[PartitionId, Slot] = {}
         #: called, from any thread, after each change of a partition's lifecycle
         self.on_change: Callable[[PartitionId], None] = lambda _: None
         #: called, from any thread, when a partition was lost
         self.on_lost: Callable[[], None] = lambda: None
         self._closed = False
-        self.served_at = -math.inf  # when a batch was last in hand, monotonic
+        self.served_at = -math.inf  # when a batch last ran, monotonic seconds
         self.snapshots = root / "snapshots"
         self.environment.remove_tree(self.snapshots)
         self.snapshots.mkdir(parents=True)
         self.bundles = BundleStore(root / "bundles")
         self.evidence = Evidence(root, self.environment)
-        durable = {"wal": False, "fsync": True}.get(settings.acknowledge)  # a standby confirms what it follows
+        durable = {"wal": False, "fsync": True}.get(settings.acknowledge)  # None: a standby confirms commits
         self.passes = Passes(root, self.environment, durable)
         self.commits = Commits(
             root, settings, self.environment, lambda partition: self.look(partition).directory, self._lose_unsynced
         )
 
     def recover_operator(self, folder: Path) -> None:
-        """Its description and code. Without them its partitions are here all the same: the controller knows it, too."""
+        """Loads an operator's description and code.
+
+        Without them its partitions are recovered all the same: the controller knows the operator, too.
+        """
         file = folder / "operator.json"
         self._unloadable[folder.name] = Unavailable(
             "the operator's description is missing here", remedy="it comes from the controller", operator=folder.name
@@ -153,13 +156,15 @@ class PartitionRegistry:
         get_ready()
 
     def put_aside(self, partition: PartitionId, directory: Path, why: str) -> None:
-        """A copy of it that cannot be used. Nothing that might be state is removed."""
+        """Quarantines a copy of a partition that cannot be used. Removes nothing that might be state."""
         self.commits.put_aside(partition, directory)
         kept = self.evidence.put_aside(directory, partition.operator, directory.parent.name)
         log.error("%s is not served from %s, which is put aside as %s: %s", partition, directory.name, kept, why)
 
     def lose(self, slot: Slot, why: StateDamaged) -> None:
-        """A partition cannot be read any more: it is put aside, and neither served nor promised for from here on."""
+        """Quarantines a partition that cannot be read any more. The replica neither serves it nor promises anything of
+        it from here on.
+        """
         with slot.work, slot.mutex:
             if not slot.lifecycle.lose():
                 return
@@ -188,7 +193,10 @@ class PartitionRegistry:
         self.lose(self.slot(partition), why)
 
     def read_term(self) -> tuple[str, int]:
-        """The greatest term of a controller that was heard here, and of which ledger. Raises DecodeError."""
+        """Returns (ledger, greatest term) of the controllers that were heard here; ("", 0): none was.
+
+        Raises DecodeError.
+        """
         file = self.root / TERM
         if not file.exists():
             return "", 0
@@ -206,7 +214,7 @@ class PartitionRegistry:
         self.environment.write_durably(self.root / TERM, json.dumps({"ledger": ledger, "term": term}))
 
     def read_alone(self) -> tuple[int, frozenset[str]]:
-        """(order, operators) that may be served without a controller. None, where what was kept is damaged."""
+        """Returns (order, operators) that may be served without a controller. No operator where the file is damaged."""
         file = self.root / ALONE
         if not file.exists():
             return 0, frozenset()
@@ -222,7 +230,7 @@ class PartitionRegistry:
         self.environment.write_durably(self.root / ALONE, json.dumps(kept))
 
     def expect(self, more: int) -> None:
-        """So many databases are to be opened beside those that are here. Raises TooFewFiles when they cannot be."""
+        """Checks that so many databases can be opened beside those that are here. Raises TooFewFiles otherwise."""
         here = sum(
             (slot.directory is not None) + (slot.incoming is not None) + (slot.restoring is not None)
             for slot in self.slots()
@@ -230,11 +238,11 @@ class PartitionRegistry:
         self.environment.expect(here + more)
 
     def learn(self, spec: OperatorSpec) -> None:
-        """Know an operator: load its code and keep its description. An older version than the one that is here changes
-        nothing: what asked for it was sent, or begun, before the newer one was deployed.
+        """Learns an operator: loads its code and keeps its description. An older version than the one that is here
+        changes nothing: the request for it was sent, or begun, before the newer one was deployed.
 
-        Raises OperatorNotImportable, OperatorOutdated, and SchemaMismatch when a partition that is here has states that
-        nobody makes those of this code.
+        Raises OperatorNotImportable, OperatorOutdated, and SchemaMismatch when a partition here has states that cannot
+        become those of this code.
         """
         with self._learning:
             known = self._operators.get(spec.name)
@@ -248,14 +256,17 @@ class PartitionRegistry:
             folder = self.root / "operators" / spec.name
             folder.mkdir(parents=True, exist_ok=True)
             self.environment.write_durably(folder / "operator.json", json.dumps(spec.to_json()))
-            self.environment.sync([folder.parent, self.root])  # a file is only as durable as the way to it
+            self.environment.sync([folder.parent, self.root])  # a file is only as durable as its directory entries
             self._know(spec, cls)
             self._recorded_us[spec.name] = spec.recorded_us
             self._unloadable.pop(spec.name, None)
 
     def follow(self, spec: OperatorSpec) -> StateflowError | None:
-        """Learn what is deployed now. Where that cannot be done no older version serves in its place; it is named again
-        at the next registration. Returns why not."""
+        """Learns what is deployed now. Returns why it cannot; None: it is learnt.
+
+        Where it cannot be learnt, no older version serves in its place; the controller names it again at the next
+        registration.
+        """
         with self._learning:
             try:
                 self.learn(spec)
@@ -269,10 +280,12 @@ class PartitionRegistry:
 
     @contextmanager
     def making(self, spec: OperatorSpec, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Around what makes something of an operator here: it is learnt, and not forgotten beside that. Raises what
-        :meth:`learn` does.
+        """Learns an operator, and keeps it from being forgotten while the caller creates something of it here.
 
-        Args: check: raises where what asked for it is void by now.
+        Raises what :meth:`learn` does.
+
+        Args:
+            check: raises where the request behind the call is void by now.
         """
         with self._learning:
             check()
@@ -296,19 +309,24 @@ class PartitionRegistry:
     @staticmethod
     def stored_schema(slot: Slot) -> bytes | None:
         """Returns the schema that a partition served here is stored with; None for others, and where nothing is stored.
-        It opens no database."""
+
+        Opens no database.
+        """
         if slot.lifecycle.state is not State.OWNED:
             return None
         with slot.mutex:
             return slot.schema if slot.store is None else slot.store.get(layout.SCHEMA)
 
     def undeployed(self, operator: str, epoch: int) -> None:
-        """Nothing of it is created at this epoch or an older one any more, however late that is asked for. For this
-        process: what another one was asked for is void."""
+        """Refuses to create anything of an operator at this epoch or an older one from now on, however late the request
+        comes. For this process only: requests to an earlier process are void.
+        """
         self._undeployed[operator] = max(epoch, self._undeployed.get(operator, 0))
 
     def check_deployed(self, partition: PartitionId, epoch: int) -> None:
-        """Called with ``mutex`` held: whoever drops comes before, or finds what was created. Raises StaleEpoch."""
+        """Refuses an epoch at which the operator was undeployed. Callers hold ``mutex``, so that a drop either comes
+        before, or finds what was created. Raises StaleEpoch.
+        """
         undeployed = self._undeployed.get(partition.operator, 0)
         if epoch <= undeployed:
             raise StaleEpoch(
@@ -318,7 +336,7 @@ class PartitionRegistry:
             )
 
     def unlearn(self, operator: str) -> None:
-        """Forget it, unless something of it is here or being made: of a later deployment, say."""
+        """Forgets an operator, unless something of it is here or being made, for example by a later deployment."""
         with self._learning:
             slots = (slot for slot in self.slots() if slot.id.operator == operator)
             if self._makers[operator] or any(self._has_something(slot) for slot in slots):
@@ -335,7 +353,7 @@ class PartitionRegistry:
             return slot.lifecycle.state is not State.ABSENT or slot.incoming is not None or slot.restoring is not None
 
     def barrier(self) -> None:
-        """Wait for whoever is changing something: what comes later finds what was decided before this."""
+        """Waits for every call that is changing something: later calls find what was decided before this."""
         with self._learning:
             pass
         for slot in self.slots():
@@ -343,7 +361,7 @@ class PartitionRegistry:
                 pass
 
     def _load(self, spec: OperatorSpec) -> type[Operator]:
-        """Raises OperatorNotImportable, which says that it is here where it cannot be imported."""
+        """Loads the class of a version. Raises OperatorNotImportable, with this replica as the place of the import."""
         try:
             return class_of(spec, self.bundles)
         except OperatorNotImportable as error:
@@ -351,7 +369,7 @@ class PartitionRegistry:
             raise
 
     def check(self, spec: OperatorSpec) -> type[Operator]:
-        """The class of this version, which need not become the one that serves. Raises what :meth:`learn` does."""
+        """Returns the class of this version, which need not become the serving one. Raises what :meth:`learn` does."""
         cls = self._load(spec)
         _check_version(spec, cls)
         for stored in self._stored_schemas(spec.name):
@@ -371,22 +389,21 @@ class PartitionRegistry:
             ) from None
 
     def deployed(self, operator: str) -> DeployedStates:
-        """What is decided of a known operator's states; the same object until it is deployed anew."""
+        """Returns what is decided of a known operator's states; the same object until the operator is deployed anew."""
         return self._deployed[operator]
 
     def operators(self) -> list[OperatorSpec]:
         return [spec for spec, _ in list(self._operators.values())]
 
     def slot(self, partition: PartitionId) -> Slot:
-        """The slot of a partition; an empty one when nothing of it is here."""
+        """Returns the slot of a partition; an empty one when nothing of it is here."""
         slot = self._slots.get(partition)
         if slot is None:
             slot = self._slots.setdefault(partition, self._empty(partition))
         return slot
 
     def look(self, partition: PartitionId) -> Slot:
-        """The same to look at: one of a partition that nothing is here of is forgotten again. Whoever may ask for any
-        partition has nothing kept for it."""
+        """Returns the slot of a partition for reading. Nothing is kept for an absent one: callers may ask for any."""
         return self._slots.get(partition) or self._empty(partition)
 
     def _empty(self, partition: PartitionId) -> Slot:
@@ -402,7 +419,7 @@ class PartitionRegistry:
         return iter(list(self._slots.values()))
 
     def validate(self) -> None:
-        """Raises InvariantBroken in a state that only a bug leads to."""
+        """Checks the invariants. Raises InvariantBroken in a state that only a bug leads to."""
         for partition, slot in list(self._slots.items()):
             with slot.mutex:
                 slot.validate()
@@ -416,10 +433,10 @@ class PartitionRegistry:
                     )
 
     def store(self, slot: Slot) -> PartitionStore:
-        """Open, since the first who asks. Raises StateMissing, StateDamaged, Unavailable."""
+        """Returns a partition's store, which the first caller opens. Raises StateMissing, StateDamaged, Unavailable."""
         store = slot.store
         if store is None:
-            with slot.mutex:  # whoever reads holds no lock
+            with slot.mutex:  # readers hold no lock
                 store = slot.store
                 if store is None:
                     if self._closed:
@@ -430,8 +447,9 @@ class PartitionRegistry:
         return store
 
     def close_store(self, slot: Slot) -> None:
-        """It is opened again by the next who needs it. Those who followed begin anew: whether the last write is in it
-        nobody knows before."""
+        """Closes a partition's store, which the next caller that needs it opens again. Followers begin anew: whether
+        the last write is in the store is unknown before it is opened.
+        """
         with slot.work, slot.mutex:
             if slot.lifecycle.in_hand or slot.store is None:
                 return
@@ -448,8 +466,10 @@ class PartitionRegistry:
 
     @contextmanager
     def reopening(self, slot: Slot) -> Iterator[None]:
-        """Around what writes without a batch, and without ``mutex`` held: where it cannot it is asked for again, and a
-        database that could not write takes no more writes before it is opened anew."""
+        """Closes the store when a write outside of a batch fails; the caller may then ask again.
+
+        A database that could not write takes no more writes before it is opened anew. Entered without ``mutex`` held.
+        """
         try:
             yield
         except StateflowError:
@@ -459,27 +479,29 @@ class PartitionRegistry:
             raise
 
     def settle(self, slot: Slot) -> None:
-        """What batches that passed it left is in its database. Called with ``work`` held, or ``mutex`` with no batch in
-        hand. Raises what the disk does."""
+        """Writes what skipped batches left of a partition to its database. Callers hold ``work``, or ``mutex`` with no
+        batch running. Raises what the disk does.
+        """
         if slot.passing is not None:
             self.passes.settle(slot, self.store(slot), self.commits.log)
 
     def sync(self, store: PartitionStore) -> float:
-        """Force it to disk, however long that takes: milliseconds."""
+        """Forces a store to disk. Returns how long that took, milliseconds."""
         began = self.clock.monotonic()
         store.sync()
         return (self.clock.monotonic() - began) * 1e3
 
     def drop_log(self, slot: Slot, move_id: str) -> None:
-        """Let go of a follower's log and its snapshot. Called with ``mutex`` held."""
+        """Removes a follower's change log and its snapshot. Callers hold ``mutex``."""
         changes = slot.logs.pop(move_id, None)
         if changes is not None:
             changes.close()
             self.environment.remove_tree(self.snapshots / changes.snapshot_id)
 
     def close(self) -> None:
-        """Takes bounded time. A partition that somebody still writes to is left as after a kill, and commits no batch
-        that is not committed by then."""
+        """Closes everything in bounded time. A partition that a thread still writes to is left as after a kill, and
+        commits no batch that is not committed by then.
+        """
         self._closed = True
         closing: list[Callable[[], None]] = []
         with contextlib.ExitStack() as held:
@@ -489,7 +511,7 @@ class PartitionRegistry:
                     with contextlib.suppress(Exception):  # the next start finds it where it is held
                         self.settle(slot)
                     slot.host.let_go(closing.append)
-            if closing:  # operators that never come back from it keep nothing open
+            if closing:  # an operator that never returns from close() keeps nothing open
                 self.environment.aside(partial(_all, closing), CLOSE_S_MAX)
             for slot in free:
                 if slot.incoming is not None:
@@ -504,7 +526,7 @@ class PartitionRegistry:
         self._claim.close()
 
     def _free(self, held: contextlib.ExitStack) -> Iterator[Slot]:
-        """Those that nobody works on any more, nor can until ``held`` ends."""
+        """Yields the slots that no thread works on any more, nor can until ``held`` ends."""
         until = self.clock.monotonic() + RELEASE_S_MAX
         for slot in self.slots():
             if slot.work.acquire(max(0.0, until - self.clock.monotonic())):
@@ -521,26 +543,29 @@ class PartitionRegistry:
         self.remove(incoming.directory)
 
     def remove(self, directory: Path) -> None:
-        """A copy of a partition. Renamed first: half removed, it would be opened at the next start, in vain."""
+        """Removes a copy of a partition. Renames it first: the next start would try to open a half removed one."""
         if not directory.name.endswith(PART) and directory.exists():
             directory = directory.rename(directory.parent / (directory.name + PART))
             self.environment.sync([directory.parent])
         self.environment.remove_tree(directory)
 
     def mark_incoming(self, directory: Path) -> None:
-        """Nothing to anybody before it is owned; what an ownership makes of it is decided by the database in it."""
+        """Marks a copy as incoming: it is no replica's state before it is owned. Once its database has an ownership,
+        that decides.
+        """
         (directory / INCOMING).write_bytes(b"")
 
     def is_incoming(self, directory: Path) -> bool:
         return (directory / INCOMING).exists()
 
     def mark_owned(self, directory: Path, move_id: str) -> None:
-        """By which move, where its name says another: that of a standby. It is told by that when nothing else of it can
-        be read any more."""
+        """Marks a copy with the move by which it is owned, where its name is a standby's. The mark says so when nothing
+        else of the copy can be read any more.
+        """
         (directory / owned_mark(move_id)).write_bytes(b"")
 
     def unmark_incoming(self, directory: Path) -> None:
-        with contextlib.suppress(OSError):  # it says nothing beside an ownership
+        with contextlib.suppress(OSError):  # the mark means nothing beside an ownership
             (directory / INCOMING).unlink()
 
 
@@ -550,7 +575,9 @@ def _all(calls: Iterable[Callable[[], None]]) -> None:
 
 
 def _check_version(spec: OperatorSpec, cls: type[Operator]) -> None:
-    """Newer code may have more states than what is deployed; with fewer of them it would lose some."""
+    """Refuses code that differs from what is deployed. Newer code may have more states than that; with fewer it would
+    lose some. Raises OperatorOutdated.
+    """
     here = describe(cls, spec.partitions, spec.name)
     differs = [name for name in ("key", "output_schema") if getattr(here, name) != getattr(spec, name)]
     have = {each["name"]: each for each in json.loads(here.state_schema)}
@@ -567,5 +594,5 @@ def _check_version(spec: OperatorSpec, cls: type[Operator]) -> None:
 
 
 def _is_same(state: dict[str, Any], here: dict[str, Any] | None) -> bool:
-    """By what it stores. One that an earlier version described says nothing of its types."""
+    """Tells whether two descriptions store a state alike. A description by an earlier version says nothing of types."""
     return here is not None and all(state[part] == here.get(part) for part in ("tag", "types") if part in state)

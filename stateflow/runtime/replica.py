@@ -36,18 +36,20 @@ from stateflow.settings import ReplicaSettings
 from stateflow.state import CachePool
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
-#: a rate says nothing any more when no batch came for so long
+#: the batch rate of a partition is 0 when no batch came for so long, seconds
 RATE_FORGOTTEN_S = 60.0
 
 
 class ReplicaNode:
-    """``batches`` serves, ``reader`` reads what is there; ``sender`` and ``receiver`` are its two sides of a
-    move, ``checkpointer`` and ``restorer`` those of a checkpoint, ``successor`` its part in a take-over; ``verifier``
-    looks for damage, ``trials`` try a new version. Called from several threads.
+    """A replica's parts around one data directory. Called from several threads.
+
+    ``batches`` serves, ``reader`` reads what is there; ``sender`` and ``receiver`` are its two sides of a move,
+    ``checkpointer`` and ``restorer`` those of a checkpoint, ``successor`` its part in a takeover; ``verifier`` looks
+    for damage, ``trials`` try a new version.
 
     Args:
-        lease: without one it needs no controller to serve.
-        recover: at once; else :meth:`recover` is to be called.
+        lease: None: the replica needs no controller to serve.
+        recover: recovers at once; False: the caller calls :meth:`recover`.
 
     Raises what :class:`~stateflow.runtime.registry.PartitionRegistry` raises for its data directory.
     """
@@ -87,30 +89,31 @@ class ReplicaNode:
             self.recover()
 
     def recover(self) -> None:
-        """Find what the data directory holds. To be called once, before anything else is asked of it."""
+        """Finds what the data directory holds. Called once, before anything else is asked of the replica."""
         self._recovery.run()
 
     def give_up_recovery(self) -> None:
-        """This process is to end, whatever it has found."""
+        """Ends the recovery early, because this process is to end."""
         self._recovery.give_up()
 
     def _note_loss(self) -> None:
-        """The controller must hear of it: by a registration without that partition."""
+        """Notes that a partition was lost. The controller hears of it by a registration without that partition."""
         self.lost_some = True
 
     @property
     def served_at(self) -> float:
-        """When a batch was last in hand, monotonic seconds; minus infinity: never."""
+        """Time when a batch last ran, monotonic seconds; minus infinity: never."""
         return self._registry.served_at
 
     @property
     def alone(self) -> tuple[int, frozenset[str]]:
-        """(order, operators) that may be served while no controller answers; as it is kept."""
+        """(order, operators) that may be served while no controller answers, as kept on disk."""
         return self._alone_order, self.lease.alone
 
     def serve_alone(self, order: int, operators: frozenset[str]) -> None:
-        """Those and no others, from now on. Kept before it is so where something is allowed, and so before it is kept
-        where something is not any more."""
+        """Allows these operators, and no others, to be served while no controller answers. What is newly allowed is
+        kept on disk before it takes effect; what is no longer allowed takes effect before that is kept.
+        """
         if (order, operators) == self.alone:
             return
         self.lease.alone &= operators
@@ -122,26 +125,26 @@ class ReplicaNode:
         return self._registry.bundles
 
     def operators(self) -> list[OperatorSpec]:
-        """Those it knows."""
+        """Returns the operators that this replica knows."""
         return self._registry.operators()
 
     @property
     def identity(self) -> Identity:
-        """Of its data directory."""
+        """Identity of the data directory."""
         return self._registry.identity
 
     def on_change(self, listener: Callable[[PartitionId], None]) -> None:
-        """Have ``listener`` called, from any thread, after each change of a partition's lifecycle."""
+        """Calls ``listener``, from any thread, after each change of a partition's lifecycle."""
         self._registry.on_change = listener
 
     def remember(self, store: CheckpointStore) -> None:
-        """Keep checkpoints in this store from now on, and in no other that is there in its place."""
+        """Keeps checkpoints in this store from now on, and in no other store that is found in its place."""
         remember(self._registry.environment, self._registry.root, store)
 
     # -- operators and partitions -----------------------------------------------------------------------
 
     def learn(self, spec: OperatorSpec) -> None:
-        """Know an operator: load its code and keep its description. Raises OperatorNotImportable."""
+        """Learns an operator: loads its code and keeps its description. Raises OperatorNotImportable."""
         self._registry.learn(spec)
 
     def follow(self, spec: OperatorSpec) -> StateflowError | None:
@@ -163,23 +166,24 @@ class ReplicaNode:
         return drop(self._registry, operator, epoch)
 
     def lifecycle(self, partition: PartitionId) -> Lifecycle:
-        """What this replica holds of a partition. To be read, not changed."""
+        """Returns the lifecycle of a partition on this replica, to be read and not changed."""
         return self._registry.look(partition).lifecycle
 
     def begin_session(self, command: Command, adopted: str = "") -> None:
-        """Obey this controller, in this session. What was asked for in an earlier one is refused from now on, or done
-        when this returns. Raises StaleTerm, ForeignLedger."""
+        """Obeys this controller, in this session. What was asked for in an earlier session is refused from now on, or
+        done when this returns. Raises StaleTerm, ForeignLedger.
+        """
         self.authority.obey(command, adopted)
         self._registry.barrier()
 
     def inventory(self) -> Iterator[tuple[Lifecycle, int]]:
-        """(lifecycle, sequence) of every partition that is here in some form."""
+        """Yields (lifecycle, sequence) of every partition that is here in some form."""
         for slot in self._registry.slots():
             if slot.lifecycle.state is not State.ABSENT:
                 yield slot.lifecycle, slot.host.sequence if slot.host else 0
 
     def view(self, partition: PartitionId) -> PartitionView:
-        """What this replica says of a partition."""
+        """Returns what this replica reports of a partition."""
         slot = self._registry.look(partition)
         lifecycle, traffic = slot.lifecycle, slot.traffic
         return PartitionView(
@@ -195,11 +199,11 @@ class ReplicaNode:
         )
 
     def views(self) -> list[PartitionView]:
-        """Of every partition that is here in some form."""
+        """Returns a view of every partition that is here in some form."""
         return [self.view(lifecycle.partition) for lifecycle, _ in self.inventory()]
 
     def sized(self, views: Iterable[PartitionView]) -> tuple[list[PartitionView], DiskView]:
-        """With what their files take, and what there is for partitions. Called by a thread: it looks at the disk."""
+        """Returns these views with the size of their files, and the disk's view. Waits for the disk."""
         return [self._sized(view) for view in views], self.disk()
 
     def _sized(self, view: PartitionView) -> PartitionView:
@@ -209,41 +213,41 @@ class ReplicaNode:
 
     @property
     def is_empty(self) -> bool:
-        """Is nothing here of any partition, served or put aside?"""
+        """Tells whether nothing of any partition is here, served or quarantined."""
         return next(self.inventory(), None) is None and not self._registry.evidence.any
 
     def quiet_in(self, partition: PartitionId, pause_s: float) -> float:
-        """How long a fence that costs ``pause_s`` should wait for the next commit, seconds; 0: fence now."""
+        """Returns how long a fence that costs ``pause_s`` should wait for the next commit, seconds; 0: fence now."""
         return self._registry.look(partition).cadence.wait_s(self._clock.monotonic(), pause_s)
 
     def sealed_at(self, partition: PartitionId) -> float:
-        """When its last seal began, monotonic seconds; 0: never in this process."""
+        """Returns when the partition's last seal began, monotonic seconds; 0: never in this process."""
         return self._registry.look(partition).sealed_at
 
     def batch_rate(self, partition: PartitionId) -> float:
-        """Batches a second, as averaged while they came."""
+        """Returns the batches per second, averaged over the time in which they came."""
         cadence = self._registry.look(partition).cadence
         return cadence.rate if self._clock.monotonic() - cadence.began_at < RATE_FORGOTTEN_S else 0.0
 
     def bytes_on_disk(self, partition: PartitionId) -> int:
         slot = self._registry.look(partition)
         incoming = slot.incoming
-        sizes: dict[int, int] = {}  # by file: one that a copy has from an earlier stay is there once
+        sizes: dict[int, int] = {}  # by inode: a file that two copies share counts once
         for directory in (slot.directory, incoming.directory if incoming is not None else None):
             if directory is not None and directory.is_dir():
-                with contextlib.suppress(FileNotFoundError):  # of a copy that ends meanwhile
+                with contextlib.suppress(FileNotFoundError):  # the copy may go meanwhile
                     for stat in (path.stat() for path in directory.iterdir() if path.name.endswith(".sst")):
                         sizes[stat.st_ino] = stat.st_size
         return sum(sizes.values())
 
     def disk(self) -> DiskView:
-        """What there is for partitions."""
+        """Returns the space on disk that there is for partitions."""
         environment, settings = self._registry.environment, self.settings
         free = environment.free_bytes(self._registry.root) - settings.disk_reserve_bytes
         return DiskView(disk_of(self.identity.place), max(0, free), settings.room_bytes)
 
     def sequence(self, partition: PartitionId) -> int:
-        """Of the last commit, as far as the partition is at work here; else 0."""
+        """Returns the sequence of the last commit; 0 where the partition is not being served here."""
         host = self._registry.look(partition).host
         return host.sequence if host else 0
 
@@ -258,7 +262,7 @@ class ReplicaNode:
         )
 
     def cancel(self, partition: PartitionId, move_id: str, owned_at: int = 0) -> bool:
-        """Neither send nor receive this move any more. False: it has sealed here and goes forward.
+        """Stops sending and receiving this move. False: it has sealed here and goes forward.
 
         ``owned_at``: see :meth:`~stateflow.runtime.lifecycle.Lifecycle.cancel`. Raises StateMissing.
         """

@@ -1,8 +1,8 @@
-"""A partition back from a checkpoint: fetched and proved beside everything else, then owned at a newer epoch.
+"""Restoring a partition from a checkpoint: fetched and proved beside everything else, then owned at a newer epoch.
 
-Two steps, so that the present owner is asked to stop only once there is something to go on with. A copy under way
-holds a file RESTORING, and is thrown away by a restart; taking that file away, once the ownership is durable, is the
-commit point, so that a restart finds either what was there before or the whole restored partition.
+There are two steps, so that the present owner is asked to stop only once there is something to go on with. A copy under
+way holds a file RESTORING, and a restart discards it. Removing that file, once the ownership is durable, is the commit
+point: a restart finds either what was there before or the whole restored partition.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId
 
 log = logging.getLogger(__name__)
-#: so often a store is looked at again when what it listed was collected before it was fetched
+#: how many times a store is listed when what it listed was garbage-collected before it was fetched
 LISTED_AGAIN = 3
 
 
 class Restorer:
-    """Called from several threads."""
+    """Restores partitions from checkpoints. Called from several threads."""
 
     def __init__(self, registry: PartitionRegistry, authority: Authority) -> None:
         self._registry, self._authority = registry, authority
@@ -55,11 +55,12 @@ class Restorer:
         own: CheckpointStore | None,
         wanted: Wanted = NEWEST,
     ) -> Restored:
-        """Fetch and prove the newest checkpoint that can be used. Nothing changes for the partition yet.
+        """Fetches and proves the newest checkpoint that can be used. Nothing changes for the partition yet.
 
         Args:
-            own: where this replica keeps its checkpoints. What is restored, wherever it comes from, is newer than all
-                that is there, and is there before it is owned: a disk that is lost right after loses nothing of it.
+            own: store in which this replica keeps its checkpoints; None: it has none. What is restored, from any store,
+                becomes newer than all that is in this one, and is in it before it is owned: a disk that is lost right
+                after that loses nothing of it.
 
         Raises CheckpointMissing when there is none, CheckpointCorrupt when a savepoint is damaged, SchemaMismatch for
         one of another operator, and what the store raises.
@@ -91,7 +92,7 @@ class Restorer:
         own: CheckpointStore | None,
         wanted: Wanted,
     ) -> tuple[bool, Restored | None]:
-        """(whether some were collected while they were fetched, what was fetched)."""
+        """Returns (whether some checkpoints were garbage-collected while they were fetched, what was fetched)."""
         partition = slot.id
         collected = False
         passed_over: list[StateflowError] = []
@@ -165,7 +166,7 @@ class Restorer:
                 yield manifest
 
     def _open(self, manifest: Manifest, directory: Path) -> PartitionStore:
-        """It opens, and is at the sequence it is said to be. Raises CheckpointCorrupt."""
+        """Opens a copy, and checks that it is at its manifest's sequence. Raises CheckpointCorrupt."""
         try:
             db = self._registry.environment.open(directory)
         except Exception as error:
@@ -191,13 +192,13 @@ class Restorer:
         *,
         stop_sources: bool = False,
     ) -> Restored:
-        """Serve what was prepared, at ``epoch`` or a newer one. The commit point of a restore.
+        """Serves what was prepared, at ``epoch`` or a newer one. The commit point of a restore.
 
         Args:
             stop_sources: refuse the clients that have sent to the partition until now.
 
-        Raises MoveUnknown when nothing was prepared, MoveConflict while the partition is moving, StaleCheckpoint when
-        a later owner published meanwhile, LeaseLost when the controller may have given this restore up.
+        Raises MoveUnknown when nothing was prepared, MoveConflict while the partition is moving, StaleCheckpoint when a
+        later owner published meanwhile, LeaseLost when the controller may have given this restore up.
         """
         slot = self._registry.slot(partition)
         restoring = slot.restoring
@@ -205,7 +206,7 @@ class Restorer:
             return self._as_it_is(slot)
         if restoring is None or restoring.id != restore_id:
             raise _not_under_way(restore_id)
-        with restoring.owning:  # asked again beside a slow first one, it answers what became of that
+        with restoring.owning:  # a repeated request waits for a slow first one, and gets its answer
             return self._own(slot, restoring, epoch, command, stop_sources)
 
     def _own(self, slot: Slot, restoring: Restoring, epoch: int, command: Command, stop_sources: bool) -> Restored:
@@ -214,24 +215,25 @@ class Restorer:
             return self._as_it_is(slot)
         asked, epoch = epoch, max(epoch, restoring.epoch_min, slot.lifecycle.epoch + 1)
         self._check_still(slot)
-        # durable before it is published, and without effect while the copy is unfinished: an owner whose disk is full
-        # goes on at its epoch, and were the newer one published by then, it could never publish a checkpoint again
+        # durable before it is published, and without effect while the copy is unfinished: if the disk is full, the
+        # present owner goes on at its epoch; had the newer epoch been published by then, it could never publish a
+        # checkpoint again
         ownership = layout.Ownership(self._registry.info.name, State.OWNED, epoch, restore_id)
         puts = [(layout.OWNERSHIP, ownership.encode()), *layout.lapsing(restoring.store)]
         if stop_sources:
             puts += self._stopping(slot, restoring)
         restoring.store.apply(Mutations(puts=puts), sync=True)
-        if restoring.adoption is not None:  # from here on nothing of an earlier epoch can become the newest
+        if restoring.adoption is not None:  # from here on no checkpoint of an earlier epoch can become the newest
             restoring.adoption.publish(epoch, self._registry.info.name)
         with slot.work, slot.mutex:
             if _is_owned_by(slot, restore_id):
                 return self._as_it_is(slot)
             self._authority.check(command)
             self._registry.check_deployed(slot.id, asked)
-            if slot.restoring is not restoring:  # it was fetched anew meanwhile, and this closed
+            if slot.restoring is not restoring:  # it was fetched anew meanwhile, and this copy closed
                 raise _not_under_way(restore_id)
             self._check_still(slot)
-            replace(slot.lifecycle).restore(restore_id, epoch)  # raises if it must not be, before anything is done
+            replace(slot.lifecycle).restore(restore_id, epoch)  # raises before anything is done
             (restoring.directory / UNFINISHED).unlink()
             self._registry.environment.sync([restoring.directory])
             slot.lifecycle.restore(restore_id, epoch)
@@ -264,7 +266,7 @@ class Restorer:
             return layout.stopping(stores, self._registry.clock.now_us())
 
     def abandon(self, partition: PartitionId) -> None:
-        """Forget what was prepared."""
+        """Discards what was prepared."""
         slot = self._registry.slot(partition)
         with slot.mutex:
             restoring, slot.restoring = slot.restoring, None
@@ -285,7 +287,7 @@ class Restorer:
             )
 
     def _as_it_is(self, slot: Slot) -> Restored:
-        """It was done before: the answer did not arrive."""
+        """Returns the result of a restore that was done before, whose answer did not arrive."""
         db = self._registry.store(slot)
         positions = {
             key[len(layout.POSITION) :].decode(): layout.Position.decode(value).batch
@@ -303,8 +305,9 @@ def _not_under_way(restore_id: str) -> MoveUnknown:
 
 
 def check_fits(manifest: Manifest, spec: OperatorSpec, cls: type[Operator]) -> None:
-    """Raises SchemaMismatch when a checkpoint has other partitions or another key than the operator, or states that
-    cannot become the ones it declares."""
+    """Checks that a checkpoint fits an operator. Raises SchemaMismatch when it has other partitions or another key than
+    the operator, or states that cannot become the ones it declares.
+    """
     if manifest.partitions and (manifest.partitions, manifest.key) != (spec.partitions, spec.key):
         raise SchemaMismatch(
             f"the checkpoint has {manifest.partitions} partitions by {', '.join(manifest.key)}, "

@@ -1,13 +1,13 @@
-"""Sources that send no more: what is kept of them, and for how long.
+"""Retirement of sources that send no more: what is kept of them, and for how long.
 
-A source costs a partition its position, and the whole output of its newest batch; a run of a batch DataFrame that of
-all of its batches, a query in real-time mode that of all whose rows Spark may give again. When it has been idle for
-long, or too many are, it is *retired*: its output goes, its watermark holds nobody back, and what is left is a
-tombstone of some bytes that says which batch is contained. A retired source may come back at any time and goes on
-behind that batch; only the output of that batch is gone. Of tombstones the newest are kept. Once any was dropped, a
-source that is not known and cannot be new is refused, for it may be one of them.
+A source costs a partition its position, and the whole output of its newest batch. A run of a batch DataFrame costs the
+output of all its batches, a query in real-time mode that of all batches whose rows Spark may ask for again. A source
+that has been idle for long, or that is one of too many, is *retired*: its output is removed, its watermark holds no
+other source back, and a tombstone of some bytes says which batch is contained. A retired source may come back at any
+time and goes on after that batch; only the output of that batch is gone. The newest tombstones are kept. Once any was
+dropped, a source that is not known and cannot be new is refused, for it may be one of those.
 
-A retirement is part of a batch's commit, and moves with the partition.
+A retirement is part of a commit, and moves with the partition.
 """
 
 from __future__ import annotations
@@ -24,22 +24,25 @@ from stateflow.runtime.layout import Piece, Position, Session
 from stateflow.state.cells import LATEST_US
 from stateflow.storage import PartitionStore
 
-#: because they are too many, only such are retired as were silent for so long: their last batch may be asked for again,
-#: of a query that stands still, or of a frame that is evaluated twice
+#: where there are too many sources, only those silent for so long are retired, µs; the second for a run of a batch
+#: DataFrame: their last batch may be asked for again, by a query that stands still, or for a frame that is evaluated
+#: twice
 SPARED_US, SPARED_RUN_US = 86_400_000_000, 600_000_000
-#: retired with one batch, at most; and looked at
+#: sources retired with one batch, at most; and looked at
 PER_BATCH, LOOKED_AT = 8, 64
-#: of tombstones that are too many, this share more goes at once
+#: share of the limit that is freed in addition when tombstones are too many
 SLACK = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Args:
-    idle_us: a source that was silent for so long is retired, µs; 0: none is for that.
-    sources_max: of one partition; beyond it those that were silent for longest are retired.
-    retired_max: tombstones of one partition.
-    watermark_idle_us: the watermark of a source that was silent for so long counts no more, µs; 0: it always does.
+    """Limits on what a partition keeps of its sources.
+
+    Args:
+        idle_us: a source silent for so long is retired, µs; 0: never for that.
+        sources_max: sources of one partition; beyond it those silent for longest are retired.
+        retired_max: tombstones of one partition.
+        watermark_idle_us: the watermark of a source silent for so long does not count any more, µs; 0: it always does.
     """
 
     idle_us: int = 7 * 86_400 * 1_000_000
@@ -50,7 +53,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """A tombstone. ``batch``: the last one contained, -1: none; ``at_us``: when it came."""
+    """Tombstone of a source. ``batch``: the last one contained, -1: none; ``at_us``: when it came."""
 
     batch: int
     at_us: int
@@ -84,10 +87,10 @@ class Retired:
 
 
 def idle(sources: Iterable[tuple[str, Position]], count: int, now_us: int, retention: Retention) -> list[str]:
-    """Those to retire now.
+    """Returns the sources to retire now.
 
     Args:
-        sources: the first few of ``count``, by when their last batch came.
+        sources: the first few of ``count``, in order of when their last batch came.
     """
     found: list[str] = []
     excess = count - retention.sources_max
@@ -97,7 +100,7 @@ def idle(sources: Iterable[tuple[str, Position]], count: int, now_us: int, reten
         if len(found) == PER_BATCH or (not aged and silent_us < SPARED_RUN_US):
             break
         spared = silent_us < (SPARED_RUN_US if source.startswith(layout.BATCH_RUN) else SPARED_US)
-        # one that promises a watermark holds the others back on purpose: only its age ends that
+        # a source with a watermark holds the others back on purpose: only its age ends that
         promises = position.watermark_us is not None and position.watermark_us < LATEST_US
         if aged or (excess > len(found) and not promises and not spared):
             found.append(source)
@@ -105,18 +108,18 @@ def idle(sources: Iterable[tuple[str, Position]], count: int, now_us: int, reten
 
 
 class Tombstones:
-    """Of one partition, in its store."""
+    """Tombstones of one partition, in its store."""
 
     def __init__(self, store: PartitionStore, most: int) -> None:
         self._store, self._most = store, most
         self._count: int | None = None  # not counted yet
         forgotten = store.get(layout.FORGOTTEN)
-        #: when the newest that was dropped had its last batch, µs
+        #: when the newest of the dropped sources had its last batch, µs; None: none was dropped
         self.forgotten_us = None if forgotten is None else int.from_bytes(forgotten, "big", signed=True)
 
     @property
     def any(self) -> bool:
-        """Has a source ever been retired here?"""
+        """Tells whether a source has ever been retired here."""
         return self.forgotten_us is not None or next(iter(self._store.scan(layout.RETIRED)), None) is not None
 
     def of(self, source: str) -> Retired | None:
@@ -124,7 +127,7 @@ class Tombstones:
         return None if stored is None else Retired.decode(stored)
 
     def bury(self, sources: Mapping[str, Retired], mutations: Mutations) -> None:
-        """Have ``mutations`` retire sources, and drop the oldest tombstones when they become too many."""
+        """Adds to ``mutations`` what retires sources, and drops the oldest tombstones when there are too many."""
         for source, retired in sources.items():
             name = source.encode()
             kinds = (layout.POSITION, layout.OUTPUT, layout.SESSION, layout.LAPSED)
@@ -152,8 +155,9 @@ class Tombstones:
 
 @dataclass(frozen=True, slots=True)
 class SourceView:
-    """What a partition has of a source. ``batch``: the last one, -1: none; ``at_us``: when it came; ``bytes``: of its
-    output and position; ``session``: its newest client."""
+    """State of a source in a partition. ``batch``: the last one contained, -1: none; ``at_us``: when it came;
+    ``bytes``: of its output and position; ``session``: its newest client.
+    """
 
     source: str
     batch: int
@@ -165,7 +169,11 @@ class SourceView:
 
 
 def sources_in(store: PartitionStore, held: Mapping[str, Position] = MappingProxyType({})) -> list[SourceView]:
-    """All that a partition knows. Args: held: for it, beyond what it knows itself."""
+    """Returns all sources that a partition knows.
+
+    Args:
+        held: positions held for the partition, beyond those it has itself.
+    """
     sessions = {key[len(layout.SESSION) :].decode(): Session.decode(v) for key, v in store.scan(layout.SESSION)}
     outputs = {key[len(layout.OUTPUT) :].decode(): len(value) for key, value in store.scan(layout.OUTPUT)}
     found: list[SourceView] = []

@@ -29,7 +29,7 @@ class Row(tuple[Any, ...]):
     """
 
     __slots__ = ()
-    #: names of the columns in order; what they are found by
+    #: names of the columns in order; place of each name that only one column has
     __columns__: tuple[str, ...] = ()
     __places__: Mapping[str, int] = MappingProxyType({})
 
@@ -69,7 +69,7 @@ def _place(row: Row, name: str) -> int:
 
 
 def columns_of(row: Row) -> tuple[str, ...]:
-    """The names of a row's columns, whatever they are called."""
+    """Returns the names of a row's columns, also where a column is named like an attribute of a row."""
     return row.__columns__
 
 
@@ -91,7 +91,7 @@ def row_class(columns: tuple[str, ...]) -> type[Row]:
 
 
 def reader_of(columns: tuple[str, ...], number: int) -> Callable[[Any], Any]:
-    """Makes the fastest function there is that reads one column of such rows."""
+    """Returns the fastest function that reads one column of such rows."""
     name = columns[number]
     own = vars(row_class(columns)).get(name)
     if own is None or isinstance(own, property) or not name.isidentifier() or _is_pythons(name):
@@ -104,7 +104,7 @@ def _places(columns: Sequence[str]) -> dict[str, int]:
 
 
 def _is_pythons(name: str) -> bool:
-    """Python looks up such names by itself, at objects of any kind: ``__class__``, ``__len__``."""
+    """Tells whether Python itself looks up the name, on objects of any kind: ``__class__``, ``__len__``."""
     return name.startswith("__") and name.endswith("__")
 
 

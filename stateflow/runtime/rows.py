@@ -1,4 +1,4 @@
-"""Arrow record batches to the rows operators see, and operators' rows back to Arrow."""
+"""Converts Arrow record batches to the rows operators see, and operators' rows back to Arrow."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from stateflow.runtime.unreadable import Unreadable
 
 @functools.cache
 def get_ready() -> None:
-    """Load what the first batch would have to wait for, a quarter of a second: pyarrow imports pandas, where there is
-    one, for the first array that it makes of Python objects. All that was imported stays, so that the collector need
-    not look at it between batches, 50 ms."""
+    """Loads what the first batch would otherwise wait for, a quarter of a second: pyarrow imports pandas, where there
+    is one, for the first array that it makes of Python objects. Freezes all that was imported, so that the garbage
+    collector need not scan it between batches, 50 ms.
+    """
     pa.array([0])
     gc.freeze()
 
 
 class RowReader:
-    """Decodes record batches of one input schema to rows, see :class:`~stateflow.runtime.row.Row`. A map is a dict. A
-    value that Python has not is refused when it is looked at, and as a key at once.
+    """Decodes record batches of one input schema to rows, see :class:`~stateflow.runtime.row.Row`. A map becomes a
+    dict. A value that Python cannot represent is refused when it is looked at, and as a key at once.
 
     Raises KeyColumnMissing when the schema lacks a key column.
     """
@@ -45,7 +46,8 @@ class RowReader:
         self.operator = operator
         self.key = key
         self._key = [self._index(column, "", "; name the key column so, or select it") for column in key]
-        #: columns of nanoseconds, as those of microseconds: what would be cut is a value that Python has not
+        #: columns of nanoseconds → their type in microseconds; a value that would lose digits is one that Python cannot
+        #: represent
         self._coarse = {
             index: coarse for index, field in enumerate(schema) if (coarse := in_micros(field.type)) != field.type
         }
@@ -54,11 +56,16 @@ class RowReader:
 
     @classmethod
     def of(cls, schema: bytes, key: tuple[str, ...], operator: str) -> RowReader:
-        """Of an IPC schema message, the same one as before: making one takes as long as some thousand rows."""
+        """Returns the reader of an IPC schema message, the same one as before: making one takes as long as some
+        thousand rows.
+        """
         return _reader(schema, key, operator)
 
     def getter(self, column: str | None) -> Callable[[Any], Any] | None:
-        """Reads one field of a row; None for no column. Raises KeyColumnMissing when the input lacks it."""
+        """Returns a function that reads one field of a row; None: no column.
+
+        Raises KeyColumnMissing when the input lacks it.
+        """
         if column is None:
             return None
         index = self._index(column, ", which the operator names as its event_time", "")
@@ -81,7 +88,7 @@ class RowReader:
         )
 
     def keyed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A key of -0.0 is 0.0, as it is stored: grouping by it would part them."""
+        """Replaces keys of -0.0 by 0.0, as they are stored: grouping by them would part the two."""
         for index in self._key:
             column = batch.column(index)
             if pa.types.is_float32(column.type) or pa.types.is_float64(column.type):
@@ -89,18 +96,21 @@ class RowReader:
         return batch
 
     def check_keys(self, batch: pa.RecordBatch) -> None:
-        """Raises NullKey."""
+        """Refuses null keys. Raises NullKey."""
         for index in self._key:
             if count := batch.column(index).null_count:
                 raise null_key(self.schema.names[index], count, self.operator)
 
     def read(self, batch: pa.RecordBatch) -> tuple[list[Any], Iterator[Any]]:
-        """(keys, rows), in order; the key of several columns is a tuple. Raises one of ``NOT_PYTHONS`` where there is a
-        value that Python has not."""
+        """Returns (keys, rows), in order; the key of several columns is a tuple. Raises one of ``NOT_PYTHONS`` where
+        Python cannot represent a value.
+        """
         return self._rows([self._plain(batch.column(index), index) for index in range(batch.num_columns)])
 
     def read_each(self, batch: pa.RecordBatch) -> tuple[list[Any], Iterator[Any]]:
-        """The same, with something in place of such a value. Raises InvalidArgument where it is a key's."""
+        """Returns what :meth:`read` does, with an :class:`Unreadable` in place of each value that Python cannot
+        represent. Raises InvalidArgument where a key has such a value.
+        """
         columns = [self._values(batch.column(index), index) for index in range(batch.num_columns)]
         for index in self._key:
             if (wrong := next((value for value in columns[index] if type(value) is Unreadable), None)) is not None:
@@ -121,7 +131,7 @@ class RowReader:
     def _values(self, column: pa.Array, index: int) -> list[Any]:
         try:
             return self._plain(column, index)
-        except NOT_PYTHONS:  # some of them; the operator may never look at those
+        except NOT_PYTHONS:  # Python lacks some of them; the operator may never look at those
             return [self._value(column.slice(row, 1), index, row) for row in range(len(column))]
 
     def _value(self, column: pa.Array, index: int, row: int) -> Any:
@@ -143,12 +153,12 @@ def _reader(schema: bytes, key: tuple[str, ...], operator: str) -> RowReader:
     return RowReader(zoned, key, operator)
 
 
-#: what pyarrow raises for a value that Python has not
+#: what pyarrow raises for a value that Python cannot represent
 NOT_PYTHONS = (pa.ArrowException, ValueError, ArithmeticError, LookupError, TypeError)
 
 
 def _part_by_part(scalar: pa.Scalar) -> Any:
-    """A value of which some part is a time near the ends of what Python has."""
+    """Reads a value of which some part is a time near the ends of what Python can represent."""
     kind = scalar.type
     if not scalar.is_valid:
         return None
@@ -158,7 +168,7 @@ def _part_by_part(scalar: pa.Scalar) -> Any:
         pairs = [(_part_by_part(entry[0]), _part_by_part(entry[1])) for entry in scalar.values]
         try:
             read = dict(pairs)
-        except TypeError:  # keys that no dict can have
+        except TypeError:  # unhashable keys
             return pairs
         return read if len(read) == len(pairs) else pairs
     if pa.types.is_struct(kind):
@@ -171,7 +181,8 @@ def _part_by_part(scalar: pa.Scalar) -> Any:
     return scalar.as_py()
 
 
-#: as it is; a map whose keys no dict can have; near the ends of time, where another zone's year is beyond them
+#: ways to read a value: as it is; a map with unhashable keys; a time near the ends of what Python can represent, where
+#: another zone's year is beyond them
 _WAYS: tuple[Callable[[pa.Scalar], Any], ...] = (
     lambda scalar: scalar.as_py(maps_as_pydicts="strict"),
     lambda scalar: scalar.as_py(),
@@ -180,7 +191,7 @@ _WAYS: tuple[Callable[[pa.Scalar], Any], ...] = (
 
 
 def readable(scalar: pa.Scalar, column: str, row: int) -> Any:
-    """A value as Python has it, or what is there in its place where Python has none such."""
+    """Returns a value as Python has it, or an :class:`Unreadable` where Python cannot represent it."""
     why: Exception | None = None
     for read in _WAYS:
         try:
@@ -192,7 +203,7 @@ def readable(scalar: pa.Scalar, column: str, row: int) -> Any:
 
 
 def holds_map(type_: pa.DataType) -> bool:
-    """Says whether the type has a map in it, at any depth."""
+    """Tells whether the type has a map in it, at any depth."""
     return pa.types.is_map(type_) or any(holds_map(type_.field(n).type) for n in range(type_.num_fields))
 
 
@@ -207,7 +218,9 @@ def null_key(column: str, count: int, operator: str) -> NullKey:
 class OutputWriter:
     """Encodes output rows as one record batch message in the operator's declared schema.
 
-    Args: tag: of a side output."""
+    Args:
+        tag: of the side output; None: the main output.
+    """
 
     def __init__(self, schema: pa.Schema, operator: str, tag: str | None = None) -> None:
         self.schema = schema
@@ -218,19 +231,20 @@ class OutputWriter:
 
     @property
     def freeze(self) -> Callable[[Any], Any] | None:
-        """Makes of a row that is produced what stays so, whatever becomes of the state it was made from; None where
-        every declared type is of values that never change."""
+        """Function that copies a row, so that it stays as it is when the state changes that it was made from; None
+        where every declared type is of values that never change.
+        """
         return self._freeze if self._changeable else None
 
     def _freeze(self, row: Any) -> Any:
         if isinstance(row, tuple):
             frozen = [_frozen(value) if i in self._changeable else value for i, value in enumerate(row)]
-            made: Any = getattr(row, "_make", type(row))(frozen)  # with its names, which are looked at later
+            made: Any = getattr(row, "_make", type(row))(frozen)  # with its names, which are checked later
             return made
         return {name: _frozen(value) for name, value in row.items()} if isinstance(row, dict) else row
 
     def write(self, rows: list[Any], columns: Sequence[pa.RecordBatch] = ()) -> bytes:
-        """``columns``, then ``rows``; ``b""`` for nothing. Raises OutputMismatch naming the row and the field."""
+        """Encodes ``columns``, then ``rows``; ``b""`` for nothing. Raises OutputMismatch with the row and the field."""
         batches = [
             batch for batch in (*columns, self._encode(self.settled(rows))) if batch is not None and batch.num_rows
         ]
@@ -241,8 +255,14 @@ class OutputWriter:
         return message
 
     def write_each(self, several: Sequence[list[Any]]) -> list[bytes]:
-        """A message of each, encoded at once, byte for byte as if each had been alone. Args: several: settled. Raises
-        OutputMismatch, and what pyarrow may raise of so many."""
+        """Encodes several lists of rows at once, each to a message that is byte for byte as if it had been encoded
+        alone.
+
+        Args:
+            several: rows that are settled, see :meth:`settled`.
+
+        Raises OutputMismatch, and what pyarrow may raise of so many rows.
+        """
         whole = self._encode([row for rows in several for row in rows] if len(several) > 1 else several[0])
         messages, start = [], 0
         for rows in several:
@@ -251,13 +271,13 @@ class OutputWriter:
         return messages
 
     def settled(self, rows: list[Any]) -> list[Any]:
-        """Rows that stay as they are, whatever the operator does next. Raises OutputMismatch."""
+        """Returns rows that stay as they are when the operator goes on. Raises OutputMismatch."""
         if rows and set(map(type, rows)) != {tuple}:
             return [self._as_tuple(row, number) for number, row in enumerate(rows)]
         return rows
 
     def _encode(self, rows: list[Any]) -> pa.RecordBatch | None:
-        """Args: rows: settled."""
+        """Encodes settled rows; None: there are none. Raises OutputMismatch."""
         if not rows:
             return None
         width = len(self._names)
@@ -276,7 +296,7 @@ class OutputWriter:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def columns(self, produced: Any, method: str) -> pa.RecordBatch:
-        """What ``method`` returned, with the declared columns in order. Raises OutputMismatch."""
+        """Returns what ``method`` returned, with the declared columns in order. Raises OutputMismatch."""
         if not isinstance(produced, (pa.RecordBatch, pa.Table)):
             raise self._mismatch(f"{method} must return a RecordBatch or Table, not {type(produced).__name__}")
         if set(produced.schema.names) != set(self._names) or produced.num_columns != len(self._names):
@@ -328,7 +348,9 @@ class OutputWriter:
 
 
 def _message(part: pa.RecordBatch) -> bytes:
-    """Of a slice: a copy, for pyarrow sends what lies behind one, up to 64 bytes a buffer, which is somebody else's."""
+    """Serializes a slice. Copies it first: pyarrow also sends what lies behind a slice, up to 64 bytes a buffer, which
+    belongs to another partition.
+    """
     message: bytes = pa.concat_batches([part]).serialize().to_pybytes()
     return message
 
@@ -341,12 +363,12 @@ _NEVER_CHANGE = frozenset({NoneType, bool, int, float, str, bytes, date, datetim
 
 
 def _frozen(value: Any) -> Any:
-    """A copy, as deep as it has to be."""
+    """Copies a value, as deep as necessary."""
     if value.__class__ in _NEVER_CHANGE:
         return value
     if value.__class__ is list:
         return [_frozen(each) for each in value]
-    return copy.deepcopy(value)  # a tracked one becomes a plain one
+    return copy.deepcopy(value)  # a tracked container becomes a plain one
 
 
 def _first_line(error: Exception) -> str:
