@@ -696,7 +696,7 @@ class Lifecycle:
 class CheckedLifecycle(Lifecycle):
     """A lifecycle that is validated after each event, see :mod:`stateflow.validating`.
 
-    It is a class of its own, so that validation costs the other one nothing.
+    It is a class of its own, so that validation costs :class:`Lifecycle` nothing.
     """
 
     __slots__ = ()

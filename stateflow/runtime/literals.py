@@ -80,7 +80,7 @@ class Writer:
 
     def _numpy(self, value: Any) -> str:
         """Returns the text of an array or a scalar, exact to the bit."""
-        import numpy as np  # imported already wherever there is an array
+        import numpy as np  # imported already where there is an array
 
         exact = type(value) is np.ndarray or isinstance(value, np.generic)
         dtype = value.dtype.descr if value.dtype.names else value.dtype.str

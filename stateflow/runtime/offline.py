@@ -56,7 +56,7 @@ class Verified:
 
 def verify(store: CheckpointStore, manifest: Manifest) -> Verified:
     """Reads every blob, opens the database, compares sequence, positions and state digest, and looks at every cell.
-    Loads no code of the operator: whoever can write to a store must not decide what runs here.
+    Loads no code of the operator: a writer of the store must not decide what runs here.
 
     Faults are reported in the result. Raises only what the store raises, and WrongKey.
     """

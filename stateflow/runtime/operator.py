@@ -471,8 +471,8 @@ def check_whole(cls: type[Operator]) -> None:
 
 
 def check_outputs(cls: type[Operator]) -> None:
-    """Checks the names of side outputs. Raises DeclarationError for one that another side output has, or a column of
-    the main output: in Spark a side output is a column beside those, which nobody could read. Case is ignored, as in
+    """Checks the names of side outputs. Raises DeclarationError for one that another side output or a column of the
+    main output has: in Spark a side output is a column beside those, and could not be read. Case is ignored, as in
     Spark.
     """
     seen = {name.lower(): f"a column of the main output, {name!r}" for name in output_schema(cls).names}

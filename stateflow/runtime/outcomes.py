@@ -17,15 +17,15 @@ class Answers(Protocol):
     """A caller that is told of outcomes, in the thread that applies. ``number``: number of the part, from 0."""
 
     def begun(self, number: int) -> None:
-        """Notes that this part is begun, as all parts before it are."""
+        """Called when this part is begun, as all parts before it are."""
         ...
 
     def committing(self) -> None:
-        """Notes that some of the parts are being committed as one group. Each of them is told next."""
+        """Called before some of the parts are committed as one group. The outcome of each follows."""
         ...
 
     def told(self, number: int, outcome: Outcome) -> None:
-        """Receives the outcome of a part: once for each that was begun, unless the part is given up."""
+        """Called with the outcome of a part: once for each that was begun, unless the part is given up."""
         ...
 
     def goes_on(self) -> bool:

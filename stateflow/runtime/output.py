@@ -48,8 +48,8 @@ class OutputReader:
     """Reads outputs as rows, which are dictionaries. A map becomes a dictionary, too, as in the rows that an operator
     is given.
 
-    A value that Python cannot represent, such as a time in the year 12000 from a batch operator, raises when it is
-    looked at: it is committed, and the rows beside it stay readable.
+    A value that Python cannot represent, such as a time in the year 12000 from a batch operator, raises InvalidArgument
+    when it is looked at: the value is committed, and the rows beside it stay readable.
 
     Args:
         side: schema of each side output by its tag.

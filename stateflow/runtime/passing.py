@@ -407,8 +407,9 @@ def _key(operator: str, source: str) -> bytes:
 
 
 def _may_pass(batch: Batch) -> bool:
-    """Tells whether a batch may skip partitions. Where the client names itself or says what partitions must contain,
-    the batch visits only the partitions that it is meant for.
+    """Tells whether a batch may skip partitions.
+
+    A source whose client names itself, and what partitions must contain, visits only the partitions that it means to.
     """
     return not (
         batch.sparse

@@ -136,7 +136,7 @@ class Receiver:
         (self.incoming_directory(partition, move_id) / file.name).hardlink_to(kept)
 
     def check_room(self, partition: PartitionId, bytes_needed: int) -> None:
-        """Checks that so many more bytes fit here. Raises DiskFull when they do not."""
+        """Checks that ``bytes_needed`` more bytes fit on the disk. Raises DiskFull when they do not."""
         reserve = self._registry.settings.disk_reserve_bytes
         free = self._registry.environment.free_bytes(self._registry.root)
         if bytes_needed + reserve > free:
@@ -354,7 +354,7 @@ class Receiver:
                 if incoming.seal is not None:
                     self._keep(slot, incoming, incoming.seal)
             finally:
-                slot.lifecycle.abandon(move_id)  # also where keeping fails; nothing, once it is kept
+                slot.lifecycle.abandon(move_id)  # also where keeping fails; a no-op once it is kept
                 if slot.directory != incoming.directory:
                     self._registry.discard(incoming)
             self._registry.on_change(slot.id)

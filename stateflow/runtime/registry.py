@@ -230,7 +230,7 @@ class PartitionRegistry:
         self.environment.write_durably(self.root / ALONE, json.dumps(kept))
 
     def expect(self, more: int) -> None:
-        """Checks that so many databases can be opened beside those that are here. Raises TooFewFiles otherwise."""
+        """Checks that ``more`` databases can be opened beside those that are here. Raises TooFewFiles otherwise."""
         here = sum(
             (slot.directory is not None) + (slot.incoming is not None) + (slot.restoring is not None)
             for slot in self.slots()
@@ -447,8 +447,9 @@ class PartitionRegistry:
         return store
 
     def close_store(self, slot: Slot) -> None:
-        """Closes a partition's store, which the next caller that needs it opens again. Followers begin anew: whether
-        the last write is in the store is unknown before it is opened.
+        """Closes a partition's store, which the next caller that needs it opens again.
+
+        Followers begin anew: whether the last write is in the store is unknown before it is opened.
         """
         with slot.work, slot.mutex:
             if slot.lifecycle.in_hand or slot.store is None:
@@ -550,8 +551,9 @@ class PartitionRegistry:
         self.environment.remove_tree(directory)
 
     def mark_incoming(self, directory: Path) -> None:
-        """Marks a copy as incoming: it is no replica's state before it is owned. Once its database has an ownership,
-        that decides.
+        """Marks a copy as incoming: it is no replica's state before it is owned.
+
+        Once its database holds an ownership record, that record decides.
         """
         (directory / INCOMING).write_bytes(b"")
 
@@ -559,8 +561,9 @@ class PartitionRegistry:
         return (directory / INCOMING).exists()
 
     def mark_owned(self, directory: Path, move_id: str) -> None:
-        """Marks a copy with the move by which it is owned, where its name is a standby's. The mark says so when nothing
-        else of the copy can be read any more.
+        """Marks a copy whose name is a standby's with the move by which it is owned.
+
+        The mark says so when nothing else of the copy can be read any more.
         """
         (directory / owned_mark(move_id)).write_bytes(b"")
 

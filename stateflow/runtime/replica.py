@@ -36,7 +36,7 @@ from stateflow.settings import ReplicaSettings
 from stateflow.state import CachePool
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
-#: the batch rate of a partition is 0 when no batch came for so long, seconds
+#: the batch rate of a partition is 0 when no batch came for this long, seconds
 RATE_FORGOTTEN_S = 60.0
 
 

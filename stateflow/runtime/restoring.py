@@ -57,13 +57,11 @@ class Restorer:
     ) -> Restored:
         """Fetches and proves the newest checkpoint that can be used. Nothing changes for the partition yet.
 
-        Args:
-            own: store in which this replica keeps its checkpoints; None: it has none. What is restored, from any store,
-                becomes newer than all that is in this one, and is in it before it is owned: a disk that is lost right
-                after that loses nothing of it.
+            Args:
+        XX
 
-        Raises CheckpointMissing when there is none, CheckpointCorrupt when a savepoint is damaged, SchemaMismatch for
-        one of another operator, and what the store raises.
+            Raises CheckpointMissing when there is none, CheckpointCorrupt when a savepoint is damaged, SchemaMismatch for
+            one of another operator, and what the store raises.
         """
         slot = self._registry.slot(partition)
         with self._registry.making(spec):

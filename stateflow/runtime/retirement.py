@@ -24,7 +24,7 @@ from stateflow.runtime.layout import Piece, Position, Session
 from stateflow.state.cells import LATEST_US
 from stateflow.storage import PartitionStore
 
-#: where there are too many sources, only those silent for so long are retired, µs; the second for a run of a batch
+#: where there are too many sources, only those silent for this long are retired, µs; the second for a run of a batch
 #: DataFrame: their last batch may be asked for again, by a query that stands still, or for a frame that is evaluated
 #: twice
 SPARED_US, SPARED_RUN_US = 86_400_000_000, 600_000_000
@@ -39,10 +39,10 @@ class Retention:
     """Limits on what a partition keeps of its sources.
 
     Args:
-        idle_us: a source silent for so long is retired, µs; 0: never for that.
-        sources_max: sources of one partition; beyond it those silent for longest are retired.
+        idle_us: a source silent for this long is retired, µs; 0: never for that.
+        sources_max: sources of one partition; beyond it the longest silent ones are retired.
         retired_max: tombstones of one partition.
-        watermark_idle_us: the watermark of a source silent for so long does not count any more, µs; 0: it always does.
+        watermark_idle_us: the watermark of a source silent for this long does not count any more, µs; 0: it always does.
     """
 
     idle_us: int = 7 * 86_400 * 1_000_000

@@ -231,8 +231,9 @@ class OutputWriter:
 
     @property
     def freeze(self) -> Callable[[Any], Any] | None:
-        """Function that copies a row, so that it stays as it is when the state changes that it was made from; None
-        where every declared type is of values that never change.
+        """Function that copies a row, so that the copy stays as it is when the state it was made from changes.
+
+        None: values of the declared types never change.
         """
         return self._freeze if self._changeable else None
 

@@ -36,7 +36,9 @@ class Sender:
     def snapshot(
         self, partition: PartitionId, move_id: str, standby: bool = False, kept: Kept | None = None
     ) -> SnapshotInfo:
-        """A base for a move's target, and a change log from there on. Once sealed only for the move it sealed for.
+        """Takes a base for a move's target, and starts a change log from there on.
+
+        A sealed partition can only be the base for the move that it was sealed for.
 
         Args:
             kept: what the target has of the partition. It is the base where every change since is known here.
@@ -83,18 +85,18 @@ class Sender:
         except FileNotFoundError:
             if not changes.closed:
                 raise
-        if changes.closed:  # and what it was made of is gone, but for what came after that
+        if changes.closed:  # what it was made of is gone, except files written after that
             self._registry.environment.remove_tree(directory)
             raise MoveUnknown("the move was cancelled, or began anew, meanwhile", remedy="start it again", move=move_id)
         digest = kept_digest(known, files, sequence) if known else base_digest(files, sequence)
         changes.base = SnapshotInfo(snapshot_id, sequence, epoch, digest, files, known)
         with slot.mutex:
-            if slot.lifecycle.state is State.SEALED and slot.kept is not None:  # perhaps meanwhile, and not for it
+            if slot.lifecycle.state is State.SEALED and slot.kept is not None:  # perhaps sealed meanwhile
                 self._end(slot, changes, slot.kept)
         return changes.base
 
     def open_file(self, snapshot_id: str, name: str) -> BinaryIO:
-        """A base file, for reading. Raises MoveUnknown, also where a cancelled move's are being removed."""
+        """Opens a base file for reading. Raises MoveUnknown, also where a cancelled move's files are being removed."""
         path = self._registry.snapshots / snapshot_id / name
         try:
             if path.parent.parent == self._registry.snapshots:
@@ -112,7 +114,7 @@ class Sender:
 
     @contextmanager
     def reading(self, snapshot_id: str) -> Iterator[ChangeLog]:
-        """The log of a snapshot, which is kept while somebody reads from it. Raises MoveUnknown."""
+        """Yields the change log of a snapshot, and keeps it while the caller reads from it. Raises MoveUnknown."""
         changes = self.change_log(snapshot_id)
         changes.readers += 1
         try:
@@ -122,8 +124,9 @@ class Sender:
             changes.read_at = self._registry.clock.monotonic()
 
     def drop_unread(self) -> None:
-        """Let go of snapshots and logs that nobody has read from for ``transfer_timeout_s``: the word that their move
-        is over was lost. A target that comes back after that begins with a new snapshot."""
+        """Removes snapshots and logs that no target has read from for ``transfer_timeout_s``: the message that their
+        move is over was lost. A target that comes back after that begins with a new snapshot.
+        """
         before = self._registry.clock.monotonic() - self._registry.settings.transfer_timeout_s
         for slot in self._registry.slots():
             for move_id, changes in list(slot.logs.items()):
@@ -133,7 +136,7 @@ class Sender:
                             self._registry.drop_log(slot, move_id)
 
     def is_followed(self, partition: PartitionId, *moves: str) -> bool:
-        """Does the target of one of these moves read the change log now?"""
+        """Tells whether the target of one of these moves reads the change log now."""
         logs = self._registry.look(partition).logs
         return any(move_id in logs and logs[move_id].readers > 0 for move_id in moves)
 
@@ -145,13 +148,14 @@ class Sender:
                 self._registry.on_change(slot.id)
 
     def confirmed(self, partition: PartitionId, sequence: int) -> bool:
-        """Has a standby of this partition everything up to ``sequence``?"""
+        """Tells whether a standby of this partition has confirmed everything up to ``sequence``."""
         logs = list(self._registry.look(partition).logs.values())
         return any(changes.standby and changes.confirmed >= sequence for changes in logs)
 
     def sync(self, partition: PartitionId) -> float:
-        """Force what the partition has to disk while it is served, so that its seal has only itself to write. Returns
-        what that took, milliseconds."""
+        """Forces the partition's store to disk while it is served, so that sealing only has to write the seal. Returns
+        how long that took, milliseconds.
+        """
         store = self._registry.look(partition).store
         return 0.0 if store is None else self._registry.sync(store)
 
@@ -166,10 +170,10 @@ class Sender:
         standby_move: str = "",
         command: Command = NOBODY,
     ) -> bool:
-        """Stop serving for this move, after the batch in hand. True: sealed; False: will be when that batch is done.
+        """Stops serving for this move, after the running batch. True: sealed; False: will be when that batch is done.
 
         Args:
-            cold: the target copies behind the seal; else it must follow by now, for the move or as this standby.
+            cold: the target copies after the seal; False: it must follow by now, for the move or as this standby.
 
         Raises when the move cannot seal; the partition is then served as before.
         """
@@ -196,10 +200,11 @@ class Sender:
         *,
         command: Command = NOBODY,
     ) -> bool:
-        """Serve no more, for the partition is restored elsewhere. True: sealed, or not owned here at this time anyway;
-        False: will be when the batch in hand is done.
+        """Stops serving, because the partition is restored elsewhere.
 
-        Raises MoveConflict while a move is being fenced, StaleEpoch where it is owned at this epoch or a newer one."""
+        True: sealed, or not owned here now; False: will be when the running batch is done. Raises InvalidTransition
+        while a move is being fenced, StaleEpoch where it is owned at this epoch or a newer one.
+        """
         slot = self._registry.slot(partition)
         with self._registry.reopening(slot), slot.mutex:
             self._authority.check(command)
@@ -212,7 +217,7 @@ class Sender:
             return answer is not FenceAnswer.SEAL_AFTER_BATCH
 
     def seal(self, slot: Slot) -> None:
-        """Durable first, then said. Called with ``mutex`` held and no batch in hand."""
+        """Seals: first writes the seal durably, then tells followers. Callers hold ``mutex``, with no batch running."""
         lifecycle, target = slot.lifecycle, slot.lifecycle.successor
         assert target is not None
         slot.sealed_at = self._registry.clock.monotonic()
@@ -227,7 +232,7 @@ class Sender:
         sequence = slot.host.sequence if slot.host else read_sequence(store)
         slot.kept = Kept(lifecycle.move_id, epoch, sequence)
         for changes in slot.logs.values():
-            if changes.base is not None:  # else it ends when that is known
+            if changes.base is not None:  # else the log ends when its base is known
                 self._end(slot, changes, slot.kept)
         if slot.host is not None:
             slot.host.let_go(self._registry.environment.aside)
@@ -242,9 +247,10 @@ class Sender:
         changes.end(Seal(kept.move_id, kept.epoch, kept.sequence, digest, now_us, slot.lifecycle.successor))
 
     def cancel(self, partition: PartitionId, move_id: str, owned_at: int = 0) -> bool:
-        """Never seal for this move. False: it has sealed already and goes forward. Raises StateMissing.
+        """Forbids this move to seal. False: it has sealed already and goes forward. Raises StateMissing.
 
-        A batch in hand is not waited for."""
+        Does not wait for a running batch.
+        """
         slot = self._registry.slot(partition)
         with slot.mutex:
             possible = slot.lifecycle.cancel(move_id, owned_at)
@@ -254,10 +260,12 @@ class Sender:
         return possible
 
     def release(self, partition: PartitionId, move_id: str) -> None:
-        """The target owns: nothing of the move is needed any more, its files stay as a warm base for a return."""
+        """Ends a move whose target owns the partition. Nothing of the move is needed any more; its files stay as a warm
+        base for a return.
+        """
         slot = self._registry.slot(partition)
         if slot.lifecycle.state is State.SEALED and slot.lifecycle.move_id == move_id and slot.store is not None:
-            slot.store.flush()  # else opening it reads its log, and holds up every thread of the process
+            slot.store.flush()  # else opening it reads its write-ahead log, and holds up every thread
         with slot.work, slot.mutex:
             self._registry.drop_log(slot, move_id)
             if slot.lifecycle.state is State.SEALED and slot.lifecycle.move_id == move_id:

@@ -1,4 +1,4 @@
-"""Several partitions' shares of one batch, as they are applied: rows of all of them in one record batch."""
+"""Several partitions' slices of one batch, as they are applied: the rows of all of them in one record batch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from stateflow.runtime.traffic import Origins
 
 
 class Part(NamedTuple):
-    """One partition's: rows from ``start`` to before ``stop``. ``epoch``: of ownership, as its sender believes.
-    ``after``: see :class:`~stateflow.runtime.positions.Share`. ``digest``: of the rows, where they must be the same
-    whenever the batch is sent."""
+    """Slice of a batch for one partition: the rows from ``start`` to before ``stop``. ``epoch``: of ownership, as the
+    sender believes. ``after``: see :meth:`~stateflow.runtime.host.PartitionHost.run`. ``digest``: of the rows, where
+    they must be the same every time the batch is sent.
+    """
 
     partition: int
     epoch: int
@@ -32,9 +33,10 @@ class Part(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Shares as they came, whose rows nobody has looked at. ``partitions``: ascending; ``epochs``, ``counts`` of rows,
-    ``afters`` (-1: it does not say) and ``digests``: of each, the last two perhaps of none. ``message``: the Arrow
-    record batch message of all rows, ``b""`` for none."""
+    """Slices as they came, with rows that are not decoded yet. ``partitions``: ascending; ``epochs``, ``counts`` of
+    rows, ``afters`` (-1: it does not say) and ``digests``: of each slice; the last two may be empty. ``message``: the
+    Arrow record batch message of all rows, ``b""`` for none.
+    """
 
     operator: str
     batch: Batch
@@ -47,7 +49,11 @@ class Frame(NamedTuple):
     message: bytes
 
     def without(self, places: Sequence[int]) -> Frame:
-        """Those at the other places. Args: places: of shares without rows, ascending."""
+        """Returns the frame without some of its slices.
+
+        Args:
+            places: of slices without rows, ascending.
+        """
         gone = set(places)
         rest = [place for place in range(len(self.partitions)) if place not in gone]
 
@@ -63,7 +69,7 @@ class Frame(NamedTuple):
         )
 
     def read(self) -> Shares:
-        """Raises InvalidArgument: then no share of it can be told from another."""
+        """Decodes the rows. Raises InvalidArgument when it is unknown which rows are of which slice."""
         rows = BatchReader.of(self.schema).read(self.message) if self.message else None
         bounds = [0, *accumulate(self.counts)]
         if bounds[-1] != (0 if rows is None else rows.num_rows):
@@ -95,8 +101,9 @@ class Frame(NamedTuple):
 
 @dataclass(slots=True)
 class Shares:
-    """``schema``: Arrow IPC schema of ``rows``, which are proved; None: no part has any. Each part's lie behind those
-    of the parts before it. Raises InvalidArgument where they do not."""
+    """Slices of a batch, with their rows. ``schema``: Arrow IPC schema of ``rows``, which are checked; None: no part
+    has any. The rows of each part come after those of the parts before it. Raises InvalidArgument where they do not.
+    """
 
     operator: str
     batch: Batch
@@ -126,18 +133,18 @@ class Shares:
 
     @property
     def row_bytes(self) -> float:
-        """That one of its rows takes, on average."""
+        """Average size of a row in memory, in bytes."""
         if self._row_bytes is None:
             self._row_bytes = self.bytes / max(1, 0 if self.rows is None else self.rows.num_rows)
         return self._row_bytes
 
     @property
     def bytes(self) -> int:
-        """That its rows take in memory."""
+        """Size of the rows in memory, in bytes."""
         return 0 if self.rows is None else int(self.rows.nbytes)
 
     def origins(self, part: Part) -> dict[str, int]:
-        """Site → how many of a part's rows say that they are of it, in the column that the batch names."""
+        """Returns site → number of a part's rows that name it, in the column that the batch names."""
         if self.rows is None:
             return {}
         if self._origins is None:
@@ -145,8 +152,10 @@ class Shares:
         return self._origins.of(part.start, part.stop)
 
     def only(self, places: Sequence[int]) -> Shares:
-        """Some of its parts, by place, ascending. It holds the rows of all of them, or its own alone where these are
-        few."""
+        """Returns some of the parts, by place, ascending.
+
+        The result holds the rows of all parts, or only its own where these are few.
+        """
         parts = [self.parts[place] for place in places]
         count = sum(part.stop - part.start for part in parts)
         if self.rows is not None and 2 * count > self.rows.num_rows:
@@ -161,7 +170,7 @@ class Shares:
         return Shares(self.operator, self.batch, self.schema, rows, mine)
 
     def arrived(self, part: Part, key: tuple[str, ...]) -> Arrived | None:
-        """Its rows, by these columns; None: it has none. Raises KeyColumnMissing."""
+        """Returns a part's rows, by these key columns; None: it has none. Raises KeyColumnMissing."""
         if part.start == part.stop:
             return None
         if self._arriving is None or self._arriving.reader.key != key:

@@ -1,8 +1,8 @@
-"""One partition as it is on a replica: what is served, what is on its way in, and who follows it.
+"""Local partition: one partition as it is on a replica, with what is served, what is incoming, and who follows it.
 
 A slot has two locks: ``work`` is held while the store is written or copied (a batch, a snapshot), ``mutex`` for the
-instant of a lifecycle transition, so that a fence never waits for a batch in order to be *heard*. Order: work before
-mutex.
+instant of a lifecycle transition, so that a fence never waits for a batch in order to be *heard*. Order: ``work``
+before ``mutex``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stateflow.validating import check
 
 @dataclass(slots=True)
 class Slot:
-    """One partition as it is here. ``directory`` holds ``store``; ``incoming`` a copy that is being built."""
+    """A partition on this replica. ``directory``: where ``store`` is; ``incoming``: a copy that is being built."""
 
     id: PartitionId
     lifecycle: Lifecycle
@@ -46,23 +46,26 @@ class Slot:
     restoring: Restoring | None = None
     checkpointed: tuple[str, int, int] = ("", 0, 0)  # store, epoch and sequence of the last checkpoint
     cadence: Cadence = field(default_factory=Cadence)
-    kept: Kept | None = None  # what ``directory`` is, once it was sealed for a move
-    since: Since | None = None  # it moved in, and might move back
-    lost: StateDamaged | None = None  # it was here, and cannot be read
-    stuck: InHand | None = None  # a batch that was taken away, and has not come back
-    schema: bytes | None = None  # its states as they are in ``directory``, while that is not open
+    kept: Kept | None = None  # what the copy in ``directory`` is, once it was sealed for a move
+    since: Since | None = None  # changes since it moved in, as it might move back
+    lost: StateDamaged | None = None  # the damage for which it was given up
+    stuck: InHand | None = None  # a batch that was taken away, and has not returned
+    schema: bytes | None = None  # its stored schema, while ``store`` is closed
     sealed_at: float = 0.0  # when its last seal began, monotonic seconds: rows were processed until then
     traffic: Traffic = field(default_factory=Traffic)
-    passing: Passing | None = None  # batches that need not visit it, and did not
+    passing: Passing | None = None  # positions of batches that skipped it
 
     def replace(self, directory: Path, store: PartitionStore) -> Path | None:
-        """Another copy is the partition from now on. Returns where the former one is. Called with ``mutex`` held."""
+        """Makes another copy the partition. Callers hold ``mutex``.
+
+        Returns the directory of the former copy; None: there is none to remove.
+        """
         former, self.directory, self.store = self.directory, directory, store
         self.kept = self.since = self.lost = None
         return former if former != directory else None
 
     def tell(self, sequence: int, encode: Callable[[], bytes]) -> None:
-        """Of a commit, those who follow."""
+        """Tells followers of a commit."""
         followers = list(self.logs.values())
         if self.since is not None:
             if self.since.changes.overflowed:
@@ -75,7 +78,7 @@ class Slot:
                 follower.append(sequence, change_set)
 
     def validate(self) -> None:
-        """To be called with ``mutex`` held. Raises InvariantBroken in a state that only a bug leads to."""
+        """Checks the invariants. Callers hold ``mutex``. Raises InvariantBroken in a state that only a bug leads to."""
         self.lifecycle.validate()
         for words in self._broken():
             raise InvariantBroken(
@@ -121,8 +124,9 @@ class Since:
 
 @dataclass(slots=True)
 class Incoming:
-    """A partition on its way in. ``changes`` chains the change sets applied on the base so far; ``seal``: of a
-    standby's source, for another replica, with which the copy ends."""
+    """An incoming copy of a partition. ``changes``: chain of the change sets applied to the base so far; ``seal``: seal
+    with which a standby's copy ends, when its source sealed for another replica.
+    """
 
     move_id: str
     directory: Path
@@ -135,8 +139,10 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Restoring:
-    """A checkpoint that was fetched and proved. ``adoption``: by the replica's own store, where owning it is published
-    first; None: it has no store. ``owning``: re-entrant, held while it becomes the partition."""
+    """A checkpoint that was fetched and proved. ``adoption``: by the replica's own store, where the ownership is
+    published first; None: it has no store. ``owning``: re-entrant lock, held while the checkpoint becomes the
+    partition.
+    """
 
     id: str
     directory: Path
@@ -148,7 +154,7 @@ class Restoring:
 
 
 class CheckedMutex:
-    """A slot's ``mutex``, behind which it is validated: whoever lets it go has done a whole change."""
+    """A slot's ``mutex`` that validates the slot when it is released: its holder has then made a whole change."""
 
     def __init__(self, mutex: AbstractContextManager[Any], slot: Slot) -> None:
         self._mutex, self._slot, self._depth = mutex, slot, 0

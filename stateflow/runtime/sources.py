@@ -1,7 +1,7 @@
-"""Who sends to a partition: what it contains of each source, who its client is, and what is kept when it sends no more.
+"""Sources of a partition: what it contains of each, who its client is, and what is kept when it sends no more.
 
-:mod:`~stateflow.runtime.positions` decides, :mod:`~stateflow.runtime.retirement` says what is kept; here both are read
-from the partition's store and written with its commits.
+:mod:`~stateflow.runtime.positions` decides, :mod:`~stateflow.runtime.retirement` says what is kept. This module reads
+both from the partition's store and writes them with its commits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from stateflow.types import PartitionId
 
 
 class Advance(NamedTuple):
-    """Where sources are behind a batch. ``silent``: those whose watermark counts no more; ``retired``: with it."""
+    """Positions of sources after a batch. ``silent``: sources whose watermark does not count any more; ``retired``:
+    sources that are retired with the batch.
+    """
 
     source: str
     position: layout.Position
@@ -28,8 +30,9 @@ class Advance(NamedTuple):
 
 
 class Sources:
-    """Of one partition. Not thread-safe. What is added to ``mutations`` counts once :meth:`committed`, :meth:`opened`
-    or :meth:`retired` says that it is on disk."""
+    """Sources of one partition. Not thread-safe. What is added to ``mutations`` counts once :meth:`committed`,
+    :meth:`opened` or :meth:`retired` says that it is on disk.
+    """
 
     def __init__(self, partition: PartitionId, store: PartitionStore, retention: Retention) -> None:
         known = {
@@ -46,22 +49,24 @@ class Sources:
         stopped_us = -1 if stopped is None else int.from_bytes(stopped, "big")
         self._positions = Positions(partition, known, sessions, lapsed, stopped_us)
         self._tombstones = Tombstones(store, retention.retired_max)
-        self._passed: set[str] = set()  # sources whose last batch passed, while what is stored is of the one before
+        self._passed: set[str] = set()  # their last batch skipped the partition; the stored output is of the one before
 
     def last(self, source: str) -> int | None:
-        """The last batch of ``source`` the partition contains; None when it has seen none."""
+        """Returns the last batch of ``source`` that the partition contains; None: it contains none."""
         return self._positions.last(source)
 
     def reached(self, source: str) -> layout.Position | None:
-        """Its last batch here, and what is known of it."""
+        """Returns the position of the source's last batch here; None: nothing is known of it."""
         return self._positions.reached_by(source)
 
     def contained(self, source: str) -> layout.Position | None:
-        """The same; None also where its next batch makes more of it than that, as of one that was retired."""
+        """Returns the same as :meth:`reached`; None also where the next batch must change more than the position, as
+        for a source that was retired.
+        """
         return None if self._positions.is_recalled(source) else self._positions.reached_by(source)
 
     def adopt(self, held: Mapping[str, layout.Position]) -> None:
-        """What was held for the partition is its own, with its next commit."""
+        """Takes over positions that were held for the partition. They are written with its next commit."""
         for source, position in held.items():
             self._positions.reached(source, position)
         self._passed.update(held)
@@ -71,7 +76,7 @@ class Sources:
         return self._positions.overlaid(held)
 
     def _recall(self, source: str) -> bool:
-        """Whether the source is known, perhaps by its tombstone."""
+        """Tells whether the source is known, perhaps by its tombstone, which takes it back."""
         if self._positions.knows(source):
             return True
         retired = self._tombstones.of(source)
@@ -82,7 +87,7 @@ class Sources:
     # -- a batch ------------------------------------------------------------------------------------------
 
     def check(self, batch: Batch, after: int | None) -> None:
-        """May its client send it? Raises SourceTaken, SourceRetired, PositionGap."""
+        """Checks that the client may send the batch. Raises SourceTaken, SourceRetired, PositionGap."""
         if not self._recall(batch.source) and self._tombstones.forgotten_us is not None:
             self._positions.refuse_forgotten(batch, after, self._tombstones.forgotten_us)
         if batch.session is not None:
@@ -93,8 +98,11 @@ class Sources:
         return self._positions.contains(batch)
 
     def replayed(self, batch: Batch, after: int | None, digest: int | None) -> layout.Piece | None:
-        """What is known of it, where it is the newest one again, or any of a run of a batch DataFrame. Raises
-        BatchChanged, SourceRetired, and what :meth:`~stateflow.runtime.positions.Positions.is_replay` raises."""
+        """Returns what is stored of a batch that was applied before: its source's newest one, or any of a run of a
+        batch DataFrame. None: the batch is new.
+
+        Raises BatchChanged, SourceRetired, and what :meth:`~stateflow.runtime.positions.Positions.is_replay` raises.
+        """
         started = batch.source == INITIAL and (self._positions.others or self._tombstones.any)
         if not self._positions.is_replay(batch, after, started):
             return None
@@ -107,7 +115,7 @@ class Sources:
             stored = self._store.get(layout.piece_key(batch.source, batch.number))
             if stored is not None:
                 return layout.Piece.decode(stored)
-            if not self.is_newest(batch):  # it has gone on since it was retired
+            if not self.is_newest(batch):  # the source has gone on since it was retired
                 raise self._positions.output_is_gone(batch)
         position = self._positions.reached_by(batch.source)
         assert position is not None, batch
@@ -116,16 +124,18 @@ class Sources:
         return layout.Piece(position.rows, position.digest, len(output), output)
 
     def is_newest(self, batch: Batch) -> bool:
-        """Of those that are contained."""
+        """Tells whether the batch is its source's newest one that is contained."""
         return batch.number == self._positions.last(batch.source)
 
     def takes_rows_later(self, batch: Batch) -> bool:
-        """Whether one that is contained, and brought no rows, may bring them yet. What a task has of a run of a batch
-        DataFrame is all of it."""
+        """Tells whether a batch that is contained, and brought no rows, may bring them yet.
+
+        In a run of a batch DataFrame it may not: what a task has of the run is all of it.
+        """
         return self.is_newest(batch) and not batch.is_piece
 
     def check_rows(self, batch: Batch, then: int, now: int) -> None:
-        """Of a replay with ``now`` rows, ``then`` when it was applied. Raises BatchChanged."""
+        """Checks the number of rows of a replay: ``now`` rows, ``then`` when it was applied. Raises BatchChanged."""
         self._positions.check_rows(batch, then, now)
 
     def silent(self, now_us: int, serving: str) -> dict[str, layout.Position]:
@@ -133,11 +143,11 @@ class Sources:
         return self._positions.silent(now_us, self._retention.watermark_idle_us, serving)
 
     def watermark_us(self, batch: Batch, silent: Mapping[str, layout.Position]) -> int | None:
-        """The minimum over those that have one and are not silent, this batch's with it; None when none has."""
+        """Returns the minimum over the sources with a watermark that are not silent, with this batch's; None: none."""
         return self._positions.watermark_us(batch, silent)
 
     def behind(self, batch: Batch, rows: int, now_us: int, digest: int | None) -> layout.Position:
-        """The source's position once the batch is applied."""
+        """Returns the source's position after the batch is applied."""
         return self._positions.behind(batch, rows, now_us, digest)
 
     def advance(
@@ -148,7 +158,7 @@ class Sources:
         silent: Mapping[str, layout.Position],
         mutations: Mutations,
     ) -> Advance:
-        """Have ``mutations`` keep what a batch brings of its source, and of those that are silent or to be retired."""
+        """Adds to ``mutations`` what a batch changes of its source, and of sources that are silent or to be retired."""
         positions, name = self._positions, source.encode()
         if positions.is_recalled(source):
             mutations.deletes.append(layout.RETIRED + name)
@@ -158,14 +168,17 @@ class Sources:
         if retired := positions.idle(position.at_us, self._retention, source):
             self._tombstones.bury(retired, mutations)
         if silent:
-            # with the watermark that comes of it: whoever has the batch finds it decided, and nobody decides it anew
+            # written with the watermark that comes of it: a copy that has the batch keeps to that decision
             silent = {each: without for each, without in silent.items() if each not in retired}
             mutations.puts += [(layout.POSITION + each.encode(), without.encode()) for each, without in silent.items()]
         return Advance(source, position, silent, retired)
 
     def _stored(self, source: str, position: layout.Position, output: bytes) -> list[tuple[bytes, bytes]]:
-        """Of a run of a batch DataFrame every output: whoever evaluates it again wants them all. Of a query in
-        real-time mode those that its client has not settled: Spark may run an epoch again, and end it elsewhere."""
+        """Returns what to store of a batch's output.
+
+        Of a run of a batch DataFrame every output is kept: another evaluation wants them all. Of a query in real-time
+        mode those are kept that its client has not settled: Spark may run an epoch again, and end it elsewhere.
+        """
         if source.startswith(layout.REAL_TIME):
             piece = layout.Piece(position.rows, position.digest, len(output), output)
             return [(layout.piece_key(source, position.batch), piece.encode())] if output else []
@@ -185,9 +198,14 @@ class Sources:
     # -- a client, or none any more -----------------------------------------------------------------------
 
     def open(self, source: str, session: layout.Session, settled: int | None) -> Mutations | None:
-        """What refuses older clients of a source from now on; None: that is so. Raises SourceTaken when this one is
-        older itself. Args: settled: outputs that are kept of batches up to this one are wanted no more; one that is
-        retired has none, and SourceRetired is raised where the client may want any."""
+        """Returns the mutations that refuse older clients of a source from now on; None: they are refused already.
+
+        Raises SourceTaken when this client is older itself, and SourceRetired for a source without outputs where the
+        client may want any.
+
+        Args:
+            settled: outputs of batches up to this one are not wanted any more; None: the client wants none removed.
+        """
         self._recall(source)
         if settled is not None and self._positions.is_recalled(source):
             last = self._positions.last(source)
@@ -208,7 +226,7 @@ class Sources:
         self._positions.taken(source, session)
 
     def retire(self, source: str) -> tuple[int, Mutations] | None:
-        """(its last batch, what leaves only a tombstone of it); None: nothing is known of it."""
+        """Returns (the source's last batch, mutations that leave only its tombstone); None: nothing is known of it."""
         if not self._positions.knows(source) or self._positions.is_recalled(source) or source == INITIAL:
             return None
         mutations, tombstone = Mutations(), self._positions.tombstone(source)
@@ -219,8 +237,9 @@ class Sources:
         self._positions.retired([source])
 
     def without_output(self, source: str, batch: int) -> tuple[int, Mutations]:
-        """(bytes of the output that is kept of one batch, what keeps none); the batch stays contained, and is answered
-        with no rows. Of a batch that is not here, or whose output is not, (0, nothing)."""
+        """Returns (bytes of the output that is kept of one batch, mutations that remove it); (0, none) where the batch
+        is not here, or its output is not. The batch stays contained, and is answered with no rows.
+        """
         mutations, key = Mutations(), layout.piece_key(source, batch)
         stored = self._store.get(key)
         if stored is not None:

@@ -1,8 +1,8 @@
-"""Owning a partition without its old owner's word: the old owner's lease has lapsed, or its data is lost.
+"""Takeover: owning a partition without its old owner's consent: the owner's lease has lapsed, or its data is lost.
 
-Three ways, chosen by the controller: serve the copy a standby kept, serve what was sealed here for a move that can
-never end, or restore the newest checkpoint. Each is done once, however often it is asked for: an ownership at the
-granted epoch is the answer.
+The controller chooses one of three ways: to serve the copy a standby kept, to serve what was sealed here for a move
+that can never end, or to restore the newest checkpoint. Each is done once, however often it is asked for: an ownership
+at the granted epoch is the answer.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ log = logging.getLogger(__name__)
 
 
 class Successor:
-    """Called from several threads."""
+    """Takes partitions over. Called from several threads."""
 
     def __init__(self, registry: PartitionRegistry, lease: Lease, authority: Authority, clock: Clock) -> None:
         self._registry, self._lease, self._authority, self._clock = registry, lease, authority, clock
 
     def _check_asked(self, command: Command) -> None:
-        """Raises LeaseLost, StaleTerm where the controller may have given this take-over up."""
+        """Checks that the controller cannot have given this takeover up. Raises LeaseLost, StaleTerm."""
         self._lease.check(self._clock.monotonic())
         self._authority.check(command)
 
     def from_standby(
         self, partition: PartitionId, move_id: str, epoch: int, standby_move: str, command: Command = NOBODY
     ) -> TakenOver:
-        """Serve the copy that follows for ``standby_move``. Raises MoveUnknown, MoveAborted, StaleEpoch, LeaseLost."""
+        """Serves the copy that follows for ``standby_move``. Raises MoveUnknown, MoveAborted, StaleEpoch, LeaseLost."""
         slot = self._registry.slot(partition)
         with slot.work:
             if not self._owns(slot, epoch):
@@ -56,13 +56,13 @@ class Successor:
             return self._view(slot, epoch)
 
     def from_local(self, partition: PartitionId, move_id: str, epoch: int, command: Command = NOBODY) -> TakenOver:
-        """Serve again what was sealed here. Raises StateMissing, StaleEpoch, LeaseLost."""
+        """Serves again what was sealed here. Raises StateMissing, StaleEpoch, LeaseLost."""
         slot = self._registry.slot(partition)
         with slot.work:
             if not self._owns(slot, epoch):
                 try:
                     store = self._registry.store(slot)
-                except StateDamaged as error:  # else it would be asked for it again and again
+                except StateDamaged as error:  # else the controller would ask for it again and again
                     self._registry.lose(slot, error)
                     raise
                 assert slot.directory is not None
@@ -78,7 +78,7 @@ class Successor:
                     slot.lifecycle.prepare(move_id, slot.lifecycle.epoch)
                 try:
                     self._own(slot, move_id, epoch, store, slot.directory, command)
-                except BaseException:  # a disk that refuses: it is sealed as before, and may be asked for again
+                except BaseException:  # such as a full disk: it is sealed as before, and may be asked for again
                     with slot.mutex:
                         if slot.lifecycle.state is State.WARMING:
                             slot.lifecycle.seal_again(sealed)
@@ -96,10 +96,11 @@ class Successor:
         command: Command = NOBODY,
         oldest_epoch: int = 1,
     ) -> TakenOver:
-        """Restore the newest readable checkpoint, and publish it under the new epoch before it is served: an old owner
-        that comes back can then checkpoint no more.
+        """Restores the newest readable checkpoint, and publishes it under the new epoch before it is served: an old
+        owner that comes back can then checkpoint no more.
 
-        Args: oldest_epoch: checkpoints of older ones are a former deployment's, of the same name.
+        Args:
+            oldest_epoch: checkpoints of older epochs are of a former deployment of the same name.
 
         Raises StateMissing when there is none, CheckpointStoreMissing when there is no store, StaleEpoch when a newer
         owner has checkpointed already, LeaseLost.
@@ -155,7 +156,7 @@ class Successor:
             try:
                 checkpoints.restore(manifest, directory, durable=True)
             except CheckpointCorrupt as error:
-                if not checkpoints.has(manifest):  # collected, since a newer one was published
+                if not checkpoints.has(manifest):  # garbage-collected, since a newer one was published
                     return self._restore(partition, epochs, checkpoints, directory)
                 log.error("an older checkpoint is taken: %s", error)
                 continue
@@ -183,8 +184,11 @@ class Successor:
         command: Command,
         standby: Incoming | None = None,
     ) -> None:
-        """Durable first, then served. Asked again here: a registration since then has said that it is not owned here,
-        and the controller may have given this take-over up."""
+        """Makes the ownership durable, then serves.
+
+        Checks the command again: since the last check this replica may have registered without the partition, and the
+        controller may have given this takeover up.
+        """
         ownership = layout.Ownership(self._registry.info.name, State.OWNED, epoch, move_id)
         with slot.mutex:
             self._check_asked(command)
@@ -210,8 +214,10 @@ class Successor:
     # -- the old owner ------------------------------------------------------------------------------------
 
     def supersede(self, partition: PartitionId, epoch: int, owner: ReplicaInfo, burnt: int = 0) -> bool:
-        """The partition is ``owner``'s at ``epoch``: what is here is only a warm base. Durable before it is said.
-        False: nothing of it was here."""
+        """Notes that the partition is ``owner``'s at ``epoch``: what is here is only a warm base.
+
+        Durable when this returns. False: nothing of it was here, or it is newer.
+        """
         slot = self._registry.slot(partition)
         with self._registry.reopening(slot), slot.work, slot.mutex:
             if not replace(slot.lifecycle).supersede(epoch, owner, burnt):

@@ -30,7 +30,7 @@ from stateflow.storage import PartitionStore
 
 BY_TIME = b"t"
 BY_NAME = b"u"
-#: names that begin so belong to window helpers
+#: prefix of timer names that belong to window helpers
 WINDOW = "window "
 _PRESENT = b"\x01"
 _ORDERED = struct.Struct(">Q")
@@ -50,7 +50,7 @@ _LETTER = {Domain.EVENT: b"e", Domain.PROCESSING: b"p"}
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """Handed to ``on_timer``. ``at`` is when it was set for, not when it fired.
+    """A timer that is due, as ``on_timer`` gets it. ``at`` is when it was set for, not when it fired.
 
     Example: ``def on_timer(self, timer: Timer, ctx: Context) -> None: del self.seen[timer.name]``
     """
@@ -63,7 +63,7 @@ class Timer:
 
 @dataclass(frozen=True, slots=True)
 class TimerColumns:
-    """Timers that are due, handed to ``on_timers``, in order of time: ``keys`` as state columns take them, ``at``
+    """Timers that are due, as ``on_timers`` gets them, in order of time: ``keys`` as state columns take them, ``at``
     (timestamp[us, UTC]) as they were set for, ``name`` (string).
 
     Example: ``def on_timers(self, timers: TimerColumns, ctx: Context): return pa.table({"k": timers.keys})``
@@ -76,7 +76,12 @@ class TimerColumns:
 
     @classmethod
     def of(cls, timers: Sequence[Timer], key: Sequence[str]) -> TimerColumns:
-        """Args: timers: of one domain, one at least. key: names of the key columns."""
+        """Makes columns of timers.
+
+        Args:
+            timers: of one domain, at least one.
+            key: names of the key columns.
+        """
         keys: pa.Array
         if len(key) == 1:
             keys = pa.array([timer.key for timer in timers])
@@ -92,8 +97,9 @@ class TimerColumns:
 
 
 def to_us(moment: datetime | int) -> int:
-    """Microseconds since 1970 UTC, of an aware datetime or of themselves. Raises InvalidArgument, and EncodeError for a
-    time that has nanoseconds."""
+    """Returns microseconds since 1970 UTC, of an aware datetime or of an integer that is that already. Raises
+    InvalidArgument, and EncodeError for a time that has nanoseconds.
+    """
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
             raise InvalidArgument("a time needs a time zone", remedy="use datetimes with tzinfo, e.g. UTC")
@@ -104,7 +110,7 @@ def to_us(moment: datetime | int) -> int:
 
 
 def to_datetime(us: int) -> datetime:
-    """Times outside the years 1 to 9999 become the nearest end: a watermark may be 'for ever'."""
+    """Returns a datetime; for a time outside the years 1 to 9999 the nearest end, as a watermark may be 'for ever'."""
     try:
         return _EPOCH + timedelta(microseconds=us)
     except OverflowError:
@@ -112,7 +118,7 @@ def to_datetime(us: int) -> datetime:
 
 
 def check_timer_name(name: object) -> str:
-    """Of a timer that is the operator's own. Raises InvalidArgument."""
+    """Checks the name of an operator's own timer. Raises InvalidArgument."""
     try:
         name.encode()  # type: ignore[attr-defined]
     except (AttributeError, UnicodeEncodeError):
@@ -135,13 +141,16 @@ class Timers:
         self._pending: dict[_Identity, int | None] = {}  # µs, or None: deleted or fired
         self._soon: list[tuple[int, bytes, str]] = []  # heap, while due() runs
         self._until: tuple[Domain, int] | None = None
-        #: a partition that never had a timer is never asked for one
+        #: False: the partition never had a timer, and its store is not asked for one
         self._any = next(store.scan(BY_TIME), None) is not None
-        #: none that is stored is set for a time before this, by domain; of one that is not there nobody has looked
+        #: no stored timer of the domain is set for an earlier time; missing: not looked up yet
         self._next_us: dict[Domain, float] = {}
 
     def set(self, key: Hashable, name: str, at: datetime | int, domain: str) -> None:
-        """Replaces the key's timer of that name. Raises InvalidArgument for an odd domain or time."""
+        """Sets a timer, in place of the key's timer of that name.
+
+        Raises InvalidArgument for an unknown domain or an invalid time.
+        """
         identity = (_domain(domain), encode_row_key(key), name)
         at_us = to_us(at)
         self._pending[identity] = at_us
@@ -150,25 +159,31 @@ class Timers:
             heapq.heappush(self._soon, (at_us, identity[1], name))
 
     def set_many(self, keys: pa.Array, name: str, at: Any, domain: str) -> None:
-        """:meth:`set` for each key. Args: at: as there, the same for all; or an Arrow array of timestamps with a time
-        zone, or of microseconds since 1970, one for each. Raises InvalidArgument."""
+        """Sets a timer for each key, see :meth:`set`.
+
+        Args:
+            at: one time for all keys; or an Arrow array with one for each, of timestamps with a time zone or of
+                microseconds since 1970.
+
+        Raises InvalidArgument.
+        """
         plain = keys_of(keys)
         times = _times(at, len(plain)) if isinstance(at, pa.Array | pa.ChunkedArray) else [at] * len(plain)
         for key, moment in zip(plain, times, strict=True):
             self.set(key, name, moment, domain)
 
     def delete_many(self, keys: pa.Array, name: str, domain: str) -> None:
-        """:meth:`delete` for each key."""
+        """Deletes the timer of each key, see :meth:`delete`."""
         for key in keys_of(keys):
             self.delete(key, name, domain)
 
     def delete(self, key: Hashable, name: str, domain: str) -> None:
-        """No error when there is none."""
+        """Deletes the key's timer of that name; no error when there is none."""
         if self._any:
             self._pending[_domain(domain), encode_row_key(key), name] = None
 
     def due(self, domain: Domain, until_us: int) -> Iterator[Timer]:
-        """Fire, in order of time, key and name, every timer at or before ``until_us``; those set meanwhile too."""
+        """Fires, in order of time, key and name, every timer at or before ``until_us``, also those set meanwhile."""
         if not self._any:
             return
         self._soon = [
@@ -204,11 +219,11 @@ class Timers:
         self._next_us[domain] = math.inf
 
     def next_us(self, domain: Domain) -> float:
-        """Between batches: a time before which none is due, µs."""
+        """Returns a time before which no timer is due, µs. Called between batches."""
         return self._next_us.get(domain, -math.inf) if self._any else math.inf
 
     def pending(self, key: Hashable) -> list[Timer]:
-        """The timers of one key, by time; what the batch in hand changed included."""
+        """Returns the timers of one key, by time, with what the running batch has changed."""
         wanted = encode_row_key(key)
         found: dict[_Identity, int] = {}
         for domain in Domain:
@@ -242,17 +257,17 @@ class Timers:
                     self._next_us[domain] = at_us
 
     def end_batch(self) -> None:
-        """Committed: nothing is pending any more."""
+        """Drops pending changes, which are committed."""
         self._pending.clear()
 
     def rollback(self) -> None:
-        """What fired in the batch fires in the next one."""
+        """Drops pending changes: what fired in the batch fires again in the next one."""
         self._pending.clear()
         self._next_us.clear()
 
 
 def keys_of(keys: pa.Array) -> list[Any]:
-    """As an operator of rows has them. Raises NullKey."""
+    """Returns keys as an operator of rows has them. Raises NullKey."""
     if keys.null_count:
         raise NullKey("a key is null", remedy="filter such rows before the operator")
     plain: list[Any] = keys.to_pylist()

@@ -1,4 +1,4 @@
-"""Times of Arrow as Python has them: in zones by the names that it knows, and in microseconds."""
+"""Arrow's times as Python has them: in zones by names that Python knows, and in microseconds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SHORT = {
     "SST": "Pacific/Guadalcanal",
     "VST": "Asia/Ho_Chi_Minh",
 }
-#: as java.time.ZoneOffset reads it, and Spark, which takes ``+h:mm`` and ``+hh:m`` too
+#: offsets as java.time.ZoneOffset reads them, and Spark, which takes ``+h:mm`` and ``+hh:m`` too
 _OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{1,2})(?::?(\d\d))?)?", re.ASCII)
 _HOURS_MAX = 18
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1), timedelta(microseconds=1)
@@ -53,12 +53,12 @@ _FIRST_US, _LAST_US = ((end - _EPOCH) // _MICROSECOND for end in (datetime.min, 
 
 @functools.lru_cache(maxsize=256)
 def python_zone(name: str) -> str:
-    """The name that Python and Arrow have for a zone of ``java.time.ZoneId`` or of the tz database.
+    """Returns the name that Python and Arrow have for a zone of ``java.time.ZoneId`` or of the tz database.
 
     >>> python_zone("GMT+2"), python_zone("PST"), python_zone("Europe/Berlin")
     ('+02:00', 'America/Los_Angeles', 'Europe/Berlin')
 
-    Raises InvalidArgument for one that Python does not have.
+    Raises InvalidArgument for a zone that Python does not have.
     """
     found = _SHORT.get(name, name)
     if found in ("Z", "UT"):
@@ -67,7 +67,7 @@ def python_zone(name: str) -> str:
         found = _offset(offset) or found
     try:
         pa.scalar(0, pa.timestamp("us", tz=found)).as_py()
-    except Exception as error:  # whatever it has of zones raises what it likes
+    except Exception as error:  # a zone database may raise anything
         raise InvalidArgument(
             f"Python has no time zone {name!r}",
             remedy="name one of the tz database, as Europe/Berlin, or an offset, as +02:00; in Spark: "
@@ -77,7 +77,7 @@ def python_zone(name: str) -> str:
 
 
 def _offset(read: re.Match[str]) -> str | None:
-    """``+hh:mm``; None for an offset that is none, or has seconds, which Arrow has not."""
+    """Returns ``+hh:mm``; None for an invalid offset, and for one with seconds, which Arrow cannot represent."""
     sign, *said = read.groups()
     hours, minutes, seconds = (int(each or 0) for each in said)
     if (hours, minutes) > (_HOURS_MAX, 0) or minutes > 59 or seconds:
@@ -86,7 +86,7 @@ def _offset(read: re.Match[str]) -> str | None:
 
 
 def in_python_zones(schema: pa.Schema) -> pa.Schema:
-    """The schema with the zones of its times, also nested ones, as Python has them. Raises InvalidArgument."""
+    """Returns the schema with the zones of its times, also nested ones, as Python has them. Raises InvalidArgument."""
     fields = []
     for field in schema:
         try:
@@ -98,8 +98,10 @@ def in_python_zones(schema: pa.Schema) -> pa.Schema:
 
 
 def time_of(scalar: pa.Scalar) -> datetime:
-    """A time with a zone: in that zone where Python has its year there, also where it has not in UTC; else in UTC.
-    Raises OverflowError where it has neither."""
+    """Returns a time in its zone, when its year there is in Python's range, even if its year in UTC is not; else in UTC.
+
+    Raises OverflowError when neither year is.
+    """
     try:
         plain: datetime = scalar.as_py()
         return plain
@@ -115,7 +117,7 @@ def time_of(scalar: pa.Scalar) -> datetime:
 
 
 def in_micros(kind: pa.DataType) -> pa.DataType:
-    """The type with its times, also nested ones, in microseconds where they are in nanoseconds."""
+    """Returns the type with its times, also nested ones, in microseconds where they are in nanoseconds."""
     return _with_times(kind, _in_micros)
 
 
@@ -132,7 +134,7 @@ def _in_micros(kind: pa.DataType) -> pa.DataType:
 
 
 def _with_times(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """The type, with what it is made of in the end changed."""
+    """Returns the type with its innermost types changed."""
     if isinstance(kind, pa.BaseExtensionType):
         return kind
     if not kind.num_fields:

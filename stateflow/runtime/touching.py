@@ -1,4 +1,4 @@
-"""Finds the statements of a program that change what others made: without them it is half made. No I/O."""
+"""Finds a program's statements that change what others made, without which that would be incomplete. No I/O."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
-#: never change, or keep nothing that an operator could miss
+#: types whose values never change, or keep nothing that an operator could miss
 _FIXED = (
     *(str, bytes, int, float, complex, tuple, frozenset, range, type(None), PurePath, re.Pattern, enum.Enum),
     *(logging.Logger, logging.LoggerAdapter, ModuleType, MethodType, BuiltinFunctionType, functools.partial),
 )
 _FIXED_IN = ("pyarrow", "typing", "datetime", "decimal", "zoneinfo", "uuid", "fractions")
-#: methods that only look, by what they are called in most libraries
+#: names that methods which change nothing have in most libraries
 _LOOKS = re.compile(
     r"get|items|keys|values|copy|index|count|sections|options|cache_\w+|(get|has|is|as|to|find|show|print|count)_\w+"
     r"|describe|head|tail|join|format|split|match|search|fullmatch|debug|info|warning|error|exception|critical|log|setLevel|addHandler|addFilter"
 )
-#: and those that change, where nothing is known of the value
+#: names of methods that change their object, where nothing is known of the value
 _CHANGES = re.compile(
     r"append\w*|extend\w*|insert|update|add\w*|setdefault|set\w*|pop\w*|clear|remove\w*|discard|sort|reverse|rotate"
     r"|subtract|read\w*|load\w*|register|fill|put\w*|push|fit|train"
@@ -42,10 +42,10 @@ class Touch:
 
     Attributes:
         order: of the statement that the program runs there, as :class:`~stateflow.runtime.excerpt.Statement` has it.
-        path: of attributes from the value to the method that is called; empty where the name itself is bound anew.
-        stores: it is an assignment, or a deletion.
-        discards: it is a call whose result nobody uses.
-        guarded: only where the program is the main one.
+        path: attributes from the value to the method that is called; empty where the name itself is bound anew.
+        stores: whether it is an assignment, or a deletion.
+        discards: whether it is a call whose result is not used.
+        guarded: whether it happens only where the program is the main one.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Touch:
     guarded: bool = False
 
     def may_change(self, value: object) -> bool:
-        """Says whether it may change this value, which the name has."""
+        """Tells whether the place may change this value, which the name has."""
         if self.stores and not isinstance(value, ModuleType):
             return True
         if isinstance(value, type):
@@ -69,14 +69,14 @@ class Touch:
         return not fixed and not only_looks(self.path)
 
     def may_change_any(self) -> bool:
-        """Says whether it may change what the name has, where nobody knows what that is."""
+        """Tells whether the place may change the name's value, where that value is unknown."""
         if self.guarded or (not self.stores and only_looks(self.path)):
             return False
         return self.stores or self.discards or bool(_CHANGES.fullmatch(self.path[-1]))
 
 
 def only_looks(path: tuple[str, ...]) -> bool:
-    """Says whether what is called there is a method that changes nothing."""
+    """Tells whether the method that is called there changes nothing."""
     return bool(path) and _LOOKS.fullmatch(path[-1]) is not None
 
 
@@ -85,7 +85,7 @@ def _is_frozen(value: object) -> bool:
 
 
 def functions_of(bodies: Iterable[list[ast.stmt]]) -> dict[str, _Function]:
-    """A program's own functions, by name."""
+    """Returns a program's own functions, by name."""
     return {node.name: node for body in bodies for node in body if isinstance(node, _Function)}
 
 
@@ -94,7 +94,8 @@ def touches(
 ) -> Iterator[Touch]:
     """Yields where a statement at the top level may change what it does not bind itself.
 
-    Args: binds: the names that it makes.
+    Args:
+        binds: names that the statement binds.
     """
     own = frozenset(binds)
     guarded = isinstance(node, ast.If) and any(isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node))
@@ -118,7 +119,9 @@ _Found = tuple[str, int, tuple[str, ...], bool, bool]
 
 
 def _found(nodes: list[ast.AST], functions: Mapping[str, _Function], called: set[str]) -> Iterator[_Found]:
-    """(name, line, path, stores, discards) of what these do; the names of what they call are put into ``called``."""
+    """Yields (name, line, path, stores, discards) of what these nodes do. Adds the names of the functions that they
+    call to ``called``.
+    """
     discarded = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     inner = {id(n) for node in nodes if isinstance(node, _COMPREHENSIONS) for n in ast.walk(node)}
     for node in nodes:
@@ -178,7 +181,7 @@ def _local(function: _Function) -> set[str]:
 
 
 def _path(node: ast.expr) -> tuple[str, tuple[str, ...]] | None:
-    """``a.b.c`` as ("a", ("b", "c")); of what is looked up in between, only that something is."""
+    """Returns ``a.b.c`` as ("a", ("b", "c")), without subscripts in between; None for other expressions."""
     path: list[str] = []
     while not isinstance(node, ast.Name):
         if isinstance(node, ast.Attribute):

@@ -1,4 +1,4 @@
-"""What came for a partition, as placement asks: how much, and from where. Counted, and forgotten with the process."""
+"""Traffic of a partition, for placement: how much came, and from where. Counted, and forgotten with the process."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ import pyarrow as pa
 
 from stateflow.types import NAME
 
-#: sites that are told apart; rows of others count with those that say nothing
+#: sites that are counted separately; rows of other sites count like rows without one
 SITES_MAX = 64
 
 
 @dataclass(slots=True)
 class Traffic:
-    """``rows`` since this process first served the partition, ``bytes`` of them as Arrow has them, and how many said
-    that they are of which site. They only grow: whoever looks twice has a rate."""
+    """Rows that came for a partition: ``rows`` since this process first served it, ``bytes`` of them as Arrow has them,
+    and ``origins``, how many named which site. The numbers only grow: two readings give a rate.
+    """
 
     rows: int = 0
     bytes: float = 0.0
     origins: dict[str, int] = field(default_factory=dict)
 
     def came(self, rows: int, row_bytes: float, site: str) -> None:
-        """So many rows, of so many bytes each; ``site``: empty where they do not say, or each for itself."""
+        """Counts rows of ``row_bytes`` each. ``site``: their origin; empty: unknown, or each row names its own."""
         self.rows += rows
         self.bytes += rows * row_bytes
         if site:
             self._add(site, rows)
 
     def came_from(self, origins: Mapping[str, int]) -> None:
-        """Of the rows that came, so many say that they are of which site."""
+        """Counts how many of the rows that came named which site."""
         for site, rows in origins.items():
             self._add(site, rows)
 
@@ -41,8 +42,9 @@ class Traffic:
 
 
 class Origins:
-    """Of rows that came together, what a column of them says of where each comes from. The column is looked at once,
-    and counted part by part. What is no site's name says nothing, nor does a column that is not there or no text's."""
+    """Sites of rows that came together, as one of their columns names them. The column is read once, and counted part
+    by part. A value that is no site's name does not count, nor does a column that is missing or not text.
+    """
 
     def __init__(self, rows: pa.RecordBatch, column: str) -> None:
         index = rows.schema.get_field_index(column)
@@ -60,7 +62,7 @@ class Origins:
         self._numbers = number_of[encoded.indices.fill_null(values).to_numpy(zero_copy_only=False)]
 
     def of(self, start: int, stop: int) -> dict[str, int]:
-        """Site → of the rows from ``start`` to before ``stop``, how many; none that has none."""
+        """Returns site → number of the rows from ``start`` to before ``stop`` that name it, never 0."""
         if not self._sites:
             return {}
         counts = np.bincount(self._numbers[start:stop], minlength=len(self._sites))[: len(self._sites)].tolist()

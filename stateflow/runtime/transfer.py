@@ -1,11 +1,11 @@
 """State on its way out of a replica: content-addressed base files, and the change log a follower reads.
 
-Base: the files of a snapshot, each named by the xxh3_128 of its content, so that a target sends for those only
-that it lacks. Log: every change set committed since that snapshot, in order, then a seal when the partition is
-fenced for this move.
+Base: the files of a snapshot, each named by the xxh3_128 of its content, so that a target asks only for those that it
+lacks. Log: every change set committed since that snapshot, in order, then a seal when the partition is fenced for this
+move.
 
-A partition that moves back needs no files: its former owner kept what it sealed, the new one began with just that and
-keeps the change sets since, up to a limit. What they come to is the base.
+A partition that moves back needs no files. Its former owner kept what it sealed; the new owner began with exactly that,
+and keeps the change sets since, up to a limit. Their net effect is the base.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class SnapshotInfo:
     epoch: int
     digest: str
     files: tuple[BaseFile, ...]
-    kept: str = ""  # digest of what the target sealed when the partition left it: the one file says what changed since
+    kept: str = ""  # digest of what the target sealed when the partition left it; the one file has the changes since
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A copy that was sealed for a move: by which, the epoch it granted, and where the copy ends."""
+    """A copy that was sealed for a move: the move, the epoch it granted, and the sequence where the copy ends."""
 
     move_id: str
     epoch: int
@@ -85,7 +85,7 @@ class FileDigests:
         return digest
 
     def files(self, directory: Path) -> tuple[BaseFile, ...]:
-        """All files of a flat directory, by name, without locks and logs."""
+        """Returns all files of a flat directory, by name, without locks and logs."""
         return tuple(
             BaseFile(path.name, path.stat().st_size, self.of(path))
             for path in sorted(directory.iterdir())
@@ -94,7 +94,7 @@ class FileDigests:
 
 
 def base_digest(files: Iterable[BaseFile], sequence: int) -> str:
-    """Digest of a base: every file's name and content, and the sequence it is at."""
+    """Returns the digest of a base: every file's name and content, and the sequence it is at."""
     listing = "\n".join(f"{file.name} {file.size} {file.digest}" for file in files)
     return xxhash.xxh3_128_hexdigest(f"{sequence}\n{listing}".encode())
 
@@ -104,17 +104,19 @@ CHANGES = "CHANGES"
 
 
 def kept_digest(kept: str, files: Iterable[BaseFile], sequence: int) -> str:
-    """Digest of a base that is a sealed copy, by the digest of its seal, and the changes in files."""
+    """Returns the digest of a base that is a sealed copy, named by its seal's digest, and the changes in files."""
     return base_digest((BaseFile("", 0, kept), *files), sequence)
 
 
 def cutover_digest(base: str, changes: bytes) -> str:
-    """What both ends must agree on: a base and the chain of every change set since. Hexadecimal."""
+    """Returns the digest that both ends must agree on: of a base and the chain of change sets since. Hexadecimal."""
     return xxhash.xxh3_128_hexdigest(base.encode() + changes)
 
 
 class ChangeLog:
-    """What one follower has yet to read. Thread-safe; ``wake`` is called, from any thread, when there is more.
+    """Change sets that one follower has yet to read. Thread-safe.
+
+    ``wake`` is called, from any thread, when there is more.
 
     Invariant: entries follow on each other without a gap, from the first that was not confirmed; ``changes`` chains all
     there ever were.
@@ -145,7 +147,7 @@ class ChangeLog:
         self.wake: Callable[[], None] = lambda: None
 
     def entries(self) -> list[bytes]:
-        """The change sets that were not confirmed."""
+        """Returns the change sets that were not confirmed."""
         with self._lock:
             return [change_set for _, change_set in self._entries]
 
@@ -168,8 +170,10 @@ class ChangeLog:
         self.wake()
 
     def confirm(self, sequence: int) -> None:
-        """The follower has everything up to ``sequence``, as durably as it ever will: here it is forgotten. That it was
-        sent proves nothing, a connection may break behind it."""
+        """Forgets everything up to ``sequence``, which the follower has as durably as it ever will.
+
+        Sending alone proves nothing, as the connection may break afterwards.
+        """
         with self._lock:
             self.confirmed = max(self.confirmed, sequence)
             while self._entries and self._entries[0][0] <= sequence:
@@ -181,7 +185,7 @@ class ChangeLog:
         self.wake()
 
     def read(self, after: int, bytes_max: int) -> Reading:
-        """What comes after sequence ``after``. Raises MoveUnknown when that was confirmed and forgotten."""
+        """Returns what comes after sequence ``after``. Raises MoveUnknown when that was confirmed and forgotten."""
         with self._lock:
             if after < self._forgotten:
                 raise MoveUnknown(
@@ -205,8 +209,9 @@ class ChangeLog:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """``lag_bytes`` is what is left behind ``change_sets``; ``seal`` and ``chain``, which covers every change set up to
-    here, come with the last of them."""
+    """Part of a change log. ``lag_bytes``: what is left after ``change_sets``; ``seal`` and ``chain``, which covers
+    every change set up to here, come with the last of them.
+    """
 
     change_sets: list[bytes]
     head_sequence: int

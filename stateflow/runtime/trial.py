@@ -40,7 +40,7 @@ from stateflow.state.evolution import Evolved
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId
 
-#: a piece ends with the key that reaches one of them
+#: a piece ends with the key that reaches one of these limits
 PIECE_KEYS = 1000
 PIECE_BYTES = 4 << 20
 #: the version's own faults
@@ -50,9 +50,10 @@ _Cell = tuple[bytes, bytes]
 
 
 class Trials:
-    """A replica's trials. Called from several threads; it changes nothing.
+    """Trials of one replica. Called from several threads; changes nothing.
 
-    Args: verifier: whose snapshots are tried on.
+    Args:
+        verifier: takes the snapshots that versions are tried on.
     """
 
     def __init__(self, registry: PartitionRegistry, verifier: Verifier) -> None:
@@ -68,8 +69,9 @@ class Trials:
         return None if copy is None else Trial(self._registry, spec, cls, copy)
 
     def is_needed(self, spec: OperatorSpec, cls: type[Operator], partition: PartitionId) -> bool:
-        """Says whether the version changes what the partition stores, or reads it as other types. It opens no database.
-        Raises SchemaMismatch."""
+        """Tells whether the version changes what the partition stores, or reads it as other types. Opens no database.
+        Raises SchemaMismatch.
+        """
         stored = self._registry.stored_schema(self._registry.look(partition))
         if stored is None:
             return False
@@ -83,7 +85,7 @@ class Trials:
 
 
 class Trial:
-    """One partition's, for one thread. ``copy``: the snapshot."""
+    """Trial on one partition, for one thread. ``copy``: the snapshot."""
 
     def __init__(self, registry: PartitionRegistry, spec: OperatorSpec, cls: type[Operator], copy: Copy) -> None:
         self.copy = copy
@@ -135,7 +137,7 @@ def try_out(
                 times_us = now_us, watermark_us
                 made = converted(partition.operator, evolution, reader, instance, before["version"], times_us)
                 gone = [*(start for start, _ in made.clears), *made.deletes]
-                reader = Evolved(reader, gone, dict(made.puts))  # as it would be read then
+                reader = Evolved(reader, gone, dict(made.puts))  # as it would be read after the migration
             for declaration in retyped:
                 for _ in scan_entries(declaration, reader):
                     pass

@@ -8,7 +8,7 @@ from stateflow.errors import InvalidArgument
 
 
 class Unreadable:
-    """Whatever is done with it, beside showing it, raises InvalidArgument with its column and row."""
+    """Stand-in for a value that Python lacks. All uses but showing it raise InvalidArgument with column and row."""
 
     __slots__ = ("_column", "_row", "_type", "_why")
 
@@ -27,7 +27,7 @@ class Unreadable:
         return f"<a {self._type} that Python has not>"
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # who asks whether it can do something
+        if name.startswith("__"):  # a look-up of what the value can do
             raise AttributeError(name)
         raise self.refusal()
 

@@ -1,4 +1,4 @@
-"""Reading a whole partition behind the stream, to find what is wrong with it before somebody needs it."""
+"""Verification: reading a whole partition beside the stream, to find what is wrong with it before it is needed."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from stateflow.storage import PartitionStore
 from stateflow.storage.faults import meaning
 from stateflow.types import PartitionId
 
-#: of one partition that are told one by one
+#: faults of one partition that are reported one by one
 FAULTS_MAX = 5
-#: a standby is looked at so often whether it has come to what its owner had
+#: how often a standby is checked for having reached its owner's sequence, seconds
 LOOK_S = 0.002
-#: whoever waits looks so often whether somebody still wants it
+#: how often a wait checks whether the verification is still wanted, seconds
 STOP_S = 0.2
 TAG = slice(len(CELL), len(CELL) + 8)
 
@@ -45,25 +45,25 @@ class Copy:
 
 
 class Stopped(Exception):
-    """Nobody waits for it any more."""
+    """The verification was stopped: no caller wants it any more."""
 
 
 class Verifier:
-    """Called from several threads. Nothing is changed by it.
+    """Verifies partitions. Called from several threads; changes nothing.
 
     Args:
-        sleep: seconds; how it makes way for others.
+        sleep: waits for a number of seconds, to make way for other work.
     """
 
     def __init__(self, registry: PartitionRegistry, sleep: Callable[[float], None] = time.sleep) -> None:
         self._registry, self._sleep = registry, sleep
 
     def begin(self, partition: PartitionId, standby_of: int | None = None, wait_s: float = 1.0) -> Copy | None:
-        """A snapshot, between two batches, of what is owned here; None: it is not.
+        """Takes a snapshot, between two batches, of what is owned here; None: it is not.
 
         Args:
-            standby_of: of the copy that follows instead, when it is at this sequence of its owner, or as it is after
-                ``wait_s``.
+            standby_of: the owner's sequence. The copy that follows here is taken instead, when it has reached this
+                sequence, or as it is after ``wait_s``. None: what is owned is taken.
         """
         slot = self._registry.look(partition)
         if standby_of is not None:
@@ -101,8 +101,9 @@ class Verifier:
         return Copy(partition, directory, epoch, read_sequence(db))
 
     def read(self, copy: Copy, stopped: Callable[[], bool] = lambda: False) -> Verification:
-        """All of it, as slowly as ``verify_bytes_per_s`` says, and slower while batches come: every block by its
-        checksum, and every cell by its declaration. Raises Stopped."""
+        """Reads all of a copy, at most at ``verify_bytes_per_s``, and slower while batches come: every block by its
+        checksum, and every cell by its declaration. Raises Stopped.
+        """
         reading = _Reading()
         limit = RateLimit(self._registry.settings.verify_bytes_per_s)
         clock = self._registry.clock
@@ -139,8 +140,9 @@ class Verifier:
         self._registry.environment.remove_tree(copy.directory)
 
     def _declared(self, partition: PartitionId, db: PartitionStore) -> dict[bytes, Declaration]:
-        """By tag. None where the operator cannot be loaded here, or another version of it stored what is there: the
-        first batch makes that what is declared now."""
+        """Returns the declarations of states by tag. Empty where the operator cannot be loaded here, or another version
+        of it stored what is there: the first batch makes that what is declared now.
+        """
         with contextlib.suppress(StateflowError):
             _, cls = self._registry.operator(partition.operator)
             if is_evolved(cls, db, self._registry.deployed(partition.operator)):
@@ -150,7 +152,7 @@ class Verifier:
 
 @dataclass(slots=True)
 class _Reading:
-    """What was read so far. States that are not declared, as what was dropped, are only looked at for their format."""
+    """Findings so far. States that are not declared, such as dropped ones, are only checked for their format."""
 
     declared: dict[bytes, Declaration] = field(default_factory=dict)
     size: int = 0

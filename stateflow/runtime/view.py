@@ -1,4 +1,4 @@
-"""A partition as the replica that has it shows it."""
+"""A partition as its replica reports it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from stateflow.types import PartitionId
 
 @dataclass(frozen=True, slots=True)
 class DiskView:
-    """What a replica has for its partitions. ``disk``: replicas that name the same one share it, empty: nobody asked;
-    ``disk_free_bytes``: beyond the reserve; ``room_bytes``: that its partitions may take, 0: no limit of its own."""
+    """Disk space that a replica has for its partitions. ``disk``: replicas that name the same one share it, empty:
+    unknown; ``disk_free_bytes``: beyond the reserve; ``room_bytes``: limit for its partitions, 0: no limit of its own.
+    """
 
     disk: str = ""
     disk_free_bytes: int = 0
@@ -21,10 +22,12 @@ class DiskView:
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    """``move_id``: of the move that warms, fenced or sealed it. ``batch_rate``: batches a second. ``bytes``: of its
-    files, copies on their way in included, 0 where nobody asked for it. ``rows``, ``row_bytes``, ``origins``: see
-    :class:`~stateflow.runtime.traffic.Traffic`. ``entries``: see
-    :meth:`~stateflow.storage.store.PartitionStore.entries`; None, too, where it is not open or nobody asked."""
+    """A partition on one replica. ``move_id``: the move that warms, fenced or sealed it. ``batch_rate``: batches per
+    second. ``bytes``: size of its files, incoming copies included, 0: not measured. ``rows``,
+    ``row_bytes``, ``origins``: see :class:`~stateflow.runtime.traffic.Traffic`. ``entries``: see
+    :meth:`~stateflow.storage.store.PartitionStore.entries`; None also where the store is not open, or it was not asked
+    for.
+    """
 
     partition: PartitionId
     state: State

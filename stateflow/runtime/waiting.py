@@ -1,4 +1,4 @@
-"""Bytes of rows that cannot be applied yet: of shares that are not whole, or ahead of their partition. Sans-io."""
+"""Bytes of rows that cannot be applied yet: of slices that are not whole, or ahead of their partition. Sans-io."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ from stateflow.errors import InvalidArgument, Unavailable
 
 
 class Waiting:
-    """Args: bytes_max: of all callers; one may have half of it."""
+    """Limit on the bytes of rows that wait.
+
+    Args:
+        bytes_max: of all callers; one caller may have half of it.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self.bytes = 0
 
     def admit(self, more: int, has: int, source: str) -> None:
-        """So many bytes more wait, of a caller who ``has`` some already. Raises InvalidArgument for more than
-        one caller may have, Unavailable for now."""
+        """Lets ``more`` bytes wait, of a caller that ``has`` some waiting already.
+
+        Raises InvalidArgument for more than one caller may have, Unavailable when all callers together have too many.
+        """
         if has + more > self._bytes_max // 2:
             raise InvalidArgument(
                 f"more than {self._bytes_max // 2} bytes of one batch's rows would wait here",

@@ -1,9 +1,9 @@
-"""Operators that do not return: they cost their batch, not their replica.
+"""Watchdog for operators that do not return: they cost their batch, not their replica.
 
-A batch is in hand of one thread. When it takes longer than it may, :class:`Interrupted` is raised in the operator's
-code, where that is Python: the batch fails, its partition goes on. What waits in a call of C cannot be interrupted.
-Then the batch is *taken away*: it can never commit, whenever that call returns, and its partition is not served here
-until it does; everything else goes on in a new thread.
+One thread runs a batch. When the batch takes longer than it may, :class:`Interrupted` is raised in the operator's code,
+where that is Python: the batch fails, its partition goes on. Code that waits in a call of C cannot be interrupted. Then
+the batch is *taken away*: it can never commit, whenever that call returns, and its partition is not served here until
+it does; everything else goes on in a new thread.
 
 Rules:
 
@@ -11,7 +11,7 @@ Rules:
   is where operators are called. No bookkeeping is cut in two.
 * A commit is shielded: from ``begin_commit`` on nothing is raised, and nothing is taken away. ``begin_commit`` and the
   watchdog decide under one lock, so that exactly one of them is first.
-* An operator's instance that was interrupted serves no more batches: who comes next is given a new one.
+* An operator's instance that was interrupted serves no more batches: the next batch gets a new one.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Discardable(Protocol):
 
 
 class Guard(Protocol):
-    """Whoever may end a batch from outside: not while it is being committed."""
+    """A watchdog that may end a batch from outside, but not while the batch is being committed."""
 
     def begin_commit(self) -> None:
-        """May raise, before anything is written."""
+        """Begins the commit. May raise, before anything is written."""
         ...
 
     def end_commit(self) -> None: ...
@@ -59,7 +59,7 @@ class Unguarded:
 
 UNGUARDED = Unguarded()
 
-#: another object in each child that this process forks. A batch asks three times: the system would take microseconds.
+#: another object in each forked child; a batch compares it three times, where a system call would take microseconds
 _process = object()
 
 
@@ -76,9 +76,9 @@ class InHand:
 
     Attributes:
         began: monotonic seconds.
-        left: nobody waits for its thread any more.
-        taken: it can never commit; who took it away has ended it in its place.
-        host: of the partition, once it was taken away; it ends with its thread.
+        left: no caller waits for its thread any more.
+        taken: it can never commit; the thread that took it away has ended it.
+        host: host of the partition, once the batch was taken away; discarded when the batch's thread returns.
     """
 
     __slots__ = (
@@ -110,30 +110,32 @@ class InHand:
     # -- in its own thread --------------------------------------------------------------------------------
 
     def begin_commit(self) -> None:
-        """Behind the operator's last word. Raises Interrupted when the batch was taken away."""
+        """Shields the commit, after the operator's last call. Raises Interrupted when the batch was taken away."""
         self.end_children()
         self.shield()
         if self.taken:
             raise Interrupted
 
     def end_children(self) -> None:
-        """The operator may have forked, and what its child writes, of this batch or of others that are in hand with it,
-        only one process may."""
+        """Ends this process if it is a child that the operator forked.
+
+        Only one process may write this batch, and the others that run with it.
+        """
         if _process is not self.process:
             os._exit(70)
 
     def shield(self) -> None:
-        """From here on nothing is raised, and nothing taken away."""
+        """Shields the batch: from here on nothing is raised, and nothing taken away."""
         with self._lock:
             self._shielded = True
             self._withdraw()
 
     def end_commit(self) -> None:
-        """The operator is asked again in the same batch."""
+        """Ends the shield: the operator is called again in the same batch."""
         self._shielded = False
 
     def end(self) -> bool:
-        """The batch is committed or rolled back. False: it was taken away, and ended by others."""
+        """Ends the batch, which is committed or rolled back. False: it was taken away, and ended by another thread."""
         self.end_children()
         with self._lock:
             self._ended = True
@@ -151,7 +153,7 @@ class InHand:
         return self._ended
 
     def interrupt(self) -> None:
-        """Raise Interrupted in the operator's code, if that is where the thread is now."""
+        """Interrupts the operator's code, if that is where the thread is now, by raising Interrupted in it."""
         with self._lock:
             if self._shielded or self._ended:
                 return
@@ -162,10 +164,10 @@ class InHand:
             self.interrupted = True
             _raise_in(self.thread, Interrupted)
             if sys._current_frames().get(self.thread) is not frame or frame.f_lasti != at:
-                _raise_in(self.thread, None)  # it went on meanwhile, nobody knows where to
+                _raise_in(self.thread, None)  # it went on meanwhile, to an unknown place
 
     def take_away(self) -> bool:
-        """From now on it cannot commit. False: it has ended, or commits just now."""
+        """Takes the batch away: from now on it cannot commit. False: it has ended, or is being committed."""
         with self._lock:
             if self._ended or self._shielded:
                 return False
@@ -173,7 +175,7 @@ class InHand:
             return True
 
     def refusal(self) -> OperatorStuck:
-        """What the partition's batches are told, once it was taken away."""
+        """Makes the error for batches of the partition, once this one was taken away."""
         return OperatorStuck(
             "the operator did not come back in time, and waits where it cannot be interrupted",
             remedy="mend the operator and start the replica again, or move the partition; until then it is served as "
@@ -184,7 +186,7 @@ class InHand:
         )
 
     def _stack_now(self) -> str:
-        """Where the operator's code is now, innermost last."""
+        """Returns where the operator's code is now, innermost last."""
         frame = sys._current_frames().get(self.thread)
         if frame is None:
             return ""
@@ -194,26 +196,31 @@ class InHand:
 
 
 def frames_of(error: BaseException, most: int) -> str:
-    """Where it was raised, innermost last, so many frames at most. Here, as nothing of this is the operator's: reading
-    its source may take so long that it would be taken for it."""
+    """Returns where an error was raised, innermost last, at most ``most`` frames.
+
+    In this module, which calls no operator: reading source text may take so long that elsewhere it would be taken for
+    the operator's code.
+    """
     return "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-most:]))
 
 
 def stalled_s(busy_since: float | None, in_hand: bool, served_at: float, now: float) -> float:
-    """How long the thread for batches has had none in hand, though there is work: it waits for a partition that
-    somebody else holds, or frees what an operator's ``__del__`` holds up. Monotonic seconds.
+    """Returns for how long the thread for batches has run none, though there is work, in seconds.
+
+    It waits for a partition that another thread holds, or it is held up by an operator's ``__del__``. All times are
+    monotonic seconds.
 
     Args:
-        busy_since: when the thread began with what it does; None: it does nothing.
-        in_hand: is it a batch?
-        served_at: when the last one was in hand.
+        busy_since: when the thread began with its present work; None: it is idle.
+        in_hand: whether that work is a batch.
+        served_at: when a batch last ran.
     """
     return 0.0 if busy_since is None or in_hand else now - max(busy_since, served_at)
 
 
 def in_operator(frame: FrameType | None) -> bool:
-    """Is this the operator's code, or what that has called?"""
-    # it runs meanwhile: its frame, or what that was entered from, may be gone; CPython 3.11 then gives another object
+    """Tells whether the frame is in the operator's code, or in what that has called."""
+    # the thread runs meanwhile: its frame, or that frame's caller, may be gone; CPython 3.11 then gives another object
     if not isinstance(frame, FrameType) or frame.f_code.co_filename.startswith(_PACKAGE):
         return False
     while isinstance(frame, FrameType) and not frame.f_code.co_filename.startswith(_PACKAGE):
@@ -222,6 +229,6 @@ def in_operator(frame: FrameType | None) -> bool:
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """None: withdraw what was not raised yet."""
+    """Makes another thread raise an error; None: withdraws one that was not raised yet."""
     raised = None if error is None else ctypes.py_object(error)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)

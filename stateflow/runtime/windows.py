@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """``[start_us, end_us)`` of one key, µs since 1970, good until the row or timer in hand is done.
+    """Window ``[start_us, end_us)`` of one key, µs since 1970, usable until the current row or timer is done.
 
     Example: ``for window in self.hourly.of(ctx): window.state(COUNT).value += 1``
     """
@@ -57,48 +57,51 @@ class Window:
         return to_datetime(self.end_us)
 
     def state(self, tag: T) -> T:
-        """This window's own instance of a state, see :meth:`Context.state`."""
+        """Returns this window's own instance of a state, see :meth:`Context.state`."""
         return self._ctx.state(tag, self.namespace)
 
 
 class Windows(Helper, ABC):
-    """Assigned to a class attribute of an operator with ``event_time``.
+    """Base of window helpers, each assigned to a class attribute of an operator with ``event_time``.
 
     Args:
         allowed_lateness: how long after its end a window still takes rows; it ends that much later.
-        name: part of what is stored, by default the attribute's; any text, no two helpers of an operator have the same.
+        name: part of what is stored, by default the attribute's; any text, different for each helper of an operator.
     """
 
     def __init__(self, allowed_lateness: timedelta = timedelta(), *, name: str | None = None) -> None:
         self._lateness_us = _micros(allowed_lateness, "allowed_lateness", least=0)
         self.name = name or ""
-        Namespace.named(self.name)  # is it text?
+        Namespace.named(self.name)  # raises where it is not text
 
     def __set_name__(self, owner: type, attribute: str) -> None:
         self.name = self.name or attribute
 
     def _timer(self, *numbers: int) -> str:
-        """The name of a window's timer. The helper's is one word of it, whatever text that is."""
+        """Returns the name of a window's timer. The helper's name is one word of it, even if it has spaces."""
         word = self.name.replace("%", "%25").replace(" ", "%20")
         return " ".join([f"{WINDOW}{word}", *map(str, numbers)])
 
     def _numbers(self, timer: Timer) -> list[int] | None:
-        """What :meth:`_timer` was called with; None for a timer that is none of this helper's."""
+        """Returns what :meth:`_timer` was called with; None for a timer of something else."""
         word, *numbers = timer.name.removeprefix(WINDOW).split(" ")
         mine = timer.name.startswith(WINDOW) and self._timer() == WINDOW + word
         return [int(number) for number in numbers] if mine else None
 
     @abstractmethod
     def of(self, ctx: Context) -> list[Window]:
-        """The windows of the row in hand that have not ended; none for a row that is too late."""
+        """Returns the windows of the current row that have not ended; none for a row that is too late."""
 
     @abstractmethod
     def is_late(self, ctx: Context) -> bool:
-        """Whether the row in hand comes after every window of its time has ended: ``of`` gives none."""
+        """Tells whether the current row comes after every window of its time has ended: ``of`` gives none."""
 
     @abstractmethod
     def ended(self, timer: Timer, ctx: Context) -> Iterator[Window]:
-        """The window that a timer ends; none when the timer is no window's. When the loop goes on its states go."""
+        """Yields the window that a timer ends; none when the timer is no window's.
+
+        The window's states are cleared when the loop goes on.
+        """
 
     def _open(self, end_us: int, ctx: Context) -> bool:
         return ctx.watermark is None or end_us + self._lateness_us > to_us(ctx.watermark)
@@ -172,7 +175,7 @@ class TumblingWindows(_Aligned):
 
 
 class SlidingWindows(_Aligned):
-    """A window of ``size`` starts ``every`` so often: a time lies in about ``size / every`` of them, oldest first.
+    """Windows of ``size``, one starting every ``every``: a time lies in about ``size / every`` of them, oldest first.
 
     Example: ``recent = SlidingWindows(timedelta(hours=1), every=timedelta(minutes=5))``
     """
@@ -190,7 +193,7 @@ class SlidingWindows(_Aligned):
 
 
 class SessionWindows(Windows):
-    """A window lasts until ``gap`` passes without a row of its key.
+    """Windows that last until ``gap`` passes without a row of their key.
 
     Args:
         merge: called with (the window that goes on, the window that ends in it) when a row joins two; it adds the
@@ -213,7 +216,7 @@ class SessionWindows(Windows):
 
     @cached_property
     def _tag(self) -> Any:
-        """The open sessions of a key: when the first row came → (start, end)."""
+        """State of the open sessions of a key: event time of the first row → (start, end)."""
         return state_map(int, tuple[int, int], name=f"sessions of {self.name}")
 
     def of(self, ctx: Context) -> list[Window]:
