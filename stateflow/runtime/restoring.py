@@ -57,11 +57,13 @@ class Restorer:
     ) -> Restored:
         """Fetches and proves the newest checkpoint that can be used. Nothing changes for the partition yet.
 
-            Args:
-        XX
+        Args:
+            own: store in which this replica keeps its checkpoints; None: it has none. What is restored, from any store,
+                is published there as the newest checkpoint before it is owned, so that losing the disk right after that
+                loses nothing of it.
 
-            Raises CheckpointMissing when there is none, CheckpointCorrupt when a savepoint is damaged, SchemaMismatch for
-            one of another operator, and what the store raises.
+        Raises CheckpointMissing when there is none, CheckpointCorrupt when a savepoint is damaged, SchemaMismatch for
+        one of another operator, and what the store raises.
         """
         slot = self._registry.slot(partition)
         with self._registry.making(spec):

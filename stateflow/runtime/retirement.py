@@ -24,9 +24,8 @@ from stateflow.runtime.layout import Piece, Position, Session
 from stateflow.state.cells import LATEST_US
 from stateflow.storage import PartitionStore
 
-#: where there are too many sources, only those silent for this long are retired, µs; the second for a run of a batch
-#: DataFrame: their last batch may be asked for again, by a query that stands still, or for a frame that is evaluated
-#: twice
+#: of too many sources, only those silent for this long are retired, µs: their last batch may be asked for again, by a
+#: query that stands still, or (runs of a batch DataFrame: the second) for a frame that is evaluated twice
 SPARED_US, SPARED_RUN_US = 86_400_000_000, 600_000_000
 #: sources retired with one batch, at most; and looked at
 PER_BATCH, LOOKED_AT = 8, 64
@@ -42,7 +41,7 @@ class Retention:
         idle_us: a source silent for this long is retired, µs; 0: never for that.
         sources_max: sources of one partition; beyond it the longest silent ones are retired.
         retired_max: tombstones of one partition.
-        watermark_idle_us: the watermark of a source silent for this long does not count any more, µs; 0: it always does.
+        watermark_idle_us: the watermark of a source silent for this long does not count any more, µs; 0: always counts.
     """
 
     idle_us: int = 7 * 86_400 * 1_000_000

@@ -98,7 +98,7 @@ def in_python_zones(schema: pa.Schema) -> pa.Schema:
 
 
 def time_of(scalar: pa.Scalar) -> datetime:
-    """Returns a time in its zone, when its year there is in Python's range, even if its year in UTC is not; else in UTC.
+    """Returns a time in its zone when its year there is in Python's range, even if its year in UTC is not; else in UTC.
 
     Raises OverflowError when neither year is.
     """
