@@ -1,4 +1,4 @@
-"""Operators that are deployed: created partition by partition at their owners, or followed by another version."""
+"""Deploys operators: creates their partitions at the owners, or upgrades them to another version."""
 
 from __future__ import annotations
 
@@ -18,26 +18,30 @@ from stateflow.ledger import RecordState
 from stateflow.types import OperatorSpec, ranges
 
 log = logging.getLogger(__name__)
-#: partitions in one request: each takes some durable writes, which are long on an SD card
+#: partitions per request: each takes several durable writes, which are slow on an SD card
 CREATED_AT_ONCE = 32
-#: a trial ends when it came no further so often
+#: a trial ends after so many rounds in a row without progress
 IDLE_ROUNDS = 2
-#: how much later than a lease ends it is looked whether it has
+#: delay after the expected end of a lease before it is checked, in seconds
 LAPSING_S = 0.05
 
 
 @dataclass(slots=True)
 class Trial:
-    """A new version that is being tried on what is stored; ``left``: the partitions it is to be tried on yet."""
+    """A new version that is being tried on stored state. ``left``: partitions that it has not been tried on yet."""
 
     partitions: int
     left: set[int]
 
 
 class Deployments:
-    """``created``: partitions so far, of deployments under way, by operator; ``trials`` under way, likewise.
+    """Creates, tries and upgrades operators.
 
-    Args: drop: at every replica, what it has of an operator that is no more.
+    ``created``: partitions that each deployment under way has created so far, by operator. ``trials``: trials under
+    way, by operator.
+
+    Args:
+        drop: deletes what the replicas have of an operator whose deployment failed.
     """
 
     def __init__(self, context: ControllerContext, claims: Claims, drop: Callable[[str], Awaitable[object]]) -> None:
@@ -49,13 +53,16 @@ class Deployments:
         self._tried: dict[str, tuple[OperatorSpec, OperatorSpec]] = {}
 
     async def deploy(self, spec: OperatorSpec, sites: Collection[str] | None = None) -> Deployed:
-        """Create its partitions, at ``sites`` or everywhere; or follow with another version of what is deployed, and
-        with other sites, to which nothing moves by itself. Doing it twice is no error.
+        """Creates an operator's partitions, or upgrades a deployed operator to another version or to other sites.
 
-        Args: sites: none of them: anywhere; None: what is deployed already stays where it may be.
+        No partition moves when the sites change. Deploying the same operator twice is no error.
 
-        Raises AlreadyDeployed, UnknownSite, PartitionsClaimed, or what a replica refuses it with; nothing of it is
-        deployed then.
+        Args:
+            sites: sites at which replicas may own partitions; empty: all sites; None: all sites for a new operator,
+                no change for a deployed one.
+
+        Raises AlreadyDeployed, UnknownSite, PartitionsClaimed, or the error by which a replica refuses the operator;
+        nothing is deployed then.
         """
         async with self._context.deploying:
             confined = tuple(sorted(set(sites or ())))
@@ -68,10 +75,12 @@ class Deployments:
             return deployed
 
     async def try_out(self, spec: OperatorSpec) -> None:
-        """Tries a new version of a deployed operator on all that is stored, before anything is decided: deploying it
-        does not try again then, and cannot be cancelled. Nothing else waits for it.
+        """Tries a new version of a deployed operator on all stored state, before anything is decided.
 
-        Raises what a replica refuses the version with, or what the version fails with.
+        Deploying the version afterwards does not try it again. Unlike a deployment, a trial can be cancelled, and no
+        other command waits for it.
+
+        Raises the error by which a replica refuses the version, or with which the version fails.
         """
         existing = self._cluster.deployed.get(spec.name)
         if existing is not None and _is_new(existing, spec := spec.after(existing.spec)):
@@ -87,13 +96,16 @@ class Deployments:
         try:
             await self._try_all(spec, trial)
         finally:
-            if self.trials.get(spec.name) is trial:  # else somebody else tries one
+            if self.trials.get(spec.name) is trial:  # else another trial has replaced it
                 del self.trials[spec.name]
         self._tried[spec.name] = deployed.spec, spec
 
     async def _try_all(self, spec: OperatorSpec, trial: Trial) -> None:
-        """Once more where nothing was tried: a partition may have been on its way. What is left then is lost, out of
-        reach, or cannot be read: none of that keeps the operator from being mended."""
+        """Tries a version on all partitions, in rounds until ``IDLE_ROUNDS`` rounds in a row make no progress.
+
+        A partition that was moving may be reached in a later round. Partitions that are left at the end are lost, out
+        of reach or unreadable; they must not keep a repaired version from being deployed.
+        """
         idle = 0
         while trial.left and idle < IDLE_ROUNDS:
             if idle:
@@ -106,7 +118,7 @@ class Deployments:
             log.warning("the new version of %s is not tried on partitions %s", spec.name, left)
 
     async def _try_at_owners(self, spec: OperatorSpec, left: set[int]) -> None:
-        """Takes out of ``left`` what has been tried. What moved meanwhile stays in."""
+        """Tries a version at all owners, and removes tried partitions from ``left``; those that moved away stay."""
         owners, by_owner = self._cluster.operator(spec.name).assignment.owners, defaultdict[str, list[int]](list)
         for number in left:
             by_owner[owners[number]].append(number)
@@ -123,13 +135,13 @@ class Deployments:
         try:
             async for number in self._context.replicas.try_out(owner, spec, numbers):
                 left.discard(number)
-        except (Unavailable, ReleaseMismatch, LeaseLost) as error:  # no word on the version
+        except (Unavailable, ReleaseMismatch, LeaseLost) as error:  # these say nothing about the version
             log.warning("%s does not try the new version of %s: %s", owner, spec.name, error)
 
     async def _deploy(self, spec: OperatorSpec, sites: Collection[str]) -> Deployed:
         planned = self._cluster.planned.get(spec.name)
         existing = self._cluster.deployed.get(spec.name) or (planned[0] if planned else None)
-        # the ledger orders versions, whatever a client says
+        # the ledger decides the order of versions, not the time that a client sends
         spec = replace(spec, recorded_us=0) if existing is None else spec.after(existing.spec)
         if existing is not None and planned is None and _is_new(existing, spec):
             return await self._upgrade(existing, spec)
@@ -145,7 +157,8 @@ class Deployments:
             await self._create_or_take_back(*planned)
         if existing is not None:
             return self._cluster.operator(spec.name)
-        if not self._cluster.deployed and not self._cluster.planned:  # replicas may have what this ledger has lost
+        # a ledger without operators may have lost some that replicas still have
+        if not self._cluster.deployed and not self._cluster.planned:
             await asyncio.sleep(self._claims.early_s)
         await self._former_owners(spec.name)
         await self._context.acquainted()
@@ -160,8 +173,10 @@ class Deployments:
         return self._cluster.operator(spec.name)
 
     async def _former_owners(self, operator: str) -> None:
-        """Wait for whoever was not told that an earlier deployment has ended: it may serve what it had of that as long
-        as its lease runs."""
+        """Waits until no replica can still serve an earlier deployment of the operator.
+
+        A replica that was not told that the earlier deployment has ended may serve it until its lease lapses.
+        """
         while operator in self._cluster.undeployed:
             untold = [name for name in self._cluster.roster.replicas if not self._members.alive(name)]
             left_s = [self._members.lease_left_s(name) for name in untold if self._members.may_serve(name)]
@@ -170,9 +185,12 @@ class Deployments:
             await asyncio.sleep(min(max(left_s) + LAPSING_S, self._context.settings.heartbeat_interval_s))
 
     async def _upgrade(self, deployed: Deployed, spec: OperatorSpec) -> Deployed:
-        """New code and states of an operator. Every owner that answers must have the code, and says so first. Whoever
-        was silent for a while hears of it when it registers again, which it must, though its lease may still run: also
-        one that owns nothing of it, for a copy on its way there may be owned any time."""
+        """Upgrades an operator to new code and states.
+
+        Before the upgrade is recorded, every owner that answers confirms that it has the code. A replica that has been
+        silent for a while must register again, even if its lease still runs, and learns of the version then. That
+        includes replicas that own no partition of the operator, as an incoming copy may be owned there at any time.
+        """
         await self._context.acquainted()
         await self._try_out(deployed, spec)
         await self._context.record(ClusterState.upgrade, spec)
@@ -184,8 +202,11 @@ class Deployments:
         return self._cluster.operator(spec.name)
 
     async def _tell(self, name: str, spec: OperatorSpec) -> None:
-        """A replica runs this version from its next batch on, or says that it cannot, and serves no older one then. One
-        that says neither is to register again, which it cannot without hearing of it."""
+        """Tells a replica to run this version from its next batch on.
+
+        A replica that cannot run it answers so, and stops serving older versions. A replica that does not answer must
+        register again, and learns of the version when it does.
+        """
         try:
             await self._context.replicas.learn(name, spec)
         except StateflowError as error:
@@ -194,23 +215,31 @@ class Deployments:
                 self._members.expel(name)
 
     async def _check_possible(self, spec: OperatorSpec, counts: Mapping[str, int]) -> None:
-        """A replica that cannot load the code, or have so many partitions, refuses here, before anything is decided."""
+        """Checks, before anything is decided, that replicas can load the code and hold so many partitions each.
+
+        Raises the error by which a replica refuses.
+        """
         for name, count in sorted(counts.items()):
             await self._context.replicas.check(name, spec, count)
 
     async def _create_or_take_back(self, deployed: Deployed, record: Any) -> None:
-        """What is reported as failed is not deployed, and no later controller goes on with it."""
+        """Creates the partitions; if that fails, records the failure and drops what was created.
+
+        The record keeps a later controller from resuming a deployment that was reported as failed.
+        """
         try:
             await self._create(deployed, record)
         except StateflowError as error:
-            self._context.check_leads()  # else it is the next one's, which goes on with it
+            self._context.check_leads()  # else the next leader resumes the deployment
             await self._context.record(ClusterState.fail_deployment, record, error.to_wire())
             await self._drop(deployed.spec.name)
             raise
 
     async def _create(self, deployed: Deployed, record: Any) -> None:
-        """A few partitions at a time, at every owner beside the others. What is there already stays as it is, so a
-        deployment that was interrupted is gone on with by doing it again."""
+        """Creates the partitions at all owners concurrently, ``CREATED_AT_ONCE`` per request.
+
+        Existing partitions stay as they are, so repeating the call resumes an interrupted deployment.
+        """
         name = deployed.spec.name
         self.created[name] = 0
         try:
@@ -241,12 +270,12 @@ class Deployments:
         while True:
             try:
                 async with self._context.deploying:
-                    if deployed.spec.name in self._cluster.planned:  # else somebody deployed it again meanwhile
+                    if deployed.spec.name in self._cluster.planned:  # else it was deployed again meanwhile
                         await self._create(deployed, record)
                     return
             except StateflowError as error:
                 log.warning("deployment of %s waits: %s", deployed.spec.name, error)
-            except Exception:  # nobody else goes on with it
+            except Exception:  # no other task would resume it
                 log.exception("deployment of %s waits", deployed.spec.name)
             await asyncio.sleep(self._context.settings.heartbeat_interval_s)
 
@@ -256,6 +285,6 @@ def _is_new(deployed: Deployed, spec: OperatorSpec) -> bool:
 
 
 def _may_follow(deployed: OperatorSpec, spec: OperatorSpec) -> bool:
-    """Whether routers and stored keys cannot tell the new version from the old one; states evolve."""
+    """Tells whether routers and stored keys cannot tell the new version from the old one. States may differ."""
     same = ("partitions", "key", "output_schema", "side_schemas")
     return all(getattr(deployed, name) == getattr(spec, name) for name in same)

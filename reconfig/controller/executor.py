@@ -1,4 +1,4 @@
-"""Reconfigurations carried out, round by round; what their moves show is what later ones are predicted by."""
+"""Carries out reconfigurations, round by round, and learns from their moves how long later ones will take."""
 
 from __future__ import annotations
 
@@ -28,12 +28,16 @@ from stateflow.rpc.wire import unexpected
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
-#: an operator that is stopped is held for so long at a time, and held again before that is over
+#: duration of one hold of a stopped operator, in seconds; the hold is renewed before it ends
 HOLD_S = 3.0
 
 
 class Executor:
-    """``bandwidth``: bytes a second, as the last move saw it; 0: none has yet. ``change_rates``: bytes a second."""
+    """Runs the moves of reconfigurations.
+
+    ``bandwidth``: as the last completed move measured it, in bytes a second; 0: not measured yet. ``change_rates``: by
+    partition, in bytes a second.
+    """
 
     def __init__(self, context: ControllerContext, runs: RunRegistry) -> None:
         self._context, self._runs = context, runs
@@ -50,10 +54,11 @@ class Executor:
         runs.on_change, runs.withdraw = self.turns.look, self.turns.withdraw
         self._experience = Experience()
         self._cutovers: dict[str, asyncio.Lock] = {}  # by source
-        #: the standby of a partition that a replica is, as its move; and who is told of a new owner
+        #: returns the id of the move by which a replica is a standby of a partition; empty: it is none
         self.standby_move: Callable[[PartitionId, str], str] = lambda _, __: ""
+        #: called when a partition has a new owner
         self.on_owned: Callable[[PartitionId], None] = lambda _: None
-        #: a partition, the epoch it was owned at, and what became of it there
+        #: called when a move's target has lost the partition: with the epoch it owned it at, and the reason
         self.on_lost: Callable[[PartitionId, int, StateflowError], None] = lambda *_: None
 
     def cost(self) -> FixedCost:
@@ -92,7 +97,7 @@ class Executor:
         )
 
     async def run(self, running: Running, first: Mapping[str, list[m.Instruction]] | None = None) -> None:
-        """Until every move of it has ended, or the term: then who leads next carries it on.
+        """Runs a reconfiguration until all its moves have ended, or the term has; then the next leader resumes it.
 
         Args:
             first: by item, instructions of moves that an earlier controller had granted.
@@ -115,8 +120,11 @@ class Executor:
     async def _run_one(
         self, running: Running, number: int, round_: list[MoveRunner], first: Mapping[str, list[m.Instruction]]
     ) -> None:
-        """An error that is no event of the machine ends no sibling: the move begins again with what the ledger says of
-        it, as after a restart."""
+        """Runs one move of a round to its end.
+
+        An error that is no event of the machine does not end the other moves: the move begins again from its records
+        in the ledger, as after a restart.
+        """
         resumed = first.get(round_[number].planned.item_id)
         while not self._context.over.done():
             runner = round_[number]
@@ -141,9 +149,9 @@ class Executor:
             running.runners = [again if each is runner else each for each in running.runners]
 
     async def _run_in_turn(self, running: Running, runner: MoveRunner, resumed: list[m.Instruction] | None) -> bool:
-        """False: it was planned anew while it waited."""
+        """Runs a move when its turn comes. Returns False where the move was replanned while it waited."""
         if resumed is not None or (running.strategy is not None and running.strategy.stops):
-            await runner.run(resumed)  # it has begun
+            await runner.run(resumed)  # it has begun already
             return True
         replicas, planned = self._context.cluster.roster.replicas, runner.planned
         part = Part.between(
@@ -163,7 +171,7 @@ class Executor:
         if open_move.record.state is RecordState.NEW:
             await runner.withdraw()
         else:
-            await runner.run()  # it had begun before this controller led: its target is to hear of it
+            await runner.run()  # it had begun before this controller led: its target must be told of the end
         return True
 
     def _learn(self, runner: MoveRunner) -> None:
@@ -174,7 +182,7 @@ class Executor:
             return
         self.bandwidth = report.bandwidth or self.bandwidth
         replicas, planned = self._context.cluster.roster.replicas, runner.planned
-        if planned.source in replicas and planned.target in replicas:  # else somebody has forgotten one since
+        if planned.source in replicas and planned.target in replicas:  # else one was forgotten meanwhile
             sites = replicas[planned.source].site, replicas[planned.target].site
             self.links.moved(self._context.clock.monotonic(), *sites, report.bandwidth)
         self.change_rates[runner.planned.partition] = report.change_rate
@@ -184,8 +192,10 @@ class Executor:
             self._experience.completed(self._context.clock.monotonic(), explained_ms, report.pause_ms)
 
     async def _run_stopped(self, running: Running, first: dict[str, list[m.Instruction]]) -> None:
-        """Nothing of the operator is served from here until every move has ended, as where a job is stopped, its state
-        restored elsewhere, and the job started again."""
+        """Runs a reconfiguration during which no partition of the operator is served.
+
+        This is how a job moves that is stopped, restored elsewhere from its state, and started again.
+        """
         operator = running.told.operator
         moves = [runner for round_ in running.rounds for runner in round_]
         await self._context.record(ClusterState.begin_moves, [runner.planned for runner in moves])
@@ -193,7 +203,7 @@ class Executor:
         holding = self._context.spawn(self._keep_holding(operator))
         try:
             await self._hold(operator, HOLD_S)
-            if not (first or running.told.moves):  # else it was taken before the first move
+            if not (first or running.told.moves):  # else the checkpoint was taken before the first move
                 try:
                     await self._checkpoint(operator)
                 except Exception as error:
@@ -223,4 +233,4 @@ class Executor:
         calls = (replicas.hold(name, operator, seconds) for name in sorted(self._context.alive()))
         for result in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(result, StateflowError):
-                log.warning("a replica was not told to hold %s: %s", operator, result)  # it ends by itself
+                log.warning("a replica was not told to hold %s: %s", operator, result)  # a hold ends by itself

@@ -1,4 +1,4 @@
-"""A controller's figures: whether it leads, and where it does, what it knows of its cluster."""
+"""Metrics of a controller: whether it leads and, if it does, figures of its cluster."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""A controller that does not lead knows what the ledger says, by reading on from the newest record that it has.
+"""Follows the ledger in a controller that does not lead, so that it can answer what the ledger tells.
 
-Its caller's question has it read on at once; every now and then it does so by itself, so that little is left to be read
-then, and something is known where the ledger is away. What it has is held against the ledger each time: the newest
-record must still be there. Where it is not, as after a database was put back to an earlier day, everything is read
-anew. While this process leads nothing is read: its term has a state of its own.
+A caller's question makes the controller read on at once from the newest record that it has. It also reads on every
+``follow_interval_s``, so that a question leaves little to read, and something is known while the ledger is away. Each
+reading checks that the newest known record is still in the ledger. Where it is not, for example after the database was
+restored to an earlier day, the whole ledger is read afresh. While this process leads, it does not follow: its term has
+a state of its own.
 """
 
 from __future__ import annotations
@@ -29,16 +30,19 @@ from stateflow.settings import ControllerSettings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: a caller waits so long for the ledger, and is then told what was known before
+#: how long a caller waits for the ledger before it is told what was known before, in seconds
 ASKED_S = 2.0
-#: where what the ledger says cannot be followed, all of it is read again so often
+#: how often the whole ledger is read again while its records cannot be followed, in seconds
 AFRESH_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """``newest``: the record that was folded last; None: the ledger is empty. ``read_at``: monotonic, from before the
-    ledger was asked for what comes behind it."""
+    """The state that was read, and how far.
+
+    ``newest``: the record that was folded last; None: the ledger is empty. ``read_at``: monotonic seconds, taken before
+    the ledger was asked for newer records.
+    """
 
     cluster: ClusterState
     newest: Record | None
@@ -50,11 +54,13 @@ class _Known:
 
 
 class Following:
-    """Have :meth:`run` go on; ask :meth:`overview` and :meth:`watch`.
+    """Answers from the ledger while another controller leads.
+
+    Keep :meth:`run` running; ask :meth:`overview` and :meth:`watch`.
 
     Args:
-        leads: does this process lead now?
-        who: this process, and who leads, as far as it knows; addresses.
+        leads: tells whether this process leads now.
+        who: returns the addresses of this process and of the leader; empty: the leader is not known.
     """
 
     def __init__(
@@ -86,7 +92,7 @@ class Following:
             await asyncio.sleep(AFRESH_S if lost else self._settings.follow_interval_s)
 
     def _read(self) -> asyncio.Task[None]:
-        """What came since; those who ask meanwhile share it."""
+        """Reads the records that came since the last reading. Concurrent callers share one reading."""
         if self._reading is None or self._reading.done():
             self._reading = self._loop.create_task(self._read_on())
         return self._reading
@@ -103,9 +109,9 @@ class Following:
                 cluster, newest = await self._in_thread(self._afresh)
                 self._known = _Known(cluster, newest, asked_at)
             self._trouble, self._said = None, ""
-        except StateflowError as error:  # it is asked again, and says what it knew
+        except StateflowError as error:  # the ledger is asked again later; what was known stays
             self._trouble = error
-        except Exception as error:  # noqa: BLE001 - a newer version's records, or damaged ones: it has half of them now
+        except Exception as error:  # noqa: BLE001 - records of a newer version, or damaged ones: half of them are folded
             what = f"what the ledger says cannot be followed: {type(error).__name__}: {error}"
             self._known = None
             self._trouble = LedgerCorrupt(what, remedy="see that all controllers are of one version, and verify it")
@@ -117,7 +123,7 @@ class Following:
         self._changed = asyncio.Event()
 
     def _behind(self, known: _Known) -> list[Record] | None:
-        """Records that came since, in the order of their ids; None: the ledger is not the one that was read."""
+        """Returns the records that came since, by id; None: the ledger no longer has the newest known record."""
         if known.newest is None:
             return list(self._ledger.records(archived=True))
         found = self._ledger.records(after=known.after - 1, archived=True)
@@ -137,10 +143,16 @@ class Following:
     # -- answering ----------------------------------------------------------------------------------------
 
     async def overview(self, after: int) -> Overview:
-        """Of what is in the ledger now, so that whoever has just been told of a record finds it; where the ledger does
-        not answer, of what was read before. Raises Unavailable where that does not reach as far as record ``after``,
-        which the caller knows of."""
-        wanted = self._begun + 1  # one that has begun may have passed by what was written since
+        """Returns an overview of what the ledger says now, or said before where it does not answer.
+
+        A caller that has just been told of a record finds it in the overview.
+
+        Args:
+            after: id of the newest record that the caller knows of.
+
+        Raises Unavailable where what was read does not reach that record.
+        """
+        wanted = self._begun + 1  # a reading under way may have missed what was written since it began
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ASKED_S):
                 while self._done < wanted:
@@ -159,7 +171,10 @@ class Following:
         return Overview(known.cluster, FollowerReport(me, leader, self._clock.monotonic() - known.read_at))
 
     async def watch(self, reconfiguration: str, after: int) -> AsyncIterator[Reconfiguration]:
-        """As it changes, until it is over, or another one than before leads, who knows more."""
+        """Yields a reconfiguration as it changes, and every ``WATCH_IDLE_S`` in between.
+
+        Ends when the reconfiguration is over, or when the leader changes, as a new leader knows more.
+        """
         told: Reconfiguration | None = None
         said_at, leader = -math.inf, self._who()[1]
         overview = await self.overview(after)

@@ -1,4 +1,4 @@
-"""Partitions that a person takes from owners that do not answer: where failover is manual, nobody else does."""
+"""Takes partitions from owners that do not answer, by command. Under manual failover there is no other way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stateflow.errors import InvalidArgument, LossPossible, Unavailable, Unknown
 from stateflow.reports import Reconfiguration
 from stateflow.types import How, PartitionId, ranges
 
-#: what a take-over begins with, for people
+#: what a takeover starts from, in words for users
 _FROM = {
     How.LOCAL: "it sealed them, and has all of it",
     How.STANDBY: "a standby follows there",
@@ -25,12 +25,15 @@ class GivingUp:
         self._context, self._runs, self._takeovers = context, runs, takeovers
 
     async def by_command(self, operator: str, numbers: Sequence[int], accepted: bool) -> list[Reconfiguration]:
-        """Partitions whose owner does not answer, or has lost them, get another one, whatever it may be serving alone.
+        """Gives partitions to another owner if theirs does not answer or has lost them, even if it serves them alone.
 
-        Args: numbers: none: all that nobody is known to serve. accepted: what their owners served meanwhile is lost.
+        Args:
+            numbers: partitions; empty: all whose owner does not answer or has lost them.
+            accepted: whether the loss of what their owners have served since they were last heard is accepted.
 
-        Raises OperatorNotDeployed, UnknownPartition, InvalidArgument for one whose owner answers, LossPossible,
-        Unavailable; what is under way by then goes on."""
+        Raises OperatorNotDeployed, UnknownPartition, InvalidArgument where the owner of one answers, LossPossible,
+        MoveConflict where one is being restored, Unavailable. Takeovers that have begun by then go on.
+        """
         found = self._given_up(operator, numbers)
         if not accepted:
             owners = ", ".join(sorted({owner for _, owner, _ in found}))
@@ -46,7 +49,10 @@ class GivingUp:
         return [self._runs.found(each).report() for each in begun if each]
 
     def proposed(self, operator: str, numbers: Sequence[int]) -> tuple[dict[PartitionId, str], dict[PartitionId, str]]:
-        """What :meth:`by_command` would do: who gets each of them, and from what. Raises as that does."""
+        """Returns what :meth:`by_command` would do: by partition, its target, and what its state would come from.
+
+        Raises the errors that :meth:`by_command` raises, without LossPossible.
+        """
         targets: dict[PartitionId, str] = {}
         origins: dict[PartitionId, str] = {}
         coming: Counter[str] = Counter()
@@ -59,7 +65,7 @@ class GivingUp:
         return targets, origins
 
     def _given_up(self, operator: str, numbers: Sequence[int]) -> list[tuple[PartitionId, str, int]]:
-        """With owner and epoch, those whose owner does not answer, or has lost them."""
+        """Returns the partitions whose owner does not answer or has lost them, each with its owner and epoch."""
         cluster, members = self._context.cluster, self._context.members
         deployed = cluster.operator(operator)
         found: list[tuple[PartitionId, str, int]] = []

@@ -1,4 +1,4 @@
-"""Reconfigurations that are over, read from the ledger's records."""
+"""Reports of past reconfigurations, made from the ledger's records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIELDS = frozenset(each.name for each in fields(MoveReport))
 
 
 def report_to_record(report: MoveReport) -> dict[str, Any]:
-    """All of it, for a record. JSON has no word for what has no bound: None."""
+    """Returns a report as a payload. A number that is not finite becomes None, as JSON cannot express it."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in report.to_dict().items()
@@ -29,7 +29,7 @@ def report_to_record(report: MoveReport) -> dict[str, Any]:
 
 
 def progress_of(recorded: Recorded, now_us: int) -> dict[str, Any]:
-    """What a report tells of its batch."""
+    """Returns the fields of a report that describe its batch: limits, seconds worked, and who asked for it."""
     batch = recorded.batch
     worked_s = 0.0 if batch is None else batch.worked_s(now_us)
     return recorded.limits.to_payload() | {"worked_s": worked_s, "by": recorded.by}
@@ -54,7 +54,7 @@ def past(recorded: Recorded) -> Reconfiguration:
 
 
 def move_of(planned: Change, record: Record) -> MoveReport:
-    """A move as its last record tells of it. Earlier versions recorded a part of the report."""
+    """Returns the report of a move, made from its last record. Earlier versions recorded only a part of it."""
     begun = planned_report(planned)
     if record.state not in ENDED:
         return begun
@@ -82,14 +82,16 @@ def maintained(cluster: ClusterState) -> tuple[MaintenanceReport, ...]:
 
 
 def stood(move: MoveReport, pause_ms: float) -> MoveReport:
-    """Of a reconfiguration whose operator was stopped: each move that completed paused it for as long as that. One that
-    is carried on by another term knows only how long it was stopped in that one."""
+    """Returns the report of a move whose operator was stopped for ``pause_ms``: a completed move paused for as long.
+
+    A reconfiguration that another term resumes knows only how long the operator was stopped in that term.
+    """
     completed = move.state == m.Phase.COMPLETED
     return replace(move, pause_ms=max(move.pause_ms, pause_ms)) if completed else move
 
 
 def planned_report(planned: Planned) -> MoveReport:
-    """Of a move that has not begun."""
+    """Returns the report of a move that has not begun."""
     return MoveReport(
         planned.move_id,
         planned.partition.partition,

@@ -1,4 +1,4 @@
-"""Jobs and their runs, as the ledger's records have them; part of :mod:`reconfig.controller.cluster_state`."""
+"""Jobs and their runs, folded from the ledger's records; part of :mod:`reconfig.controller.cluster_state`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(slots=True)
 class JobBook:
-    """``there``: those there are. ``unreadable``: those whose records cannot be read. ``orders``: records of each.
-    ``runs``: the newest of each, in their order. ``records``: the newest of each run under way, by item."""
+    """All jobs, and their newest runs.
+
+    ``there``: jobs by name. ``unreadable``: jobs whose record cannot be read. ``orders``: number of records of each
+    job. ``runs``: newest runs of each job, oldest first. ``records``: newest record of each run under way, by item.
+    """
 
     there: dict[str, Job] = field(default_factory=dict)
     unreadable: dict[str, Unreadable] = field(default_factory=dict)
@@ -26,7 +29,7 @@ class JobBook:
     records: dict[str, Record] = field(default_factory=dict)
 
     def names(self) -> list[str]:
-        """Names all jobs, in order."""
+        """Returns the names of all jobs, sorted."""
         return sorted(self.there.keys() | self.unreadable.keys())
 
     def newest(self, job: str) -> Run | None:
@@ -36,7 +39,7 @@ class JobBook:
         return [run for runs in self.runs.values() for run in runs if run.state is RunState.IN_PROCESS]
 
     def found(self, name: str) -> Job:
-        """Raises InvalidArgument, also where its record cannot be read."""
+        """Returns a job. Raises InvalidArgument where there is none of that name, or its record cannot be read."""
         if name in self.unreadable:
             raise self.unreadable[name].refused()
         try:
@@ -45,7 +48,7 @@ class JobBook:
             raise InvalidArgument(f"there is no job {name!r}", remedy="see `stateflow job list`") from None
 
     def run(self, run_id: str) -> Run:
-        """Also of a job that was deleted. Raises InvalidArgument."""
+        """Returns a run, also of a deleted job. Raises InvalidArgument where there is none, or it is no longer kept."""
         runs = self.runs.get(run_id.rpartition("/")[0], [])
         found = next((run for run in runs if run.id == run_id), None)
         if found is None:
@@ -58,7 +61,11 @@ class JobBook:
     def report(
         self, name: str, now_us: int, waits: Mapping[str, str] = NOTHING, follower: FollowerReport | None = None
     ) -> JobReport:
-        """Args: waits: for what, by id of runs under way. Raises InvalidArgument where there is none of that name."""
+        """Returns a job's report. Raises InvalidArgument where there is no job of that name.
+
+        Args:
+            waits: what runs under way wait for, by run id.
+        """
         runs = self.runs.get(name, [])
         if name in self.unreadable:
             return _unread(self.unreadable[name], runs, waits, follower)
@@ -126,7 +133,7 @@ class JobBook:
 def _unread(
     job: Unreadable, runs: Sequence[Run], waits: Mapping[str, str], follower: FollowerReport | None
 ) -> JobReport:
-    """Tells what can be told of a job whose record cannot be read."""
+    """Returns what can be told of a job whose record cannot be read."""
     do = job.payload.get("do", "")
     return JobReport(
         job.name,
@@ -145,7 +152,11 @@ def _unread(
 
 
 def told(run: Run, waits: Mapping[str, str] = NOTHING, follower: FollowerReport | None = None) -> JobRun:
-    """Args: waits: for what, by id of runs under way."""
+    """Returns the report of a run.
+
+    Args:
+        waits: what runs under way wait for, by run id.
+    """
     return JobRun(
         run.at_us,
         run.began_us,

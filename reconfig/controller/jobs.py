@@ -1,7 +1,8 @@
-"""Jobs of the cluster: begun when they are due, each time once, and carried on by the next controller.
+"""Runs the cluster's jobs: begins each once per due time, and resumes runs that an earlier controller began.
 
-A run is an item of the ledger, named by the time it is for: it is begun by the one that recorded it, and there is one
-for ever. Its moves carry its mark, so that whoever takes over finds what it had begun, and begins it no second time.
+A run is an item of the ledger, named after its due time. As an item exists once, the controller that records it is the
+only one that begins it. The moves of a run carry its mark, so that the next leader finds what the run has begun and
+does not begin it again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from stateflow.types import node_of
 
 log = logging.getLogger(__name__)
 LOOK_S = 0.5
-#: a run that cannot be begun now, but may be soon, is tried for so long
+#: how long a stage that cannot begin now, but may soon, is retried, in seconds
 PATIENCE_S = 60.0
 
 
@@ -55,11 +56,15 @@ class Jobs:
     # -- commands -----------------------------------------------------------------------------------------
 
     async def create(self, job: Job) -> JobReport:
-        """Raises InvalidArgument, also for a name that there is and a time that has passed; OperatorNotDeployed."""
+        """Creates a job.
+
+        Raises InvalidArgument, also where the name is taken or the time has passed, OperatorNotDeployed, UnknownSite,
+        UnknownPartition.
+        """
         job.prove(self._context.clock.now_us())
         if job.operator:
             self._cluster.operator(job.operator)
-        # of controllers only those are known here that have led
+        # ``job.coordinator`` is not checked: controllers that have never led are not known here
         if job.workers is not None:
             job.workers.check(self._cluster.roster.nodes().values(), "nodes")
         self._check_target(job)
@@ -80,7 +85,10 @@ class Jobs:
                 self._reconfigurations.check_target(job.operator, job.partitions, job.to)
 
     async def pause(self, name: str, paused: bool) -> JobReport:
-        """Or go on: what was due meanwhile is not made up for. A run under way goes on. Raises InvalidArgument."""
+        """Pauses or resumes a job. Raises InvalidArgument where there is no such job.
+
+        A run under way goes on. Runs that were due during the pause are not made up for.
+        """
         async with self._ordering:
             job = self._found(name)
             if job.paused != paused:
@@ -88,14 +96,14 @@ class Jobs:
         return self.report(name)
 
     async def delete(self, name: str) -> JobReport:
-        """Its runs stay in the ledger. Raises InvalidArgument."""
+        """Deletes a job. Its runs stay in the ledger. Raises InvalidArgument where there is no such job."""
         async with self._ordering:
             found = self.report(name)
             await self._context.record(ClusterState.define_job, name, None)
         return found
 
     async def run_now(self, name: str) -> JobReport:
-        """Also one that is paused. Raises InvalidArgument while it runs."""
+        """Runs a job now, even if it is paused. Raises InvalidArgument while it runs, or where there is none."""
         async with self._ordering:
             job, newest = self._found(name), self._book.newest(name)
             if newest is not None and newest.state is RunState.IN_PROCESS:
@@ -104,14 +112,14 @@ class Jobs:
         return self.report(name)
 
     def report(self, name: str) -> JobReport:
-        """Raises InvalidArgument."""
+        """Returns a job's report. Raises InvalidArgument where there is no such job."""
         return self._book.report(name, self._context.clock.now_us(), self._waits)
 
     def reports(self) -> list[JobReport]:
         return [self.report(name) for name in self._book.names()]
 
     def run(self, run_id: str) -> JobRun:
-        """Raises InvalidArgument."""
+        """Returns the report of a run. Raises InvalidArgument where there is none."""
         return told(self._book.run(run_id), self._waits)
 
     def _found(self, name: str) -> Job:
@@ -120,7 +128,7 @@ class Jobs:
     # -- when it is time ----------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Carry on with what was under way, and begin what is due."""
+        """Resumes the runs that were under way, then begins those that are due, for ever."""
         for run in self._book.under_way():
             self._carry_on(run)
         while True:
@@ -131,7 +139,7 @@ class Jobs:
             await self._look()
 
     async def _look(self) -> None:
-        """Begins what is due. A job that cannot be begun holds up no other; it is tried again at the next look."""
+        """Begins the jobs that are due. One that cannot begin delays no other, and is tried again at the next look."""
         async with self._ordering:
             for job in list(self._book.there.values()):
                 try:
@@ -173,7 +181,10 @@ class Jobs:
         log.info("%s: %s %s", run.mark, state, note)
 
     async def _done(self, run: Run) -> tuple[RunState, Sequence[str], str]:
-        """Stage by stage, an operator each: those that are recorded were done by whoever led then."""
+        """Carries out a run, one operator per stage. Returns its state, its reconfigurations, and a note.
+
+        Stages that are in the ledger already were carried out by an earlier leader.
+        """
         job, given_up = self._book.there.get(run.job), ""
         if job is not None:
             coordinator = await self._waited_for(run, job.coordinator, lambda: [self._me], "controllers")
@@ -198,7 +209,12 @@ class Jobs:
     async def _waited_for(
         self, run: Run, affinity: Affinity | None, there: Callable[[], Sequence[Node]], what: str
     ) -> Go:
-        """Until it may go on; a controller that leads later goes on waiting. Args: there: nodes, as of now."""
+        """Waits until the affinity lets a run go on. A later leader goes on waiting, as time counts from its beginning.
+
+        Args:
+            there: returns the nodes that are there now.
+            what: plural of those nodes, for messages.
+        """
         while True:
             waited_s = (self._context.clock.now_us() - run.began_us) / 1e6
             found = choose(affinity, there(), waited_s, what)
@@ -211,12 +227,12 @@ class Jobs:
             await asyncio.sleep(LOOK_S)
 
     def _nodes(self) -> list[Node]:
-        """That answer."""
+        """Returns the nodes of which a replica answers."""
         there = {node_of(name) for name in self._context.alive()}
         return [node for name, node in self._cluster.roster.nodes().items() if name in there]
 
     async def _stage(self, run: Run, job: Job, operator: str, nodes: Collection[str] | None) -> Stage:
-        """What it does with one operator, or what it had begun before its controller died."""
+        """Carries out a run on one operator, or finds what an earlier controller had begun of it."""
         until = self._context.clock.monotonic() + PATIENCE_S
         while True:
             begun = [
@@ -232,7 +248,7 @@ class Jobs:
                 return Stage(operator)
             except OperatorNotDeployed as error:  # it was undeployed meanwhile
                 return Stage(operator, error="" if not job.operator else str(error))
-            except StateflowError as error:  # replicas may be about to register with a controller that has just begun
+            except StateflowError as error:  # replicas may be about to register with a controller that leads just now
                 if not error.retryable or self._context.clock.monotonic() > until:
                     return Stage(operator, error=str(error))
             except Exception as error:

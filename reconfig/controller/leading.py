@@ -1,9 +1,9 @@
-"""A controller among several of one ledger: it leads while it holds the ledger, and says who does while it does not.
+"""Leads in one of several controllers of a ledger while it has the hold, and names the leader while it does not.
 
-Each term is a controller of its own: the ledger is read anew when the hold was taken, every replica has to register,
-and what was under way is carried on, as after a restart. When the hold is lost, or could not be renewed in time, or the
-ledger is not the one that was opened, the term ends: nothing is granted, commanded or written any more, and this
-process waits for the hold like any other.
+The hold is the leader lease, kept in the ledger. Each term is a controller of its own: once the hold is taken, the
+ledger is read afresh, every replica has to register, and what was under way is resumed, as after a restart. A term ends
+when the hold is lost, when it could not be renewed in time, or when the ledger is not the one that was opened. From
+then on this process grants, commands and writes nothing, and waits for the hold like any other controller.
 """
 
 from __future__ import annotations
@@ -38,12 +38,15 @@ T = TypeVar("T")
 
 
 class Leading:
-    """Call :meth:`try_once` or not, then :meth:`run`, then :meth:`close`.
+    """Takes part in the election of the leader.
+
+    Call :meth:`run`, after :meth:`try_once` if wanted, then :meth:`close`.
 
     Args:
-        me: as the ledger is to name the holder.
-        gone: is this former holder a process that has ended?
-        make: a controller for one term.
+        me: this process, as the ledger names a holder.
+        gone: tells whether a holder is a process that has ended.
+        make: makes the controller of one term, given the tenure, the state and the seconds for which a predecessor may
+            still grant leases.
     """
 
     def __init__(
@@ -59,18 +62,19 @@ class Leading:
         self._settings, self._clock, self._make = settings, clock, make
         self.serving: Controller | None = None
         self._tenure = Tenure(0, settings.hold_s, 0.0)
-        self._leader: Hold | None = None  # another one
+        self._leader: Hold | None = None  # hold of another controller
         self._unrenewed = Unrenewed(settings.lease_margin)
-        # a former holder that did not give its hold back may grant until then, whichever of this one's terms it is
+        # until then a former holder that did not give its hold back may grant leases; kept across this one's terms
         self._predecessor_until = -math.inf
-        self._taking_from_s = 0.0  # such a one's lease, while it is not known whether its hold was taken
+        # lease of the holder whose hold is being taken, until it is known whether it was; 0: it had given it back
+        self._taking_from_s = 0.0
         self._said = ""
-        self._waits_for: StateflowError | None = None  # with the ledger
+        self._waits_for: StateflowError | None = None  # why the ledger cannot be used
         # one thread: a renewal that hangs is not overtaken by the next
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hold")
         self._loop = asyncio.get_running_loop()
         self._renew_now = asyncio.Event()
-        self._requests: set[asyncio.Task[Any]] = set()  # of the term
+        self._requests: set[asyncio.Task[Any]] = set()  # under way in this term
 
     # -- requests -----------------------------------------------------------------------------------------
 
@@ -79,11 +83,11 @@ class Leading:
         return self.serving is not None and self._tenure.left_s(self._clock.monotonic()) > 0
 
     def who(self) -> tuple[str, str]:
-        """This one's address, and that of the one that leads; empty where that is not known."""
+        """Returns the addresses of this controller and of the leader; empty: another leader is not known."""
         return self._me.address, "" if self._leader is None else self._leader.holder.address
 
     def leader(self) -> Controller:
-        """Of the term that holds now. Raises NotLeading."""
+        """Returns the controller of the current term. Raises NotLeading."""
         if self.serving is not None and self.leads:
             return self.serving
         if (other := self._leader) is not None:
@@ -96,7 +100,10 @@ class Leading:
 
     @contextlib.asynccontextmanager
     async def term(self) -> AsyncIterator[Controller]:
-        """For a request, which ends with the term. Raises NotLeading, and what has ended the term."""
+        """Gives a request the controller of the current term, and cancels the request when the term ends.
+
+        Raises NotLeading, or the error that ended the term.
+        """
         controller = self.leader()
         me = asyncio.current_task()
         assert me is not None
@@ -112,8 +119,11 @@ class Leading:
             self._requests.discard(me)
 
     def heard_of(self, ledger: str, term: int, who: str) -> None:
-        """A replica has heard a controller of this term. If it is newer than this one's, this one may have been
-        stopped for a while; what is so is in the ledger."""
+        """Takes note of the term of which a replica has heard.
+
+        If that term is newer, this process may have been stopped for a while. It renews its hold at once, and so learns
+        from the ledger whether it still leads.
+        """
         if self.serving is not None and ledger == self._ledger.id and term > self._tenure.term:
             self._say(f"{who} has heard of term {term} of this ledger, this controller's is {self._tenure.term}")
             self._renew_now.set()
@@ -121,13 +131,13 @@ class Leading:
     # -- terms --------------------------------------------------------------------------------------------
 
     async def try_once(self) -> bool:
-        """Lead from now on, if nobody else does, and what the ledger holds can be read."""
+        """Takes the lead if no other controller has it and the ledger can be read. Returns whether it leads now."""
         sent_at = self._clock.monotonic()
         hold = await self._try()
         return hold is not None and await self._begin(hold, sent_at)
 
     async def run(self) -> None:
-        """Wait for the hold, lead, and again, until cancelled."""
+        """Waits for the hold, leads, and waits again, until cancelled."""
         while True:
             if self.serving is None and not await self.try_once():
                 await self._wait()
@@ -140,20 +150,23 @@ class Leading:
             await self._end()
 
     async def _wait(self) -> None:
-        """For the next try; that a process of this machine is gone is seen before, without asking the ledger."""
+        """Waits for the next try. A holder on this machine that has ended is noticed earlier, without the ledger."""
         left_s = self._wait_s()
         while left_s > 0 and not (self._leader is not None and self._gone(self._leader.holder)):
             await asyncio.sleep(min(left_s, self._settings.retry_interval_s))
             left_s -= self._settings.retry_interval_s
 
     def _wait_s(self) -> float:
-        """Until the other's hold lapses, and no longer: what nobody decides waits, too. It may be renewed, or given
-        back, meanwhile."""
+        """Returns the seconds until the next try.
+
+        The next try comes no later than the other hold lapses, as decisions wait for a leader, and no later than after
+        ``renew_s``, as the hold may be renewed or given back before.
+        """
         left_s = self._leader.left_s if self._leader is not None else 0.0
         return min(left_s if left_s > 0 else self._settings.retry_interval_s, self._tenure.renew_s)
 
     async def _try(self) -> Hold | None:
-        """The hold, if it is this one's now."""
+        """Tries to take the hold. Returns it; None: another controller has it, or the ledger cannot be used."""
         try:
             now = await self._in_thread(self._ledger.hold)
             clean = not now.holder.id or now.holder.id == self._me.id or self._gone(now.holder)
@@ -182,7 +195,7 @@ class Leading:
             self._in_other_thread(ClusterStates.read, self._ledger, hold.term, self._settings.debug_validate)
         )
         try:
-            while not reading.done():  # a long ledger must not cost the hold
+            while not reading.done():  # the hold must not lapse while a long ledger is read
                 await asyncio.wait([reading], timeout=self._tenure.renew_s)
                 if not reading.done():
                     await self._renew()
@@ -195,13 +208,17 @@ class Leading:
         self._said, self._waits_for = "", None
         log.info("leads from now on, term %d of ledger %s", hold.term, self._ledger.id)
         left_s = max(0.0, self._predecessor_until - self._clock.monotonic())
-        self.serving = self._make(self._tenure, states, left_s / (1 + self._settings.lease_margin))  # which it adds
+        # divided by this, as Members multiplies by it
+        self.serving = self._make(self._tenure, states, left_s / (1 + self._settings.lease_margin))
         self.serving.resume()
         return True
 
     def _note_predecessor(self, grace_s: float) -> None:
-        """Its grace is said once, to the term that took its hold; that one may end before it has begun, and the answer
-        that said it may be lost."""
+        """Remembers for how long a predecessor may still grant leases, given its grace in seconds.
+
+        The ledger tells the grace once, to the term that took the hold. That term may end before it begins, and the
+        ledger's answer may be lost; hence the predecessor's lease counts as well.
+        """
         grace_s = max(grace_s, self._taking_from_s)
         self._taking_from_s = 0.0
         if grace_s:
@@ -209,7 +226,7 @@ class Leading:
             self._predecessor_until = max(self._predecessor_until, until)
 
     async def _lead(self, server: Controller) -> StateflowError:
-        """Until the term has ended; why."""
+        """Renews the hold until the term has ended. Returns the reason."""
         wait_s = self._tenure.renew_s
         while True:
             self._renew_now.clear()
@@ -224,14 +241,14 @@ class Leading:
                 wait_s = self._tenure.renew_s
             except (HoldLost, LedgerReplaced) as error:
                 return error
-            except (Unavailable, LedgerReadOnly, WriteUncertain) as error:  # it lasts as long as was said last
+            except (Unavailable, LedgerReadOnly, WriteUncertain) as error:  # the hold lasts until its last renewal ends
                 self._say(f"the hold is not renewed: {error}")
                 wait_s = self._settings.retry_interval_s
             except StateflowError as error:
                 return error
 
     async def _renew(self) -> None:
-        """Raises HoldLost, also where nothing is heard until the hold is over."""
+        """Renews the hold. Raises HoldLost, also where the ledger does not answer before the hold is over."""
         sent_at = self._clock.monotonic()
         self._tenure.check(sent_at)
         renewing = asyncio.ensure_future(self._in_thread(self._ledger.renew_hold, self._settings.hold_s))
@@ -252,7 +269,7 @@ class Leading:
             await server.close()
 
     async def close(self) -> None:
-        """Give the hold back, where it is held."""
+        """Ends the term, and gives the hold back where this controller has it."""
         await self._end()
         try:
             await asyncio.wait_for(self._in_thread(self._ledger.give_back_hold), self._settings.rpc_timeout_s)
@@ -274,5 +291,5 @@ class Leading:
         thread = ThreadPoolExecutor(1, thread_name_prefix="cluster")
         try:
             return await self._loop.run_in_executor(thread, work, *arguments)
-        finally:  # whoever is cancelled does not wait, and so hold up the loop, for a ledger that does not answer
+        finally:  # no waiting: a caller that is cancelled must not block the loop on a ledger that does not answer
             thread.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""What leaves a cluster for good: operators that are undeployed, replicas that are forgotten."""
+"""Removes operators and replicas from the cluster for good: undeploys the former, forgets the latter."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ class Leaving:
     # -- operators ----------------------------------------------------------------------------------------
 
     async def undeploy(self, operator: str, delete_state: bool) -> tuple[int, list[str]]:
-        """The ledger says it first: a replica that does not answer deletes what it
-        has before it is let in again.
+        """Undeploys an operator and deletes its state.
 
-        Returns how many partitions it had, and which replicas did not answer. Raises OperatorNotDeployed, MoveConflict,
-        PartitionsLive; nothing is changed then.
+        The undeployment is recorded first: a replica that does not answer deletes what it has before it is let in
+        again.
+
+        Returns the number of the operator's partitions, and the replicas that did not answer. Raises
+        OperatorNotDeployed, MoveConflict, PartitionsLive, also without ``delete_state``; nothing is changed then.
         """
         async with self._context.deploying:
             return await self._undeploy(operator, delete_state)
@@ -55,7 +57,7 @@ class Leaving:
         return len(partitions), waiting
 
     def _check_nobody_alone(self, deployed: Deployed) -> None:
-        """Raises PartitionsLive where an owner that does not answer may go on serving what would be deleted."""
+        """Checks that no owner that does not answer may go on serving what would be deleted. Raises PartitionsLive."""
         context, operator = self._context, deployed.spec.name
         owners = sorted(set(deployed.assignment.owners))
         alone = [name for name in owners if not context.members.alive(name) and context.may_be_alone(name, operator)]
@@ -67,7 +69,7 @@ class Leaving:
             )
 
     def _check_still(self, operator: str) -> None:
-        """Raises MoveConflict."""
+        """Checks that no partition of the operator is moving or being restored. Raises MoveConflict."""
         for planned in self._context.cluster.changes():
             if planned.partition.operator == operator:
                 raise MoveConflict(
@@ -82,9 +84,11 @@ class Leaving:
                 self._context.check_not_restored(restore.partition)
 
     async def drop(self, operator: str) -> list[str]:
-        """Have deleted what replicas have of an operator that is undeployed. Returns who did not answer: it has to
-        register again, and is told then. So has who was silent for a while: its lease may still run, and its next
-        heartbeat would renew that without a word of this."""
+        """Tells replicas to delete what they have of an undeployed operator. Returns the replicas that did not answer.
+
+        Those have to register again, and are told then. A replica that has been silent for a while has to register,
+        too: its lease may still run, and its next heartbeat would renew the lease without telling it to delete.
+        """
         alive = self._context.alive()
         for silent in self._context.cluster.roster.replicas.keys() - alive.keys():
             self._context.members.expel(silent)
@@ -104,7 +108,11 @@ class Leaving:
         ]
 
     def dropped(self, views: Iterable[PartitionView]) -> dict[str, int]:
-        """Operator → newest epoch, of what a replica that registers has of those that were undeployed meanwhile."""
+        """Returns which undeployed operators a registering replica still has: operator → newest epoch to delete.
+
+        Args:
+            views: what the replica has.
+        """
         undeployed, held = self._context.cluster.undeployed, [(view.partition.operator, view.epoch) for view in views]
         gone = {operator for operator, epoch in held if epoch <= undeployed.get(operator, 0)}
         return {operator: undeployed[operator] for operator in sorted(gone)}
@@ -112,8 +120,10 @@ class Leaving:
     # -- replicas -----------------------------------------------------------------------------------------
 
     async def forget(self, replica: str) -> None:
-        """Or all workers of a node. Raises InvalidArgument, NameTaken while one may serve, PartitionsLive,
-        MoveConflict; nothing is changed then."""
+        """Forgets a replica, or all workers of a node.
+
+        Raises InvalidArgument, NameTaken while one may serve, PartitionsLive, MoveConflict; nothing is changed then.
+        """
         cluster, members = self._context.cluster, self._context.members
         async with self._context.planning:
             self._check_not_started_again(replica)
@@ -130,7 +140,7 @@ class Leaving:
         log.warning("replica %s is forgotten; whoever comes under that name is a new one", " ".join(names))
 
     def _check_not_started_again(self, replica: str) -> None:
-        """Raises NameTaken where its agent would."""
+        """Checks that no agent is to run the replica, as it would start it again. Raises NameTaken."""
         spawned = self._context.cluster.roster.spawned.get(replica)
         if spawned is not None and spawned.running:
             raise NameTaken(

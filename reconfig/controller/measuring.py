@@ -1,4 +1,4 @@
-"""What there is to decide placement from: asked of replicas, and kept for as long as it tells of now."""
+"""Measures what placement is decided from: asks replicas, and keeps their answers while they are current."""
 
 from __future__ import annotations
 
@@ -20,20 +20,26 @@ from stateflow.runtime.view import PartitionView
 from stateflow.types import PartitionId, node_of
 
 log = logging.getLogger(__name__)
-#: an older look tells nothing of now
+#: age from which a look is out of date, in seconds
 FRESH_S = 10.0
-#: of a replica, for its answer
+#: how long a replica has to answer, in seconds
 ANSWER_S = 2.0
-#: … where it has to ask others first
+#: … where it has to ask other replicas first
 ROUND_TRIPS_S = 4.0
-#: room that was seen longer ago is not shown
+#: age from which measured room is not shown, in seconds
 SHOWN_S = 60.0
-#: less than a client waits for before it asks a controller that does not lead
+#: how long a look for display may take, in seconds: a client that waits longer asks a controller that does not lead
 SHOWN_WITHIN_S = 2.0
 
 
 class Measuring:
-    """``silent``: replicas that did not answer the last look. Args: links: told by moves, too."""
+    """The newest measurements of partitions, room and links.
+
+    ``silent``: replicas that did not answer the last look.
+
+    Args:
+        links: what is known of links; moves add to it, too.
+    """
 
     def __init__(self, context: ControllerContext, links: Links) -> None:
         self._context, self._links = context, links
@@ -46,7 +52,7 @@ class Measuring:
         self._looking = asyncio.Lock()
 
     async def rates(self) -> None:
-        """Until they are known, which takes two looks."""
+        """Measures the rates of partitions, unless they are current. That takes two looks, ``APART_S`` apart."""
         await self._context.acquainted()
         async with self._looking:
             clock = self._context.clock
@@ -56,7 +62,7 @@ class Measuring:
                 self._looks = await self._look()
             await asyncio.sleep(max(0.0, APART_S - (clock.monotonic() - self._looked_at)))
             before, self._looks = self._looks, await self._look()
-            # of those that did not answer what was known stays
+            # a partition whose owner did not answer keeps its last measurement
             self._seen |= {
                 partition: seen_of(view, at, before.get(partition), self._seen.get(partition))
                 for partition, (at, view) in self._looks.items()
@@ -66,7 +72,7 @@ class Measuring:
             self._seen_at = clock.monotonic()
 
     async def room(self) -> None:
-        """To be shown: one look, and no rates, as far as it is there in time."""
+        """Measures room for display: one look without rates, given up after ``SHOWN_WITHIN_S``."""
         await self._context.acquainted()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SHOWN_WITHIN_S):
@@ -103,7 +109,7 @@ class Measuring:
             bytes_per_s=self._links.bytes_per_s(now),
         )
         space = Space(self._rooms)
-        for open_move in context.cluster.open_moves.values():  # what is on its way has its room already
+        for open_move in context.cluster.open_moves.values():  # moves under way have reserved their room
             planned = open_move.planned
             space.take(planned.target, view.takes(planned.partition, planned.target))
         return replace(view, room=space.rooms())
@@ -111,7 +117,7 @@ class Measuring:
     # -- shown --------------------------------------------------------------------------------------------
 
     def room_bytes(self) -> dict[str, int]:
-        """What may still come, by replica, where that is known."""
+        """Returns the bytes for which each replica still has room, where that is known."""
         if self._context.clock.monotonic() - self._looked_at > SHOWN_S:
             return {}
         space = Space(self._rooms)
@@ -126,7 +132,7 @@ class Measuring:
     # -- asked --------------------------------------------------------------------------------------------
 
     async def _look(self) -> dict[PartitionId, tuple[float, PartitionView]]:
-        """Of partitions whose owner answers."""
+        """Asks all replicas. Returns, for partitions whose owner answers, the time and the owner's view."""
         context, owners = self._context, self.owners()
         names = context.alive().keys()
         said = await said_by(context, names, ANSWER_S)
@@ -145,7 +151,7 @@ class Measuring:
     async def _look_at_links(self) -> None:
         context = self._context
         pairs = await context.aside(pairs_that_matter, self.view())
-        at: dict[str, str] = {}  # one replica of each site
+        at: dict[str, str] = {}  # one replica per site
         for name, info in sorted(context.alive().items()):
             if name not in self.silent:
                 at.setdefault(info.site, name)
@@ -165,8 +171,17 @@ class Measuring:
 
 
 def seen_of(view: PartitionView, at: float, before: tuple[float, PartitionView] | None, known: Seen | None) -> Seen:
-    """Args: before: the look before, and when. known: what was seen last. A partition that has just moved, or whose
-    replica was started anew, is counted from nothing there: what was known of its rate is the best there is."""
+    """Returns what two looks at a partition show.
+
+    A partition that has just moved, or whose replica has restarted, counts from zero there; it keeps the rates that
+    were known before.
+
+    Args:
+        view: newest look.
+        at: its time, in monotonic seconds.
+        before: time and view of the look before; None: there was none.
+        known: what earlier looks showed; None: nothing.
+    """
     if before is None or before[1].epoch != view.epoch or before[1].rows > view.rows or at <= before[0]:
         return replace(known or Seen(), size=view.bytes)
     took, was = at - before[0], before[1]

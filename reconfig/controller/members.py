@@ -1,13 +1,14 @@
-"""Who is there, and whose lease has lapsed, as the controller counts it. No I/O; the clock is handed in.
+"""Replicas that are there, and leases that have lapsed, as the controller counts them. No I/O; the clock is handed in.
 
-A replica counts its lease from when it sent a heartbeat, the controller from when it answered, which is later. The
-controller adds a margin for clocks that drift apart, and one that begins to lead takes every replica it knows of
-for one whose lease its predecessor renewed at that moment, or as much later as that one may have gone on granting.
+A replica counts its lease from when it sent a heartbeat. The controller counts from when it answered, which is later,
+and adds a margin for clocks that drift apart. A controller that begins to lead assumes that its predecessor renewed the
+lease of every known replica at that moment, or later by as long as the predecessor may have gone on granting leases.
 
-What a replica says when it registers, such as that it lacks a partition, holds only as long as it has no lease. So a
-heartbeat of a replica that is not known is answered with a ticket. It is good for one registration, and void when the
-next is given or the replica's partitions have changed: a request that was sent twice, was long on its way, or came from
-a process that ended changes nothing. The ticket also names the session: what was asked in an earlier one is void.
+What a replica says when it registers, for example that it lacks a partition, holds only while it has no lease. So the
+controller answers a heartbeat of an unknown replica with a ticket, which is good for one registration. The ticket
+becomes void when the next one is issued, or when the replica's partitions change. A request therefore changes nothing
+if it was sent twice, was long on its way, or came from a process that has ended. The ticket also names the session:
+requests of an earlier session are void.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from stateflow.types import PartitionId
 T = TypeVar("T")
 
 
-#: of replicas that may yet register; the oldest of a name that never did goes first
+#: outstanding tickets; beyond that the oldest one is dropped, those of names that never registered first
 TICKETS_MAX = 10_000
-#: partitions that one registration may bring
+#: partitions that one registration may report
 SAID_MAX = 1 << 20
 
 
@@ -37,19 +38,23 @@ class _Member:
     heard_at: float | None = None  # None: not since the controller started
     incarnation: str = ""
     session: str = ""
-    opening_from: float | None = None  # it said so first, since it registered last
-    opening_at: float = -math.inf  # … and last
+    opening_from: float | None = None  # when it first said that it is opening, since it last registered
+    opening_at: float = -math.inf  # when it last said so
 
 
 @dataclass(frozen=True, slots=True)
 class _Ticket:
     session: str
     assigned: Mapping[PartitionId, int]
-    said: list[Any] = field(default_factory=list, compare=False)  # what a registration brings, piece by piece
+    said: list[Any] = field(default_factory=list, compare=False)  # what the registration has reported so far
 
 
 class Members:
-    """Args: grace_s: a predecessor may grant leases for so long from now on, by its own clock."""
+    """Replicas, with their leases and tickets.
+
+    Args:
+        grace_s: seconds from now for which a predecessor may grant leases, by its own clock.
+    """
 
     def __init__(self, known: Iterable[str], settings: ControllerSettings, clock: Clock, grace_s: float = 0.0) -> None:
         self._settings, self._clock = settings, clock
@@ -61,20 +66,27 @@ class Members:
         self._versions: dict[str, str] = {}
 
     def issue(self, name: str, ticket: str, assigned: Mapping[PartitionId, int]) -> str:
-        """Args: assigned: the replica's partitions and their epochs, as of now."""
+        """Issues a ticket, which replaces the replica's earlier one. Returns it.
+
+        Args:
+            assigned: the replica's partitions and their epochs, as of now.
+        """
         self._tickets.pop(name, None)
         self._tickets[name] = _Ticket(ticket, assigned)
-        if len(self._tickets) > TICKETS_MAX:  # anybody may ask under any name
+        if len(self._tickets) > TICKETS_MAX:  # any process may ask under any name
             strange = (each for each in self._tickets if each not in self._members)
             del self._tickets[next(strange, next(iter(self._tickets)))]
         return ticket
 
     def is_good(self, name: str, ticket: str, assigned: Mapping[PartitionId, int]) -> bool:
-        """The newest, and since it was issued the replica was given nothing, and nothing was taken from it."""
+        """Tells whether the ticket is the replica's newest, and its partitions have not changed since it was issued."""
         return self._tickets.get(name) == _Ticket(ticket, assigned)
 
     def said(self, name: str, ticket: str, more: Iterable[T]) -> list[T] | None:
-        """All that was said with this ticket so far; None: it is void."""
+        """Adds to what was reported with this ticket, and returns all of it; None: the ticket is void.
+
+        A ticket with which more than ``SAID_MAX`` partitions are reported becomes void.
+        """
         issued = self._tickets.get(name)
         if issued is None or issued.session != ticket:
             return None
@@ -85,18 +97,21 @@ class Members:
         return issued.said
 
     def registered(self, name: str, incarnation: str, ticket: str) -> None:
-        """Its lease begins with its first heartbeat, which is taken to be on its way. The ticket is used up."""
+        """Registers a replica, and uses up its ticket.
+
+        Its lease begins with its first heartbeat, which is assumed to be on its way.
+        """
         del self._tickets[name]
         now = self._clock.monotonic()
         self._members[name] = _Member(now, now, incarnation, ticket)
 
     def session(self, name: str) -> str:
-        """The ticket that a replica registered with; empty: it has to register yet."""
+        """Returns the ticket that a replica registered with; empty: it has to register first."""
         member = self._members.get(name)
         return member.session if member is not None and member.incarnation else ""
 
     def beat(self, name: str, incarnation: str) -> bool:
-        """A heartbeat. True: it is known, and its lease is renewed; False: it must register again."""
+        """Renews the lease of a replica that sent a heartbeat. Returns False where it must register first."""
         member = self._members.get(name)
         if member is None or not incarnation or member.incarnation != incarnation:
             return False
@@ -104,56 +119,56 @@ class Members:
         return True
 
     def says(self, name: str, said: Said) -> None:
-        """What it may serve alone."""
+        """Notes what a replica may serve alone."""
         self._said[name] = said
 
     def runs(self, name: str, version: str) -> None:
-        """Of stateflow."""
+        """Notes which version of stateflow a replica runs."""
         self._versions[name] = version
 
     def version(self, name: str) -> str:
-        """Empty: nothing was heard of it in this term."""
+        """Returns the version of stateflow that a replica runs; empty: it was not heard in this term."""
         return self._versions.get(name, "")
 
     def said_alone(self, name: str) -> Said | None:
-        """The last it said of that. None: nothing in this term."""
+        """Returns what a replica last said it may serve alone; None: it said nothing in this term."""
         return self._said.get(name)
 
     @property
     def silence_s(self) -> float:
-        """Whoever was not heard for longer is not there, to plan with."""
+        """Seconds of silence after which a replica is not planned with."""
         return self._settings.heartbeat_interval_s * self._settings.heartbeats_missed_max
 
     def alive(self, name: str) -> bool:
-        """Was it heard lately? Good enough to plan with, not to take anything away."""
+        """Tells whether a replica was heard lately: enough to plan with it, not to take its partitions away."""
         member = self._members.get(name)
         if member is None or member.heard_at is None or not member.incarnation:
             return False
         return self._clock.monotonic() - member.heard_at <= self.silence_s
 
     def expects(self) -> bool:
-        """Somebody who was there before this controller led has not been heard yet, and may still be."""
+        """Tells whether a replica that was known before this term has not been heard yet, and may still be."""
         if self._clock.monotonic() - self._began > self.silence_s:
             return False
         return any(member.heard_at is None for member in self._members.values())
 
     def heard_at(self, name: str) -> float:
-        """Monotonic seconds; minus infinity: not since the controller started."""
+        """Returns when a replica was last heard, in monotonic seconds; minus infinity: not since the start."""
         member = self._members.get(name)
         return -math.inf if member is None or member.heard_at is None else member.heard_at
 
     def heard_s(self, name: str) -> float:
-        """Seconds since it was heard; -1: not since the controller started."""
+        """Returns the seconds since a replica was heard; -1: not heard since the controller started."""
         member = self._members.get(name)
         return -1.0 if member is None or member.heard_at is None else self._clock.monotonic() - member.heard_at
 
     def lapsed(self, name: str) -> bool:
-        """It cannot serve any more, whatever its clock does within the margin."""
+        """Tells whether a replica's lease has lapsed: it cannot serve, whatever its clock does within the margin."""
         member = self._members.get(name)
         return member is not None and self._clock.monotonic() > self._lapses_at(member)
 
     def opens(self, name: str) -> None:
-        """Its process is there again, with its data directory, and is looking what it has. It has no lease."""
+        """Notes that a replica is opening: its process is back with its data directory, and has no lease yet."""
         member = self._members.get(name)
         if member is not None:
             member.opening_at = self._clock.monotonic()
@@ -161,7 +176,10 @@ class Members:
                 member.opening_from = member.opening_at
 
     def is_opening(self, name: str) -> bool:
-        """Is it to be waited for? Not for ever, nor when it is not heard any more."""
+        """Tells whether to wait for a replica that is opening.
+
+        That ends after ``opening_timeout_s``, or when the replica has not been heard for ``lease_s``.
+        """
         member = self._members.get(name)
         if member is None or member.opening_from is None:
             return False
@@ -170,31 +188,33 @@ class Members:
         return heard and now - member.opening_from <= self._settings.opening_timeout_s
 
     def may_serve(self, name: str) -> bool:
-        """Whether a lease may still run under the name, whoever has it."""
+        """Tells whether a lease may still run under the name, whichever process has it."""
         return name in self._members and not self.lapsed(name)
 
     def lease_left_s(self, name: str) -> float:
-        """Until it cannot serve any more if it is not heard again."""
+        """Returns the seconds until a known replica cannot serve any more, unless it is heard again."""
         return self._lapses_at(self._members[name]) - self._clock.monotonic()
 
     def _lapses_at(self, member: _Member) -> float:
         return member.lease_from + self._settings.lease_s * (1 + self._settings.lease_margin)
 
     def expect(self, name: str) -> None:
-        """It is to register anew, and lapses if it does not."""
+        """Expects a replica to register anew; otherwise its lease lapses, counted from now."""
         self._members[name] = _Member(self._clock.monotonic())
         self._said.pop(name, None)
 
     def forget(self, name: str) -> None:
-        """Nothing was ever heard of it."""
+        """Removes all that is known of a replica, as if it had never been heard."""
         self._members.pop(name, None)
         self._said.pop(name, None)
         self._versions.pop(name, None)
         self._tickets.pop(name, None)
 
     def expel(self, name: str) -> None:
-        """Its partitions are about to be given away: it gets no lease before it has registered again, and so has
-        heard which they are. Nothing for one that is not known: it has none."""
+        """Grants a replica no lease until it has registered again, as its partitions are about to be given away.
+
+        When it registers, it learns which partitions those are. An unknown replica has no lease, and nothing changes.
+        """
         member = self._members.get(name)
         if member is not None:
             member.incarnation = ""

@@ -1,4 +1,4 @@
-"""Carries one move out: instructions of the machine become calls, their results events."""
+"""Carries out one move: turns the machine's instructions into calls, and their results into events."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from stateflow.types import ReplicaInfo
 
 log = logging.getLogger(__name__)
 PATIENCE_S_DEFAULT = 30.0
-#: a cutover waits for the one before it at its source
+#: how long a cutover waits for the one before it at its source, in seconds
 TURN_S_MAX = 0.5
-#: what the source says of a fence may come behind what the target says, which had the seal from it
+#: how long the source's answer to a fence is waited for, in seconds: the target, which has the seal, may answer first
 ANSWER_S_MAX = 0.5
-#: what a report has of its target's progress
+#: fields of the target's progress that a report has
 SHOWN = (
     *("bytes_warm", "bytes_reused", "bytes_delta", "lag_bytes", "bytes_stored", "base_bytes"),
     *("change_rate", "bandwidth", "rtt_ms"),
@@ -36,17 +36,17 @@ class MoveRunner(Runner):
     planned: Copy
     source: ReplicaInfo
     machine: m.Move
-    newest_epoch: Callable[[], int]  # granted to anybody, of the partition
-    cost: Callable[[], FixedCost] | None = None  # of a cutover, as recent moves show it
-    standby_move: Callable[[], str] = lambda: ""  # of the standby that follows at the target now
-    _joined: str = ""  # the standby whose copy is to be the move's
-    _joined_s: float = 0.0  # how long the base had been there when this was begun
+    newest_epoch: Callable[[], int]  # newest epoch of the partition that was granted to any replica
+    cost: Callable[[], FixedCost] | None = None  # expected cost of a cutover, as recent moves show it
+    standby_move: Callable[[], str] = lambda: ""  # move id of the standby that follows at the target now
+    _joined: str = ""  # move id of the standby whose copy this move uses; empty: none
+    _joined_s: float = 0.0  # how long the base had been there when this move first heard of it
     _fenced_at: float | None = None
     _in_hand_ms: float = 0.0
-    _source_answered: asyncio.Event = field(default_factory=asyncio.Event)  # or was not reached
-    distrusted: bool = False  # by command: what the source sealed
-    lost: StateflowError | None = None  # the target owned, and has it no more: why
-    sequence: int = 0  # that the target has reached, as last reported
+    _source_answered: asyncio.Event = field(default_factory=asyncio.Event)  # the fence, or was not reached
+    distrusted: bool = False  # by command: what the source sealed is not used
+    lost: StateflowError | None = None  # why the target lost the partition after it owned it; None: it has not
+    sequence: int = 0  # reached by the target, as last reported
     _source_told: bool = False
     _has_turn: bool = False
     _retry_s: float = 0.25
@@ -66,8 +66,10 @@ class MoveRunner(Runner):
 
     @classmethod
     def resumed(cls, planned: Copy, granted: bool) -> tuple[m.Move, list[m.Instruction] | None]:
-        """It begins again, and joins what its target has copied by now. What was granted does so at once: its source
-        may have sealed."""
+        """Returns the machine of a move that begins again, and its first instructions; None: it waits for its turn.
+
+        The move joins what its target has copied by now. A granted move begins at once, as its source may have sealed.
+        """
         machine = cls.machine_for(planned, granted)
         return machine, machine.handle(m.Begin()) if granted else None
 
@@ -78,24 +80,27 @@ class MoveRunner(Runner):
         self._events.put_nowait(m.Cancel())
 
     def source_gone(self) -> None:
-        """The source's lease has lapsed, or it came back without the partition. Telling it once is enough."""
+        """Tells the machine, once, that the source's lease has lapsed or that it came back without the partition."""
         if self._source_told:
             return
         self._source_told = True
         self._events.put_nowait(m.SourceGone())
 
     def give_up(self, distrusted: bool = False) -> None:
-        """By command: the target is to promise that it never owns, and then the partition is free for a take-over,
-        by anybody but its source where what that sealed is ``distrusted``."""
+        """Gives the move up, by command: once the target promises that it never owns, a takeover may begin.
+
+        Args:
+            distrusted: what the source sealed is not used, so the source cannot take over.
+        """
         self.distrusted = distrusted
         self._events.put_nowait(m.GivenUp())
 
     def taken_over(self) -> None:
-        """The target's copy is to serve as it is."""
+        """Ends the move, as a takeover lets the target's copy serve as it is."""
         self._events.put_nowait(m.TakenOver())
 
     def carry_over(self, former: MoveRunner) -> None:
-        """It begins again what ``former`` broke off: what that was told by others stands."""
+        """Keeps what others told ``former``, the runner that broke off and that this one replaces."""
         if former._source_told:
             self.source_gone()
         while not former._events.empty():
@@ -106,11 +111,11 @@ class MoveRunner(Runner):
 
     @property
     def is_moot(self) -> bool:
-        """Has something come before it began, by which it ends?"""
+        """Tells whether an event that ends the move has come before the move began."""
         return not self._events.empty()
 
     async def withdraw(self) -> None:
-        """It is not to begin, as it was cancelled or its source is gone: nobody has heard of it but the ledger."""
+        """Ends a move that has not begun, as it was cancelled or its source is gone. No replica has heard of it."""
         self.handle(m.Cancel() if self._events.empty() else self._events.get_nowait())
         assert self.machine.error is not None
         await self._record_aborted(self.machine.error)
@@ -118,7 +123,7 @@ class MoveRunner(Runner):
         self._end()
 
     async def run(self, first: list[m.Instruction] | None = None) -> MoveReport:
-        """Until the move has ended. ``first``: instructions of a machine that was resumed."""
+        """Runs the move to its end. ``first``: instructions of a resumed machine; None: the move begins."""
         with self._followed():
             return await self._run(first)
 
@@ -148,7 +153,7 @@ class MoveRunner(Runner):
         return self.report
 
     def _expect(self) -> None:
-        """By all that is known now: other moves may have ended since this one began."""
+        """Updates the expected cost of the cutover, as other moves may have ended since this one began."""
         if self.cost is not None and self.machine.phase is m.Phase.CATCHING_UP and not self.machine.granting:
             cost = self.cost()
             self.machine.fixed_ms, self.machine.margin_ms = cost.expected_ms, cost.margin_ms
@@ -160,7 +165,10 @@ class MoveRunner(Runner):
         )
 
     def _note_proof(self, error: StateflowError) -> None:
-        """A seal that cannot be proved is asked for again, and each time all is copied: not at once, and said."""
+        """Sets when a transfer that failed is tried again, and reports a seal that cannot be proved.
+
+        Each retry of the latter copies everything, so it comes later than other retries.
+        """
         self._retry_s = self.settings.retry_interval_s
         if self.machine.phase is m.Phase.FENCED and isinstance(error, DigestMismatch):
             self._retry_s = self.settings.takeover_retry_s
@@ -177,7 +185,10 @@ class MoveRunner(Runner):
             )
 
     async def _cutover_turn(self) -> None:
-        """Not for ever: another move may be fenced while its source does not answer."""
+        """Waits for the turn of this cutover at its source, for ``TURN_S_MAX`` at most.
+
+        Another move may keep the turn, fenced, while the source does not answer.
+        """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.hooks.cutover.acquire(), TURN_S_MAX)
             self._has_turn = True
@@ -284,7 +295,10 @@ class MoveRunner(Runner):
             self._events.put_nowait(m.TargetFailed(error))
 
     def _join(self) -> str:
-        """The standby that is where the move goes: the one that it rests on, once it is fenced."""
+        """Returns the move id of the standby whose copy at the target this move uses; empty: there is none.
+
+        The first one that is found stays: it is the one that the move rests on when it is fenced.
+        """
         if self.machine.kind is not m.Kind.STANDBY and not self._joined:
             self._joined = self.standby_move()
         return self._joined
@@ -302,7 +316,7 @@ class MoveRunner(Runner):
             self._source_answered.set()
 
     async def _ask_to_fence(self, fence: m.Fence) -> None:
-        if self._source_told:  # it may be back, and serve: nothing is asked of it any more
+        if self._source_told:  # the source may be back and serve: it is asked nothing more
             return
         wanted = Fence(
             self.planned.partition,
@@ -345,7 +359,7 @@ class MoveRunner(Runner):
     async def _cancel_at_source(self, owned_at: int) -> Cancelled | None:
         try:
             return await self._cancel_at(self.source, self.planned.move_id, owned_at)
-        except StateMissing as error:  # whether it had sealed it will never say
+        except StateMissing as error:  # the source will never say whether it had sealed
             log.warning("move %s: %s", self.planned.move_id, error)
             self.source_gone()
             return None

@@ -1,20 +1,21 @@
-"""Which data directory a replica's name belongs to. Decisions only; the clock is handed in.
+"""Decides which data directory a replica's name belongs to. No I/O; the clock is handed in.
 
-A name belongs to the directory that it was registered from first, by the directory's own id.
+A name belongs to the directory from which it was first registered, known by the directory's own id.
 
 ====================================  ==================================================================================
 who asks for the name                 answer
 ====================================  ==================================================================================
-its directory, where it was           welcome at once: no other process has it open
-its directory's id, elsewhere         a copy, or the directory was moved: refused while the lease runs that was given
-                                      where it was, then welcome; as another directory where both are heard at a time
-another directory                     refused while that lease may run; and then until `stateflow replace`, unless the
-                                      name has nothing to lose
-any, the ledger knows no directory    welcome where it brings something of what the name owns, or that is nothing
+its directory, at the known place     admitted at once: no other process has it open
+its directory's id, elsewhere         a copy, or the directory was moved: refused while the lease runs that was granted
+                                      at the known place, then admitted; if both are heard at the same time, the one
+                                      elsewhere is treated as another directory
+another directory                     refused while that lease may run, and after that until `stateflow replace`, unless
+                                      the name has nothing to lose
+any, if the ledger knows none         admitted where it brings some of the name's partitions, or the name has none
 ====================================  ==================================================================================
 
-A refused process goes on asking. While one waits for the lease of a copy to lapse, the name's partitions are not given
-to others when it does: the process that waits has them.
+A refused process goes on asking. While a process with the name's directory waits only for the lease of the other place
+to lapse, the name's partitions are not given to other replicas when the lease lapses, as the waiting process has them.
 """
 
 from __future__ import annotations
@@ -31,13 +32,16 @@ from stateflow.settings import ControllerSettings
 from stateflow.types import PartitionId, ReplicaInfo
 
 _STOP_ONE = "stop one of the two; if the other one has ended, this one is let in when its lease has lapsed"
-#: remembered at once: anybody may ask under any name
+#: refused processes that are remembered at a time: any process may ask under any name
 REFUSED_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """``at``: when it asked last, monotonic seconds; ``since``: first, without a break."""
+    """A process that was refused a name.
+
+    ``at``: when it last asked, in monotonic seconds. ``since``: since when it has asked without a break.
+    """
 
     info: ReplicaInfo
     home: Home
@@ -50,12 +54,16 @@ class Names:
     def __init__(self, cluster: ClusterState, members: Members, settings: ControllerSettings, clock: Clock) -> None:
         self._cluster, self._members, self._settings, self._clock = cluster, members, settings, clock
         self._refused: dict[tuple[str, Home], Refused] = {}
-        self._copies: set[tuple[str, Home]] = set()  # known to be
+        self._copies: set[tuple[str, Home]] = set()  # directories that are known to be copies
 
     def check(self, info: ReplicaInfo, home: Home, brings: Collection[PartitionId] | None = None) -> None:
-        """Args: brings: partitions that it has in some form; None: it has not said yet.
+        """Checks that a process may have a replica's name.
 
-        Raises NameTaken, which is remembered for as long as it goes on asking.
+        Args:
+            brings: partitions that the process has in some form; None: it has not said yet.
+
+        Raises NameTaken, which is remembered while the process goes on asking, and InvalidArgument for a process that
+        names no directory.
         """
         try:
             self._check(info, home, brings)
@@ -65,7 +73,7 @@ class Names:
         self._refused.pop((info.name, home), None)
 
     def note(self, info: ReplicaInfo, home: Home, error: StateflowError) -> None:
-        """It is refused, for this reason."""
+        """Remembers that a process was refused, and why."""
         now, before = self._clock.monotonic(), self._refused.get((info.name, home))
         since = before.since if before is not None and before.at >= self._asking_since() else now
         self._refused[info.name, home] = Refused(info, home, error, now, since)
@@ -108,28 +116,32 @@ class Names:
             raise self._taken(
                 info, home, "the name belongs to another data directory, which has its state", self._command(info)
             )
-        # else nothing is assigned to the name, nothing on its way to or from it, and no lease runs by which its
-        # directory might serve what it was given last: whatever is in there is a base for copies at best, and who
-        # comes back with it is refused in turn. Nothing can be lost, so no command is asked for.
+        # else no partition is assigned to the name or on its way to or from it, and no lease runs by which its
+        # directory might serve what it was last given. What is in that directory is a base for copies at best, and a
+        # process that comes back with it is refused in turn. Nothing can be lost, so no command is needed.
 
     def _may_be_alone(self, name: str, known: str, place: str) -> bool:
-        """Though its lease has lapsed, from another file than this one. One that only its machine's start tells apart
-        is the same, whose process ended with that."""
+        """Tells whether a process at the known place may serve partitions alone, though its lease has lapsed.
+
+        A place that differs only in the boot of its machine is the same place: its process ended with that boot.
+        """
         if known.partition("/")[2] == place.partition("/")[2] != "":
             return False
         failovers, said = self._cluster.failovers, self._members.said_alone(name)
         return any(failovers.may_be_alone(each.operator, said) for each in self._cluster.assigned(name))
 
     def _is_copy(self, name: str, home: Home) -> bool:
-        """Was the directory heard where it is while this one, of the same id, asked? Then it went on since the copy was
-        made. Else it may have been moved."""
+        """Tells whether a directory is a copy, rather than moved.
+
+        It is a copy if the directory with the same id was heard at the known place while this one asked.
+        """
         waiting = self._refused.get((name, home))
         if waiting is not None and self._members.heard_at(name) > waiting.since:
             self._copies.add((name, home))
         return (name, home) in self._copies
 
     def replaced(self, name: str) -> None:
-        """A command gave the name to who asks."""
+        """Forgets copies and refusals under a name, after a command gave the name away or freed it."""
         self._copies = {each for each in self._copies if each[0] != name}
         self._refused = {key: each for key, each in self._refused.items() if key[0] != name}
 
@@ -151,12 +163,12 @@ class Names:
         )
 
     def _asking_since(self) -> float:
-        """Who asked last before this asks no more."""
+        """Returns the time, in monotonic seconds, since when a process must have asked to count as still asking."""
         silent_s = self._settings.heartbeat_interval_s * self._settings.heartbeats_missed_max
         return self._clock.monotonic() - silent_s
 
     def refused(self) -> list[Refused]:
-        """Those that still ask, by name."""
+        """Returns the refused processes that still ask, sorted by name."""
         since = self._asking_since()
         for key, refused in list(self._refused.items()):
             if refused.at < since:
@@ -164,7 +176,7 @@ class Names:
         return sorted(self._refused.values(), key=lambda refused: (refused.info.name, refused.home.directory))
 
     def awaited(self, name: str) -> bool:
-        """Does a process ask for the name that has its directory, and waits for the other one's lease only?"""
+        """Tells whether a process with the name's directory asks for the name, and waits only for a lease to lapse."""
         known = self._cluster.roster.homes.get(name)
         return known is not None and any(
             (each.info.name, each.home.directory) == (name, known.directory)
@@ -174,9 +186,10 @@ class Names:
         )
 
     def successor(self, name: str, directory: str) -> str:
-        """The directory that a command gives the name to. Raises InvalidArgument, NameTaken.
+        """Returns the directory to which a command gives the name. Raises InvalidArgument, NameTaken.
 
-        Args: directory: empty: the only one that asks for it.
+        Args:
+            directory: empty: the only other directory that asks for the name.
         """
         if name not in self._cluster.roster.replicas:
             raise InvalidArgument(

@@ -1,7 +1,8 @@
-"""What the ledger alone tells of a cluster, as a controller says it that does not lead: pure.
+"""Reports what the ledger alone tells of a cluster, for a controller that does not lead. Pure.
 
-It tells what was decided: which operators there are, who owns what at which epoch, what was begun and how it ended. Who
-is alive, how far a move has come, and who is refused, only the one that leads knows; that is said to be unknown.
+The ledger tells what was decided: which operators there are, which replica owns a partition at which epoch, what was
+begun and how it ended. Only the leader knows which replicas are alive, how far a move has come, and which processes are
+refused; the reports leave that unknown.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from stateflow.reports import (
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Of one that leads in no term."""
+    """The reports of a controller that does not lead. ``term``: 0, as it leads in none."""
 
     cluster: ClusterState
     follower: FollowerReport
     term: int = 0
 
     def deployment(self, operator: str) -> Deployment:
-        """Raises OperatorNotDeployed."""
+        """Returns an operator's deployment. Raises OperatorNotDeployed."""
         return self._deployment(self.cluster.operator(operator))
 
     def _deployment(self, deployed: Deployed) -> Deployment:
@@ -81,23 +82,23 @@ class Overview:
         )
 
     def job_reports(self, name: str) -> list[JobReport]:
-        """Raises InvalidArgument."""
+        """Returns the report of a job, or of all where ``name`` is empty. Raises InvalidArgument for an unknown one."""
         jobs, now = self.cluster.jobs, self.cluster.now_us()
         return [jobs.report(each, now, follower=self.follower) for each in ([name] if name else jobs.names())]
 
     def job_run(self, run_id: str) -> JobRun:
-        """Raises InvalidArgument."""
+        """Returns the report of a job's run. Raises InvalidArgument where there is none."""
         return told(self.cluster.jobs.run(run_id), follower=self.follower)
 
     def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
-        """Raises MoveUnknown."""
+        """Returns the report of a reconfiguration. Raises MoveUnknown."""
         recorded = self.cluster.history.get(reconfiguration)
         if recorded is None:
             raise no_such(reconfiguration)
         return self._told(recorded)
 
     def history(self, limit: int = 0) -> Iterator[Reconfiguration]:
-        """Newest first."""
+        """Yields reports of reconfigurations, newest first. ``limit``: 0: all."""
         newest = list(itertools.islice(reversed(self.cluster.history.values()), limit or None))
         return map(self._told, newest)
 

@@ -1,5 +1,7 @@
-"""Partitions brought to where policies want them: once when somebody asks, or by an autopilot for as long as it is
-told to. Carries out what :mod:`reconfig.placement` and :mod:`reconfig.autopilot` decide."""
+"""Moves partitions to where policies want them: once by command, or continuously by an autopilot.
+
+Carries out what :mod:`reconfig.placement` and :mod:`reconfig.autopilot` decide.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,13 @@ class Placing:
     # -- by command ---------------------------------------------------------------------------------------
 
     async def proposed(self, operator: str, names: Sequence[PolicyName], cost: FixedCost) -> Placement:
-        """What the policies wish now. Args: operator: empty: all. Raises OperatorNotDeployed."""
+        """Returns the moves that policies propose now. ``operator``: empty: all. Raises OperatorNotDeployed."""
         left = Left()
         view, wishes = await self._wishes(operator, names, left)
         return self._placement(view, wishes, cost, left, operator)
 
     async def costs(self, choice: Choice, reasons: Mapping[PartitionId, str], cost: FixedCost) -> Placement:
-        """What it would take, and what would come of it, to move these there."""
+        """Returns what the moves of a choice would cost, and what the placement would be afterwards."""
         await self._measuring.rates()
         view = self._measuring.view()
         moves = choice.fitted(view.takes, view.room)
@@ -56,9 +58,15 @@ class Placing:
         reason: str = "",
         only: Collection[str] | None = None,
     ) -> list[Reconfiguration]:
-        """The moves that do it. Args: reason: of the caller, beside the policies'; only: nodes that may be given
-        something; None: all. Raises OperatorNotDeployed, and what
-        :meth:`Reconfigurations.place` does."""
+        """Begins the moves that policies propose now.
+
+        Args:
+            operator: empty: all.
+            reason: the caller's reason, put before the policies'; empty: none.
+            only: nodes that may receive partitions; None: all.
+
+        Raises OperatorNotDeployed, and what :meth:`Reconfigurations.place` raises.
+        """
         _, wishes = await self._wishes(operator, names, Left())
         if reason:
             wishes = [replace(wish, reason=f"{reason}: {wish.reason}") for wish in wishes]
@@ -75,7 +83,7 @@ class Placing:
     # -- for as long as it is told to ----------------------------------------------------------------------
 
     async def order(self, orders: Orders) -> None:
-        """Also for a controller that is started again."""
+        """Gives the autopilot new orders, which outlast a restart of the controller."""
         await self._context.record(ClusterState.order_autopilot, orders)
         self._autopilot = Autopilot(orders)
         self._told.set()
@@ -99,7 +107,7 @@ class Placing:
         await self._measuring.rates()
         clock, view, busy = self._context.clock, self._measuring.view(), self._reconfigurations.busy()
         wishes = await self._context.aside(pilot.step, clock.monotonic(), view, busy)
-        if pilot is not self._autopilot or not wishes:  # it was told otherwise meanwhile
+        if pilot is not self._autopilot or not wishes:  # the former: its orders changed meanwhile
             return
         options = MoveOptions(max_pause_ms=orders.max_pause_ms)
         begun = await self._reconfigurations.place(wishes, options, Cause.AUTOPILOT)

@@ -1,4 +1,4 @@
-"""Who this process is, and whether another one of this machine has ended."""
+"""Identifies this process, and tells whether another process of this machine has ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def here(address: str) -> Holder:
-    """Where the system does not tell, nobody will ever take this process for gone."""
+    """Returns this process as a holder.
+
+    Where the system does not tell when it started, no other process ever takes it for ended.
+    """
     pid = os.getpid()
     return Holder(
         uuid.uuid4().hex, socket.gethostname(), address, pid, _started(pid) or 0, _read(_BOOT).strip(), _namespace()
@@ -21,8 +24,11 @@ def here(address: str) -> Holder:
 
 
 def is_gone(other: Holder) -> bool:
-    """Certainly so: it ran since this boot, where this process can see it, and does not run any more. That it cannot be
-    looked at, for want of files or because /proc hides what other users run, says nothing."""
+    """Tells whether another process has certainly ended.
+
+    It has if it ran since this boot, in this process's namespace, and does not run any more. A process that cannot be
+    looked at, as files are missing or /proc hides the processes of other users, is not taken for ended.
+    """
     if not other.started or not other.boot or not other.namespace:
         return False
     if other.boot != _read(_BOOT).strip() or other.namespace != _namespace():
@@ -36,7 +42,7 @@ def is_gone(other: Holder) -> bool:
 
 
 def _started(pid: int) -> int | None:
-    """When it was started, in ticks since boot; None: it does not run, or that cannot be told."""
+    """Returns when a process was started, in ticks since boot; None: it does not run, or the system does not tell."""
     try:
         return _parsed(_stat(pid).read_text())
     except (OSError, ValueError, IndexError):
@@ -48,13 +54,16 @@ def _stat(pid: int) -> Path:
 
 
 def _parsed(stat: str) -> int | None:
-    """When it was started; None: it waits to be buried, which is not running. Raises ValueError, IndexError."""
+    """Returns when a process was started, in ticks since boot; None: it is dead or a zombie.
+
+    Raises ValueError, IndexError.
+    """
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else int(fields[19])
 
 
 def _runs(pid: int) -> bool:
-    """Is there a process with this number, whoever's it is?"""
+    """Tells whether a process with this number exists, whichever user runs it."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
