@@ -1,4 +1,4 @@
-"""Rebalances that nobody asked for: watches who joins, and carries out what :mod:`reconfig.joining` decides."""
+"""Rebalances by itself when replicas join: watches for them, and does what :mod:`reconfig.joining` decides."""
 
 from __future__ import annotations
 

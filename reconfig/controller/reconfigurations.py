@@ -1,4 +1,4 @@
-"""Reconfigurations begun: planned as a whole, refused as a whole or recorded, then handed over to be carried out."""
+"""Begins reconfigurations: plans each as a whole, refuses or records it as a whole, and hands it to the executor."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from stateflow.reports import Reconfiguration
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, node_of, worker_of
 
-#: what has no room is refused by who plans, where a replica that is busy says what it has within
+#: how long replicas, which may be busy, have to say what room they have, in seconds
 SAID_WITHIN_S = 3.0
-#: replicas are asked again where others are chosen meanwhile, so many times at most
+#: how often a command is planned at most, as other targets may be chosen while replicas are asked
 PREPARATIONS_MAX = 4
 log = logging.getLogger(__name__)
-#: who is to have what
+#: target of each partition
 Moves = Mapping[PartitionId, str]
-#: that may be given something; None: all
+#: nodes that may receive partitions; None: all
 Nodes = Collection[str] | None
 ANY = Asked()
 
@@ -53,7 +53,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """For a maintenance, see :class:`~reconfig.maintenance.Maintenance`."""
+    """Options of a maintenance, see :class:`~reconfig.maintenance.Maintenance`."""
 
     for_s: float = 0.0
     one_of: str = ""
@@ -72,8 +72,14 @@ class Reconfigurations:
         reason: str = "",
         only: Nodes = None,
     ) -> Reconfiguration:
-        """Args: only: nodes that may be given something; None: all. Raises AlreadyThere, MoveConflict, UnknownSite,
-        Unavailable, InMaintenance, NoRoom, or what a target lacks; then nothing changes."""
+        """Moves partitions to a replica, a node or a site.
+
+        Args:
+            only: nodes that may receive partitions; None: all.
+
+        Raises AlreadyThere, MoveConflict, UnknownSite, Unavailable, InMaintenance, NoRoom, or the error of a target that
+        cannot run the operator; then nothing changes.
+        """
         await self._context.acquainted()
         async with self._planned(lambda: self.migrating(operator, partitions, to, only)) as (moves, said):
             (begun,) = await self._start_all(
@@ -82,7 +88,7 @@ class Reconfigurations:
             return begun
 
     def migrating(self, operator: str, partitions: Iterable[int], to: str, only: Nodes = None) -> Choice:
-        """What :meth:`migrate` would move, and where to. Raises as it does."""
+        """Returns what :meth:`migrate` would move, and where to. Raises the same errors."""
         numbers = sorted(set(partitions))
         if not numbers:
             raise InvalidArgument("no partition is named", remedy="name at least one")
@@ -104,22 +110,30 @@ class Reconfigurations:
         return Choice(targets, dict.fromkeys(targets, (others,)))
 
     async def rebalance(self, operator: str, options: MoveOptions) -> list[Reconfiguration]:
-        """Every replica that answers gets its weight's share, of operators that are confined to sites each one there,
-        by as few moves as that takes."""
+        """Gives every replica that answers its weight's share of partitions, by as few moves as possible.
+
+        Partitions of an operator that is confined to sites are shared among the replicas there. ``operator``: empty:
+        all.
+        """
         await self._context.acquainted()
         async with self._planned(lambda: self.rebalancing(operator)) as (moves, said):
             return await self._start_all(moves, said, options, Cause.REBALANCE)
 
     def rebalancing(self, operator: str) -> Choice:
-        """What :meth:`rebalance` would move, and where to: there, or not at all."""
+        """Returns what :meth:`rebalance` would move, and where to. There are no alternative targets."""
         owners = self._owners([operator] if operator else sorted(self._context.cluster.deployed))
         return Choice(ring.rebalance(owners, self._context.fit().values(), self._context.cluster.confined()))
 
     async def place(
         self, wishes: Sequence[Wish], options: MoveOptions, cause: Cause, only: Nodes = None
     ) -> list[Reconfiguration]:
-        """What policies wish, as far as it still holds: a partition that is elsewhere by now, or moves, stays. Args:
-        only: see :meth:`migrate`. Raises what targets lack; then nothing moves."""
+        """Begins the moves that policies propose. A partition that is elsewhere by now, or is moving, stays.
+
+        Args:
+            only: see :meth:`migrate`.
+
+        Raises the error of a target that cannot run the operator; then nothing moves.
+        """
         if only is not None:
             wishes = [wish for wish in wishes if node_of(wish.target) in only]
         if not wishes:
@@ -130,7 +144,7 @@ class Reconfigurations:
             return await self._start_all(moves, said, options, cause, _asked(only), reasons)
 
     def _standing(self, wishes: Sequence[Wish]) -> list[Wish]:
-        """Those that still hold."""
+        """Returns the proposed moves that still apply."""
         owners = self._owners({wish.partition.operator for wish in wishes} & self._context.cluster.deployed.keys())
         alive, busy = self._context.fit(), self.busy()
         return [
@@ -140,7 +154,7 @@ class Reconfigurations:
         ]
 
     def busy(self) -> set[PartitionId]:
-        """What moves or is being restored."""
+        """Returns the partitions that are moving or being restored."""
         restores = {planned.partition for planned in self._context.cluster.restores.under_way}
         return restores | {planned.partition for planned in self._context.cluster.changes()}
 
@@ -153,14 +167,16 @@ class Reconfigurations:
         operator: str = "",
         only: Nodes = None,
     ) -> list[Reconfiguration]:
-        """Everything leaves one replica, or all workers of a node. Raises UnknownSite, Unavailable when nobody else
-        answers, or nobody at the sites of an operator that it owns something of; then nothing moves.
+        """Moves all partitions away from one replica, or from all workers of a node.
 
         Args:
-            maintenance: the node is given nothing from now on. Raises InvalidArgument, InMaintenance, and Unavailable
-                where an operator that wants standbys could have none any more. It need not own anything then.
-            operator: only this one's partitions; empty: all.
+            maintenance: the node receives no partitions from now on, and need not own any; None: no maintenance.
+            operator: only the partitions of this operator; empty: all.
             only: see :meth:`migrate`.
+
+        Raises UnknownSite, and Unavailable where no other replica answers, or none at the sites of an operator whose
+        partitions are to leave; with ``maintenance`` also InvalidArgument, InMaintenance, and Unavailable where an
+        operator that wants standbys could have none any more. Then nothing moves.
         """
         await self._context.acquainted()
         if maintenance is None:
@@ -189,14 +205,17 @@ class Reconfigurations:
         return begun
 
     async def end_maintenance(self, node: str) -> None:
-        """Raises InvalidArgument where it is in none."""
+        """Ends the maintenance of a node. Raises InvalidArgument where it is in none."""
         async with self._context.planning:
             if node not in self._context.cluster.maintained():
                 raise InvalidArgument(f"{node!r} is not in maintenance", remedy="see `stateflow maintenance list`")
             await self._context.record(ClusterState.maintain, node, None)
 
     def draining(self, replica: str, operator: str = "", only: Nodes = None) -> Choice:
-        """What :meth:`drain` would move, and where to. Raises as it does; AlreadyThere when nothing is to move."""
+        """Returns what :meth:`drain` would move, and where to.
+
+        Raises the same errors, and AlreadyThere where there is nothing to move.
+        """
         self.check_replica(replica)
         drained = {replica, *self._workers(replica)}
         owners = self._owners([operator] if operator else sorted(self._context.cluster.deployed))
@@ -229,21 +248,27 @@ class Reconfigurations:
         return Choice(moves, instead)
 
     def check_replica(self, name: str) -> None:
-        """Raises UnknownSite, and InvalidArgument for a site."""
+        """Checks that a name is that of a replica or node. Raises UnknownSite, and InvalidArgument for a site."""
         if name not in self._context.cluster.roster.replicas:
             self._context.check_site(name)
             raise InvalidArgument(f"{name!r} is a site", remedy="name one replica of it")
 
     def check_target(self, operator: str, partitions: Iterable[int], to: str) -> None:
-        """Raises OperatorNotDeployed, UnknownPartition, UnknownSite."""
+        """Checks that a migration's partitions and target exist.
+
+        Raises OperatorNotDeployed, UnknownPartition, UnknownSite.
+        """
         assignment = self._context.cluster.operator(operator).assignment
         for number in partitions:
             assignment.owner(number)
         self._named(to)
 
     def _check_copies(self, node: str) -> None:
-        """May it be given nothing? Raises Unavailable where an operator that wants standbys could have none any more:
-        one standby that confirms is enough for a batch to be acknowledged, and with none there is no second copy."""
+        """Checks that operators can still have standbys while a node receives nothing.
+
+        Raises Unavailable where an operator that wants standbys could have none any more. One standby that confirms is
+        enough for a batch to be acknowledged; without one there is no second copy.
+        """
         cluster, fit = self._context.cluster, self._context.fit().values()
         for operator, count in sorted(cluster.standbys.items()):
             deployed = cluster.operator(operator)
@@ -260,7 +285,7 @@ class Reconfigurations:
                 log.warning("%s has at most %d of %d standbys while %s is given nothing", operator, copies, count, node)
 
     def _workers(self, node: str) -> list[str]:
-        """All of a node, where it is named and not one worker of it."""
+        """Returns all workers of a node; empty: the name is not that of a node."""
         return [name for name in self._context.cluster.roster.replicas if node_of(name) == node]
 
     def _owners(self, operators: Iterable[str]) -> dict[PartitionId, str]:
@@ -272,10 +297,14 @@ class Reconfigurations:
 
     @contextlib.asynccontextmanager
     async def _planned(self, choose: Callable[[], Choice]) -> AsyncIterator[tuple[Moves, Heard]]:
-        """With ``planning`` held: who is to have what, and what replicas say of it. They are asked before that, and
-        targets fetch the code that they lack: that may take minutes, in which dead replicas are replaced. Where others
-        are chosen by then, those are asked, too. Raises what ``choose`` does, MoveConflict, NoRoom, and what a target
-        lacks."""
+        """Yields, with ``planning`` held, the target of each partition, and what replicas said of their room.
+
+        Replicas are asked before the lock is taken, and targets fetch the code that they lack. That may take minutes,
+        in which dead replicas must be replaced. If other targets are chosen by then, those are asked, too.
+
+        Raises what ``choose`` raises, MoveConflict, NoRoom, the error of a target that cannot run the operator, and
+        Unavailable where the choice changes faster than replicas can be asked.
+        """
         said: Heard = {}
         taught: dict[tuple[str, OperatorSpec], StateflowError | None] = {}
         for _ in range(PREPARATIONS_MAX):
@@ -306,13 +335,16 @@ class Reconfigurations:
         )
 
     def _targets(self, moves: Moves) -> set[tuple[str, OperatorSpec]]:
-        """Replicas, each with what it is to run."""
+        """Returns the targets, each with the operator that it is to run."""
         return {
             (target, self._context.cluster.operator(partition.operator).spec) for partition, target in moves.items()
         }
 
     async def _teach(self, moves: Moves, taught: dict[tuple[str, OperatorSpec], StateflowError | None]) -> None:
-        """A replica without the operator, or with an older one, fetches it. Notes what each was refused with."""
+        """Lets targets fetch the operator where they lack it or have an older version.
+
+        Adds to ``taught`` the error of each target; None: it has the operator.
+        """
         targets = sorted(self._targets(moves) - taught.keys(), key=lambda each: (each[1].name, each[0]))
         learning = (self._context.replicas.learn(name, spec) for name, spec in targets)
         for target, answer in zip(targets, await asyncio.gather(*learning, return_exceptions=True), strict=True):
@@ -329,7 +361,7 @@ class Reconfigurations:
         asked: Asked = ANY,
         reasons: Mapping[PartitionId, str] = MappingProxyType({}),
     ) -> list[Reconfiguration]:
-        """Called with what :meth:`_planned` gives."""
+        """Begins one reconfiguration per operator. Callers pass what :meth:`_planned` yields, and hold its lock."""
         loads = loads_of(self._context, moves, said)
         plans = [
             self._ordered(operator, targets, loads, options)
@@ -340,9 +372,9 @@ class Reconfigurations:
         return [await self._start(each, bandwidth_max, options, cause, asked, reasons) for each in plans]
 
     def _named(self, to: str) -> list[ReplicaInfo]:
-        """A replica by its name, or all of a node, or of a site. Raises UnknownSite."""
+        """Returns the replicas that a name means: one replica, all of a node, or all of a site. Raises UnknownSite."""
         replicas = self._context.cluster.roster.replicas
-        # a node's first worker has the node's name: it is told from the node by its number
+        # a node's first worker has the node's name, and is told from the node by its number
         exact = node_of(to) if to != node_of(to) and worker_of(to) == 0 else ""
         named = [replicas[name] for name in ([exact] if exact else self._workers(to) or [to]) if name in replicas]
         here = named or [info for info in replicas.values() if info.site == to]
@@ -351,7 +383,7 @@ class Reconfigurations:
         return here
 
     def _answering(self, to: str, here: Sequence[ReplicaInfo], only: Nodes) -> list[ReplicaInfo]:
-        """Those that may be given something. Raises InMaintenance, Unavailable."""
+        """Returns the replicas that answer and may receive partitions. Raises InMaintenance, Unavailable."""
         alive = self._context.members.alive
         if only is not None:
             here = [info for info in here if node_of(info.name) in only]
@@ -368,7 +400,7 @@ class Reconfigurations:
         return answering
 
     def _check_free(self, partitions: Collection[PartitionId]) -> None:
-        """Raises MoveConflict where one of them moves or is restored."""
+        """Checks that no partition is moving or being restored. Raises MoveConflict."""
         wanted = set(partitions)
         for partition in wanted:
             self._context.check_not_restored(partition)
@@ -384,7 +416,13 @@ class Reconfigurations:
     def _ordered(
         self, operator: str, targets: Mapping[int, str], loads: Mapping[PartitionId, Load], options: MoveOptions
     ) -> _Plan:
-        """Args: loads: as far as they are known: an order and a strategy are chosen by them, no more."""
+        """Returns the moves of one operator in their order, by the strategy that was asked for or fits best.
+
+        Args:
+            loads: as far as they are known; they decide only the order and the strategy.
+
+        Raises InvalidArgument for a pause budget with a strategy that cannot keep one.
+        """
         deployed = self._context.cluster.operator(operator)
         strategy = policies.strategy_named(options.strategy)
         if strategy is None:
@@ -416,7 +454,11 @@ class Reconfigurations:
         asked: Asked,
         reasons: Mapping[PartitionId, str] = MappingProxyType({}),
     ) -> Reconfiguration:
-        """Record the moves and begin them. Called with ``planning`` held. Args: bandwidth_max: of each copy."""
+        """Records the moves and begins them. Callers hold ``planning``.
+
+        Args:
+            bandwidth_max: limit of each copy, in bytes a second; 0: none.
+        """
         deployed, strategy, rounds = planned.deployed, planned.strategy, planned.rounds
         reconfiguration = self._context.new_id()
         moves = [
@@ -448,7 +490,7 @@ class Reconfigurations:
         return running.report()
 
     def _running(self, reconfiguration: str, strategy: policies.Strategy) -> Running:
-        """As the ledger tells of it, with those of its moves that have ended."""
+        """Returns a reconfiguration as the ledger tells of it, with those of its moves that have ended."""
         cluster = self._context.cluster
         recorded = cluster.history[reconfiguration]
         told = past(recorded)
@@ -461,7 +503,7 @@ class Reconfigurations:
         return running
 
     def _add(self, running: Running, planned: PlannedMove, machine: m.Move) -> None:
-        """In the order of the plan."""
+        """Adds a move to a reconfiguration. Callers add moves in the order of the plan."""
         runner = self._executor.runner(running, planned, machine)
         last = running.runners[-1].planned if running.runners else None
         if not isinstance(last, PlannedMove) or last.round != planned.round:
@@ -470,8 +512,13 @@ class Reconfigurations:
         running.runners.append(runner)
 
     async def retry(self, reconfiguration: str, allow_cancelled: bool = False) -> Reconfiguration:
-        """A new one for what failed of this one, with the same options; with ``allow_cancelled`` also for what was
-        cancelled. Raises MoveConflict when nothing did."""
+        """Begins a new reconfiguration for the failed moves of one that is over, with the same options.
+
+        Args:
+            allow_cancelled: also retries moves that were cancelled.
+
+        Raises MoveConflict where it is not over, or no move of it failed; AlreadyThere; InvalidArgument for a takeover.
+        """
         running = self._runs.found(reconfiguration)
         if running.told.kind == Cause.FAILOVER:
             raise InvalidArgument("a take-over is retried by itself", remedy="see `stateflow reconfig list`")
@@ -504,7 +551,10 @@ class Reconfigurations:
         return Choice(moves)
 
     async def pause(self, reconfiguration: str) -> Reconfiguration:
-        """Also for a controller that is started again. Raises MoveUnknown, MoveConflict when it is over."""
+        """Pauses a reconfiguration, which outlasts a restart of the controller.
+
+        Raises MoveUnknown, and MoveConflict where it is over.
+        """
         running = self._runs.unfinished(reconfiguration)
         await self._context.record(ClusterState.pause, reconfiguration, True)
         return self._runs.pause(running)
@@ -515,8 +565,10 @@ class Reconfigurations:
         return self._runs.resume(running)
 
     async def edit(self, reconfiguration: str, **limits: int) -> Reconfiguration:
-        """Other limits from now on, those of ``limits``; 0: none. What is under way completes. Raises MoveUnknown,
-        MoveConflict when it is over."""
+        """Changes the limits of a reconfiguration that are given; 0: no limit. Moves under way complete.
+
+        Raises MoveUnknown, and MoveConflict where it is over.
+        """
         running = self._runs.unfinished(reconfiguration)
         recorded = self._context.cluster.history[reconfiguration]
         await self._context.record(ClusterState.edit, reconfiguration, replace(recorded.limits, **limits))
@@ -525,7 +577,7 @@ class Reconfigurations:
         return running.report()
 
     async def cancel(self, reconfiguration: str) -> Reconfiguration:
-        """Also for a controller that is started again. Raises MoveUnknown."""
+        """Cancels a reconfiguration, which outlasts a restart of the controller. Raises MoveUnknown."""
         self._runs.found(reconfiguration)
         await self._context.record(ClusterState.cancel, reconfiguration)
         return self._runs.cancel(reconfiguration)
@@ -533,7 +585,7 @@ class Reconfigurations:
     # -- after a restart ----------------------------------------------------------------------------------
 
     def resume_all(self) -> None:
-        """Carry on with the moves the ledger says were under way, and remember those that ended."""
+        """Resumes the moves that were under way, according to the ledger, and remembers those that ended."""
         by_reconfiguration: dict[str, dict[PlannedMove, OpenMove]] = {}
         for open_move in self._context.cluster.open_moves.values():
             if isinstance(move := open_move.planned, PlannedMove):
@@ -558,8 +610,10 @@ class Reconfigurations:
 def copies_at_once(
     plans: Iterable[tuple[policies.Strategy, Sequence[Sequence[Transfer]]]], settings: ControllerSettings
 ) -> int:
-    """So many copies of these go on together at most: a bandwidth for all of them is divided by it. What the
-    controller's limit holds back shares that limit, whichever operator it is of."""
+    """Returns how many copies of these plans run together at most; a bandwidth for all of them is divided by that.
+
+    Copies to which the controller's limit applies share that limit, whichever operator they are of.
+    """
     limited = others = 0
     for strategy, rounds in plans:
         most = max(map(len, rounds), default=0)

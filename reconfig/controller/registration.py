@@ -1,4 +1,4 @@
-"""Who is in the cluster, and under which name: replicas register, keep their leases, and say what they have."""
+"""Registers replicas under their names, renews their leases, and takes in what they say they have."""
 
 from __future__ import annotations
 
@@ -30,8 +30,12 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """``belongs_to``: the ledger that its data directory belongs to. ``opening``: it is starting, and registers when it
-    knows what it has. ``alone``: what it may serve without a controller. ``version``: of stateflow."""
+    """A replica's heartbeat.
+
+    ``belongs_to``: the ledger that its data directory belongs to; empty: none yet. ``incoming``: copies that are under
+    way to it. ``opening``: it is starting, and registers when it knows what it has. ``alone``: what it may serve
+    without a controller. ``version``: version of stateflow.
+    """
 
     info: ReplicaInfo
     home: Home
@@ -45,10 +49,11 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of one that is ``known`` its lease is renewed; another one registers, with the ``ticket``.
+    """The answer to a heartbeat.
 
-    ``ended``: of the copies that it named. ``claimed``: what its data directory has that the ledger does not know was
-    said already. ``adopted``: the ledger that it belongs to, where this one has taken over what that knew.
+    ``known``: the lease is renewed for ``lease_s``; otherwise the replica registers with ``ticket``. ``ended``: those
+    of its incoming copies that are over. ``claimed``: what its data directory has and the ledger does not know was
+    reported already. ``adopted``: the ledger that the replica belongs to, if this ledger has adopted that one.
     """
 
     known: bool = False
@@ -61,7 +66,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What a replica says of itself when it registers, or a piece of that, where ``more`` follows."""
+    """A replica's description of itself when it registers, or a piece of that. ``more``: further pieces follow."""
 
     info: ReplicaInfo
     home: Home
@@ -74,8 +79,11 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """``superseded``: to be sealed before its first heartbeat. ``dropped``: operator → newest epoch of what is to be
-    deleted before that."""
+    """The answer to a registration.
+
+    ``superseded``: partitions that the replica seals before its first heartbeat. ``dropped``: operator → newest epoch
+    of what it deletes before that.
+    """
 
     operators: Sequence[OperatorSpec] = ()
     superseded: Sequence[Superseded] = ()
@@ -88,7 +96,10 @@ class Registration:
         self._cluster, self._members, self._names = context.cluster, context.members, context.names
 
     async def register(self, arrival: Arrival) -> Admitted | None:
-        """None: its ticket is used or not the newest, and nothing was noted. Raises NameTaken, HoldLost."""
+        """Registers a replica. Returns None where its ticket is void; then nothing was noted.
+
+        Raises NameTaken, HoldLost.
+        """
         info, context = arrival.info, self._context
         views = self._members.said(info.name, arrival.ticket, arrival.partitions)
         if views is None:
@@ -115,7 +126,7 @@ class Registration:
         return self._members.is_good(name, arrival.ticket, self._cluster.assigned(name))
 
     def heard(self, beat: Beat) -> Answer:
-        """Raises NameTaken."""
+        """Answers a heartbeat. Raises NameTaken."""
         name, own = beat.info.name, self._context.ledger_id
         known = self._members.beat(name, beat.incarnation)
         adopted = beat.belongs_to if beat.belongs_to in self._cluster.adopted else ""
@@ -124,7 +135,7 @@ class Registration:
             self._names.note(beat.info, beat.home, self._foreign(beat.belongs_to))
             return Answer(claimed=self._claims.foreign(name, beat.home.directory))
         if known:
-            self._members.says(name, beat.alone)  # of this incarnation, and no other one of its name
+            self._members.says(name, beat.alone)  # only from the known incarnation, no other process of the name
             self._members.runs(name, beat.version)
             ended = [copy for copy in beat.incoming if self._is_over(copy)]
             return Answer(True, self._context.settings.lease_s, ended)
@@ -145,20 +156,22 @@ class Registration:
         )
 
     def _is_over(self, copy: Incoming) -> bool:
-        """A copy is wanted as long as its move is open, and where it may take over for an owner that is gone. Who does
-        not know the operator, in an empty ledger, ends nothing of it."""
+        """Tells whether an incoming copy is over: its move is not open, and no takeover may rest on it.
+
+        A copy of an operator that is not deployed is not over, as an empty ledger must end none.
+        """
         if copy.partition.operator not in self._cluster.deployed or self._takeovers.concerns(copy.partition):
             return False
         return all(open_move.planned.move_id != copy.move_id for open_move in self._cluster.open_moves.values())
 
     def claim(self, piece: Piece) -> None:
-        """A piece of what a replica has of which its controller's ledger knows nothing."""
-        if piece.belongs_to == self._context.ledger_id:  # it was told what is deployed, not what is about to be
+        """Notes a piece of what a replica has that this ledger does not know."""
+        if piece.belongs_to == self._context.ledger_id:  # the replica knows what is deployed, not what is planned
             piece = piece.only(self._unknown(piece.partitions))
         self._claims.note(piece)
 
     def _unknown(self, views: Iterable[PartitionView]) -> list[PartitionView]:
-        """Those of operators that this ledger has not, and never had."""
+        """Returns the views of operators that this ledger does not have and never had."""
         cluster = self._cluster
         have = cluster.deployed.keys() | cluster.planned.keys()
         return [
@@ -168,9 +181,10 @@ class Registration:
         ]
 
     async def replace(self, replica: str, directory: str) -> tuple[str, int]:
-        """A name is another data directory's from now on. The former one is refused, whatever it has.
+        """Gives a name to another data directory. The former directory is refused from now on, whatever it has.
 
-        Returns the directory, and how many partitions the former one had. Raises InvalidArgument, NameTaken."""
+        Returns the directory, and the number of partitions that the former one had. Raises InvalidArgument, NameTaken.
+        """
         async with self._context.planning:
             directory = self._names.successor(replica, directory)
             await self._context.record(ClusterState.replace, replica, directory)

@@ -1,4 +1,4 @@
-"""Looks at the moves that wait, and carries out what :mod:`reconfig.replanning` decides."""
+"""Gives moves that wait for their turn another target, where :mod:`reconfig.replanning` decides so."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Replanning:
         return open_move.planned == move and self._executor.turns.has(move)
 
     def _shares(self) -> dict[str, int]:
-        """When all that is planned has ended."""
+        """Returns how many partitions each replica will own when all planned changes have ended."""
         shares = self._context.cluster.owned_counts()
         for change in self._context.cluster.changes():
             shares[change.source] = shares.get(change.source, 0) - 1

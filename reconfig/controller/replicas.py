@@ -1,4 +1,4 @@
-"""What the controller asks of replicas: values out, values back. Nobody else knows how that is said."""
+"""Calls of the controller to replicas: takes values, returns values. No other module knows the messages."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 CREATE_TIMEOUT_S = 60.0
 FETCH_TIMEOUT_S = 600.0
-#: removing thousands of databases takes a slow disk long
+#: a slow disk takes long to remove thousands of databases
 DROP_TIMEOUT_S = 600.0
-#: a take-over may read a whole checkpoint
+#: a takeover may read a whole checkpoint
 TAKE_OVER_TIMEOUT_S = 600.0
 CHECKPOINT_TIMEOUT_S = RESTORE_TIMEOUT_S = 3600.0
 #: larger than the number of any request that a replica served
@@ -65,15 +65,15 @@ _NO_REQUESTS = 1 << 62
 
 
 class Replicas:
-    """By their names. Every call raises what the replica refuses with, or Unavailable.
+    """Calls replicas by their names. Every call raises the error by which the replica refuses, or Unavailable.
 
-    A replica's connection is waited for, and its registration where its process is a new one; but not where a pause may
-    depend on the answer: then it is asked ``at_once``.
+    A call waits for the connection to the replica and, where its process is a new one, for its registration. Calls on
+    whose answer a pause may depend do not wait (``at_once``).
 
     Args:
-        command: of this controller to a replica, as of now. Raises HoldLost, and Unavailable for one that has not
-            registered.
-        refused: told what each call was refused with.
+        command: returns the identity under which this controller commands a replica. Raises HoldLost, and Unavailable
+            for a replica that has not registered.
+        refused: called with the error of each call that fails.
     """
 
     def __init__(
@@ -93,17 +93,20 @@ class Replicas:
     # -- operators ----------------------------------------------------------------------------------------
 
     async def learn(self, name: str, spec: OperatorSpec) -> None:
-        """It runs this version of the operator from its next batch on."""
+        """Tells a replica to run this version of the operator from its next batch on."""
         await self._call(name, "Create", rpb.CreateRequest(spec=spec_to_pb(spec)), _fetching_s(spec))
 
     async def check(self, name: str, spec: OperatorSpec, total: int) -> None:
-        """Could it have so many partitions of the operator? Nothing is changed."""
+        """Checks that a replica could have ``total`` partitions of the operator. Nothing changes."""
         request = rpb.CreateRequest(spec=spec_to_pb(spec), total=total, asked=True)
         await self._call(name, "Create", request, _fetching_s(spec))
 
     async def try_out(self, name: str, spec: OperatorSpec, numbers: Collection[int]) -> AsyncGenerator[int]:
-        """Yields those of the partitions on whose stored state it has tried this version. Whoever stops asking ends
-        it. Raises what the version fails with, and ReleaseMismatch where the replica cannot try."""
+        """Yields each partition once the replica has tried this version on its stored state.
+
+        The trial ends when the caller stops iterating. Raises the error with which the version fails, and
+        ReleaseMismatch where the replica cannot try.
+        """
         await self._connected(name)
         call = self._stub(name).Try(
             self._commanded(name, rpb.TryRequest(spec=spec_to_pb(spec), partitions=sorted(numbers)))
@@ -117,26 +120,34 @@ class Replicas:
             call.cancel()
 
     async def create(self, name: str, spec: OperatorSpec, numbers: Collection[int], epoch: int, total: int) -> None:
-        """Args: total: of the operator's partitions that it is to have in the end."""
+        """Creates partitions at a replica.
+
+        Args:
+            total: number of the operator's partitions that the replica has in the end.
+        """
         request = rpb.CreateRequest(spec=spec_to_pb(spec), partitions=numbers, epoch=epoch, total=total)
         await self._call(name, "Create", request, CREATE_TIMEOUT_S)
 
     async def drop(self, name: str, operator: str, epoch: int) -> None:
-        """Its partitions of the operator, at this epoch and at older ones."""
+        """Deletes a replica's partitions of the operator at this epoch and older ones."""
         await self._call(name, "Drop", rpb.DropRequest(operator=operator, epoch=epoch), DROP_TIMEOUT_S)
 
     async def hold(self, name: str, operator: str, seconds: float) -> None:
-        """Requests of the operator wait so long at most; 0: no more."""
+        """Holds a replica's requests of the operator for so many seconds at most; 0: ends the hold."""
         await self._call(name, "Hold", rpb.HoldRequest(operator=operator, seconds=seconds))
 
     async def views(self, name: str, within_s: float) -> tuple[list[PartitionView], DiskView]:
-        """Of every partition that is there in some form, with its bytes; and what there is for them."""
+        """Returns a view of every partition that a replica has in some form, with its bytes, and a view of its disk."""
         request = rpb.StatsRequest(after=_NO_REQUESTS, sizes=True)
         reply = await self._call(name, "Stats", request, within_s)
         return [view_of(view) for view in reply.partitions], disk_of(reply)
 
     async def round_trips_ms(self, name: str, to: Sequence[str], within_s: float) -> dict[str, float]:
-        """From it to other replicas, those that answer. Args: to: their names."""
+        """Returns round trips from a replica to those of the others that answer, in milliseconds by name.
+
+        Args:
+            to: names of the others.
+        """
         addresses = [self._address(other) for other in to]
         reply = await self._ask(name, "RoundTrips", rpb.RoundTripsRequest(addresses=addresses), within_s)
         if len(reply.milliseconds) != len(to):
@@ -146,9 +157,9 @@ class Replicas:
     # -- moves --------------------------------------------------------------------------------------------
 
     async def prepare(self, name: str, move: Preparation, standby_move: str) -> AsyncIterator[Progress]:
-        """Of the target, until it owns or has failed.
+        """Prepares a move at its target, and yields the progress until the target owns or has failed.
 
-        In a term that has just begun the replica is to register first: it is waited for until its lease has lapsed.
+        In a term that has just begun, the call first waits for the replica to register, until its lease has lapsed.
         """
         while self._members.may_serve(name):
             if self._members.session(name):
@@ -187,16 +198,27 @@ class Replicas:
     async def checkpoint(
         self, name: str, operator: str = "", partitions: Collection[int] = (), savepoint: str = ""
     ) -> Taken:
-        """Of every partition that it owns, or of an operator, or of these of its partitions."""
+        """Takes checkpoints of partitions that a replica owns.
+
+        Args:
+            operator: empty: all operators.
+            partitions: empty: all partitions.
+            savepoint: name of the savepoint; empty: an ordinary checkpoint.
+        """
         request = rpb.CheckpointRequest(operator=operator, partitions=partitions, savepoint=savepoint)
         return taken_of(await self._call(name, "Checkpoint", request, CHECKPOINT_TIMEOUT_S))
 
     async def verify(
         self, name: str, partition: PartitionId, standby_of: int | None = None
     ) -> AsyncGenerator[Verification]:
-        """Which moment is read, and then what was found; nothing where it is not there. Whoever stops asking ends it.
+        """Verifies a partition: yields which moment is read, then what was found.
 
-        Args: standby_of: of the copy that follows, when it has this sequence of its owner."""
+        Yields nothing where the replica does not have the partition. Ends when the caller stops iterating.
+
+        Args:
+            standby_of: verifies the replica's standby once it has reached this sequence of its owner; None: verifies
+                the partition that the replica owns.
+        """
         await self._connected(name)
         request = rpb.VerifyRequest(operator=partition.operator, partition=partition.partition, standby_of=standby_of)
         call = self._stub(name).Verify(self._commanded(name, request))
@@ -209,15 +231,15 @@ class Replicas:
             call.cancel()
 
     async def fetch(self, name: str, restore: Restore) -> Restored:
-        """A checkpoint is fetched and proved."""
+        """Lets a replica fetch and prove a checkpoint."""
         return restored_of(await self._call(name, "Restore", restore_to_pb(restore, own=False), RESTORE_TIMEOUT_S))
 
     async def own(self, name: str, restore: Restore) -> Restored:
-        """What was fetched and proved is served."""
+        """Lets a replica own and serve what it fetched and proved."""
         return restored_of(await self._call(name, "Restore", restore_to_pb(restore, own=True), RESTORE_TIMEOUT_S))
 
     async def surrender(self, name: str, fence: Fence) -> None:
-        """It serves the partition no more: the target has its state from elsewhere."""
+        """Stops a replica serving a partition for good, as the target has its state from elsewhere."""
         await self._call(name, "Surrender", fence_to_pb(fence))
 
     # -- calls --------------------------------------------------------------------------------------------
@@ -229,14 +251,14 @@ class Replicas:
             session = self._members.session(name)
             try:
                 return await self._ask(name, method, request, timeout_s)
-            except LeaseLost:  # it was restarted so quickly that it was never missed
+            except LeaseLost:  # the replica restarted so quickly that it was never missed
                 while self._members.session(name) in ("", session):
                     if self._clock.monotonic() >= until:
                         raise
                     await asyncio.sleep(self._settings.retry_interval_s)
 
     async def _ask(self, name: str, method: str, request: Any, timeout_s: float | None = None) -> Any:
-        """Without waiting for a connection."""
+        """Calls a replica without waiting for a connection."""
         commanded = self._commanded(name, request)
         try:
             answer = await getattr(self._stub(name), method)(
@@ -247,7 +269,7 @@ class Replicas:
         return answered(answer, self._shown(name))
 
     def _commanded(self, name: str, request: Any) -> Any:
-        """The request with who commands, where it is a command: the one place where that is said."""
+        """Returns the request with this controller's identity, where it is a command. No other place adds it."""
         field = request.DESCRIPTOR.fields_by_name.get("command")
         if field is not None and field.message_type is pb.Command.DESCRIPTOR:
             request.command.CopyFrom(command_to_pb(self._command(name)))
@@ -271,12 +293,12 @@ class Replicas:
         await connected(self._channel(name), self._shown(name))
 
     def _shown(self, name: str) -> str:
-        """Also one that was forgotten while it was asked."""
+        """Returns a replica's name and address for messages; the name alone where it was forgotten meanwhile."""
         info = self._cluster.roster.replicas.get(name)
         return name if info is None else f"{name} ({info.address})"
 
     def _address(self, name: str) -> str:
-        """Raises Unavailable for one that was forgotten."""
+        """Returns a replica's address. Raises Unavailable where it was forgotten."""
         info = self._cluster.roster.replicas.get(name)
         if info is None:
             raise Unavailable(f"{name} was forgotten", remedy="see who is there: `stateflow status`")
@@ -288,11 +310,14 @@ class Replicas:
 
 
 def _traced() -> dict[str, Any]:
-    """Options of a call in the current span, where there is one."""
+    """Returns the options by which a call carries the current span; empty: there is none."""
     metadata = carried()
     return {} if metadata is None else {"metadata": metadata}
 
 
 def _fetching_s(spec: OperatorSpec) -> float | None:
-    """It may have to fetch what the operator came in first, over a slow link."""
+    """Returns the timeout of a call, in seconds, before which a replica may fetch a bundle over a slow link.
+
+    None: the operator has no bundle, and the default applies.
+    """
     return FETCH_TIMEOUT_S if spec.bundle else None

@@ -1,6 +1,6 @@
-"""Restarts of nodes one after another, while they serve: what one of them takes.
+"""Restarts one node of a rolling restart.
 
-A node is restarted by its agent. The next one is when it serves again what it owns.
+The node's agent restarts it. The next node follows when this one serves again what it owns.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from stateflow.fleet import Spawned
 from stateflow.types import node_of
 
 LOOK_S = 0.1
-#: starts in a row that failed, after which it is said to fail
+#: failed starts in a row after which a restart counts as failed
 DEATHS_MAX = 3
 
 
 class Restarting:
-    #: what waited for a node is served before the next one is away
+    #: pause before the next node, in seconds, in which this one serves what waited for it
     settle_s = 1.0
 
     def __init__(self, context: ControllerContext, agents: Agents, takeovers: Takeovers) -> None:
         self._context, self._agents, self._takeovers = context, agents, takeovers
 
     def plan(self, site: str, limit: int, operator: str) -> Plan:
-        """Of every replica that an agent runs, at a site or everywhere. Raises InvalidArgument."""
+        """Plans the restart of every replica that an agent runs, at a site or everywhere. Raises InvalidArgument."""
         roster = self._context.cluster.roster
         agents = {name for name, info in roster.agents.items() if site in ("", info.site, name)}
         nodes = [each.replica for _, each in sorted(roster.spawned.items()) if each.running and each.agent in agents]
@@ -39,11 +39,11 @@ class Restarting:
         return Plan(Chore.RESTART, tuple(nodes), site, limit)
 
     async def carry(self, sweep_id: str, node: str, begin: Begin | None) -> Outcome | None:
-        """Raises what it fails of."""
+        """Restarts a node, and waits until it serves again. See :meth:`reconfig.controller.sweeping.Does.carry`."""
         members, cluster = self._context.members, self._context.cluster
         before: dict[str, str] = {}
         if begin is not None:
-            # whoever was not well before is not to be made worse, nor waited for in vain
+            # a node that does not serve now is not restarted: it might get worse, and would be waited for in vain
             await self._serves(node, {}, None)
             before = {name: members.session(name) for name in self._workers(node)}
             if not await begin():
@@ -52,7 +52,7 @@ class Restarting:
         return Outcome()
 
     async def _serves(self, node: str, before: dict[str, str], wanted: Spawned | None) -> None:
-        """Wait until it does, as it is wanted. Raises Unavailable, and what it ends with."""
+        """Waits until a node serves as it is wanted. Raises Unavailable, and what :meth:`_lacks` raises."""
         settings, clock = self._context.settings, self._context.clock
         until = clock.monotonic() + settings.opening_timeout_s
         while (lacks := self._lacks(node, before, wanted)) is not None:
@@ -64,7 +64,10 @@ class Restarting:
             await asyncio.sleep(LOOK_S)
 
     def _lacks(self, node: str, before: dict[str, str], wanted: Spawned | None) -> str | None:
-        """What it waits for. Raises what it ends with."""
+        """Returns what a node lacks to serve; None: nothing.
+
+        Raises MoveConflict where another command came, and the error by which the node fails to start.
+        """
         cluster, members = self._context.cluster, self._context.members
         now = cluster.roster.spawned.get(node)
         if now is None or not now.running or (wanted is not None and now.generation != wanted.generation):

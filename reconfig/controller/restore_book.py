@@ -1,5 +1,8 @@
-"""Restores, as the ledger's records have them: those of one command are a batch of the board, whose entities are its
-partitions; part of :mod:`reconfig.controller.cluster_state`, which knows what follows for owners and epochs."""
+"""Restores, folded from the ledger's records; part of :mod:`reconfig.controller.cluster_state`.
+
+The restores of one command are a batch of the board, whose entities are its partitions. The cluster's state knows what
+follows for owners and epochs.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,12 @@ from stateflow.ledger.batches import BatchStatus
 
 @dataclass(slots=True)
 class RestoreBook:
-    """``records``: of what is under way, by item. ``batches``: those under way, by restore id. ``failed``: whose owner
-    may have stopped for them. ``cancelled``: ids; what has not begun of them does not."""
+    """Restores under way, and failed ones.
+
+    ``records``: newest record of each restore under way, by item. ``batches``: batches under way, by restore id.
+    ``failed``: failed restores for which the owner may have stopped. ``cancelled``: ids of cancelled restores, whose
+    waiting partitions do not begin.
+    """
 
     records: dict[str, tuple[PlannedRestore, Record]] = field(default_factory=dict)
     batches: dict[str, Batch] = field(default_factory=dict)
@@ -31,7 +38,7 @@ class RestoreBook:
 
     @staticmethod
     def planned(restores: Iterable[PlannedRestore], now_us: int) -> list[Entry]:
-        """They begin when they are planned."""
+        """Returns the entries that plan restores. They begin at the same time."""
         entries: list[Entry] = []
         for planned in restores:
             batch = f"restores/{planned.restore_id}"
@@ -43,7 +50,10 @@ class RestoreBook:
     def ends(
         self, planned: PlannedRestore, state: RecordState, payload: Mapping[str, Any], now_us: int
     ) -> tuple[Record, dict[str, Any], list[Entry]]:
-        """The record it ends, what the one of its end holds, and what follows: with the last one its batch ends."""
+        """Returns how a restore ends: the record it follows, its payload, and further entries.
+
+        With the last restore of a batch, those entries end the batch.
+        """
         record, batch = self.records[planned.item_id][1], self.batches.get(planned.restore_id)
         others = any(other.restore_id == planned.restore_id and other != planned for other in self.under_way)
         over: list[Entry] = []
@@ -53,7 +63,7 @@ class RestoreBook:
         return record, ended(record, payload, state), over
 
     def called_off(self, restore_id: str) -> list[Entry]:
-        """Nothing where it is called off already."""
+        """Returns the entry that cancels a restore; empty: it is cancelled already."""
         if restore_id in self.cancelled:
             return []
         return [entry(f"unrestore/{restore_id}", RecordState.NEW, None, {})]

@@ -1,8 +1,8 @@
-"""Restoring partitions from checkpoints: each is fetched and proved at its target before anybody is asked to stop.
+"""Restores partitions from checkpoints. The target fetches and proves a checkpoint before the owner is asked to stop.
 
-Per partition: record the restore with the epoch it is promised; the target fetches and proves; the present owner, if
-it lives, stops for good; the target owns. Every step can be repeated: a controller that was restarted in the middle
-begins again with the first.
+For each partition, the controller records the restore with the epoch that is promised to the target; the target fetches
+and proves the checkpoint; the present owner, if it is alive, stops for good; the target owns. Every step can be
+repeated: a controller that is restarted in between begins again with the first.
 """
 
 from __future__ import annotations
@@ -34,15 +34,18 @@ from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
 AT_ONCE = 4
-#: what a new fetch at the target mends: it was started again and has forgotten, or somebody published meanwhile
+#: errors that another fetch mends: the target has restarted and forgotten, or a checkpoint was published meanwhile
 FETCHED_AGAIN = (MoveUnknown, StaleCheckpoint)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``partitions``: none: all. ``to``: a replica, or a site; empty: the present owner, or any where that is dead.
-    ``url``: of a checkpoint store; empty: each replica's own. ``stop_sources``: clients that have sent so far are
-    refused afterwards."""
+    """A command to restore.
+
+    ``partitions``: empty: all. ``to``: a replica or a site; empty: the present owner, or any replica where the owner
+    does not answer. ``url``: URL of a checkpoint store; empty: each replica's own. ``stop_sources``: clients that have
+    sent so far are refused afterwards.
+    """
 
     operator: str
     partitions: tuple[int, ...] = ()
@@ -53,7 +56,11 @@ class Request:
 
 
 class Restores:
-    """Args: end_standbys: of these partitions; they are begun anew by themselves when the restore is over."""
+    """Plans restores, and carries them out.
+
+    Args:
+        end_standbys: ends the standbys of partitions. They begin anew by themselves when the restore is over.
+    """
 
     def __init__(
         self, context: ControllerContext, end_standbys: Callable[[Collection[PartitionId]], Awaitable[None]]
@@ -61,17 +68,20 @@ class Restores:
         self._context, self._end_standbys = context, end_standbys
         self._cluster, self._alive = context.cluster, context.members.alive
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._urls: dict[str, str] = {}  # by restore, with the passwords that are kept nowhere else
+        self._urls: dict[str, str] = {}  # by restore id: URLs with their passwords, which are kept nowhere else
 
     async def restore(self, request: Request) -> tuple[str, list[RestoredPartition]]:
-        """Returns the restore's id, and what became of each partition. Raises before anything is recorded."""
+        """Restores partitions. Returns the restore's id, and what became of each partition.
+
+        Raises only before anything is recorded.
+        """
         await self._context.acquainted()
         async with self._context.planning:
             planned = await self.plan(request)
         return planned[0].restore_id, await self.run(planned)
 
     async def plan(self, request: Request) -> list[PlannedRestore]:
-        """Decide and record. Raises before anything is recorded."""
+        """Plans and records a restore. Raises only before anything is recorded. Callers hold ``planning``."""
         deployed = self._cluster.operator(request.operator)
         numbers = sorted(set(request.partitions)) or list(range(deployed.spec.partitions))
         restore_id = self._context.new_id()
@@ -114,7 +124,10 @@ class Restores:
         return planned
 
     def _check_not_alone(self, partition: PartitionId, owner: str) -> None:
-        """Raises Unavailable for an owner that may be serving it, and that nobody can ask to stop."""
+        """Checks that the owner, which could not be asked to stop, is not serving a partition alone.
+
+        Raises Unavailable where an owner that does not answer may be.
+        """
         if not self._alive(owner) and self._context.may_be_alone(owner, partition.operator):
             raise Unavailable(
                 f"{owner} does not answer, and may be serving it alone",
@@ -123,8 +136,13 @@ class Restores:
             )
 
     def _target(self, operator: str, owner: str, to: str, coming: dict[str, int]) -> str:
-        """A replica by its name, or the least loaded of a site; without either the owner, or any that answers, at
-        the operator's sites first."""
+        """Returns the target of a partition.
+
+        Args:
+            to: a replica, or a site, of which the owner or else the least loaded replica is the target; empty: the
+                owner, or the least loaded replica where it does not answer, preferably at the operator's sites.
+            coming: restored partitions that each replica receives already.
+        """
         if (not to or to == owner) and self._alive(owner):
             return owner
         if to and to not in self._cluster.roster.replicas:
@@ -141,14 +159,19 @@ class Restores:
         return self._context.least_loaded(here, coming).name
 
     async def cancel(self, restore_id: str) -> None:
-        """Partitions that have not begun stay as they are; the others are restored. Raises MoveUnknown."""
+        """Cancels a restore: partitions that have not begun stay as they are; the others are restored.
+
+        Raises MoveUnknown.
+        """
         if restore_id not in self._cluster.restores.batches:
             raise MoveUnknown(f"no restore {restore_id!r} is under way", remedy="see `stateflow batch list`")
         await self._context.record(ClusterState.call_off_restore, restore_id)
 
     async def resume(self) -> None:
-        """Go on with what was under way, once the replicas have had time to say that they live: a target may own
-        already and have told nobody."""
+        """Resumes the restores that were under way, once the replicas have had time to send a heartbeat.
+
+        A target may own already without any controller knowing.
+        """
         planned = self._cluster.restores.under_way
         if planned:
             settings = self._context.settings
@@ -165,7 +188,7 @@ class Restores:
 
     async def _run_one(self, planned: PlannedRestore) -> RestoredPartition:
         number = planned.partition.partition
-        granted = 0  # the epoch for which the owner was asked to stop
+        granted = 0  # epoch for which the owner was asked to stop
         async with self._slots:
             try:
                 if planned.restore_id in self._cluster.restores.cancelled:
@@ -195,7 +218,10 @@ class Restores:
             return report
 
     def _order(self, planned: PlannedRestore) -> Restore:
-        """Raises InvalidArgument for a URL whose password went with the controller that was told it."""
+        """Returns the order for the target. Raises InvalidArgument where the password of the URL is lost.
+
+        Passwords are kept only in the controller process that was given them.
+        """
         url = self._urls.get(planned.restore_id, planned.url)
         if is_masked(url):
             raise InvalidArgument(
@@ -214,11 +240,11 @@ class Restores:
         )
 
     async def _own(self, planned: PlannedRestore, order: Restore, fetched: Restored) -> tuple[Restored, Restored]:
-        """Nobody else serves the partition from here on: a target that is away is waited for, and fetches again what
-        it has forgotten. (What it says as owner, what it fetched.)
+        """Lets the target own the partition. Returns what it says as owner, and what it fetched.
 
-        Given up only when the target's lease has lapsed, or it refuses and says that it does not own: while it may
-        serve, nobody else must.
+        No other replica serves the partition from here on, so a target that is away is waited for, and fetches again
+        what it has forgotten. The restore is given up only when the target's lease has lapsed, or when the target
+        refuses and says that it does not own: while it may serve, no other replica must.
         """
         settings, members, replicas = self._context.settings, self._context.members, self._context.replicas
         give_up_at = self._context.clock.monotonic() + settings.restore_patience_s
@@ -245,7 +271,10 @@ class Restores:
             await asyncio.sleep(self._context.settings.retry_interval_s)
 
     async def _may_own(self, planned: PlannedRestore) -> bool:
-        """Unless the target says that it does not. Cancelling tells, and takes nothing back. Raises HoldLost."""
+        """Tells whether the target may own the partition: yes, unless it says that it does not. Raises HoldLost.
+
+        The target is asked by a cancellation, which takes nothing from an owner.
+        """
         self._context.check_leads()
         cancellation = Cancellation(planned.partition, planned.restore_id)
         try:
@@ -256,13 +285,16 @@ class Restores:
         return cancelled.owned
 
     async def _stop(self, planned: PlannedRestore, epoch: int) -> None:
-        """Its owner serves it no more: it says so, or its lease has lapsed. Missed heartbeats prove nothing."""
+        """Stops the owner: waits until it says that it serves the partition no more, or its lease has lapsed.
+
+        Missed heartbeats prove nothing.
+        """
         give_up_at = self._context.clock.monotonic() + self._context.settings.restore_patience_s
         while not self._serves_no_more(planned):
             if self._context.clock.monotonic() > give_up_at:
                 self._check_not_alone(planned.partition, planned.owner)
             if self._alive(planned.owner):
-                with contextlib.suppress(LeaseLost):  # it is just registering again
+                with contextlib.suppress(LeaseLost):  # the owner is registering again
                     await self.surrender(planned.owner, planned.partition, planned.restore_id, epoch, planned.target)
                     return
             await asyncio.sleep(self._context.settings.retry_interval_s)

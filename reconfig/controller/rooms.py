@@ -1,4 +1,4 @@
-"""Is there room for what is to move? Asked of replicas, before anything is planned."""
+"""Finds out from replicas whether there is room for moves, before anything is planned."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
 Said = tuple[list[PartitionView], DiskView]
-#: by replica; None: it did not answer
+#: what replicas say they have, by name; None: no answer
 Heard = Mapping[str, Said | None]
 
 
 async def said_by(context: ControllerContext, names: Collection[str], within_s: float) -> dict[str, Said]:
-    """What replicas have, of those that answer."""
+    """Asks replicas what they have. Returns the answers of those that answer within ``within_s`` seconds."""
     ordered = sorted(names)
     asked = (context.replicas.views(name, within_s) for name in ordered)
     found: dict[str, Said] = {}
@@ -37,14 +37,19 @@ async def said_by(context: ControllerContext, names: Collection[str], within_s: 
 
 
 def room_of(views: Iterable[PartitionView], disk: DiskView) -> Room:
-    """What may still come to a replica that says this. Whatever lies there counts, also what it has given away."""
+    """Returns the room that a replica has, by what it says. All that lies there counts, also what it has given away."""
     own = disk.room_bytes - sum(view.bytes for view in views) if disk.room_bytes else math.inf
     return Room(own, disk.disk, disk.disk_free_bytes) if disk.disk else Room(own)
 
 
 async def heard(context: ControllerContext, choice: Choice, before: Heard, within_s: float) -> Heard:
-    """What all say of whom it takes to see whether there is room for a choice: who else may have something is asked
-    where there is not. Args: before: what was said a moment ago: those are not asked again."""
+    """Asks the replicas that decide whether there is room for a choice. Returns all answers.
+
+    Alternative targets are asked only where there is no room at those that were chosen.
+
+    Args:
+        before: answers of a moment ago; those replicas are not asked again.
+    """
     said = before
     while names := unheard(context, choice, said):
         there = await said_by(context, names, within_s)
@@ -53,7 +58,7 @@ async def heard(context: ControllerContext, choice: Choice, before: Heard, withi
 
 
 def unheard(context: ControllerContext, choice: Choice, said: Heard) -> set[str]:
-    """Replicas that are still to be asked before it is known whether there is room for a choice."""
+    """Returns the replicas still to be asked before it is known whether there is room for a choice."""
     names = _concerned(context, Choice(choice.moves)) - said.keys()
     if not names and choice.instead and _survey(context, choice, said).lacks(choice.moves):
         names = _concerned(context, choice) - said.keys()
@@ -66,8 +71,10 @@ def _concerned(context: ControllerContext, choice: Choice) -> set[str]:
 
 
 def with_room(context: ControllerContext, choice: Choice, said: Heard) -> dict[PartitionId, str]:
-    """Where there is room for each. Raises NoRoom where more would come to a target than it has room for. Of who does
-    not answer nothing is known: then a target refuses by itself what does not fit."""
+    """Returns a target with room for each partition. Raises NoRoom where more would come to one than it has room for.
+
+    A target that does not answer is taken to have room; it refuses by itself what does not fit.
+    """
     survey = _survey(context, choice, said)
     lacks = survey.lacks(choice.moves)
     if lacks and choice.instead:
@@ -79,7 +86,7 @@ def with_room(context: ControllerContext, choice: Choice, said: Heard) -> dict[P
 
 
 def loads_of(context: ControllerContext, partitions: Iterable[PartitionId], said: Heard) -> dict[PartitionId, Load]:
-    """As far as their owners answer."""
+    """Returns the loads of those partitions whose owners answered."""
     owners = {each: context.cluster.operator(each.operator).assignment.owner(each.partition)[0] for each in partitions}
     return {
         view.partition: Load(view.bytes, view.batch_rate)
@@ -92,14 +99,17 @@ def loads_of(context: ControllerContext, partitions: Iterable[PartitionId], said
 
 @dataclass(frozen=True, slots=True)
 class _Survey:
-    """``sizes``: bytes of what lies where. ``rooms``: of targets, without what is on its way there."""
+    """Answers of replicas, prepared for a choice.
+
+    ``sizes``: bytes of each partition at each replica. ``rooms``: room of the targets, less what is on its way there.
+    """
 
     owners: Mapping[PartitionId, str]
     sizes: Mapping[tuple[PartitionId, str], int]
     rooms: Mapping[str, Room]
 
     def takes(self, partition: PartitionId, target: str) -> float:
-        """Of a copy that lies there only the rest comes."""
+        """Returns the bytes that a move would bring to its target, which may have a part of the partition already."""
         there = self.sizes.get((partition, target), 0)
         return max(0, self.sizes.get((partition, self.owners[partition]), 0) - there)
 
@@ -112,7 +122,7 @@ def _targets(choice: Choice) -> set[str]:
 
 
 def _on_their_way(context: ControllerContext, choice: Choice, targets: set[str]) -> set[tuple[PartitionId, str]]:
-    """To one of them, beside what was chosen."""
+    """Returns the open moves to one of the targets, as (partition, target), without those of the choice."""
     return {
         (each.planned.partition, each.planned.target)
         for each in context.cluster.open_moves.values()
@@ -121,7 +131,7 @@ def _on_their_way(context: ControllerContext, choice: Choice, targets: set[str])
 
 
 def _owners(context: ControllerContext, choice: Choice, targets: set[str]) -> dict[PartitionId, str]:
-    """Of what comes to one of them."""
+    """Returns the owners of all partitions that are to come to one of the targets."""
     coming = {partition for partition, _ in _on_their_way(context, choice, targets)}
     return {
         partition: context.cluster.operator(partition.operator).assignment.owner(partition.partition)[0]
