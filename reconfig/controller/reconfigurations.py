@@ -77,8 +77,8 @@ class Reconfigurations:
         Args:
             only: nodes that may receive partitions; None: all.
 
-        Raises AlreadyThere, MoveConflict, UnknownSite, Unavailable, InMaintenance, NoRoom, or the error of a target that
-        cannot run the operator; then nothing changes.
+        Raises AlreadyThere, MoveConflict, UnknownSite, Unavailable, InMaintenance, NoRoom, or the error of a target
+        that cannot run the operator; then nothing changes.
         """
         await self._context.acquainted()
         async with self._planned(lambda: self.migrating(operator, partitions, to, only)) as (moves, said):

@@ -1,5 +1,7 @@
-"""Who belongs to the cluster: replicas, agents, what these are to have, and nodes in maintenance; part of
-:mod:`reconfig.controller.cluster_state`."""
+"""Members of the cluster: replicas, agents with the replicas they are to run, and nodes in maintenance.
+
+Part of :mod:`reconfig.controller.cluster_state`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from stateflow.types import ReplicaInfo, node_of
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """What a replica serves from: the id of its data directory, and where that is (empty: it was not seen yet)."""
+    """A data directory: its id, and the place where it is (empty: it was not seen yet)."""
 
     directory: str = ""
     place: str = ""
@@ -24,16 +26,20 @@ class Home:
 
 @dataclass(slots=True)
 class Roster:
-    """Methods that are named by what has happened give the entries that say so; ``fold_…`` take them."""
+    """Replicas, agents and nodes of the cluster.
+
+    Methods named after an event, such as ``registered``, return the entries that record it; ``fold_…`` methods take in
+    their records.
+    """
 
     replicas: dict[str, ReplicaInfo] = field(default_factory=dict)
-    homes: dict[str, Home] = field(default_factory=dict)  # by replica; none where only an earlier version knew it
-    registrations: dict[str, int] = field(default_factory=dict)  # records of it, by replica
+    homes: dict[str, Home] = field(default_factory=dict)  # by replica; absent where only an earlier version knew it
+    registrations: dict[str, int] = field(default_factory=dict)  # number of records, by replica
     agents: dict[str, AgentInfo] = field(default_factory=dict)
     agent_homes: dict[str, Home] = field(default_factory=dict)
-    agent_orders: dict[str, int] = field(default_factory=dict)  # records of it, by agent
-    spawned: dict[str, Spawned] = field(default_factory=dict)  # by replica: what its agent is to have
-    spawn_orders: dict[str, int] = field(default_factory=dict)  # records of it, by replica
+    agent_orders: dict[str, int] = field(default_factory=dict)  # number of records, by agent
+    spawned: dict[str, Spawned] = field(default_factory=dict)  # what its agent is to run, by replica
+    spawn_orders: dict[str, int] = field(default_factory=dict)  # number of records, by replica
     maintenance: dict[str, Maintenance] = field(default_factory=dict)  # by node, also when its time is over
     maintenance_orders: int = 0
 
@@ -55,7 +61,7 @@ class Roster:
         return entry(f"{kind}/{name}/{self.registrations.get(name, 0) + 1}", RecordState.NEW, None, payload)
 
     def _counted(self, rest: str) -> str:
-        """The replica's name."""
+        """Counts a record of a replica. Returns the replica's name."""
         name = rest.rpartition("/")[0]
         self.registrations[name] = self.registrations.get(name, 0) + 1
         return name
@@ -118,18 +124,18 @@ class Roster:
         self.spawned[replica] = Spawned(replica, **record.payload)
 
     def wanted_at(self, agent: str) -> list[Spawned]:
-        """By replica's name."""
+        """Returns what an agent is to run, sorted by the replicas' names."""
         return [each for _, each in sorted(self.spawned.items()) if each.agent == agent]
 
     def is_stopping(self, replica: str) -> bool:
-        """Was its agent told to stop it, or the node whose worker it is?"""
+        """Tells whether an agent was told to stop a replica, or the node whose worker the replica is."""
         spawned = self.spawned.get(node_of(replica))
         return spawned is not None and not spawned.running
 
     # -- nodes --------------------------------------------------------------------------------------------
 
     def nodes(self) -> dict[str, Node]:
-        """Nodes that have replicas, by their names, with what their agents say of them."""
+        """Returns the nodes that have replicas, by name, with what their agents say of them."""
         found: dict[str, Node] = {}
         for info in self.replicas.values():
             name = node_of(info.name)
@@ -140,7 +146,7 @@ class Roster:
         return found
 
     def maintaining(self, node: str, maintenance: Maintenance | None) -> Entry:
-        """None: it has ended."""
+        """Returns the entry that puts a node into maintenance. ``maintenance``: None: it has ended."""
         item = f"maintenance/{node}/{self.maintenance_orders + 1}"
         return entry(item, RecordState.NEW, None, {} if maintenance is None else maintenance.to_payload())
 

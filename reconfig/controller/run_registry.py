@@ -1,4 +1,4 @@
-"""Reconfigurations as their callers see them: found, watched, cancelled, paused, remembered."""
+"""Reconfigurations as callers see them: finds, watches, pauses, cancels and remembers them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ FINISHED_KEPT = 1000
 
 @dataclass(slots=True)
 class Running:
-    """A reconfiguration: its moves, and who is woken when one changes.
+    """A reconfiguration with its moves, and the event that wakes its watchers.
 
-    ``told``: of it as a whole; its moves are those that ended under an earlier controller. ``order``: of the plan, by
-    the moves' ids.
+    ``told``: report of the reconfiguration, with those moves only that ended under an earlier controller. ``order``:
+    positions in the plan, by move id.
     """
 
     told: Reconfiguration
@@ -41,7 +41,7 @@ class Running:
     rounds: list[list[MoveRunner]] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: bool = False
-    #: limits, and for how long it has gone on
+    #: returns the fields of the report that describe limits and progress
     progress: Callable[[], Mapping[str, Any]] = dict
 
     def wake(self) -> None:
@@ -54,7 +54,7 @@ class Running:
         return replace(self.told, moves=tuple(moves), **self.progress())
 
     def stood(self, pause_ms: float) -> None:
-        """Its operator was stopped for so long."""
+        """Notes for how long the operator was stopped."""
         self.told = replace(self.told, moves=tuple(stood(move, pause_ms) for move in self.told.moves))
         for runner in self.runners:
             runner.report = stood(runner.report, pause_ms)
@@ -82,23 +82,25 @@ def no_such(reconfiguration: str) -> MoveUnknown:
 
 
 class RunRegistry:
-    """Every reconfiguration that this process began, over or not, and those that the ledger tells of."""
+    """All reconfigurations that this process began or resumed, over or not, and those in the ledger."""
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
         self.running: dict[str, Running] = {}
-        #: who gives turns: something goes on, waits or has other limits; what waits of it is not to begin
+        #: called when a reconfiguration resumes or has other limits, so that turns are given anew
         self.on_change: Callable[[], None] = lambda: None
+        #: withdraws all moves of a reconfiguration that wait for their turn
         self.withdraw: Callable[[str], None] = lambda _: None
-        #: moves since this began, by kind and state, and for how long their partitions were served by nobody
+        #: moves that have ended since this controller began, by kind and state
         self.ended: Counter[tuple[str, str]] = Counter()
+        #: pauses of the completed ones in seconds, by kind
         self.pauses: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(PAUSE_BUCKETS))
 
     def goes_on(self, reconfiguration: str) -> bool:
         return self.running[reconfiguration].state is ReconfigurationState.RUNNING
 
     def keep(self, running: Running) -> None:
-        """Remember it; of those that are over only the newest."""
+        """Remembers a reconfiguration; of those that are over, only the newest ``FINISHED_KEPT``."""
         self.running[running.id] = running
         running.progress = partial(self._progress, running.id)
         over = [key for key, each in self.running.items() if each.over]
@@ -119,7 +121,7 @@ class RunRegistry:
         running.changed.set()
 
     def found(self, reconfiguration: str) -> Running:
-        """Under way, or over at any time. Raises MoveUnknown."""
+        """Returns a reconfiguration, under way or over. Raises MoveUnknown."""
         running = self.running.get(reconfiguration)
         if running is not None:
             return running
@@ -128,7 +130,11 @@ class RunRegistry:
         raise no_such(reconfiguration)
 
     def failed(self, reconfiguration: str, allow_cancelled: bool = True) -> list[PlannedMove]:
-        """Its moves that ended so, whichever process began them. Args: allow_cancelled: those by command, too."""
+        """Returns the failed moves of a reconfiguration, whichever process began them.
+
+        Args:
+            allow_cancelled: includes those that were cancelled by command.
+        """
         recorded = self._cluster.history.get(reconfiguration)
         if recorded is None:
             return []
@@ -136,7 +142,7 @@ class RunRegistry:
         return [move for move in recorded.failed if isinstance(move, PlannedMove) and move not in left]
 
     def cancel(self, reconfiguration: str) -> Reconfiguration:
-        """What has not begun does not begin; what has rolls back, where it is not too late."""
+        """Cancels a reconfiguration: waiting moves do not begin; others roll back, where it is not too late."""
         running = self.found(reconfiguration)
         running.cancelled = True
         for runner in running.runners:
@@ -146,9 +152,9 @@ class RunRegistry:
         return running.report()
 
     def stuck(self, reconfiguration: str) -> list[MoveRunner]:
-        """Its moves whose source may have sealed, and that are not owned.
+        """Returns the moves of a reconfiguration whose source may have sealed and whose target does not own yet.
 
-        Raises MoveUnknown, MoveConflict when there is none.
+        Raises MoveUnknown, and MoveConflict where there is none.
         """
         found = [
             runner
@@ -164,7 +170,7 @@ class RunRegistry:
         return found
 
     def pause(self, running: Running) -> Reconfiguration:
-        """Moves that have not begun wait; those under way complete."""
+        """Pauses a reconfiguration: moves that have not begun wait; those under way complete."""
         if not running.over:
             running.state = ReconfigurationState.PAUSED
             running.wake()
@@ -181,7 +187,7 @@ class RunRegistry:
         self.on_change()
 
     def unfinished(self, reconfiguration: str) -> Running:
-        """Raises MoveUnknown, MoveConflict when it is over."""
+        """Returns a reconfiguration that is not over. Raises MoveUnknown, and MoveConflict where it is over."""
         running = self.found(reconfiguration)
         if running.over:
             raise MoveConflict(
@@ -196,17 +202,17 @@ class RunRegistry:
         while True:
             changed = running.changed
             report = running.report()
-            over = running.over  # as it is sent: it may end while it is being sent
+            over = running.over  # taken with the report: it may end while that is being sent
             yield report
             if over:
                 return
-            with contextlib.suppress(TimeoutError):  # said again, so that who watches can tell it from a hang
+            with contextlib.suppress(TimeoutError):  # the report is repeated, so that a watcher can tell it from a hang
                 await asyncio.wait_for(changed.wait(), WATCH_IDLE_S)
             if not running.over:
                 await asyncio.sleep(WATCH_INTERVAL_S)  # moves change many times a second; watchers need not
 
     def moving(self) -> list[MoveRunner]:
-        """Every move under way, standbys aside."""
+        """Returns all moves under way, without standbys."""
         return [
             runner
             for running in self.running.values()
@@ -216,8 +222,10 @@ class RunRegistry:
         ]
 
     def history(self, limit: int = 0) -> Iterator[Reconfiguration]:
-        """Newest first: those this process knows, then what the ledger says of earlier ones. Made one after another, of
-        what there is now."""
+        """Yields reports, newest first: of reconfigurations that this process knows, then of others in the ledger.
+
+        The call fixes which ones; each report is made when it is taken. ``limit``: 0: all.
+        """
         known = list(reversed(self.running.values()))
         names = {running.id for running in known}
         earlier = [moves for name, moves in reversed(self._cluster.history.items()) if name not in names]

@@ -1,4 +1,4 @@
-"""What the runners of a move and of a take-over have in common: events in, calls out, and a report."""
+"""Base of the runners of a move and of a takeover: events in, calls out, and a report."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Hooks:
-    """What a runner needs of its controller. A record is durable when its awaitable is done.
+    """Functions of the controller that a runner calls. A record is durable when its awaitable is done.
 
     ``record_aborted``: its last argument says whether what the source sealed is distrusted.
-    ``changed``: the report has changed.
+    ``changed``: called when the report has changed.
     ``cutover``: held from the fence until the target owns, as two cutovers at one source lengthen each other's pause.
-    ``lost``: is told why a target that owned the partition has it no more.
+    ``lost``: called with the reason why a target that owned the partition has lost it.
     """
 
     record_grant: Callable[[], Awaitable[None]]
@@ -47,7 +47,7 @@ class Hooks:
 
 @dataclass(frozen=True, slots=True)
 class _Broken:
-    """A task ended with an error that nobody planned for."""
+    """An error of a task that is no event of the machine."""
 
     error: BaseException
 
@@ -56,7 +56,7 @@ class _Broken:
 class Runner:
     planned: Planned
     machine: Move | Takeover
-    deployed: Deployed  # its spec is the newest one whenever it is sent
+    deployed: Deployed  # not its spec, so that the newest one is sent each time
     target: ReplicaInfo
     replicas: Replicas
     hooks: Hooks
@@ -66,13 +66,13 @@ class Runner:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     _began: float = 0.0  # monotonic
     _recorded: bool = False
-    _events: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)  # of the machine's
+    _events: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)  # events of the machine, and _Broken
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _span: MoveSpan | None = None
 
     @contextlib.contextmanager
     def _followed(self) -> Iterator[None]:
-        """While it is carried out: lines that are logged have its ids, and it is traced where anything is."""
+        """Adds the move's ids to log lines, and traces the move if tracing is on, while it is carried out."""
         with moving(self.planned) as span:
             self._span, error = span, None
             try:
@@ -86,7 +86,10 @@ class Runner:
                     span.end(self.report, error)
 
     def handle(self, event: Any) -> list[Any]:
-        """Instructions of the machine, to be carried out. Raises what it raises."""
+        """Feeds an event to the machine. Returns its instructions, which are still to be carried out.
+
+        Raises what the machine raises.
+        """
         instructions: list[Any] = self.machine.handle(event)
         if self._span is not None:
             self._span.phase(str(self.machine.phase))
@@ -99,7 +102,7 @@ class Runner:
         self.report = replace(planned_report(self.planned), state=state, started_us=self.clock.now_us())
 
     def _tell(self, **changes: Any) -> None:
-        """What is recorded of its end stays so."""
+        """Updates the report, unless the end of the move is recorded: then the report stays as recorded."""
         if not self._recorded:
             self.report = replace(self.report, duration_s=self._duration_s(), **changes)
 
@@ -135,13 +138,13 @@ class Runner:
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        """Hands on what a task ended with that is no event of the machine: nothing else would come of it any more."""
+        """Passes on the error of a task that is no event of the machine: without it, the runner would wait for ever."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._events.put_nowait(_Broken(error))
 
     async def _next_event(self) -> Any:
-        """Raises what a task of this ended with."""
+        """Returns the next event. Raises the error of a task that is no event of the machine."""
         event = await self._events.get()
         if isinstance(event, _Broken):
             raise event.error
@@ -152,9 +155,13 @@ class Runner:
         await work()
 
     async def _cancel_at(self, replica: ReplicaInfo, move_id: str, owned_at: int = 0) -> Cancelled | None:
-        """``owned_at``: it is asked as the source, which owned the partition at this epoch. None: no answer.
+        """Cancels a move at a replica. Returns its answer; None: there was none.
 
-        Raises StateMissing of a source that has lost it."""
+        Args:
+            owned_at: epoch at which the replica, as the source, owned the partition; 0: it is asked as the target.
+
+        Raises StateMissing where a source has lost the partition.
+        """
         cancellation = Cancellation(self.planned.partition, move_id, owned_at)
         try:
             return await self.replicas.cancel(replica.name, cancellation, at_once=True)

@@ -1,4 +1,4 @@
-"""Every partition is read whole now and then, unasked: what is rotten is found before a move or a restart needs it."""
+"""Verifies every partition at intervals, so that damage is found before a move or a restart needs the partition."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from reconfig.sweeps import Chore
 from stateflow.errors import StateflowError
 
 log = logging.getLogger(__name__)
-#: it is looked so often whether it is time, or sooner where that is short
+#: seconds between two checks whether a verification is due; fewer where the interval is short
 LOOK_S = 60.0
 
 
 class Scrubbing:
-    """It is a sweep as one by command: replicas read as slowly as ``verify_bytes_per_s`` says and make way for batches,
-    one node at a time, and whoever leads goes on with it."""
+    """Begins a sweep that verifies every partition, whenever one is due.
+
+    The sweep is like one by command: one node at a time, replicas read at most ``verify_bytes_per_s`` and make way for
+    batches, and the next leader resumes it.
+    """
 
     def __init__(self, context: ControllerContext, sweeps: Sweeps) -> None:
         self._context, self._sweeps = context, sweeps
@@ -31,12 +34,15 @@ class Scrubbing:
             try:
                 sweep_id = await self._sweeps.begin(Chore.VERIFY, "", 1)
                 log.info("sweep/%s: every partition is read, as every %g s", sweep_id, interval_s)
-            except StateflowError as error:  # nobody answers: it is tried again
+            except StateflowError as error:  # no replica answers: it is tried again
                 log.warning("partitions are not verified now: %s", error)
 
     def is_due(self, interval_s: float) -> bool:
-        """Nothing is verified now, and the last time that everything was is longer ago; or it never was, and what is
-        there longest is older."""
+        """Tells whether a verification of everything is due, and none is under way.
+
+        It is when the last one began longer ago than the interval, or when there was none and the oldest deployed
+        version is older than the interval.
+        """
         cluster = self._context.cluster
         book = cluster.sweeps
         if not cluster.deployed or book.under_way(Chore.VERIFY):

@@ -1,4 +1,4 @@
-"""A controller's process: it leads, or waits for that, and answers either way."""
+"""A controller's process, which leads or waits to lead, and answers in both cases."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ async def serve(
     ready: asyncio.Future[str] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Run a controller until ``stop``: as the one that leads, or waiting for it. ``metrics``: where its figures are
-    served; empty: nowhere.
+    """Runs a controller until ``stop``, leading or waiting to lead.
 
-    Raises PortInUse, InsecureRefused, BadCertificate; ExtraMissing, InvalidArgument of OTEL_* in the environment.
+    Args:
+        metrics: address at which metrics are served; empty: they are not served.
+
+    Raises PortInUse, InsecureRefused, BadCertificate; ExtraMissing and InvalidArgument for OTEL_* in the environment.
     """
     settings = settings or ControllerSettings()
     tracing = begin_tracing("controller", advertise or listen, settings.site)
@@ -58,14 +60,14 @@ async def serve(
         leading = Leading(ledger, here(advertise or address), gone, settings, clock, make)
         following = Following(ledger, settings, clock, lambda: leading.leads, leading.who)
         ControllerService(leading, following).add_to(server)
-        add_health(server)  # one that waits to lead is ready, too
+        add_health(server)  # a controller that waits to lead is ready, too
         running: asyncio.Task[None] | None = None
         reading: asyncio.Task[None] | None = None
         try:
             await leading.try_once()
             await server.start()
             if metrics:
-                from stateflow.metrics.page import Page  # what only who wants it pays for
+                from stateflow.metrics.page import Page  # loaded only where metrics are wanted
 
                 figures = Figures(leading, advertise or address, settings.site, limits)
                 page = Page(metrics, figures, asyncio.get_running_loop())
@@ -76,7 +78,7 @@ async def serve(
             stopping = asyncio.create_task((stop or asyncio.Event()).wait())
             await asyncio.wait([stopping, running], return_when=asyncio.FIRST_COMPLETED)
             if running.done():
-                running.result()  # it waits and leads for ever: this says why it did not
+                running.result()  # raises: the task ends only with an error
             await server.stop(grace=1)
         finally:
             if page is not None:

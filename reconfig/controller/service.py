@@ -1,4 +1,4 @@
-"""What the controller is asked over gRPC: each handler translates, and hands the work to who does it."""
+"""The controller's gRPC service: each handler translates a request, and hands the work to the part that does it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ T = TypeVar("T")
 
 
 class Tells(Protocol):
-    """What any controller can be asked: the one that leads, and another one by what it has read."""
+    """Questions that any controller answers: the leader, and any other controller from what it has read."""
 
     @property
     def cluster(self) -> ClusterState: ...
@@ -106,7 +106,7 @@ class Tells(Protocol):
 
 
 def of_the_term(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """Handler that is given the controller of the term that holds now, and ends with it: its caller is told."""
+    """Makes a handler that works on the controller of the current term, and fails with the term's error if it ends."""
 
     @functools.wraps(method)
     async def handler(self: ControllerService, request: Any, context: grpc.aio.ServicerContext) -> T:
@@ -119,8 +119,10 @@ def of_the_term(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[
 
 
 def of_any(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """Handler that is given who tells: the controller of the term, or what this one has read where it does not lead and
-    its caller takes that."""
+    """Makes a handler that reads from the controller of the current term, or from what this process has read.
+
+    The latter is used where this process does not lead and the caller accepts it.
+    """
 
     @functools.wraps(method)
     async def handler(self: ControllerService, request: Any, context: grpc.aio.ServicerContext) -> T:
@@ -133,8 +135,10 @@ def of_any(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
 
 
 def to_the_end(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Awaitable[T]]:
-    """Handler that goes on when its caller leaves, as gRPC cancels it then: what it planned would be locked for ever,
-    with nobody to carry it out."""
+    """Makes a handler that goes on when its caller leaves.
+
+    gRPC cancels a handler then: what it had planned would stay locked for ever, with no task to carry it out.
+    """
 
     @functools.wraps(method)
     async def handler(self: ControllerService, request: Any, controller: Controller) -> T:
@@ -152,7 +156,10 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 
     @contextlib.asynccontextmanager
     async def telling(self, context: grpc.aio.ServicerContext) -> AsyncIterator[Tells]:
-        """Raises NotLeading where another one is to be asked."""
+        """Yields what answers a question: the current controller, or what this process has read of the ledger.
+
+        Raises NotLeading where the caller must ask the leader.
+        """
         after = None if self.leading.leads else after_of(context)
         if after is None or self._following is None:
             async with self.leading.term() as controller:
@@ -210,7 +217,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     @unary
     @of_the_term
     async def Deploy(self, request: cpb.DeployRequest, controller: Controller) -> cpb.Deployment:
-        await controller.try_out(spec_of(request.spec))  # which may take long, and ends with its caller
+        await controller.try_out(spec_of(request.spec))  # may take long, and ends when its caller leaves
         return await self._deploy(request, controller)
 
     @to_the_end
@@ -380,7 +387,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     @unary
     @of_any
     async def ListJobs(self, request: cpb.ListJobsRequest, tells: Tells) -> cpb.JobList:
-        told = [replace(each, follower=None) for each in tells.job_reports(request.name)]  # it is said once
+        told = [replace(each, follower=None) for each in tells.job_reports(request.name)]  # the reply says it once
         return cpb.JobList(jobs=map(job_to_pb, told), follower=follower_to_pb(tells.follower))
 
     @unary
@@ -402,7 +409,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         async with self.telling(context) as tells:
             tell_newest(context, tells.term, tells.cluster.newest)
             follower = follower_to_pb(tells.follower)
-            told = (replace(each, follower=None) for each in tells.history(request.limit))  # it is said once
+            told = (replace(each, follower=None) for each in tells.history(request.limit))  # the reply says it once
             for page in batched(map(reconfiguration_to_pb, told), PAGE_BYTES):
                 yield cpb.ReconfigurationList(reconfigurations=page, follower=follower)
 
@@ -421,7 +428,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
                 yield reconfiguration_to_pb(report)
             if ReconfigurationState(report.state).over:
                 return
-        async with self.leading.term() as controller:  # by now; else its caller hears who leads
+        async with self.leading.term() as controller:  # if it leads by now; else its caller is told the leader
             async for report in controller.runs.watch(request.id):
                 yield reconfiguration_to_pb(report)
 
@@ -541,7 +548,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     @of_the_term
     @to_the_end
     async def CancelRolling(self, request: cpb.RollingRequest, controller: Controller) -> cpb.Rolling:
-        controller.sweeps.rolling(request.id)  # it is one
+        controller.sweeps.rolling(request.id)  # raises where it is no rolling restart
         await controller.sweeps.cancel(request.id)
         return rolling_to_pb(controller.sweeps.rolling(request.id))
 
@@ -626,7 +633,7 @@ def _superseded_to_pb(superseded: Superseded) -> cpb.Superseded:
 
 
 def _check_mover(controller: Controller, request: cpb.MigrateRequest) -> None:
-    """Raises NotAllowed for a node that would take partitions from others."""
+    """Checks that a node takes no partitions from others. Raises NotAllowed."""
     if (who := caller()) is not None:
         owners = controller.cluster.operator(request.operator).assignment.owners
         check_owners(who, {number: owners[number] for number in request.partitions if number < len(owners)})
@@ -680,7 +687,7 @@ _JOB_FIELDS = ("schedule", "do", "operator", "policies", "partitions", "to", "co
 
 
 def _options_of(message: cpb.MoveOptions) -> MoveOptions:
-    """What is not in the message was not said. Raises InvalidArgument."""
+    """Returns the options in a message; those that are absent keep their defaults. Raises InvalidArgument."""
     return MoveOptions(**{field.name: value for field, value in message.ListFields()})
 
 

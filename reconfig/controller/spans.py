@@ -1,5 +1,7 @@
-"""A controller's spans: one for a reconfiguration, below it one for each move, and below that one for each phase. Lines
-that are logged meanwhile have their ids."""
+"""A controller's spans: one per reconfiguration, below it one per move, and below that one per phase.
+
+Lines that are logged meanwhile carry the ids.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,13 @@ from stateflow.about import about
 from stateflow.reports import MoveReport
 from stateflow.tracing import Made, tracing
 
-#: phases that end a move are none that it is in for a while
+#: phases in which a move has ended: they last no time, and have no span
 _OVER = frozenset({"COMPLETED", "ABORTED"})
 
 
 @contextmanager
 def reconfiguring(reconfiguration: str, operator: str, kind: str) -> Iterator[None]:
-    """All of its moves."""
+    """Opens the span of a reconfiguration, around all its moves."""
     ids = {"operator": operator, "reconfiguration": reconfiguration}
     traces = tracing()
     with about(lambda: ids):
@@ -36,7 +38,7 @@ class MoveSpan:
         self._child: Made | None = None
 
     def phase(self, phase: str) -> None:
-        """It is in this one by now."""
+        """Notes the phase that the move is in now."""
         if phase == self._phase:
             return
         self._phase = phase
@@ -67,8 +69,10 @@ class MoveSpan:
 
 @contextmanager
 def moving(planned: Planned) -> Iterator[MoveSpan | None]:
-    """One move. None: nobody follows it, or it is a standby, which goes on for as long as there is one. Whoever gets
-    one ends it."""
+    """Opens the span of a move, which the caller ends.
+
+    Yields None where tracing is off, or where the move is a standby, whose span would last as long as the copy.
+    """
     ids: dict[str, Any] = {
         "operator": planned.partition.operator,
         "partition": planned.partition.partition,

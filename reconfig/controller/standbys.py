@@ -1,7 +1,7 @@
-"""Standbys: so many copies of each partition beside its owner, kept following whatever happens to either.
+"""Keeps the wanted number of standbys, copies of a partition that follow its owner.
 
-A wanted state, not a sequence of steps: what is there is compared with what is wanted again and again. Copies that
-follow a former owner or exceed the count are ended, missing ones begun.
+A control loop compares the standbys that exist with those that are wanted. It ends standbys that follow a former owner
+or exceed the count, and begins missing ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stateflow.reports import Reconfiguration, StandbyReport
 from stateflow.types import PartitionId, node_of
 
 log = logging.getLogger(__name__)
-#: a partition whose standby failed gets the next one no sooner than this
+#: delay before a partition whose standby failed gets the next one, in seconds
 AGAIN_S = 2.0
 NEAR_KEPT = 4
 
@@ -35,12 +35,15 @@ class Standbys:
         self._context, self._executor = context, executor
         self._runners: dict[str, MoveRunner] = {}  # by item
         self._not_before: dict[PartitionId, float] = {}
-        self._near: dict[PartitionId, tuple[str, ...]] = {}  # replicas that have most of it, the newest first
+        self._near: dict[PartitionId, tuple[str, ...]] = {}  # replicas that have most of it, the latest first
         executor.standby_move = self.move_at
         executor.on_owned = self._owned
 
     async def want(self, operator: str, count: int) -> list[StandbyReport]:
-        """Raises OperatorNotDeployed, InvalidArgument when there are too few replicas."""
+        """Sets how many standbys each partition of an operator has, and returns the operator's standbys.
+
+        Raises OperatorNotDeployed, and InvalidArgument where there are too few replicas.
+        """
         await self._context.acquainted()
         async with self._context.planning:
             await self._order(operator, count)
@@ -77,11 +80,11 @@ class Standbys:
         return [runner for runner in self._runners.values() if runner.planned.partition == partition]
 
     def move_at(self, partition: PartitionId, replica: str) -> str:
-        """The standby of a partition at a replica, as its move; empty: there is none."""
+        """Returns the move id of a partition's standby at a replica; empty: there is none."""
         return next((r.planned.move_id for r in self.of(partition) if r.planned.target == replica), "")
 
     def copies(self, partition: PartitionId) -> list[Standby]:
-        """As a take-over sees them."""
+        """Returns the standbys of a partition, as a takeover sees them."""
         return [
             Standby(
                 runner.planned.target,
@@ -95,8 +98,10 @@ class Standbys:
     # -- what is, and what should be ----------------------------------------------------------------------
 
     async def reconcile(self) -> None:
-        """End what is not wanted any more, begin what lacks: all of it in one transaction, as take-overs wait for the
-        lock meanwhile."""
+        """Ends standbys that are not wanted any more, and begins missing ones.
+
+        The missing ones are recorded in one transaction, as takeovers wait for the lock meanwhile.
+        """
         async with self._context.planning:
             self._end_outdated()
             cluster = self._context.cluster
@@ -118,7 +123,7 @@ class Standbys:
                 kept[planned.partition] += 1
 
     def _is_outdated(self, planned: Copy) -> bool:
-        """Does it follow a former owner, or a partition of an operator that is undeployed?"""
+        """Tells whether a standby follows a former owner, or a partition of an undeployed operator."""
         deployed = self._context.cluster.deployed.get(planned.partition.operator)
         owned = (planned.source, planned.epoch)
         return deployed is None or deployed.assignment.owner(planned.partition.partition) != owned
@@ -128,12 +133,15 @@ class Standbys:
             self._context.spawn(self._renew(partition))
 
     async def _renew(self, partition: PartitionId) -> None:
-        """It has a new owner, which may acknowledge nothing before a standby follows it: at once."""
+        """Replaces a partition's standbys at once: its new owner may acknowledge nothing before one follows it."""
         await self._end([runner for runner in self.of(partition) if self._is_outdated(runner.planned)])
         await self.reconcile()
 
     async def end(self, partitions: Collection[PartitionId]) -> None:
-        """All copies of partitions that are to begin anew. While that is recorded none is begun."""
+        """Ends all standbys of partitions.
+
+        New ones begin by themselves, but not while a move, takeover or restore of the partition is in the ledger.
+        """
         await self._end([runner for runner in self._runners.values() if runner.planned.partition in partitions])
 
     @staticmethod
@@ -144,7 +152,7 @@ class Standbys:
         await asyncio.gather(*(runner.ended.wait() for runner in ending))
 
     def _missing(self, operator: str, count: int) -> list[PlannedStandby]:
-        """Copies that an operator lacks, of partitions that may have one now."""
+        """Returns the standbys that an operator lacks, of partitions that may have one now."""
         cluster, now = self._context.cluster, self._context.clock.monotonic()
         deployed, alive = cluster.operator(operator), self._context.alive()
         assignment = deployed.assignment
@@ -191,8 +199,11 @@ class Standbys:
             log.warning("standby of %s at %s: %s", planned.partition, planned.target, error)
 
     async def _to_its_end(self, running: Running, runner: MoveRunner) -> MoveRunner:
-        """After an error that is no event of the machine it begins again, as after a restart: what is open in the
-        ledger is carried out. Returns the runner that came to the end."""
+        """Runs a standby to its end. Returns the runner that came to it.
+
+        After an error that is no event of the machine the standby begins again, as after a restart, if it is still open
+        in the ledger.
+        """
         planned = runner.planned
         while True:
             try:
@@ -210,7 +221,11 @@ class Standbys:
             runner = self._runners[planned.item_id] = again
 
     async def hand_over(self, partition: PartitionId, successor: str) -> None:
-        """The source is gone: end a partition's standbys, and leave the copy of the move ``successor`` as it is."""
+        """Ends a partition's standbys, as its owner is gone, but leaves the copy of one as it is.
+
+        Args:
+            successor: move id of the standby that takes over; empty: none does.
+        """
         self._tell_gone(partition, successor)
         await asyncio.gather(*(runner.ended.wait() for runner in self.of(partition)))
         self._not_before.pop(partition, None)  # none has failed: the new owner may be waiting for its next one
@@ -223,8 +238,10 @@ class Standbys:
                 runner.source_gone()
 
     def resume_all(self) -> None:
-        """After a restart: the transfers at the targets go on, and are joined. Those that a take-over had yet to end
-        are told before they ask their target, whose copy may serve by now."""
+        """Resumes standbys after a restart, and joins the transfers that go on at their targets.
+
+        A standby that a takeover still had to end is told so before it asks its target, whose copy may serve by now.
+        """
         open_moves = [open_move.planned for open_move in self._context.cluster.open_moves.values()]
         for planned in open_moves:
             if isinstance(planned, PlannedStandby):

@@ -1,4 +1,4 @@
-"""What the controller says of itself: which operators, replicas and reconfigurations there are, and what is amiss."""
+"""Reports what the leader knows of its cluster: operators, replicas, reconfigurations, and what is amiss."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from stateflow.types import PartitionId, node_of
 
 
 class Survey:
-    """Args:
-    deployments: those under way.
-    child: of which replica its agent said what; None: nothing, or there is none.
+    """Makes the leader's reports.
+
+    Args:
+        deployments: names the deployments and trials under way.
+        child: returns what its agent said of a replica; None: nothing, or the replica has no agent.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Survey:
         )
 
     def _has_ended(self, name: str) -> bool:
-        """Says whether its agent has ended a replica by command. It may have been heard a moment ago."""
+        """Tells whether an agent has ended a replica by command, though it may have been heard a moment ago."""
         child = self._child(node_of(name))
         return child is not None and child.state == "STOPPED" and self._context.cluster.roster.is_stopping(name)
 

@@ -1,7 +1,7 @@
-"""Sweeps, as the ledger's records have them: long work on many nodes, a batch of the board, whose entities are nodes;
-part of :mod:`reconfig.controller.cluster_state`.
+"""Sweeps, folded from the ledger's records; part of :mod:`reconfig.controller.cluster_state`.
 
-Restarts are ``roll/…`` items, as before there were other chores; all else is ``sweep/…``.
+A sweep is long work on many nodes: a batch of the board, whose entities are the nodes. Restarts are ``roll/…`` items,
+as they were before there were other chores; all other sweeps are ``sweep/…`` items.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from stateflow.ledger.records import Kind
 from stateflow.reports import PartitionFault, Rolling, RollingNode, Sweep, SweepNode
 from stateflow.types import PartitionId
 
-#: of each chore that have ended, and are told of
+#: sweeps of each chore that are kept after their end
 KEPT = 20
-#: the entity that comes last, of chores about partitions: what moved meanwhile. No node has such a name
+#: last entity of a sweep over partitions: those that moved meanwhile. No node has such a name
 MOVED = "(moved)"
 
 
 class Items(NamedTuple):
-    """What a batch, an entity of it and its cancellation are called in the ledger."""
+    """The ledger's names for a batch, its entities and its cancellation."""
 
     batch: str
     entity: str
@@ -42,9 +42,12 @@ def items_of(chore: Chore) -> Items:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a node. ``error``: why it failed; ``done``: partitions, also of one that failed; ``counts``: what
-    is told of it; ``faults``: what was found of which partition, those of ``done``, or why nothing was done with
-    another; ``cancelled``: it was not done to its end for that."""
+    """The result of a sweep at one node.
+
+    ``error``: why the node failed; empty: it did not. ``done``: partitions that were done, also by a node that failed.
+    ``counts``: figures for reports. ``faults``: what was found wrong with partitions of ``done``, or why nothing was
+    done with other partitions. ``cancelled``: the node did not finish, as the sweep was cancelled.
+    """
 
     error: str = ""
     done: Partitions = field(default_factory=dict)
@@ -70,7 +73,10 @@ class Outcome:
 
 
 def _kept(fault: PartitionFault) -> dict[str, Any]:
-    """With the keys of release 0.1, which reads no others: ``undone`` follows from what was done."""
+    """Returns the fields of a fault that a record has: those of release 0.1, which reads no others.
+
+    ``undone`` is left out, as it follows from the partitions that were done.
+    """
     return {name: value for name, value in fault.to_dict().items() if name != "undone"}
 
 
@@ -82,7 +88,7 @@ def _fault_of(kept: Mapping[str, Any], done: Partitions) -> PartitionFault:
 
 @dataclass(slots=True)
 class Task:
-    """A node of one."""
+    """One node of a sweep. ``ms``: duration."""
 
     node: str
     record: Record
@@ -112,14 +118,14 @@ class Known:
         return [task for task in self.tasks.values() if task.status in statuses]
 
     def left(self) -> Partitions:
-        """Partitions that nobody has done."""
+        """Returns the partitions that no node has done."""
         found = self.scope
         for task in self.tasks.values():
             found = without(found, task.outcome.done)
         return found
 
     def next(self, going: Sequence[str]) -> list[str]:
-        """Nodes to begin with now, beside those that are ``going``. What moved comes when nothing else goes on."""
+        """Returns the nodes that begin now, beside those that are ``going``. ``MOVED`` begins when no node is going."""
         waiting = [task.node for task in self.of(EntityStatus.WAITING) if task.node not in going]
         nodes = [node for node in waiting if node != MOVED]
         if nodes:
@@ -129,8 +135,11 @@ class Known:
 
 @dataclass(slots=True)
 class SweepBook:
-    """``there``: by id, the newest last. What follows from those that are told of no more is kept: ``whole_us``, when
-    the newest one of everything was begun, and ``wrong``, what the newest verification of each partition found."""
+    """Sweeps, and what follows from those that are no longer kept.
+
+    ``there``: sweeps by id, the newest last. ``whole_us``: when the newest sweep of the whole cluster began, by chore.
+    ``wrong``: faults that the newest verification of each partition found.
+    """
 
     there: dict[str, Known] = field(default_factory=dict)
     whole_us: dict[Chore, int] = field(default_factory=dict)
@@ -140,12 +149,16 @@ class SweepBook:
         return [each for each, known in self.there.items() if not known.over and chore in (None, known.chore)]
 
     def damaged(self) -> list[PartitionFault]:
-        """As long as nothing says that it is mended."""
+        """Returns the known faults, sorted by partition.
+
+        A fault is known until a newer verification of the partition does not find it, or until the partition is
+        restored or undeployed.
+        """
         there = sorted(self.wrong, key=lambda each: (each.operator, each.partition))
         return [fault for each in there for fault in self.wrong[each]]
 
     def restored(self, partition: PartitionId) -> None:
-        """What was wrong with it is no more."""
+        """Forgets the faults of a partition, as it was restored."""
         self.wrong.pop(partition, None)
 
     def undeployed(self, operator: str) -> None:
@@ -180,12 +193,15 @@ class SweepBook:
         return [new, going, *(_entity(items, sweep_id, node) for node in nodes)]
 
     def begun(self, sweep_id: str, node: str) -> Entry | None:
-        """None: it does not begin any more, as it was cancelled."""
+        """Returns the entry by which a node begins; None: it does not begin, as the sweep was cancelled."""
         task = self.there[sweep_id].tasks[node]
         return _begun(task.record) if task.status is EntityStatus.WAITING else None
 
     def ended(self, sweep_id: str, node: str, outcome: Outcome, ms: int, now_us: int) -> list[Entry]:
-        """With the last one the batch ends. Nothing where it has ended: it was cancelled before it began."""
+        """Returns the entries by which a node ends; with the last node, the batch ends.
+
+        Empty: the node has ended already, as it was cancelled before it began.
+        """
         known = self.there[sweep_id]
         task = known.tasks[node]
         if task.status.over:
@@ -209,7 +225,10 @@ class SweepBook:
         return entries
 
     def called_off(self, sweep_id: str, now_us: int) -> list[Entry]:
-        """What has not begun does not. Nothing where it has ended, or is called off already."""
+        """Returns the entries that cancel a sweep: waiting nodes do not begin.
+
+        Empty: the sweep has ended or is cancelled already.
+        """
         known = self.there[sweep_id]
         if known.over or known.cancelled:
             return []
@@ -226,7 +245,7 @@ class SweepBook:
     # -- what is read -------------------------------------------------------------------------------------
 
     def fold_sweep(self, sweep_id: str, record: Record) -> None:
-        """Records of restarts name no chore."""
+        """Takes in a record of a sweep. Records of restarts name no chore."""
         known = self.there.get(sweep_id)
         if known is None:
             first = record.payload
@@ -245,7 +264,7 @@ class SweepBook:
         sweep_id, _, node = rest.partition("/")
         known = self.there.get(sweep_id)
         if known is None:
-            return  # it ended long ago
+            return  # the sweep ended long ago
         task = known.tasks.setdefault(node, Task(node, record))
         columns = (record.payload or {}).get("set", {})
         task.record, task.status = record, EntityStatus(columns.get("status", task.status.value))

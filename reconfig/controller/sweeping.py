@@ -1,4 +1,4 @@
-"""Sweeps: long work on many nodes, some at a time, while they serve: a batch that whoever leads carries on."""
+"""Runs sweeps: long work on many nodes, some at a time, while they serve. The next leader resumes a sweep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stateflow.reports import Rolling, Sweep
 from stateflow.rpc.wire import unexpected
 
 log = logging.getLogger(__name__)
-#: what another one of its kind under way is called
+#: what is under way, for the message that refuses a second sweep of its chore
 _GOING = {
     Chore.RESTART: "replicas are being restarted",
     Chore.CHECKPOINT: "checkpoints of everything are being taken",
@@ -26,19 +26,23 @@ _GOING = {
 
 
 class Does(Protocol):
-    """What is done at a node. ``settle_s``: before the next one begins."""
+    """The work of one chore. ``settle_s``: pause before the next node begins, in seconds."""
 
     settle_s: float
 
     def plan(self, site: str, limit: int, operator: str) -> Plan:
-        """Raises InvalidArgument where there is nothing to do."""
+        """Plans a sweep. Raises InvalidArgument where there is nothing to do."""
         ...
 
     async def carry(self, sweep_id: str, node: str, begin: Begin | None) -> Outcome | None:
-        """Args: begin: to be recorded when it does; False: it does not any more. None: it had begun under a former
-        leader.
+        """Carries out the work at one node. Returns the outcome; None: the node did not begin.
 
-        Returns None where it did not begin. Raises what all of it failed of."""
+        Args:
+            begin: records that the node begins, and returns False where it must not any more; None: the node had begun
+                under a former leader.
+
+        Raises the error because of which the whole node fails.
+        """
         ...
 
 
@@ -48,9 +52,15 @@ class Sweeps:
         self._book = context.cluster.sweeps
 
     async def begin(self, chore: Chore, site: str, limit: int, operator: str = "") -> str:
-        """Args: limit: nodes at a time. Returns its id.
+        """Begins a sweep. Returns its id.
 
-        Raises InvalidArgument, MoveConflict while another one of this chore is under way, OperatorNotDeployed."""
+        Args:
+            site: only nodes there; empty: everywhere.
+            limit: nodes at a time, 1 to 256.
+            operator: only its partitions; empty: all.
+
+        Raises InvalidArgument, OperatorNotDeployed, and MoveConflict while another sweep of this chore is under way.
+        """
         await self._context.acquainted()
         async with self._context.planning:
             if not 0 < limit <= 256:
@@ -66,17 +76,17 @@ class Sweeps:
         return sweep_id
 
     def report(self, sweep_id: str) -> Sweep:
-        """Raises MoveUnknown."""
+        """Returns the report of a sweep. Raises MoveUnknown."""
         self._check(sweep_id)
         return self._book.report(sweep_id)
 
     def rolling(self, sweep_id: str) -> Rolling:
-        """As one of restarts. Raises MoveUnknown."""
+        """Returns the report of a rolling restart. Raises MoveUnknown."""
         self._check(sweep_id, Chore.RESTART)
         return self._book.rolling(sweep_id)
 
     async def cancel(self, sweep_id: str) -> None:
-        """What has not begun is left as it is. Raises MoveUnknown."""
+        """Cancels a sweep: nodes that have not begun do not begin. Raises MoveUnknown."""
         self._check(sweep_id)
         await self._context.record(ClusterState.call_off_sweep, sweep_id)
 
@@ -106,7 +116,7 @@ class Sweeps:
             for each in done:
                 del going[each]
                 if (error := each.exception()) is not None:
-                    if not self._context.over.done():  # else whoever leads next goes on with it
+                    if not self._context.over.done():  # else the next leader resumes the sweep
                         log.error("%s: %s", self._named(sweep_id), error)
                     for other in going:
                         other.cancel()
@@ -124,7 +134,7 @@ class Sweeps:
 
         try:
             outcome = await self._does[known.chore].carry(sweep_id, node, None if begun else begin)
-        except Exception as failed:  # noqa: BLE001 - a bug's, too: one that stays under way could never be called off
+        except Exception as failed:  # noqa: BLE001 - bugs too: a node that stayed under way could never be cancelled
             self._context.check_leads()
             outcome = Outcome(str(failed if isinstance(failed, StateflowError) else unexpected(failed)))
         if outcome is None:

@@ -1,4 +1,4 @@
-"""Carries one take-over out: instructions of the machine become calls, their results events."""
+"""Carries out one takeover: turns the machine's instructions into calls, and their results into events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TakeoverRunner(Runner):
         return self.machine.phase is f.Phase.COMPLETED
 
     def cancel(self) -> None:
-        """Nothing: a partition without an owner is taken over."""
+        """Ignores the cancellation: a partition without an owner is taken over in any case."""
 
     def target_gone(self) -> None:
         self._events.put_nowait(f.TargetGone())
@@ -72,7 +72,7 @@ class TakeoverRunner(Runner):
                 await self._record_owned(epoch=epoch)
                 self._events.put_nowait(f.OwnedRecorded())
             case f.RecordAborted(error):
-                if self.planned.standby_move:  # nobody else asks for that copy any more
+                if self.planned.standby_move:  # no other runner is left that would cancel that copy
                     await self._cancel_at(self.target, self.planned.standby_move)
                 await self._record_aborted(error)
             case f.Retry(f.TakeOver(epoch)):
@@ -108,7 +108,7 @@ class TakeoverRunner(Runner):
         return f"; {self.target.name} is at {self.target.site}, outside of its sites ({', '.join(self.deployed.sites)})"
 
     def _note(self, taken: TakenOver) -> str:
-        """What the new owner's state rests on, and what is not in it."""
+        """Returns a note that tells what the new owner's state comes from, and what it lacks."""
         positions = [f"{source} up to {batch}" for source, batch in sorted(taken.positions.items())]
         contained = ", ".join(positions) or "nothing"
         match self.planned.how:

@@ -1,4 +1,4 @@
-"""Failover: partitions whose owner is gone for good, or has lost them, get a new one."""
+"""Failover: gives a new owner to partitions whose owner is gone for good or has lost them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A partition without an owner that serves. ``epoch``: it was owned at; ``why``: SEALED: its owner is there with
-    the whole of it, and serves it no more."""
+    """A partition that no owner serves.
+
+    ``epoch``: epoch at which it was owned. ``why``: SEALED means that its owner is there, has the whole partition, and
+    serves it no more.
+    """
 
     epoch: int
     why: f.Why
@@ -44,8 +47,11 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """A partition that was given away meanwhile. ``burnt``: held at this epoch, which was given up and is nobody's; 0:
-    it is held at an older one."""
+    """A partition that a registering replica must seal, as another replica owns it or is to own it.
+
+    ``epoch`` and ``owner``: those of now, or of a takeover or restore under way. ``burnt``: epoch at which the replica
+    holds the partition, if that epoch was given up and belongs to no replica; 0: the replica holds an older epoch.
+    """
 
     partition: PartitionId
     epoch: int
@@ -56,11 +62,11 @@ class Superseded:
 #: what may become of a partition whose seal cannot be proved
 RESOLUTIONS = ("serve-source", "restore")
 TICK_S = 0.25
-MOST_DOUBLINGS = 4  # of the time between two attempts: at most 80 s by default
+MOST_DOUBLINGS = 4  # of the delay between two attempts, which is 80 s at most by default
 
 
 class Takeovers:
-    """Call :meth:`watch` once; it ticks for ever."""
+    """Finds partitions that no owner serves, and takes them over. Call :meth:`watch` once; it runs for ever."""
 
     def __init__(self, context: ControllerContext, runs: RunRegistry, executor: Executor, standbys: Standbys) -> None:
         self._context, self._runs, self._executor, self._standbys = context, runs, executor, standbys
@@ -69,16 +75,19 @@ class Takeovers:
         self._orphans: dict[PartitionId, Orphan] = {}
         self._not_before: dict[PartitionId, float] = {}
         self._failures: dict[PartitionId, int] = {}
-        self._failed: dict[PartitionId, str] = {}  # why the last take-over did
-        self._tried: dict[PartitionId, Counter[str]] = {}  # failures by target, since it registered
-        self._accepted: set[PartitionId] = set()  # loss, by command
+        self._failed: dict[PartitionId, str] = {}  # why the last takeover failed
+        self._tried: dict[PartitionId, Counter[str]] = {}  # failed takeovers by target, since the target registered
+        self._accepted: set[PartitionId] = set()  # partitions whose loss was accepted by command
         self._looked_at = len(context.cluster.finished)
         self._restores_looked_at = len(context.cluster.restores.failed)
 
     # -- who has what -------------------------------------------------------------------------------------
 
     def registered(self, name: str, views: Iterable[PartitionView]) -> list[Superseded]:
-        """What a replica that registers must seal, having lost it meanwhile. Notes what it should have and has not."""
+        """Takes in what a registering replica has. Returns the partitions that it must seal.
+
+        Partitions that the replica owns but does not have become orphans.
+        """
         held = {view.partition: view for view in views}
         seen, granted = self._context.cluster.epochs_seen, self._context.cluster.epochs_granted
         for partition, told in held.items():
@@ -99,27 +108,30 @@ class Takeovers:
         if view is not None and view.state is State.SEALED and view.epoch > epoch:
             self._orphans[partition] = Orphan(epoch, self._why_sealed(view.move_id))
         elif partition in self._runners:
-            pass  # it comes too late: see _superseded
+            pass  # the owner comes too late: see _superseded
         elif view is not None and view.state in SERVED and view.epoch == epoch:
             self._orphans.pop(partition, None)
         else:
             log.error("state_missing: %s is assigned at epoch %d, its owner came without it", partition, epoch)
             self._orphans[partition] = Orphan(epoch, f.Why.MISSING)
-            for runner in self._runs.moving():  # whether it sealed it cannot say, and its lease does not lapse
+            for runner in self._runs.moving():  # the source cannot say whether it sealed, and its lease does not lapse
                 if (runner.planned.partition, runner.planned.source) == (partition, name):
                     self._source_gone(runner)
 
     def _why_sealed(self, move_id: str) -> f.Why:
-        """It is served as it was sealed for this move, but where that is not trusted."""
+        """Returns why a partition is not served that was sealed for this move.
+
+        SEALED: the source may serve what it sealed. MISSING: by command, what it sealed is not trusted.
+        """
         return f.Why.MISSING if move_id in self._context.cluster.distrusted else f.Why.SEALED
 
     def lost(self, partition: PartitionId, epoch: int, why: StateflowError) -> None:
-        """Its owner says that it had it at this epoch, and has it no more."""
+        """Makes a partition an orphan, as its owner at this epoch says that it has lost it."""
         log.error("%s", why)
         self._orphans[partition] = Orphan(epoch, f.Why.MISSING)
 
     def _look_at_aborted(self) -> None:
-        """A move or restore that was granted and ended without an owner may have left its source sealed."""
+        """Asks the sources of moves and restores that were granted and failed, as those may have left them sealed."""
         finished, failed = self._context.cluster.finished, self._context.cluster.restores.failed
         for planned, record in finished[self._looked_at :]:
             granted = self._context.cluster.epochs_granted.get(planned.partition, 0) >= planned.granted_epoch > 0
@@ -135,8 +147,13 @@ class Takeovers:
         self._restores_looked_at = len(failed)
 
     def resolve(self, reconfiguration: str, how: str) -> Reconfiguration:
-        """Give up moves whose seal the target cannot prove: their partitions are taken over, by the source with what it
-        sealed, or from a standby or checkpoint. Raises InvalidArgument, MoveUnknown, MoveConflict."""
+        """Gives up moves whose seal the target cannot prove. Their partitions are taken over.
+
+        Args:
+            how: ``serve-source``: the source takes over, with what it sealed; ``restore``: a standby or a checkpoint.
+
+        Raises InvalidArgument, MoveUnknown, MoveConflict.
+        """
         if how not in RESOLUTIONS:
             raise InvalidArgument(f"{how!r} resolves nothing", remedy=f"use {' or '.join(RESOLUTIONS)}")
         for runner in self._runs.stuck(reconfiguration):
@@ -145,12 +162,15 @@ class Takeovers:
         return self._runs.found(reconfiguration).report()
 
     def is_orphan(self, partition: PartitionId) -> bool:
-        """Its owner has lapsed, or has not all of it."""
+        """Tells whether a partition is an orphan: its owner's lease has lapsed, or the owner lost or sealed it."""
         return partition in self._orphans
 
     async def give_up(self, partition: PartitionId, owner: str, epoch: int) -> str:
-        """Somebody says that it is to have another owner, whatever this one may be serving alone. Returns the
-        reconfiguration; empty where it is under way otherwise. Raises Unavailable; it is tried again by itself then."""
+        """Gives a partition to another owner by command, even if the present one may be serving it alone.
+
+        Returns the id of the reconfiguration; empty: another change of the partition must end first. Raises Unavailable
+        where no replica can take over now; the takeover is then retried by itself.
+        """
         log.warning("%s is given up by command: %s does not serve it for anybody known", partition, owner)
         self._accepted.add(partition)
         self._orphans.setdefault(partition, Orphan(epoch, f.Why.LAPSED))
@@ -162,7 +182,11 @@ class Takeovers:
         return runner.planned.reconfiguration if runner is not None else ""
 
     def choice(self, partition: PartitionId, coming: Mapping[str, int] = MappingProxyType({})) -> f.Choice | None:
-        """Who is to have it; None: nobody can. Args: coming: so many more to a replica than is recorded."""
+        """Returns which replica is to take a partition over, and how; None: none can.
+
+        Args:
+            coming: partitions that each replica is to receive beside the recorded ones.
+        """
         orphan, cluster = self._orphans.get(partition), self._context.cluster
         on_their_way = Counter(runner.planned.target for runner in self._runners.values())
         deployed = cluster.operator(partition.operator)
@@ -179,7 +203,7 @@ class Takeovers:
         )
 
     def undeployed(self, operator: str) -> None:
-        """Nothing of it is looked for an owner any more."""
+        """Ends the search for owners of an undeployed operator's partitions."""
         for partition in [each for each in self._orphans if each.operator == operator]:
             del self._orphans[partition]
             for kept in (self._not_before, self._failures, self._failed, self._tried):
@@ -190,7 +214,11 @@ class Takeovers:
         return None if deployed is None else deployed.assignment.owner(partition.partition)
 
     async def _settle_fence(self, name: str, partition: PartitionId, epoch: int, move_id: str) -> None:
-        """When a move has ended without an owner: does its source serve on, or did it seal?"""
+        """Finds out whether a source still serves or has sealed, once its move has ended without an owner.
+
+        A partition that its source sealed becomes an orphan. The source is asked until it answers, or until it
+        registers again or is no longer the owner.
+        """
         cluster, members = self._context.cluster, self._context.members
         session = members.session(name)
         while members.session(name) == session:
@@ -204,10 +232,10 @@ class Takeovers:
             except StateflowError as error:
                 log.warning("%s, fenced at %s for %s: %s", partition, name, move_id, error)
                 continue
-            except Exception:  # nobody else asks, and the partition may be served by nobody until somebody does
+            except Exception:  # no other task asks, and the partition may stay unserved until the source has answered
                 log.exception("%s, fenced at %s for %s", partition, name, move_id)
                 continue
-            if reply.sealed and self._owner(partition) == (name, epoch):  # still: much may happen while it is asked
+            if reply.sealed and self._owner(partition) == (name, epoch):  # again: that may have changed meanwhile
                 self._orphans[partition] = Orphan(epoch, self._why_sealed(move_id))
             return
 
@@ -218,29 +246,32 @@ class Takeovers:
         owner, epoch = deployed.assignment.owner(partition.partition)
         runner = self._runners.get(partition)
         if runner is not None and runner.machine.granted_epoch > view.epoch:
-            # also where it is to take it over itself, having come without it before: it has it again, and must not
-            # serve it while somebody else is looked for
-            if owner == name and partition in self._orphans:  # it comes back too late, but not in vain if that fails
+            # also where this replica is the target, as it had come without the partition before: it has it again, and
+            # must not serve it while another owner may still be chosen
+            if owner == name and partition in self._orphans:  # too late, but needed if the takeover fails
                 self._orphans[partition] = Orphan(epoch, f.Why.SEALED)
             owner, epoch = runner.planned.target, runner.machine.granted_epoch
         for restore in self._context.cluster.restores.under_way:
             if restore.partition == partition and owner == name != restore.target and restore.epoch > view.epoch:
-                # the target may own by now; should the restore fail, what is sealed here is served again
+                # the target may own by now; if the restore fails, what is sealed here is served again
                 self._orphans[partition] = Orphan(epoch, f.Why.SEALED)
                 owner, epoch = restore.target, restore.epoch
         burnt = 0
         if view.epoch > epoch and not self._is_owning(name, partition, view.epoch):
             burnt = view.epoch
-            if owner == name:  # the whole of it, and what it served there meanwhile
+            if owner == name:  # it has the whole partition, with what it served at that epoch
                 self._orphans[partition] = Orphan(epoch, f.Why.SEALED)
         elif epoch == view.epoch and owner != name:
-            burnt = view.epoch  # an older copy of the ledger gave it away a second time
+            burnt = view.epoch  # an older copy of the ledger granted that epoch a second time
         elif epoch <= view.epoch:
-            return None  # else it is outdated, even where it is the owner: its disk was put back
+            return None  # else the replica is outdated, even if it is the owner: its disk was put back
         return Superseded(partition, epoch, self._context.cluster.roster.replicas[owner], burnt)
 
     def _is_owning(self, name: str, partition: PartitionId, epoch: int) -> bool:
-        """Is something under way by which the replica owns the partition at this epoch, or newer in a restore?"""
+        """Tells whether a move or restore is under way by which the replica owns the partition at this epoch.
+
+        A move's target owns at the granted epoch; a restore's target at the planned epoch or a newer one.
+        """
         cluster = self._context.cluster
         return any(
             move.planned.partition == partition and (move.planned.target, move.planned.granted_epoch) == (name, epoch)
@@ -260,7 +291,7 @@ class Takeovers:
 
     @staticmethod
     async def _said(work: Awaitable[None]) -> None:
-        """An error in one thing keeps no other from its turn."""
+        """Awaits one piece of work and logs its error, so that no error keeps other work from its turn."""
         try:
             await work
         except StateflowError as error:
@@ -285,7 +316,7 @@ class Takeovers:
                 await self._said(self._start(partition))
 
     def lack(self, partition: PartitionId) -> f.Lack | None:
-        """Why it is served by nobody; None: nothing is known to be amiss."""
+        """Returns why a partition is not served; None: nothing is known to be amiss."""
         orphan, owned = self._orphans.get(partition), self._owner(partition)
         if orphan is None or owned is None or owned[1] > orphan.epoch:
             return None
@@ -293,12 +324,15 @@ class Takeovers:
         return f.Lack(owned[0], orphan.why, self._failed.get(partition, ""), by_command)
 
     def _waits_for_command(self, partition: PartitionId, orphan: Orphan) -> bool:
-        """Nobody gives it up by himself. Its owner may serve it again, where it has the whole of it."""
+        """Tells whether only a command takes a partition over, as its failover is manual.
+
+        An owner that sealed the whole partition may serve it again without a command.
+        """
         manual = self._context.cluster.failovers.is_manual(partition.operator)
         return manual and not orphan.sealed and partition not in self._accepted
 
     def concerns(self, partition: PartitionId) -> bool:
-        """It has no owner that answers."""
+        """Tells whether a partition is not served by its owner, or is being taken over."""
         return partition in self._orphans or partition in self._runners
 
     def _is_due(self, partition: PartitionId) -> bool:
@@ -307,7 +341,10 @@ class Takeovers:
         return all(planned.partition != partition for planned in self._context.cluster.restores.under_way)
 
     async def _lapsed(self, name: str) -> None:
-        """Nothing that it was given before it registers again is served by it any more."""
+        """Handles a replica whose lease has lapsed: it serves nothing that it was given before it registers again.
+
+        Moves and takeovers that involve it are told, and its partitions become orphans, unless it may serve them alone.
+        """
         self._context.members.expel(name)
         for runner in self._runs.moving():
             if runner.planned.source == name:
@@ -323,7 +360,10 @@ class Takeovers:
                 self._orphans[partition] = Orphan(epoch, f.Why.LAPSED)
 
     def _source_gone(self, runner: MoveRunner) -> None:
-        """One that waits for its turn, or is paused, is not to keep its partition from being taken over."""
+        """Tells a move that its source is gone.
+
+        A move that waits for its turn or is paused gives up its place, so that it does not delay the takeover.
+        """
         runner.source_gone()
         self._executor.turns.leave(runner.planned)
 
@@ -362,7 +402,7 @@ class Takeovers:
                 choice.how,
                 choice.standby_move,
             )
-            # known before it is recorded: an owner that comes back meanwhile is told that it is too late
+            # the runner is known before the record is written: an owner that comes back meanwhile is told to seal
             running, runner = self._prepare(planned, f.Takeover(partition, planned.granted_epoch))
             try:
                 await self._context.record(ClusterState.plan_move, planned)
@@ -418,7 +458,7 @@ class Takeovers:
         finally:
             self._runners.pop(partition, None)
         if self._context.over.done():
-            return  # who leads next carries it on
+            return  # the next leader resumes it
         state = self._context.cluster.history[running.id].state
         if state is ReconfigurationState.COMPLETED:
             self._orphans.pop(partition, None)
@@ -431,7 +471,7 @@ class Takeovers:
         else:
             log.error("no take-over of %s: %s", partition, runner.machine.error)
             self._failed[partition] = "" if runner.machine.error is None else runner.machine.error.what
-            if self._orphans.get(partition) == known:  # else its owner came back meanwhile: at once
+            if self._orphans.get(partition) == known:  # else the owner came back meanwhile: retried at once
                 failures = self._failures[partition] = self._failures.get(partition, 0) + 1
                 again_s = self._context.settings.takeover_retry_s * 2 ** min(failures - 1, MOST_DOUBLINGS)
                 self._not_before[partition] = self._context.clock.monotonic() + again_s
@@ -441,8 +481,11 @@ class Takeovers:
     async def _to_its_end(
         self, running: Running, runner: TakeoverRunner, first: list[f.Instruction] | None
     ) -> TakeoverRunner:
-        """After an error that is no event of the machine it begins again with what the ledger says of it, as after a
-        restart: what is open there is carried out."""
+        """Runs a takeover to its end. Returns the runner that came to it.
+
+        After an error that is no event of the machine the takeover begins again, as after a restart, if it is still
+        open in the ledger.
+        """
         planned = runner.planned
         while True:
             try:

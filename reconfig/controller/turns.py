@@ -1,4 +1,4 @@
-"""Turns of what waits in batches: who is next is :mod:`reconfig.batch`'s to say, and that it begins is recorded."""
+"""Gives turns to moves that wait in batches, in the order that :mod:`reconfig.batch` decides, and records them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ class _Ticket:
 
 
 class Turns:
-    """Args:
-    limits: of a batch, by its id. of_all: of all together.
-    goes_on: is it neither paused nor to be left?
-    begin: records that these begin; done when that is durable.
+    """Moves that wait for their turn, and those that have it.
+
+    Args:
+        limits: returns the limits of a batch, by its id.
+        of_all: limits of all batches together.
+        goes_on: tells whether a batch is running, and not paused or over.
+        begin: records that moves begin; done when that is durable.
     """
 
     def __init__(
@@ -40,11 +43,14 @@ class Turns:
         self._begin, self._spawn = begin, spawn
         self._waiting: dict[str, _Ticket] = {}  # by the item of what is planned, in the order in which they came
         self._under_way: dict[str, _Ticket] = {}
-        self._looks = False  # as soon as all that comes or ends now has
+        self._looks = False  # a look is scheduled, after all that comes or ends in this pass of the event loop
 
     @asynccontextmanager
     async def turn(self, part: Part, planned: Planned) -> AsyncIterator[bool]:
-        """Held until it has ended. False: it was withdrawn, and is not to begin. Raises what recording does."""
+        """Waits for the turn of a move, and holds it to the end of the block. Raises what recording raises.
+
+        Yields False where the move was withdrawn and must not begin.
+        """
         ticket = _Ticket(part, planned)
         self._waiting[planned.item_id] = ticket
         self.look()
@@ -52,28 +58,28 @@ class Turns:
             yield await ticket.turn
         finally:
             for those in (self._waiting, self._under_way):
-                if those.get(planned.item_id) is ticket:  # and not the one that was planned in its place
+                if those.get(planned.item_id) is ticket:  # and not that of a move planned in its place
                     del those[planned.item_id]
             self.look()
 
     def withdraw(self, batch: str) -> None:
-        """What waits of it does not begin."""
+        """Withdraws all waiting moves of a batch: they do not begin."""
         left = [item for item, each in self._waiting.items() if each.part.batch == batch]
         for item in left:
             _tell(self._waiting.pop(item), False)
 
     def has(self, planned: Planned) -> bool:
-        """Does it wait, and is it to begin when its turn comes?"""
+        """Tells whether a move waits, and begins when its turn comes."""
         return self._ticket(planned) is not None
 
     def _ticket(self, planned: Planned) -> _Ticket | None:
-        """Of what waits, and has not been told anything yet."""
+        """Returns the ticket of a move; None: the move does not wait, or was told already whether it begins."""
         ticket = self._waiting.get(planned.item_id)
         return ticket if ticket is not None and ticket.planned == planned and not ticket.turn.done() else None
 
     @contextmanager
     def withheld(self, planned: Planned) -> Iterator[bool]:
-        """It does not begin meanwhile. False: it does not wait, or is to begin already."""
+        """Keeps a move from beginning during the block. Yields False where it does not wait, or begins already."""
         ticket = self._ticket(planned)
         if ticket is None:
             yield False
@@ -86,14 +92,16 @@ class Turns:
             self.look()
 
     def leave(self, planned: Planned) -> None:
-        """It does not begin, if it waits."""
+        """Withdraws a move, if it waits: it does not begin."""
         if (ticket := self._ticket(planned)) is not None:
             _tell(ticket, False)
 
     def look(self) -> None:
-        """Whose turn is it now? To be called when a batch was paused, goes on, or has other limits. Once for all that
-        comes or ends together: a round has thousands. Nobody asked for what begins by itself, so that its record is of
-        no author."""
+        """Schedules a look at whose turn it is. Call it when a batch is paused, resumes, or has other limits.
+
+        One look serves all moves that come or end together, as a round has thousands. It runs in an empty context, so
+        that its records have no author: no caller asked for what begins by itself.
+        """
         if not self._looks:
             self._looks = True
             asyncio.get_running_loop().call_soon(self._look, context=Context())
@@ -120,7 +128,7 @@ class Turns:
             self._spawn(self._let_begin(chosen))
 
     async def _let_begin(self, chosen: Sequence[_Ticket]) -> None:
-        """All that begin at once with one record."""
+        """Records that the chosen moves begin, all in one step, and tells them."""
         try:
             await self._begin([each.planned for each in chosen])
         except Exception as error:  # noqa: BLE001 - each is told
@@ -133,5 +141,5 @@ class Turns:
 
 
 def _tell(ticket: _Ticket, begins: bool) -> None:
-    if not ticket.turn.done():  # else nobody waits for it any more
+    if not ticket.turn.done():  # else no task waits for it any more
         ticket.turn.set_result(begins)

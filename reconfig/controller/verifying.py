@@ -1,4 +1,4 @@
-"""Verifications: a partition is read by its owner, and compared with its standby where both are at one moment."""
+"""Verifies partitions: the owner reads one, and its state is compared with a standby's at the same moment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stateflow.runtime.control import Verification
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
-#: a standby that has passed the owner's moment is tried again with another one
+#: attempts to compare with a standby, which may have passed the moment that the owner reads
 ATTEMPTS = 3
 
 
@@ -25,8 +25,10 @@ class Verifications:
         self._context, self._standbys = context, standbys
 
     async def verify_one(self, name: str, partition: PartitionId) -> Piece | None:
-        """At a replica. None: it does not own the partition by now. Raises what the replica cannot do it for; what is
-        wrong with the partition is in the answer."""
+        """Verifies a partition at a replica. Returns what was found; None: the replica no longer owns the partition.
+
+        What is wrong with the partition is in the result. Raises the error because of which the replica cannot verify.
+        """
         standby = self._standby_of(partition)
         for attempt in range(ATTEMPTS):
             async with aclosing(self._context.replicas.verify(name, partition)) as pages:
@@ -45,14 +47,19 @@ class Verifications:
         raise AssertionError("the last attempt returns")
 
     def _standby_of(self, partition: PartitionId) -> str | None:
-        """One that has caught up and answers."""
+        """Returns a replica with a standby that has caught up and answers; None: there is none."""
         alive = self._context.alive()
         names = [each.replica for each in self._standbys.copies(partition) if each.following and each.replica in alive]
         return names[0] if names else None
 
 
 def piece(found: Verification, copy: Verification | None, standby: str = "") -> Piece:
-    """What came of a partition. Args: copy: of its standby, at the same moment; None: there is none."""
+    """Returns the result of one partition.
+
+    Args:
+        found: what its owner found.
+        copy: what its standby found, at the same moment; None: it was not compared.
+    """
     wrong = list(map(str, found.faults))
     counts = {"bytes_read": found.bytes_read, "cells": found.cells, "compared": 0}
     if copy is not None:
@@ -68,7 +75,7 @@ def piece(found: Verification, copy: Verification | None, standby: str = "") -> 
 
 
 async def _first(pages: AsyncGenerator[Verification]) -> Verification | None:
-    """A standby that cannot be asked is none."""
+    """Returns the first page of a standby; None: it has none, or cannot be asked, and is not compared."""
     try:
         return await anext(pages, None)
     except StateflowError as error:
@@ -87,7 +94,7 @@ async def _copied(pages: AsyncGenerator[Verification], standby: str) -> Verifica
 async def _both(
     found: Coroutine[Any, Any, Verification], copy: Coroutine[Any, Any, Verification | None]
 ) -> tuple[Verification, Verification | None]:
-    """Where one fails the other has ended, too: pages that somebody waits for cannot be closed."""
+    """Awaits both results. If one fails, the other has ended as well, as pages that a task awaits cannot be closed."""
     copying = asyncio.ensure_future(copy)
     try:
         return await found, await copying

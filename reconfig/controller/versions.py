@@ -1,4 +1,4 @@
-"""Versions of operators, and the code that they came in: kept in the ledger's database, and fetched by replicas."""
+"""Versions of operators, and the bundles of their code, which the ledger's database keeps and replicas fetch."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from stateflow.runtime.bundles import PACKED_MAX, check
 from stateflow.types import BUNDLE_PART, OperatorSpec
 
 log = logging.getLogger(__name__)
-#: what no version names is dropped when it has been there for so long: its deployment may be about to come
+#: age at which a bundle that no version names is dropped; a younger one may be about to be deployed
 UNUSED = timedelta(hours=1)
 
 
 class Versions:
-    """Methods raise Unavailable where the ledger does not answer."""
+    """Stores bundles, and serves earlier versions again. Methods raise Unavailable where the ledger does not answer."""
 
     def __init__(self, context: ControllerContext, deployments: Deployments) -> None:
         self._context, self._deployments = context, deployments
 
     async def put(self, digest: str, number: int, count: int, data: bytes) -> None:
-        """A part of a bundle. Raises InvalidArgument."""
+        """Stores a part of a bundle. Raises InvalidArgument."""
         if not (number < count <= -(-PACKED_MAX // BUNDLE_PART) and 0 < len(data) <= BUNDLE_PART):
             raise InvalidArgument(
                 f"a bundle has {PACKED_MAX >> 20} parts of a MB at most", remedy="install what is large at the sites"
@@ -32,7 +32,7 @@ class Versions:
         await self._context.aside(self._context.cluster.ledger.put_bundle_part, digest, number, count, data)
 
     async def part(self, digest: str, number: int) -> tuple[bytes, int]:
-        """(a part of a bundle, how many there are). Raises BundleMissing."""
+        """Returns a part of a bundle, and the number of its parts. Raises BundleMissing."""
         found = await self._context.aside(self._context.cluster.ledger.bundle_part, digest, number)
         if found is None:
             raise _missing(digest)
@@ -40,7 +40,7 @@ class Versions:
         return body, count
 
     async def check_here(self, spec: OperatorSpec) -> None:
-        """Before anything is decided by it. Raises BundleMissing, BundleDamaged."""
+        """Checks, before anything is decided, that a version's bundle is here. Raises BundleMissing, BundleDamaged."""
         if spec.bundle:
             await self._context.aside(self._check, spec.bundle)
 
@@ -55,18 +55,21 @@ class Versions:
         check(bytes(packed), digest)
 
     def of(self, operator: str) -> list[OperatorSpec]:
-        """In their order, the last one serves. Raises OperatorNotDeployed."""
+        """Returns the versions of an operator, in order; the last one serves. Raises OperatorNotDeployed."""
         return list(self._context.cluster.operator(operator).versions)
 
     async def upgrade(self, operator: str, number: int) -> Deployed:
-        """Serve by a version that was deployed before, from 1. It becomes the newest one. Raises OperatorNotDeployed,
-        VersionUnknown, BundleMissing, and what a replica refuses it with; nothing is changed then."""
+        """Deploys an earlier version again, which becomes the newest one. ``number``: counted from 1.
+
+        Raises OperatorNotDeployed, VersionUnknown, BundleMissing, and the error by which a replica refuses the version;
+        nothing is changed then.
+        """
         spec = self.version(operator, number)
         await self.check_here(spec)
         return await self._deployments.deploy(spec)
 
     def version(self, operator: str, number: int) -> OperatorSpec:
-        """A version that was deployed, from 1. Raises OperatorNotDeployed, VersionUnknown."""
+        """Returns a version that was deployed, counted from 1. Raises OperatorNotDeployed, VersionUnknown."""
         versions = self.of(operator)
         if not 0 < number <= len(versions):
             raise VersionUnknown(
@@ -77,7 +80,7 @@ class Versions:
         return versions[number - 1]
 
     async def drop_unused(self) -> None:
-        """Bundles that no version names any more."""
+        """Drops bundles that no version names and that are older than ``UNUSED``."""
         cluster = self._context.cluster
         planned = [deployed for deployed, _ in cluster.planned.values()]
         named = {spec.bundle for each in [*cluster.deployed.values(), *planned] for spec in each.versions}
