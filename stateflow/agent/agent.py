@@ -1,4 +1,4 @@
-"""An agent's process: it hears from its controller what it is to have, and has it."""
+"""An agent's process: learns from the controller which replicas it is to run, and runs them."""
 
 from __future__ import annotations
 
@@ -47,17 +47,21 @@ from stateflow.runtime.environment import Closable, claim, place_of
 from stateflow.settings import ServerSettings
 
 log = logging.getLogger(__name__)
-#: while nobody is heard that says how often
+#: seconds between heartbeats while no controller has said how many
 BEAT_S = 1.0
-#: who reads along is told so often that somebody is there, and looked for what is new
+#: for readers of a log: seconds between signs of life, and between two looks for new lines
 ALIVE_S, LOOK_S = 5.0, 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """``host``: replicas listen there, each on a port of its own; ``advertise``: host that others reach them at.
-    ``cores``, ``memory_bytes``: that replicas may have; 0: all there is. ``environment``: of replicas. ``metrics``:
-    where its figures are served, and those of replicas each at a port of its own of that host; empty: nowhere."""
+    """The settings of an agent.
+
+    ``listen``: host:port of the agent; replicas listen at that host, each on a port of its own. ``advertise``: host at
+    which others reach agent and replicas. ``cores``, ``memory_bytes``: for replicas; 0: all there is. ``environment``:
+    variables of replicas. ``metrics``: where the agent's metrics are served, and those of replicas at further ports of
+    that host; empty: they are not served.
+    """
 
     name: str
     site: str
@@ -74,7 +78,7 @@ class Config:
 
 
 class Agent:
-    """Raises DataDirLocked, InvalidArgument."""
+    """An agent. Raises DataDirLocked, InvalidArgument."""
 
     def __init__(
         self,
@@ -94,7 +98,7 @@ class Agent:
             raise
         self._incarnation = uuid.uuid4().hex
         self._authority = self._obeying(self._store.kept.ledger, self._store.kept.term)
-        # longer than a node takes, which gives its workers as long as they take themselves
+        # longer than a node takes, which gives its workers their own time to end
         self._convergence = Convergence(config.stop_timeout_s + 15)
         self._convergence.want(self._store.kept.wanted)
         self._processes: dict[str, Started] = {}
@@ -107,7 +111,7 @@ class Agent:
         return Authority((ledger, term), lambda *_: None, alone=False)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
-        """Until ``stop``: then its replicas are ended. Raises PortInUse, InsecureRefused, BadCertificate."""
+        """Runs until ``stop``, and then ends its replicas. Raises PortInUse, InsecureRefused, BadCertificate."""
         call_limits = CallLimits(ServerSettings())
         server, page = new_server(call_limits), None
         add_agent_service(server, self._logs)
@@ -119,7 +123,7 @@ class Agent:
             await server.start()
             info = self._info(reached_at(self._config.advertise, address))
             if self._config.metrics:
-                from stateflow.metrics.page import Page  # what only who wants it pays for
+                from stateflow.metrics.page import Page  # loaded only where metrics are wanted
 
                 made = partial(self._said_figures, info, call_limits)
                 targets = partial(targets_of, info, self._convergence.pages)
@@ -130,7 +134,7 @@ class Agent:
             done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
             for task in done - {stopping}:
-                await task  # they go on for ever: this says why one did not
+                await task  # raises: these tasks end only with an error
         finally:
             for task in tasks:
                 task.cancel()
@@ -162,7 +166,7 @@ class Agent:
     # -- the controller -----------------------------------------------------------------------------------
 
     async def _beat(self, info: AgentInfo) -> None:
-        """It says what it has, again and again, and obeys the answers."""
+        """Reports what the agent has, at intervals, and obeys the answers."""
         addresses = addresses_of(self._config.controller)
         turn = Round(addresses, addresses[0])
         callers: dict[str, ControllerCaller] = {}
@@ -179,21 +183,21 @@ class Agent:
                 except StateflowError as error:
                     self._say(f"the controller at {asked} is not obeyed: {error}", error.code)
                     failed = turn.go_on(error)
-                except Exception as error:  # noqa: BLE001 - which is said, and the next one may go better
+                except Exception as error:  # noqa: BLE001 - it is logged, and the next heartbeat may succeed
                     self._say(
                         f"what the controller said cannot be carried out: {unexpected(error)}", type(error).__name__
                     )
-                if failed:  # another one may lead
+                if failed:  # another controller may lead
                     continue
                 turn = Round(addresses, turn.asked)
-                with contextlib.suppress(TimeoutError):  # what changed here is said at once
+                with contextlib.suppress(TimeoutError):  # a change here is reported at once
                     await asyncio.wait_for(self._told.wait(), interval_s)
                 self._told.clear()
 
     async def _beat_of(self, info: AgentInfo) -> Beat:
         _, free = await asyncio.to_thread(machine.disk_bytes, self._config.data_dir)
         kept = self._store.kept
-        ledger = kept.ledger if kept.wanted else ""  # with nothing of a ledger's it follows any
+        ledger = kept.ledger if kept.wanted else ""  # an agent without replicas follows any ledger
         return Beat(
             info,
             Directory(kept.id, self._place, ledger),
@@ -204,7 +208,10 @@ class Agent:
         )
 
     async def _obey(self, orders: Orders, asked: str) -> None:
-        """Durable first. Raises StaleTerm, ForeignLedger, OSError; nothing is done then."""
+        """Takes over the controller's orders, after writing them to disk.
+
+        Raises StaleTerm, ForeignLedger, OSError; nothing is done then.
+        """
         kept = self._store.kept
         adopted = orders.adopted
         if orders.ledger != kept.ledger and not kept.wanted:
@@ -220,7 +227,7 @@ class Agent:
             self._said = ""
 
     def _say(self, line: str, key: str) -> None:
-        """Once, until something else is so."""
+        """Logs a line, unless the last one logged had the same key."""
         if key != self._said:
             self._said = key
             log.warning("%s", line)
@@ -240,8 +247,10 @@ class Agent:
             self._changed.clear()
 
     def _act(self, now: float) -> list[Spawned]:
-        """Ends and kills what is due, before anything is awaited: each counts as done from here on. Returns what is to
-        be begun."""
+        """Ends and kills the processes that are due. Returns the replicas to start.
+
+        Awaits nothing in between, as every action that is taken counts as done.
+        """
         begins = []
         for action in self._convergence.actions(now):
             self._told.set()
@@ -265,12 +274,12 @@ class Agent:
                 self._convergence.busy(name, now)
                 return
             process = self._processes[name] = self._launcher.start(self._command(spawned, directory))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it costs this replica alone, and is said
+        except Exception as error:  # noqa: BLE001 - it concerns this replica alone, and is reported
             self._died(name, None, error if isinstance(error, StateflowError) else unexpected(error))
             return
         try:
             self._limits.apply(name, process.process.pid, spawned.memory_bytes, spawned.workers)
-        except OSError as error:  # what was asked for cannot be held: it is not run without
+        except OSError as error:  # the replica must not run without the limit that was asked for
             self._launcher.kill(process)
             unlimited = unexpected(error)
         log.info("replica %s is started (process %d)", name, process.process.pid, extra={"replica": name})
@@ -285,7 +294,7 @@ class Agent:
             *("replica", "--name", name, "--site", config.site, "--controller", config.controller),
             *("--data-dir", str(directory), "--listen", f"{host}:0"),
             *("--weight", str(spawned.weight), "--workers", str(spawned.workers)),
-            *("--advertise", config.advertise, "--metrics", figures),  # settings of a replica are of all of them
+            *("--advertise", config.advertise, "--metrics", figures),  # variables would hold for all replicas
             *("--json", "--stop-with-parent"),
         ]
         return Command(name, arguments, config.environment, self._log_of(name))
@@ -293,10 +302,14 @@ class Agent:
     def _watch(
         self, loop: asyncio.AbstractEventLoop, name: str, process: Started, unlimited: StateflowError | None
     ) -> None:
-        """In a thread: from its start to its end. Args: unlimited: why it is ended at once."""
+        """Watches a process from its start to its end, in a thread.
+
+        Args:
+            unlimited: why the process was killed at once; None: it was not.
+        """
 
         def tell(done: Callable[[], None]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
+            with contextlib.suppress(RuntimeError):  # the loop is closed, as this process ends
                 loop.call_soon_threadsafe(done)
 
         popen = process.process
@@ -304,7 +317,7 @@ class Agent:
         said = heard(popen.stdout.readline())
         if isinstance(said, Listening):
             tell(partial(self._ready, name, said))
-        # what it hands down may keep the pipe open when it has ended
+        # its own children may keep the pipe open after its end
         more = partial(_hear_more, popen.stdout, lambda said: tell(partial(self._serves, name, process, said)))
         threading.Thread(target=more, daemon=True).start()
         status = popen.wait()
@@ -314,7 +327,7 @@ class Agent:
         tell(partial(self._died, name, status, unlimited or (said if isinstance(said, StateflowError) else None)))
 
     def _serves(self, name: str, process: Started, said: Listening) -> None:
-        if self._processes.get(name) is process:  # else it has ended, and may have begun again
+        if self._processes.get(name) is process:  # else it has ended, and may have been started again
             self._convergence.serves(name, said.metrics)
 
     def _ready(self, name: str, said: Listening) -> None:
@@ -339,9 +352,9 @@ class Agent:
         self._told.set()
 
     async def _end_all(self) -> None:
-        """All of its replicas: they would anyhow, when they see that this process has."""
+        """Ends all replicas. They would end by themselves when they notice that this process has ended."""
         for name in self._convergence.processes():
-            if name not in self._processes:  # it was to be begun when this process was told to end
+            if name not in self._processes:  # it was about to start when this process was asked to end
                 self._convergence.ended(name, self._clock.monotonic())
         self._convergence.want([])
         while self._convergence.processes():
@@ -383,7 +396,7 @@ class Agent:
 
 
 def _claim(directory: Path) -> Closable:
-    """Raises DataDirLocked, InvalidArgument."""
+    """Claims the agent's data directory. Raises DataDirLocked, InvalidArgument."""
     try:
         return claim(directory, "LOCK")
     except DataDirLocked as error:
@@ -395,7 +408,10 @@ def _claim(directory: Path) -> Closable:
 
 
 def _hear_more(pipe: IO[str], told: Callable[[Listening], None]) -> None:
-    """In a thread, until it says nothing any more: figures of its workers are elsewhere."""
+    """Passes on further lines of a process, in a thread, to the end of its output.
+
+    They say that metrics of its workers are served elsewhere.
+    """
     with pipe:
         for line in pipe:
             said = heard(line)
@@ -404,7 +420,7 @@ def _hear_more(pipe: IO[str], told: Callable[[Listening], None]) -> None:
 
 
 def _is_busy(directory: Path) -> bool:
-    """Does a former process have it still? Raises InvalidArgument."""
+    """Tells whether a former process still holds a replica's directory. Raises InvalidArgument."""
     for name in ("NODE", "LOCK"):
         if (directory / name).exists():
             try:

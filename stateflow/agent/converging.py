@@ -1,13 +1,13 @@
-"""What an agent does so that it has what it is to have: which processes it begins, ends and kills, and when. Sans-io.
+"""Decides which processes an agent starts, ends and kills, and when, so that it runs what it is to run. Sans-io.
 
-It compares what is wanted with what is there, each time anew: nothing is lost with an event that was missed.
+The agent compares what is wanted with what is there, afresh each time, so that a missed event does no harm.
 
 ========  ================================================================================================
-state     meaning
+state     meaning of a replica's state
 ========  ================================================================================================
-STARTING  its process was begun and has not said where it listens
+STARTING  its process was started, and has not said where it listens
 RUNNING   it listens
-WAITS     it ended, or could not be begun: until it is begun again
+WAITS     it ended, or could not be started, and waits to be started again
 STOPPING  it was asked to end
 STOPPED   it is not to run, and does not
 ========  ================================================================================================
@@ -23,10 +23,10 @@ from enum import StrEnum
 from stateflow.errors import StateflowError
 from stateflow.fleet import Child, Spawned
 
-#: who listened for so long was well: it is started again at once
+#: a replica that listened for so long, in seconds, is healthy: it is started again at once
 WELL_S = 30.0
 BACKOFF_S, BACKOFF_S_MAX = 0.5, 30.0
-#: a directory that a former process still has is looked at this often
+#: seconds between two looks at a directory that a former process still holds
 BUSY_S = 0.25
 
 
@@ -48,7 +48,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """It is asked to."""
+    """Asks a replica to end."""
 
     replica: str
 
@@ -67,8 +67,8 @@ class _Child:
     state: State = State.STOPPED
     deaths: int = 0
     ready_at: float | None = None
-    again_at: float = 0.0  # where it waits
-    kill_at: float = math.inf  # where it stops
+    again_at: float = 0.0  # while it WAITS
+    kill_at: float = math.inf  # while it is STOPPING
     fault: StateflowError | None = None
     address: str = ""
     pages: Mapping[str, str] = field(default_factory=dict)
@@ -79,9 +79,10 @@ class _Child:
 
 @dataclass(slots=True)
 class Convergence:
-    """Of one agent. Times are monotonic seconds.
+    """Decides what one agent does next. Times are monotonic seconds.
 
-    Args: kill_after_s: whoever was asked to end and has not is killed.
+    Args:
+        kill_after_s: seconds after which a replica that was asked to end, and has not, is killed.
     """
 
     kill_after_s: float
@@ -89,11 +90,11 @@ class Convergence:
     _children: dict[str, _Child] = field(default_factory=dict)
 
     def want(self, wanted: Iterable[Spawned]) -> None:
-        """This, and nothing else, from now on."""
+        """Sets which replicas are wanted from now on, and no others."""
         self._wanted = {each.replica: each for each in wanted}
 
     def actions(self, now: float) -> list[Action]:
-        """What is to be done now. Each is taken to be done: what comes of it is told."""
+        """Returns what to do now. Every action counts as done; callers tell what came of it."""
         found = [self._action(name, now) for name in sorted(self._wanted.keys() | self._children.keys())]
         return [action for action in found if action is not None]
 
@@ -118,11 +119,11 @@ class Convergence:
         return None
 
     def _of_none(self, name: str, child: _Child, wanted: Spawned | None, now: float) -> Action | None:
-        """There is no process."""
+        """Returns the action for a replica without a process."""
         if wanted is None:
             del self._children[name]
             return None
-        if child.spawned != wanted:  # whatever was wrong may be mended
+        if child.spawned != wanted:  # the new order may mend what was wrong
             child.spawned, child.deaths, child.fault, child.again_at = wanted, 0, None, 0.0
         if not wanted.running:
             child.state = State.STOPPED
@@ -135,24 +136,26 @@ class Convergence:
     # -- what came of it ----------------------------------------------------------------------------------
 
     def busy(self, name: str, now: float) -> None:
-        """It was not begun: a former process still has its directory, and is ending."""
+        """Notes that a replica was not started, as a former process still holds its directory, and is ending."""
         child = self._children[name]
         child.state, child.again_at = State.WAITS, now + BUSY_S
 
     def ready(self, name: str, address: str, now: float) -> None:
-        """Its process listens. That may have taken minutes."""
+        """Notes that a replica's process listens, which may have taken minutes."""
         child = self._children[name]
         if child.state is State.STARTING:
             child.state = State.RUNNING
         child.ready_at, child.address = now, address
 
     def serves(self, name: str, pages: Mapping[str, str]) -> None:
-        """Its process serves figures there: replica → host:port, of each of its workers."""
+        """Notes where a replica's workers serve metrics: replica → host:port."""
         self._children[name].pages = dict(pages)
 
     def ended(self, name: str, now: float, fault: StateflowError | None = None) -> float | None:
-        """Its process did, or could not be begun. Returns in how many seconds it is begun again; None: it was asked to
-        end."""
+        """Notes that a replica's process ended, or could not be started.
+
+        Returns in how many seconds it is started again; None: it was asked to end.
+        """
         child = self._children[name]
         child.address, child.pages = "", {}
         if child.state is State.STOPPING:
@@ -167,17 +170,17 @@ class Convergence:
     # -- to be told ---------------------------------------------------------------------------------------
 
     def next_at(self) -> float:
-        """When something is due though nothing was told before; infinity: never."""
+        """Returns when the next action is due if nothing else happens; infinity: never."""
         waits = [child.again_at for child in self._children.values() if child.state is State.WAITS]
         stops = [child.kill_at for child in self._children.values() if child.state is State.STOPPING]
         return min([*waits, *stops], default=math.inf)
 
     def processes(self) -> list[str]:
-        """Replicas that have one."""
+        """Returns the replicas that have a process."""
         return [name for name, child in self._children.items() if child.state in PROCESS]
 
     def pages(self) -> dict[str, str]:
-        """Where figures of replicas are served that run: replica → host:port."""
+        """Returns where the metrics of running replicas are served: replica → host:port."""
         running = (child for _, child in sorted(self._children.items()) if child.state is State.RUNNING)
         return {replica: page for child in running for replica, page in child.pages.items()}
 

@@ -1,4 +1,4 @@
-"""An agent's figures, of what it knows anyway, and where those of its replicas are."""
+"""An agent's metrics, computed from what it knows anyway, and the addresses of its replicas' metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from stateflow.release import VERSION
 
 
 class Figures:
-    """``ends``: of processes that ended by themselves. ``obeyed_at``: when a controller was last, monotonic seconds."""
+    """An agent's metrics.
+
+    ``ends``: number of processes that ended by themselves. ``obeyed_at``: when the agent last obeyed a controller, in
+    monotonic seconds.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -39,7 +43,12 @@ class Figures:
 
 
 def targets_of(info: AgentInfo, pages: Callable[[], Mapping[str, str]], own: str) -> list[Target]:
-    """Args: pages: of its replicas, by name, and ``own``: host:port of their figures."""
+    """Returns the targets of ``/sd``.
+
+    Args:
+        pages: returns where the replicas' metrics are served: replica → host:port.
+        own: host:port of the agent's metrics.
+    """
     labels = {"agent": info.name, "site": info.site}
     replicas = [Target(page, {"replica": replica, **labels}) for replica, page in pages().items()]
     return [Target(own, labels), *replicas]

@@ -1,9 +1,9 @@
-"""How an agent keeps a replica to its memory: by a control group where it may make one, else by limits of processes.
+"""Limits the memory of replicas: by control groups where the agent may make some, else by limits of processes.
 
-A control group (version 2) counts what all processes of the replica use, and ends one of them when that is too much. A
-limit of a process (``RLIMIT_DATA``) is on what it asks for: an allocation beyond it fails there. A replica asks for
-1.4 GiB that it never uses, before it has a row, so ``OVERHEAD_BYTES`` are added: this keeps a machine from being
-filled, and no replica to its size.
+A control group (version 2) counts what all processes of the replica use, and the kernel ends one of them when that
+exceeds the limit. A limit of a process (``RLIMIT_DATA``) concerns what the process allocates: an allocation beyond it
+fails. A replica allocates 1.4 GiB that it never uses before it has a row, so ``OVERHEAD_BYTES`` are added to the limit.
+Such a limit protects the machine from being filled, but does not keep a replica to its size.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from pathlib import Path
 from typing import Protocol
 
 log = logging.getLogger(__name__)
-#: that a replica's process asks for and never uses: arenas of allocators, stacks of its threads
+#: allowance for what a replica's process allocates and never uses: arenas of allocators, stacks of its threads
 OVERHEAD_BYTES = 2 << 30
 CGROUP, RLIMIT, NONE = "cgroup", "rlimit", "none"
 
 
 class Limits(Protocol):
-    """``kind``: as it is shown."""
+    """A way to limit the memory of replicas. ``kind``: its name in reports."""
 
     kind: str
 
     def apply(self, name: str, pid: int, memory_bytes: int, workers: int) -> None:
-        """To a process that was just started, and to those that it will start. ``memory_bytes``: of all of them; 0: no
-        limit. Raises OSError."""
+        """Limits a process that was just started, and those that it will start. Raises OSError.
+
+        ``memory_bytes``: limit of all of them together; 0: no limit.
+        """
         ...
 
     def forget(self, name: str) -> None:
-        """The replica's processes have ended."""
+        """Forgets a replica, whose processes have ended."""
         ...
 
 
@@ -50,7 +52,11 @@ class Rlimits:
 
 
 class Cgroups:
-    """Args: root: the agent's own group, which holds no process by then: its own is in the one below, ``agent``."""
+    """Limits by a control group for each replica.
+
+    Args:
+        root: the agent's group, which holds no process itself: the agent's process is in the group ``agent`` below it.
+    """
 
     kind = CGROUP
 
@@ -71,7 +77,7 @@ class Cgroups:
 
 
 def own_group(proc: Path = Path("/proc/self")) -> Path | None:
-    """The directory of this process's control group of version 2; None: there is none."""
+    """Returns the directory of this process's control group of version 2; None: there is none."""
     try:
         path = next(line[3:] for line in (proc / "cgroup").read_text().splitlines() if line.startswith("0::"))
         for line in (proc / "mountinfo").read_text().splitlines():
@@ -84,8 +90,10 @@ def own_group(proc: Path = Path("/proc/self")) -> Path | None:
 
 
 def limits(group: Path | None) -> Limits:
-    """By control groups where that of this process can have some below it, which takes that no process is in it itself:
-    this one goes into one below."""
+    """Returns limits by control groups where this process's group can have groups below it, else limits of processes.
+
+    A group with limited groups below it must hold no process itself, so this process moves into one of those.
+    """
     if group is None or "memory" not in _words(group / "cgroup.controllers"):
         return Rlimits()
     inner = group / "agent"
@@ -97,7 +105,7 @@ def limits(group: Path | None) -> Limits:
         return Rlimits()
     try:
         (group / "cgroup.subtree_control").write_text("+memory")
-    except OSError as error:  # other processes are in it
+    except OSError as error:  # other processes are in the group
         log.info("no control groups of replicas: %s", error)
         with contextlib.suppress(OSError):
             (group / "cgroup.procs").write_text(str(os.getpid()))

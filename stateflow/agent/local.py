@@ -1,4 +1,4 @@
-"""Processes of this machine."""
+"""Launches processes on this machine."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from stateflow.launching import Command, Started
 
 
 class Processes:
-    """What is alike for processes of this machine, however they were started."""
+    """The parts of a launcher that are the same for all processes of this machine, however they were started."""
 
     def stop(self, handle: Started) -> None:
         self.send(handle, signal.SIGTERM)
 
     def kill(self, handle: Started) -> None:
-        """Workers that it started see that, and end."""
+        """Kills a process. Workers that it started notice its end, and end as well."""
         self.send(handle, signal.SIGKILL)
 
     def send(self, handle: Started, number: signal.Signals) -> None:
-        """Nothing, to one that has ended."""
+        """Sends a signal to a process, unless it has ended."""
         if self.is_running(handle):
-            with contextlib.suppress(ProcessLookupError):  # it has ended right now
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(handle.process.pid, number)
 
     def is_running(self, handle: Started) -> bool:
@@ -42,24 +42,28 @@ class Processes:
 
 
 class LocalLauncher(Processes):
-    """See :class:`~stateflow.launching.Launcher`. What a process says on standard output is its starter's to read; it
-    sees by its standard input that this one has ended, however that did.
+    """A launcher of child processes, see :class:`~stateflow.launching.Launcher`.
 
-    Args: rotates: its log begins anew when it is large, and is written through here; else it writes the file itself.
+    The caller reads a process's standard output. A process notices by its standard input that this one has ended, in
+    whatever way.
+
+    Args:
+        rotates: this process writes a process's log, and begins a new file when it is large; False: the process writes
+            its log itself.
     """
 
     def __init__(self, *, rotates: bool = True) -> None:
         self._rotates = rotates
 
     def start(self, spec: Command) -> Started:
-        """Raises OSError."""
+        """Starts a process. Raises OSError."""
         if not self._rotates:
             with spec.log.open("ab") as log:
                 return Started(spec, self._start(spec, log.fileno(), ()))
         reads, writes = os.pipe()
         try:
-            # it has the end that is read, too: where this process dies it waits when the pipe is full, and is no longer
-            # there soon. A pipe that nobody reads would be an error of the operator that prints something just then
+            # The process holds the reading end, too. If this process dies, the other one waits when the pipe is full,
+            # and soon ends. A pipe without a reader would fail in the operator that prints something just then.
             process = self._start(spec, writes, (reads,))
         except BaseException:
             os.close(reads)
@@ -78,5 +82,5 @@ class LocalLauncher(Processes):
             pass_fds=kept,
             text=True,
             env=dict(spec.environment),
-            start_new_session=True,  # what a terminal sends reaches it through here
+            start_new_session=True,  # signals of a terminal reach it only through this process
         )

@@ -1,4 +1,4 @@
-"""What replicas say: files that begin anew when they are large, and who reads along."""
+"""Logs of replicas: files that rotate when they are large, and their readers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-#: of one file; so many older ones are kept
+#: size of one file, and number of older files that are kept
 FILE_BYTES, OLDER = 8 << 20, 4
 PIECE_BYTES = 64 << 10
 
@@ -18,9 +18,9 @@ def older(path: Path, number: int) -> Path:
 
 
 class Rotating:
-    """A file that is appended to. When it is full it becomes ``NAME.1``, that ``NAME.2``, …; the oldest is dropped.
+    """A file that is appended to. A full file becomes ``NAME.1``, that one ``NAME.2``, …; the oldest one is dropped.
 
-    What the disk does not take is dropped, and what follows is tried again: whoever logs is not to wait for it.
+    Data that the disk does not take is dropped, as logging must not wait. The next write is tried again.
     """
 
     def __init__(self, path: Path, file_bytes: int = FILE_BYTES, kept: int = OLDER) -> None:
@@ -28,7 +28,7 @@ class Rotating:
         self._file: IO[bytes] | None = None
 
     def write(self, data: bytes) -> bool:
-        """False: it was dropped."""
+        """Appends data. Returns False where it was dropped."""
         try:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -59,8 +59,10 @@ class Rotating:
 
 
 def pump(pipe: IO[bytes], path: Path, name: str) -> threading.Thread:
-    """A thread that writes what comes out of a pipe to the log, until its end. It goes on whatever the disk does: who
-    writes into a pipe that is full waits for ever."""
+    """Starts a thread that copies a pipe to a log, to the end of the pipe. Returns the thread.
+
+    It goes on even if the disk takes nothing, as a process that writes into a full pipe waits for ever.
+    """
 
     def run() -> None:
         log = Rotating(path)
@@ -75,14 +77,14 @@ def pump(pipe: IO[bytes], path: Path, name: str) -> threading.Thread:
 
 
 class Reader:
-    """Of a log that may be written and begun anew meanwhile."""
+    """Reads a log that may be written and rotated meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: IO[bytes] | None = None
 
     def last(self, lines: int) -> Iterator[bytes]:
-        """The newest lines, in pieces; also from the file before this one. What comes later, :meth:`more` has."""
+        """Yields the newest lines in pieces, also from the file before this one. :meth:`more` returns later ones."""
         self._open()
         found = b"" if self._file is None else self._file.read()
         data = found
@@ -97,13 +99,13 @@ class Reader:
             yield data[at : at + PIECE_BYTES]
 
     def more(self) -> bytes:
-        """What was written since; empty: nothing."""
+        """Returns what was written since the last read; empty: nothing."""
         self._open()
         if self._file is None:
             return b""
         data = self._file.read(PIECE_BYTES)
         if not data and self._is_over():
-            data = self._file.read(PIECE_BYTES)  # what came before its turn was over
+            data = self._file.read(PIECE_BYTES)  # what was written before the file was rotated
             if not data:
                 self.close()
                 self._open()
@@ -118,7 +120,7 @@ class Reader:
                 self._file = None
 
     def _is_over(self) -> bool:
-        """Did another file take its place?"""
+        """Tells whether the file was rotated, so that another one has its name."""
         assert self._file is not None
         try:
             now, mine = self._path.stat(), os.fstat(self._file.fileno())

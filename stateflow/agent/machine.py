@@ -1,4 +1,4 @@
-"""What a machine has for replicas."""
+"""Cores, memory and disk that a machine has for replicas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Returns the number of cores that this process may use."""
     try:
         return max(len(os.sched_getaffinity(0)), 1)
     except AttributeError:
@@ -16,7 +16,7 @@ def cores() -> int:
 
 
 def memory_bytes(group: Path | None) -> int:
-    """Of the machine, or what the control group may have. 0: that cannot be told."""
+    """Returns the memory of the machine, or the limit of the control group if that is less; 0: unknown."""
     try:
         whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
@@ -29,6 +29,6 @@ def memory_bytes(group: Path | None) -> int:
 
 
 def disk_bytes(directory: Path) -> tuple[int, int]:
-    """(all of the disk that a directory is on, what is free of it)."""
+    """Returns the size of the disk that a directory is on, and its free bytes."""
     usage = shutil.disk_usage(directory)
     return usage.total, usage.free

@@ -1,7 +1,7 @@
-"""What an agent keeps: the file ``AGENT`` in its data directory, which says who it is and what it is to have.
+"""The file ``AGENT`` in an agent's data directory: its identity, and the replicas that it is to run.
 
-It is written whole, and durable before anything is done for it. So an agent that is started again has its replicas at
-once, whether a controller answers or not, and obeys none whose term is over.
+The file is written as a whole, and is durable before the agent acts on it. So an agent that is started again runs its
+replicas at once, even if no controller answers, and obeys no controller whose term is over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ FILE = "AGENT"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """``id``: of the data directory, made once. ``ledger`` and ``term``: of the newest controller that was obeyed."""
+    """The contents of the file.
+
+    ``id``: id of the data directory, made once. ``ledger`` and ``term``: of the newest controller that was obeyed.
+    """
 
     id: str
     name: str
@@ -31,7 +34,11 @@ class Kept:
 
 
 class Store:
-    """Args: directory: claimed. Raises InvalidArgument where it is another agent's, or says nothing."""
+    """Reads and writes the file. Raises InvalidArgument where it is another agent's, or cannot be read.
+
+    Args:
+        directory: the agent's data directory, which the caller has claimed.
+    """
 
     def __init__(self, directory: Path, name: str) -> None:
         self._file = directory / FILE
@@ -46,7 +53,7 @@ class Store:
             self._write(replace(self.kept, name=name))
 
     def keep(self, ledger: str, term: int, wanted: Iterable[Spawned]) -> None:
-        """Durable when it returns. Raises OSError: then what was kept is so still."""
+        """Writes new orders, which are durable when this returns. Raises OSError; then the former ones stay."""
         new = replace(self.kept, ledger=ledger, term=term, wanted=tuple(wanted))
         if new != self.kept:
             self._write(new)

@@ -1,4 +1,4 @@
-"""Certificates for the processes of a cluster on this machine, and for who tries it out."""
+"""Certificates for the processes of a cluster on this machine, and for its users."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stateflow.security.variables import CRL, OWN_CERT, variables_of
 
 
 class Certificates:
-    """An authority in ``directory``, and a directory beside it for each who has a certificate."""
+    """An authority in ``directory``, and beside it a directory for each identity that has a certificate."""
 
     def __init__(self, directory: Path) -> None:
         from stateflow.security.authority import Authority
@@ -24,19 +24,19 @@ class Certificates:
         self._own = ExitStack()
 
     def issue(self, name: str, role: str, host: str = "", operators: tuple[str, ...] = ()) -> Mapping[str, str]:
-        """Its environment: where its files are. One that is there stays."""
+        """Issues a certificate, unless there is one. Returns the variables that name its files."""
         out = self._directory / f"{role}-{name}"
         if not (out / OWN_CERT).exists():
             self.authority.issue(Identity.of(role, name, operators), [host] if host else [], out)
         return variables_of(out)
 
     def renew(self) -> None:
-        """Everybody's, with other keys."""
+        """Renews all certificates, with new keys."""
         for out in self._issued():
             self.authority.renew(out)
 
     def revoke(self, who: str) -> None:
-        """And everybody is told."""
+        """Revokes a certificate, and gives all identities the new revocation list."""
         self.authority.revoke(who)
         for out in self._issued():
             write_durably(out / CRL, self.authority.crl.read_bytes(), 0o644)
@@ -45,7 +45,7 @@ class Certificates:
         return sorted(path.parent for path in self._directory.glob(f"*/{OWN_CERT}"))
 
     def begin(self) -> None:
-        """This process is an administrator, until :meth:`end`."""
+        """Makes this process an administrator until :meth:`end`."""
         self.end()
         self._own.enter_context(environment(self.issue("local", "admin")))
 

@@ -29,12 +29,12 @@ from stateflow.types import check_name, worker_name
 
 log = logging.getLogger(__name__)
 CONTROLLERS_MAX = 9
-#: what a file or variables say of one process is not of each of these
+#: overrides settings in files or variables, which are meant for one process and not for each of these
 _NOWHERE = ("--advertise", "", "--metrics", "")
 
 
 def _checked_sites(sites: object) -> dict[str, int]:
-    """Raises InvalidArgument."""
+    """Returns the sites with their numbers of replicas. Raises InvalidArgument for anything else."""
     if not isinstance(sites, Mapping):
         raise InvalidArgument(f"sites={sites!r} does not say how many replicas", remedy="write sites={'cloud': 1, …}")
     for site, count in sites.items():
@@ -47,20 +47,25 @@ def _checked_sites(sites: object) -> dict[str, int]:
 
 
 class LocalCluster:
-    """A context manager: a controller, replicas ``<site>-0``, ``<site>-1``, …, operators deployed.
+    """A cluster of real processes on this machine, as a context manager: controllers, replicas, deployed operators.
+
+    The replicas are ``<site>-0``, ``<site>-1``, …. The processes have this process's environment;
+    ``STATEFLOW_REPLICA_*`` settings apply.
 
     Args:
         operators: operator classes to deploy (one, several, or none).
-        sites: site → number of replicas.
-        partitions: of each operator.
-        data_dir: kept when given; else a temporary directory that ``stop`` removes.
-        deploy_to: sites that get the partitions at first; all by default.
+        sites: site → number of replicas; None: one replica at the site ``local``.
+        partitions: number of partitions of each operator.
+        data_dir: data directory, which is kept; None: a temporary directory that ``stop`` removes.
+        deploy_to: sites that get the partitions at first; empty: all sites.
+        checkpoint_interval_s: seconds between two rounds of checkpoints.
         workers: processes of each replica.
-        controllers: ``controller``, ``controller-1``, …; the first one leads, and another one when it is gone.
-        tls: with an authority of its own, and certificates for its processes; this process is ``admin`` while it runs.
-        environment of the processes is this process's; ``STATEFLOW_REPLICA_*`` settings apply.
+        controllers: number of controllers, ``controller``, ``controller-1``, …; the first one leads, and another one
+            takes over when it is gone.
+        tls: the cluster has an authority of its own and certificates for its processes; this process is ``admin``
+            while the cluster runs.
 
-    Raises InvalidArgument inside a replica, and where code of an operator is being loaded.
+    Raises InvalidArgument inside a replica, and while an operator's code is being loaded.
 
     Example: ``with LocalCluster(Count, sites={"cloud": 1, "edge-1": 1}) as cluster: print(cluster.address)``
     """
@@ -93,13 +98,13 @@ class LocalCluster:
             )
         self.controllers = ("controller", *(f"controller-{number}" for number in range(1, controllers)))
         self.processes: dict[str, Process] = {}
-        self.address = ""  # of all controllers
-        #: where its certificates are; None: plain text
+        self.address = ""  # addresses of all controllers
+        #: certificates of the cluster; None: plain text
         self.certificates = Certificates(self.data_dir / "certificates") if tls else None
 
     @property
     def ledger(self) -> str:
-        """Its URL."""
+        """URL of the ledger."""
         from stateflow.ledger.database import sqlite_url
 
         return sqlite_url(self.data_dir / "ledger.db")
@@ -124,12 +129,12 @@ class LocalCluster:
             self._process(name, self._replica_arguments(name)).start()
         for name in names:
             self.processes[name].wait_ready()
-            if self._workers == 1:  # behind it others may be taken by then
+            if self._workers == 1:  # with more, the ports behind it may be taken when it is started again
                 self._stay(name)
         self._wait_for_members({worker_name(name, number) for name in names for number in range(self._workers)})
         for operator in self._operators:
             self.cluster.deploy(operator, self._partitions, sites=self._deploy_to)
-            if self._deploy_to:  # at first only: they may go anywhere
+            if self._deploy_to:  # only at first: the partitions may go to all sites afterwards
                 self.cluster.deploy(operator, self._partitions, sites=())
 
     def _start_controller(self, name: str) -> str:
@@ -139,13 +144,13 @@ class LocalCluster:
         return self._stay(name)
 
     def _stay(self, name: str) -> str:
-        """Started again, it is to come back where others look for it."""
+        """Makes a process listen at the same address when it is started again. Returns the address."""
         process = self.processes[name]
         process._arguments[process._arguments.index(self._listen(name))] = process.address
         return process.address
 
     def _process(self, name: str, arguments: list[str]) -> Process:
-        python_path = [str(Path.cwd()), *filter(None, sys.path)]  # what can be imported here can be there
+        python_path = [str(Path.cwd()), *filter(None, sys.path)]  # it can import what this process can
         environment: Mapping[str, str] = {}
         if self.certificates is not None:
             role = "controller" if name in self.controllers else "node"
@@ -155,11 +160,11 @@ class LocalCluster:
         return process
 
     def _listen(self, name: str) -> str:
-        """Where a process is to listen; on other networks than loopback a subclass says."""
+        """Returns the address at which a process is to listen. Subclasses use other networks than loopback."""
         return "127.0.0.1:0"
 
     def _within(self, name: str) -> Sequence[str]:
-        """The command that starts a process, nothing by default."""
+        """Returns the command within which a process starts; empty: none. Subclasses override it."""
         return ()
 
     def _replica_arguments(self, name: str) -> list[str]:
@@ -170,7 +175,7 @@ class LocalCluster:
             *("--controller", self.address),
             *("--listen", self._listen(name)),
             *("--data-dir", str(self.data_dir / name)),
-            *("--checkpoints", str(self.data_dir.absolute() / "checkpoints")),  # one that begins with @ names a file
+            *("--checkpoints", str(self.data_dir.absolute() / "checkpoints")),  # a leading @ would name a file
             *("--checkpoint-interval", str(self._interval_s)),
             *("--workers", str(self._workers)),
             *_NOWHERE,
@@ -195,11 +200,11 @@ class LocalCluster:
         if self.certificates is not None:
             self.certificates.end()
         try:
-            for process in replicas:  # workers of one that was killed may be ending
+            for process in replicas:  # workers of a killed replica may still be ending
                 if (self.data_dir / process.name / WORKERS).is_dir():
                     with self._nobody_in(process.name):
                         pass
-        except StateflowError as error:  # no reason to hide what the caller fails with
+        except StateflowError as error:  # must not hide the error with which the caller fails
             log.warning("%s stays: %s", self.data_dir, error)
             return
         if self._temporary:
@@ -217,11 +222,11 @@ class LocalCluster:
     # -- faults -------------------------------------------------------------------------------------------
 
     def kill(self, name: str) -> None:
-        """SIGKILL to a controller or a replica."""
+        """Kills a controller or a replica with SIGKILL."""
         self._named(name).kill()
 
     def restart(self, name: str) -> None:
-        """Start a killed process again, on the same data, and at the same address where it has no workers."""
+        """Starts a killed process again on the same data, and at the same address where it has one worker."""
         process = self._named(name)
         if process.running:
             raise InvalidArgument(f"{name} is running", remedy="kill it first")
@@ -229,10 +234,10 @@ class LocalCluster:
         process.wait_ready()
 
     def replace(self, name: str) -> None:
-        """Start a killed replica again with an empty data directory, and have it accepted as what it is now: what the
-        former one had is lost.
+        """Starts a killed replica again with an empty data directory, and makes the cluster accept it.
 
-        Raises DataDirLocked, with nothing lost, when workers of the former one do not end.
+        What the former replica had is lost. Raises DataDirLocked, with nothing lost, where workers of the former
+        replica do not end.
         """
         process = self._named(name)
         if process.running:
@@ -247,14 +252,14 @@ class LocalCluster:
                 try:
                     self.cluster.replace(worker)
                     break
-                except (InvalidArgument, NameTaken):  # it has not asked yet, or the lease of the former one still runs
+                except (InvalidArgument, NameTaken):  # it has not asked yet, or the former one's lease still runs
                     if SYSTEM_CLOCK.monotonic() > deadline:
                         raise
                 time.sleep(0.05)
-        self._wait_for_members(set(workers))  # it asks again now and then
+        self._wait_for_members(set(workers))  # each asks again after a while
 
     def _is_in(self, name: str) -> bool:
-        """A worker whose predecessor had nothing is let in unasked."""
+        """Tells whether a worker was admitted without a command, as its predecessor had nothing."""
         if self._workers == 1:
             return False
         status = self.cluster.status()
@@ -262,11 +267,11 @@ class LocalCluster:
         return not refused and any(each.name == name and each.alive for each in status.replicas)
 
     def freeze(self, name: str) -> None:
-        """SIGSTOP: the process does nothing, and does not know it."""
+        """Stops a process with SIGSTOP: it does nothing, and does not know it."""
         os.kill(self._named(name).pid, signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        """SIGCONT to what was frozen."""
+        """Lets a frozen process go on, with SIGCONT."""
         os.kill(self._named(name).pid, signal.SIGCONT)
 
     def _named(self, name: str) -> Process:
@@ -287,5 +292,5 @@ class LocalCluster:
         return self.cluster.stream(operator, source, **options)
 
     def migrate(self, operator: str, partitions: list[int], to: str, **options: Any) -> Migration:
-        """As :meth:`~stateflow.client.Cluster.migrate`."""
+        """Moves partitions, see :meth:`~stateflow.client.Cluster.migrate`."""
         return self.cluster.migrate(operator, partitions, to, **options)

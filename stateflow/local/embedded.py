@@ -1,7 +1,7 @@
-"""The cluster of a program that names none: a controller and a replica for each core, in processes of their own, with
-what they know and have in one directory. They end with the program, and the next run finds all of it again.
+"""The cluster of a program that names none: a controller, and a replica for each core, as processes of their own.
 
-A directory is one program's at a time, which its lock says to the end of that program's processes.
+One directory holds the ledger and all state. The processes end with the program, and its next run finds everything
+again. One program at a time uses a directory; it holds the directory's lock until its processes have ended.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from stateflow.settings import EmbeddedSettings, ReplicaSettings
 
 LOCK = "EMBEDDED"
 SITE = "local"
-#: so long the processes of a program that has just ended are waited for
+#: how long the processes of a program that has just ended are waited for, in seconds
 ENDING_S = 20.0
 _LOOK_S = 0.1
 _REPLICAS_MAX = 64
 
 
 class Embedded(LocalCluster):
-    """Use :func:`embedded`. ``cluster`` is a client of it."""
+    """A program's own cluster, made by :func:`embedded`. ``cluster``: a client of it."""
 
     def __init__(self, directory: Path, replicas: int, lock: TextIO) -> None:
         super().__init__(sites={SITE: replicas}, data_dir=directory)
@@ -62,21 +62,24 @@ class Embedded(LocalCluster):
 
 
 _MUTEX = threading.Lock()
-#: of this process: one that was forked has none of them
+#: running clusters of this process, by its number and their directories; a forked process has none of them
 _RUNNING: dict[tuple[int, Path], Embedded] = {}
 
 
 def embedded(directory: str | Path | None = None, replicas: int | None = None, *, create: bool = True) -> Embedded:
-    """The running cluster of this program in ``directory``, started if need be. Called again it is the same one.
+    """Returns the running cluster of this program in ``directory``, and starts it if need be.
+
+    Further calls return the same cluster.
 
     Args:
-        directory: made if need be; by default ``STATEFLOW_EMBEDDED_DIRECTORY``, or ``./stateflow-data``.
-        replicas: when it is made: one for each core by default. Later it has as many as it was made with.
-        create: False: whoever reads only makes none, as there would be nothing in it.
+        directory: made if need be; None: ``STATEFLOW_EMBEDDED_DIRECTORY``, or ``./stateflow-data``.
+        replicas: number of replicas; None: ``STATEFLOW_EMBEDDED_REPLICAS``; without it, as many as the cluster was
+            made with, or one for each core where it is new.
+        create: False: makes no cluster where there is none, for callers that only read.
 
-    Raises DataDirLocked where another program has it, InvalidArgument where there is something else in the directory,
-    where it has another number of replicas, or where there is none and none is to be made, Unavailable where it cannot
-    be started.
+    Raises DataDirLocked where another program uses the directory; InvalidArgument where the directory has something
+    else in it, where the cluster has another number of replicas, or where there is none and none is to be made;
+    Unavailable where the cluster cannot be started.
 
     Example: ``embedded("stateflow-data").address``
     """
@@ -111,12 +114,15 @@ def embedded(directory: str | Path | None = None, replicas: int | None = None, *
 
 def _end(pid: int, place: Path) -> None:
     running = _RUNNING.get((pid, place))
-    if running is not None and pid == os.getpid():  # and not a fork's exit
+    if running is not None and pid == os.getpid():  # a forked process that exits must not stop it
         running.stop()
 
 
 def _check_place(place: Path, create: bool) -> None:
-    """Raises InvalidArgument: what is somebody else's is not written into, and nothing is made for a mere look."""
+    """Checks that the directory may be used: it has nothing else in it, and callers that only read make none.
+
+    Raises InvalidArgument.
+    """
     if not create and not (place / LOCK).exists():
         raise InvalidArgument(
             "no cluster of a program's own was ever here", remedy="name its directory, or a cluster", path=place
@@ -128,7 +134,10 @@ def _check_place(place: Path, create: bool) -> None:
 
 
 def _claimed(place: Path) -> TextIO:
-    """Whoever has it may be ending: its processes notice that by themselves."""
+    """Claims a directory. Waits for the processes of a program that has ended, which end by themselves.
+
+    Raises DataDirLocked while another program runs there, or where those processes do not end.
+    """
     deadline = SYSTEM_CLOCK.monotonic() + ENDING_S
     while True:
         try:
@@ -148,7 +157,7 @@ def _claimed(place: Path) -> TextIO:
 
 
 def _wait_for_ends(place: Path, count: int) -> None:
-    """Of replicas of a program that was killed: they notice that, and end what they have in hand."""
+    """Waits for replicas of a program that was killed: they notice that, and finish their running batches."""
     for directory in (place / f"{SITE}-{number}" for number in range(count)):
         if directory.is_dir():
             with nobody_in(directory, ReplicaSettings().stop_timeout_s):
@@ -160,7 +169,7 @@ def _count(place: Path, wanted: int | None) -> int:
     if isinstance(known, int):
         _check_count(place, known, wanted)
         return known
-    found = sum(each.is_dir() for each in place.glob(f"{SITE}-*"))  # where the file is lost
+    found = sum(each.is_dir() for each in place.glob(f"{SITE}-*"))  # if the file was lost
     count = found or wanted or min(os.cpu_count() or 1, _REPLICAS_MAX)
     if not 1 <= count <= _REPLICAS_MAX:
         raise InvalidArgument(f"{count} replicas are not possible", remedy=f"have 1 to {_REPLICAS_MAX}")

@@ -1,13 +1,13 @@
-"""Processes that start at once: forked from one that has imported everything they would.
+"""Starts processes quickly, by forking them from one that has done all their imports.
 
-Most of what it costs to start a cluster is importing, again and again, in every process. :class:`ForkServer` does it
-once. It is what :mod:`multiprocessing.forkserver` is, without running the caller's main module again in every process:
-a script that starts a cluster need not guard its ``__main__``. What is forked is a real process with its own memory,
-and is killed, stopped and waited for like any other.
+Most of the time in which a cluster starts goes into imports, repeated in every process. :class:`ForkServer` imports
+once. It resembles :mod:`multiprocessing.forkserver`, but does not run the caller's main module again in every process,
+so a script that starts a cluster need not guard its ``__main__``. A forked process is a real process with its own
+memory; it is killed, stopped and waited for like any other.
 
-The fork server has one thread and imports only; a child is forked before anything has run in it. It ends when the
-process that started it and everything forked from it have. Limits, priority and processors are those that the process
-had when it started its fork server.
+The fork server has one thread, and only imports; a child is forked before any other code has run. The fork server ends
+when the process that started it and all forked processes have ended. Forked processes have the limits, priority and
+processors that the starting process had when it started the fork server.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stateflow.agent.local import Processes
 from stateflow.errors import Unavailable
 from stateflow.launching import Command, Started
 
-#: variables that a process reads when it asks for them; any other may have to be there from its very beginning
+#: prefixes of variables that a process reads late; any other variable may be needed when the process begins
 _READ_LATER = ("STATEFLOW_", "PYTEST_")
 _LENGTH = struct.Struct("!I")
 _EXIT = struct.Struct("!i")
@@ -41,7 +41,7 @@ _EXIT = struct.Struct("!i")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``python -m stateflow ARGUMENTS``."""
+    """A request to fork ``python -m stateflow ARGUMENTS``."""
 
     name: str
     arguments: list[str]
@@ -62,11 +62,11 @@ class Forked:
         self.stdout: IO[str] | None = os.fdopen(stdout)
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal, as with Popen; None while it runs."""
+        """Returns the exit code, negative for a signal, as with Popen; None while the process runs."""
         return self._ended(0.0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired."""
+        """Waits for the end of the process. Returns its exit code. Raises subprocess.TimeoutExpired."""
         code = self._ended(timeout)
         if code is None:
             assert timeout is not None
@@ -84,7 +84,7 @@ class Forked:
         said = _read(self._life, _EXIT.size)
         if said:
             return int(_EXIT.unpack(said)[0])
-        with contextlib.suppress(ProcessLookupError):  # the fork server is gone: nobody would know of its end
+        with contextlib.suppress(ProcessLookupError):  # the fork server is gone, and could not report the end
             os.kill(self.pid, signal.SIGKILL)
         return -signal.SIGKILL
 
@@ -107,11 +107,11 @@ class ForkServer:
 
     @property
     def usable(self) -> bool:
-        """Would a process of this one have here and now the environment that it should?"""
+        """Tells whether the fork server runs, and its processes would have this process's present environment."""
         return self._process.poll() is None and self._environment == _from_the_beginning()
 
     def start(self, name: str, arguments: list[str], environment: dict[str, str], log: IO[str]) -> Forked:
-        """``log`` becomes its standard error. Raises Unavailable."""
+        """Forks a process, with ``log`` as its standard error. Raises Unavailable."""
         request = json.dumps(asdict(Request(name, arguments, environment, str(Path.cwd())))).encode()
         (their_in, stdin), (stdout, their_out), (life, their_life) = os.pipe(), os.pipe(), os.pipe()
         try:
@@ -131,7 +131,7 @@ class ForkServer:
         return Forked(_EXIT.unpack(pid)[0], life, stdin, stdout)
 
     def close(self) -> None:
-        """Start no more. What runs goes on."""
+        """Ends the fork server once its processes have ended. Running processes go on, but no new one can start."""
         self._socket.close()
 
     def _gone(self) -> Unavailable:
@@ -143,7 +143,10 @@ _lock = threading.Lock()
 
 
 def fork_server() -> ForkServer:
-    """This process's. A new one whenever the environment has changed in what a process needs from its beginning."""
+    """Returns this process's fork server.
+
+    It is replaced when variables have changed that a process may need when it begins.
+    """
     global _fork_server  # noqa: PLW0603 - one for all clusters of a process
     with _lock:
         if _fork_server is None or not _fork_server.usable:
@@ -154,16 +157,16 @@ def fork_server() -> ForkServer:
 
 
 class ForkLauncher(Processes):
-    """See :class:`~stateflow.launching.Launcher`. Linux only."""
+    """A launcher that forks processes, see :class:`~stateflow.launching.Launcher`. Linux only."""
 
     def start(self, spec: Command) -> Started:
-        """Raises Unavailable, OSError."""
+        """Starts a process. Raises Unavailable, OSError."""
         with spec.log.open("a") as log:
             return Started(spec, fork_server().start(spec.name, list(spec.arguments), dict(spec.environment), log))
 
 
 def _forget() -> None:
-    """In a process that was forked from this one: it is still the parent's."""
+    """Drops the fork server in a process that was forked from this one, as it belongs to the parent."""
     global _fork_server, _lock
     _fork_server, _lock = None, threading.Lock()
 
@@ -177,7 +180,10 @@ def _from_the_beginning() -> dict[str, str]:
 
 
 def readable(files: Iterable[int], timeout_s: float | None = None) -> set[int]:
-    """Those with something to read, or at their end; none when the time is over before."""
+    """Returns the files that have something to read, or are at their end; empty: none within the timeout.
+
+    ``timeout_s``: None: waits for ever.
+    """
     waiting = select.poll()  # select() knows no file above 1023
     for file in files:
         waiting.register(file, select.POLLIN)
@@ -185,7 +191,7 @@ def readable(files: Iterable[int], timeout_s: float | None = None) -> set[int]:
 
 
 def _read(file: int, size: int) -> bytes:
-    """All of it, or what came before the end."""
+    """Reads ``size`` bytes, or fewer where the file ends before."""
     data = b""
     while len(data) < size and (more := os.read(file, size - len(data))):
         data += more
@@ -196,7 +202,7 @@ def _read(file: int, size: int) -> bytes:
 
 
 def _serve(requests: socket.socket) -> Request | None:
-    """Returns what it is to do in every process that is forked, and None when all is over."""
+    """Forks processes on request. Returns the request in each forked process, and None in the server at the end."""
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -240,7 +246,7 @@ def _reap(lives: dict[int, int]) -> None:
 
 
 def _say(life: int, number: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # nobody waits
+    with contextlib.suppress(BrokenPipeError):  # no process reads any more
         os.write(life, _EXIT.pack(number))
 
 
@@ -267,13 +273,13 @@ def _directories(environment: Mapping[str, str]) -> list[str]:
 
 
 def _import_all() -> None:
-    """What a controller and a replica import. Nothing is called: a library's threads would not survive a fork."""
+    """Imports what a controller and a replica import. Calls nothing: a library's threads would not survive a fork."""
     import gc
     import importlib
 
     for module in ("stateflow.cli.app", "stateflow.cli.processes", "reconfig.controller.server", "stateflow.ledger"):
         importlib.import_module(module)
-    with contextlib.suppress(ImportError):  # pyarrow's, for the first array it makes of Python objects
+    with contextlib.suppress(ImportError):  # pyarrow imports it for the first array that it makes of Python objects
         importlib.import_module("pandas")
     gc.freeze()
 

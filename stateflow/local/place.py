@@ -1,4 +1,4 @@
-"""What stands in the directory of a program's own cluster of who runs it."""
+"""Reads, from the directory of a program's own cluster, which program runs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ FILE = "embedded.json"
 
 
 def said_in(place: Path) -> dict[str, Any]:
-    """``replicas``: as many as it has; ``pid``, ``program`` and ``address``: who ran it last. Empty: nothing."""
+    """Returns what a directory says of its cluster; empty: nothing.
+
+    ``replicas``: their number. ``pid``, ``program``: program that ran the cluster last. ``address``: of its controller.
+    """
     try:
         found = json.loads((place / FILE).read_text())
     except (OSError, ValueError):
@@ -22,9 +25,11 @@ def said_in(place: Path) -> dict[str, Any]:
 
 
 def running_in(directory: str | Path | None = None) -> str | None:
-    """Where the controller listens of the cluster that a program runs there now; None: nobody does.
+    """Returns the controller's address of the cluster that a program runs in a directory now; None: no program does.
 
-    Args: directory: as :func:`~stateflow.local.embedded.embedded` has it."""
+    Args:
+        directory: see :func:`~stateflow.local.embedded.embedded`.
+    """
     said = said_in(Path(directory if directory is not None else EmbeddedSettings().directory).expanduser())
     try:
         os.kill(int(said["pid"]), 0)

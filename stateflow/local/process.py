@@ -18,10 +18,9 @@ START_TIMEOUT_S = 60.0
 
 
 def python_path(paths: Iterable[str]) -> str:
-    """Makes the PYTHONPATH of a process that is to import from these directories.
+    """Returns the PYTHONPATH of a process that is to import from these directories.
 
-    Raises InvalidArgument for a directory that it cannot hold: what is there would not be found, and nothing would say
-    why.
+    Raises InvalidArgument for a directory that PYTHONPATH cannot express: its modules would silently not be found.
     """
     found = list(dict.fromkeys(filter(None, paths)))
     for path in found:
@@ -38,8 +37,8 @@ class Process:
     """One stateflow process. Its log goes to a file; its first line of output says where it listens.
 
     Args:
-        within: a command that starts it, such as ``ip netns exec NAME``.
-        environment: its own, besides what this process has.
+        within: command that starts the process, such as ``ip netns exec NAME``.
+        environment: variables beside those of this process.
     """
 
     def __init__(
@@ -73,14 +72,14 @@ class Process:
         return self._child.pid
 
     def start(self) -> None:
-        """Without waiting; call :meth:`wait_ready`."""
+        """Starts the process without waiting; call :meth:`wait_ready` afterwards."""
         arguments = [*self._arguments, "--json", "--stop-with-parent"]
         paths = [*self._python_path, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         environment = os.environ | self._environment | {"PYTHONPATH": python_path(paths)}
         self._started = self._launcher.start(Command(self.name, arguments, environment, self._log, self._within))
 
     def wait_ready(self) -> str:
-        """The address it listens on. Raises what it ended with."""
+        """Waits until the process listens. Returns its address. Raises the error with which the process ended."""
         assert self._child is not None
         assert self._child.stdout is not None
         out = self._child.stdout
@@ -99,13 +98,13 @@ class Process:
         return lines[-1] if lines else "no output"
 
     def kill(self) -> None:
-        """SIGKILL: nothing is flushed, nobody is told."""
+        """Kills the process with SIGKILL: it flushes nothing and tells no other process."""
         if self._started is not None:
             self._launcher.kill(self._started)
         self._wait_for_end(None)
 
     def ask_to_stop(self) -> None:
-        """Without waiting; call :meth:`stop`."""
+        """Asks the process to stop, without waiting; call :meth:`stop` afterwards."""
         if self._started is not None:
             self._launcher.stop(self._started)
 

@@ -1,6 +1,6 @@
-"""Figures of processes, for whoever monitors them.
+"""Metrics of processes, for monitoring.
 
-``figures``: all there are, by name. Each process makes its own when it is asked for, of what it knows anyway: nothing
-is counted for it that was not. ``own``: those that operators have besides, which count as batches do. ``page``: says
-all of them as Prometheus reads them.
+``figures``: the metrics of stateflow, by name. A process computes its metrics on request, from what it knows anyway;
+nothing is counted just for them. ``own``: metrics that operators declare, counted when their batches commit. ``page``:
+serves all metrics in the formats that Prometheus reads.
 """

@@ -1,4 +1,4 @@
-"""``/sd``: where figures are served, as Prometheus finds out by asking (its ``http_sd_configs``)."""
+"""``/sd``: the addresses at which metrics are served, for Prometheus to discover (its ``http_sd_configs``)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from dataclasses import dataclass
 
 from stateflow.security.plain import host_of
 
-ANYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - what others listen at
+ANYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with the addresses of others
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``address``: host:port of a ``/metrics``, as it is bound. ``labels``: that its figures are
-    given."""
+    """One ``/metrics`` page. ``address``: host:port as it is bound. ``labels``: labels to add to its metrics."""
 
     address: str
     labels: Mapping[str, str]
 
 
 def answer(targets: Iterable[Target], asked: str) -> bytes:
-    """JSON. Args: asked: the host, or host:port, that the asker reached this one at: it reaches there, too, whatever
-    listens at all addresses of this machine."""
+    """Returns the targets as JSON.
+
+    Args:
+        asked: host or host:port at which the caller reached this process. It stands in for the host of targets that
+            listen at all addresses of this machine, as the caller reaches those there, too.
+    """
     found = [{"targets": [_reached(each.address, asked)], "labels": dict(each.labels)} for each in targets]
     return json.dumps(found).encode()
 

@@ -1,7 +1,7 @@
-"""Every figure of a process: what it is called, what it means, and by what it is told apart.
+"""All metrics of stateflow: their names, kinds, meanings and labels.
 
-Names have their units, as Prometheus wants them (prometheus.io/docs/practices/naming); they do not change, and new ones
-are added. Labels are bounded: by operators that are deployed, by states, by replicas that the cluster knows.
+Names contain their units, as Prometheus recommends (prometheus.io/docs/practices/naming). Names do not change; new ones
+may be added. The values of labels are bounded by deployed operators, states, and replicas that the cluster knows.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, Final, Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
 Labels = tuple[str, ...]
-#: seconds, of batches: from a tenth of what the quickest takes to a batch that is about to be interrupted
+#: bounds for batches, in seconds: from a tenth of the quickest batch to one that is about to be interrupted
 BATCH_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
-#: … and of pauses of moves
+#: bounds for pauses of moves, in seconds
 PAUSE_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
 
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of what was observed, by the least of ``bounds`` that is not below it."""
+    """Counts observed values, each under the least of ``bounds`` that is not below it. ``total``: their sum."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(init=False)
@@ -37,11 +37,11 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Of all that was observed."""
+        """Number of observed values."""
         return sum(self.counts)
 
     def merge(self, other: Histogram) -> None:
-        """Args: other: of the same bounds."""
+        """Adds the counts of another histogram, which has the same bounds."""
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
 
@@ -59,7 +59,7 @@ class Figure:
     labels: Labels = ()
 
 
-#: figure → its values, by labels. A figure of which nothing is known has none
+#: metric → its values, by labels. A metric of which nothing is known has no values
 Values = dict[str, Mapping[Any, float | Histogram]]
 
 COMMON = (Figure("stateflow_info", "gauge", "1: what runs here", ("process", "name", "site", "version")),)
@@ -110,6 +110,6 @@ FIGURES = {each.name: each for each in (*COMMON, *REPLICA, *CONTROLLER, *AGENT, 
 
 
 def monitoring() -> dict[str, str]:
-    """Rules for Prometheus, and a dashboard for Grafana: file → text."""
+    """Returns the rules for Prometheus and the dashboard for Grafana: file name → text."""
     folder = Path(__file__).parent / "files"
     return {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.iterdir())}

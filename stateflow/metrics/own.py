@@ -1,10 +1,10 @@
-"""An operator's own figures: what ``ctx.metrics`` is, and where a process has all of them.
+"""Metrics that operators declare: ``ctx.metrics``, and the values of a whole process.
 
-What an operator says while it processes a batch is kept with the partition until the batch is committed, and only then
-counted; it is forgotten where the batch is not applied. So a batch that fails and is sent again counts once, and so
-does one that is sent again because its answer was lost: it is found applied, and its operator is not asked.
+What an operator counts while it processes a batch is kept with the partition, and added to the values only when the
+batch commits. If the batch is not applied, it is forgotten. So a batch that fails and is sent again counts once. The
+same holds for a batch that is sent again because its answer was lost, as it is found applied and skipped.
 
-Names, labels and their values are bounded: a figure per key would be as large as the state.
+Names, labels and values of labels are bounded: a metric per key would be as large as the state.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from stateflow.errors import DeclarationError, InvalidArgument
 from stateflow.metrics.figures import Histogram, Kind, Labels
 
 log = logging.getLogger(__name__)
-#: figures of one operator, labels of one figure, combinations of their values, characters of a value, bounds
+#: limits: metrics per operator, labels per metric, combinations of values, characters of a value, bounds of buckets
 NAMES_MAX, LABELS_MAX, SERIES_MAX, VALUE_MAX, BUCKETS_MAX = 100, 5, 200, 200, 50
-#: for seconds, as the Prometheus client has them
+#: default bounds, in seconds, like those of the Prometheus client
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-#: of every figure of an operator
+#: prefix of the names of all metrics that operators declare
 PREFIX = "stateflow_operator_"
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,99}")
-#: what Prometheus puts behind a name by itself
+#: suffixes that Prometheus adds to names
 _SUFFIXES = ("_total", "_created", "_bucket", "_count", "_sum", "_info")
 _RESERVED = frozenset({"operator", "le", "quantile"})
 S = TypeVar("S", bound="_Series")
@@ -37,7 +37,11 @@ S = TypeVar("S", bound="_Series")
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """``name``: without :data:`PREFIX`, and a counter's without ``_total``. ``buckets``: upper bounds, ascending."""
+    """The declaration of a metric.
+
+    ``name``: without :data:`PREFIX`, and without the ``_total`` of a counter. ``what``: description for users.
+    ``buckets``: upper bounds, ascending.
+    """
 
     kind: Kind
     name: str
@@ -46,7 +50,7 @@ class Declared:
     buckets: tuple[float, ...] = ()
 
     def check(self, operator: str) -> None:
-        """Raises DeclarationError."""
+        """Checks the name, the labels and the buckets. Raises DeclarationError."""
         if not _NAME.fullmatch(self.name):
             raise _wrong(
                 operator, self.name, "is no name", "use letters, digits and _, at most 100, and no digit first"
@@ -70,7 +74,7 @@ class Declared:
 
 
 class _Pending(NamedTuple):
-    """What a batch adds to a series. ``base``: what a gauge was set to before ``amount`` was added."""
+    """A change of a series by a batch. ``base``: value to which a gauge was set first; None: it was not set."""
 
     amount: float | Histogram
     base: float | None = None
@@ -78,8 +82,11 @@ class _Pending(NamedTuple):
 
 @dataclass(slots=True)
 class Family:
-    """A figure of an operator in this process. ``version``: of the operator that declared it. ``series``: by the values
-    of its labels; None: a gauge that was not set."""
+    """A metric of an operator in this process.
+
+    ``version``: version of the operator that declared it. ``series``: values, by the values of the labels; None: a
+    gauge that was not set.
+    """
 
     declared: Declared
     version: object
@@ -96,15 +103,18 @@ class Family:
 
 
 class OwnFigures:
-    """Of all operators of a process. Thread-safe."""
+    """The metrics of all operators of a process. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._families: dict[str, dict[str, Family]] = {}
 
     def declare(self, operator: str, version: object, declared: Declared) -> Family:
-        """The figure, made where there is none; one that another version of the operator declared otherwise begins
-        anew. Raises DeclarationError, InvalidArgument for too many."""
+        """Returns the metric with this declaration, and makes it if there is none.
+
+        A metric that another version of the operator declared otherwise begins anew. Raises DeclarationError, also
+        where this version declared it otherwise, and InvalidArgument where there are too many metrics.
+        """
         declared.check(operator)
         with self._lock:
             families = self._families.setdefault(operator, {})
@@ -137,7 +147,10 @@ class OwnFigures:
                 )
 
     def admit(self, operator: str, family: Family, values: Labels) -> None:
-        """There is to be a series of these values. Raises InvalidArgument for too many, and for one too long."""
+        """Makes a series for these values of the labels, if there is none.
+
+        Raises InvalidArgument where there are too many series, or a value is too long.
+        """
         for label, value in zip(family.declared.labels, values, strict=True):
             if len(value) > VALUE_MAX:
                 raise InvalidArgument(
@@ -160,7 +173,7 @@ class OwnFigures:
             family.series[values] = family.nothing()
 
     def add(self, pending: Sequence[tuple[Family, Labels, _Pending]]) -> None:
-        """What a batch said counts from now on, all of it at once."""
+        """Adds what a batch has counted, in one atomic step."""
         with self._lock:
             for family, values, (amount, base) in pending:
                 now = family.series[values]
@@ -174,7 +187,7 @@ class OwnFigures:
                     family.series[values] = (now or 0.0) + amount
 
     def read(self) -> list[tuple[str, Declared, dict[Labels, float | Histogram]]]:
-        """(operator, figure, value by the values of its labels), by operators' names."""
+        """Returns (operator, declaration, value by the values of the labels), sorted by operator."""
         with self._lock:
             return [
                 (operator, family.declared, {values: _copy(now) for values, now in series if now is not None})
@@ -184,7 +197,7 @@ class OwnFigures:
             ]
 
     def value(self, operator: str, name: str, labels: Mapping[str, str]) -> float | Histogram:
-        """For tests. Raises InvalidArgument where nothing is known of it."""
+        """Returns one value, for tests. Raises InvalidArgument where there is none."""
         for of, declared, series in self.read():
             if of == operator and declared.name == name and labels.keys() == set(declared.labels):
                 values = tuple(labels[label] for label in declared.labels)
@@ -215,7 +228,7 @@ def _wrong(operator: str, name: str, what: str, remedy: str) -> DeclarationError
 
 
 class _Series:
-    """Of one figure: it has labels and none of their values yet, or it can be counted with."""
+    """A metric of one partition. ``values``: values of its labels; None: :meth:`labels` must give them first."""
 
     kind: Kind
 
@@ -225,8 +238,10 @@ class _Series:
         self._is_touched = False
 
     def labels(self: S, **values: object) -> S:
-        """The series with these values, one for each label; they are taken as text. Raises InvalidArgument for other
-        labels, and beyond the bounds."""
+        """Returns the series with these values, one for each label. Values are converted to text.
+
+        Raises InvalidArgument for other labels, too many combinations of values, and values that are too long.
+        """
         declared = self._family.declared
         if self._values is not None or values.keys() != set(declared.labels):
             raise InvalidArgument(
@@ -254,7 +269,7 @@ class _Series:
             self._metrics.touched.append(self)
 
     def take(self) -> tuple[Family, Labels, _Pending]:
-        """What was said since, which is forgotten."""
+        """Returns what was counted since the last call, and forgets it."""
         assert self._values is not None
         self._is_touched = False
         return self._family, self._values, self._taken()
@@ -264,13 +279,13 @@ class _Series:
 
 
 class Counter(_Series):
-    """It only rises."""
+    """A value that only rises."""
 
     kind = "counter"
     _amount = 0.0
 
     def inc(self, amount: float = 1.0) -> None:
-        """Raises InvalidArgument for less than 0."""
+        """Adds to the counter. Raises InvalidArgument for an amount below 0, infinity or NaN."""
         if not 0 <= amount < math.inf:
             raise InvalidArgument(f"a counter cannot rise by {amount}", remedy="use a gauge for what falls")
         self._touch()
@@ -282,7 +297,7 @@ class Counter(_Series):
 
 
 class Gauge(_Series):
-    """What it was set to last, by whichever partition of the process; or what was added to it."""
+    """A value that rises and falls: what any partition of the process set last, plus what was added since."""
 
     kind = "gauge"
     _amount = 0.0
@@ -306,13 +321,13 @@ class Gauge(_Series):
 
 
 class HistogramSeries(_Series):
-    """How many values were observed, by buckets, and their sum."""
+    """Observed values: their number by bucket, and their sum."""
 
     kind = "histogram"
     _observed: Histogram | None = None
 
     def observe(self, value: float) -> None:
-        """Raises InvalidArgument for NaN, which is in no bucket."""
+        """Observes a value. Raises InvalidArgument for NaN, which is in no bucket."""
         if math.isnan(value):
             raise InvalidArgument("NaN cannot be observed", remedy="leave it out")
         self._touch()
@@ -327,31 +342,34 @@ class HistogramSeries(_Series):
 
 
 class Metrics:
-    """``ctx.metrics``: an operator's own counters, gauges and histograms, of one partition. For the operator's methods,
-    and not for threads of its own.
+    """``ctx.metrics``: an operator's own counters, gauges and histograms, for one partition.
 
-    What is said counts with the commit of the batch in hand. Each process has one value for all of its partitions.
+    Only the operator's methods may use it, not threads that the operator starts. What is counted takes effect when the
+    running batch commits. Each process has one value for all of its partitions.
     """
 
     def __init__(self, figures: OwnFigures, operator: str, version: object) -> None:
         self.operator = operator
         self._figures, self._version = figures, version
         self._known: dict[str, _Series] = {}
-        #: series of which the batch in hand said something
+        #: series that the running batch has changed
         self.touched: list[_Series] = []
 
     def counter(self, name: str, what: str | None = None, labels: Sequence[str] | None = None) -> Counter:
-        """``stateflow_operator_<name>_total`` of the replica's ``/metrics``.
+        """Returns a counter, ``stateflow_operator_<name>_total`` in the replica's ``/metrics``.
 
-        Args: what: it counts, for people. labels: names of what tells its values apart, said with ``.labels``. Both may
-        be left out once it is known.
+        Args:
+            what: description for users.
+            labels: names of its labels, whose values are given by ``.labels``.
 
-        Raises DeclarationError, InvalidArgument beyond the bounds.
+        Both may be left out once the counter is declared.
+
+        Raises DeclarationError, and InvalidArgument where the operator has too many metrics.
         """
         return self._series(Counter, name, what, labels, None)
 
     def gauge(self, name: str, what: str | None = None, labels: Sequence[str] | None = None) -> Gauge:
-        """``stateflow_operator_<name>``. See :meth:`counter`."""
+        """Returns a gauge, ``stateflow_operator_<name>``. See :meth:`counter`."""
         return self._series(Gauge, name, what, labels, None)
 
     def histogram(
@@ -361,9 +379,10 @@ class Metrics:
         labels: Sequence[str] | None = None,
         buckets: Sequence[float] | None = None,
     ) -> HistogramSeries:
-        """``stateflow_operator_<name>_bucket``, ``_sum`` and ``_count``. See :meth:`counter`.
+        """Returns a histogram, ``stateflow_operator_<name>_bucket``, ``_sum`` and ``_count``. See :meth:`counter`.
 
-        Args: buckets: upper bounds, ascending; by default for seconds, from 5 ms to 10 s.
+        Args:
+            buckets: upper bounds, ascending; None: bounds for seconds, from 5 ms to 10 s.
         """
         return self._series(HistogramSeries, name, what, labels, buckets)
 
@@ -396,12 +415,12 @@ class Metrics:
         self._figures.admit(self.operator, family, values)
 
     def count(self) -> None:
-        """The batch is applied."""
+        """Adds what the batch counted, as the batch was applied."""
         if self.touched:
             self._figures.add(self._taken())
 
     def forget(self) -> None:
-        """It is not."""
+        """Forgets what the batch counted, as the batch was not applied."""
         self._taken()
 
     def _taken(self) -> list[tuple[Family, Labels, _Pending]]:
@@ -410,8 +429,11 @@ class Metrics:
 
 
 def by_name(figures: OwnFigures) -> Iterator[tuple[Declared, list[tuple[str, Declared, Mapping[Labels, Any]]]]]:
-    """Figure → the operators that have it, and their values. Of operators whose figures of one name are of different
-    kinds, only those of the first one's, as the log says: Prometheus cannot tell apart two figures of one name."""
+    """Yields each metric with the operators that have it, and their values.
+
+    Prometheus allows one kind per name. Where operators give one name to metrics of different kinds, only those of the
+    first operator's kind are shown, as the log says.
+    """
     found: dict[str, list[tuple[str, Declared, Mapping[Labels, Any]]]] = {}
     for each in figures.read():
         found.setdefault(each[1].name, []).append(each)

@@ -1,4 +1,4 @@
-"""``/metrics``: a process's figures, as Prometheus reads them (OpenMetrics and its text format), and ``/sd``."""
+"""Serves ``/metrics``, a process's metrics in the formats of Prometheus (OpenMetrics and text), and ``/sd``."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: a process that does not say them by then is too busy to
+#: how long the process has to compute its metrics, in seconds; one that takes longer is too busy
 WITHIN_S = 5.0
-#: whoever asks and then says nothing for so long is left
+#: seconds of silence after which a client is disconnected
 PATIENCE_S = 10.0
 
 
 def _asked(made: Callable[[], Awaitable[T]], loop: asyncio.AbstractEventLoop) -> T:
-    """Of the event loop, by a thread that answers HTTP. Raises TimeoutError."""
+    """Returns what the event loop computes, to a thread that answers HTTP. Raises TimeoutError."""
 
     async def make() -> T:
         return await made()
@@ -59,7 +59,7 @@ class _Figures(Collector):
 
 
 def families(values: Values) -> Iterator[Any]:
-    """As the Prometheus client has them."""
+    """Yields the metrics as families of the Prometheus client."""
     for name, by_labels in values.items():
         figure = FIGURES[name]
         family = _family(figure)
@@ -74,7 +74,7 @@ def families(values: Values) -> Iterator[Any]:
 
 
 class _Own(Collector):
-    """Those that operators have of their own. Each says its own labels, buckets and text; the first one's is shown."""
+    """Collects the metrics that operators declare. Of several descriptions of one metric, the first one is shown."""
 
     def __init__(self, figures: OwnFigures) -> None:
         self._figures = figures
@@ -115,7 +115,11 @@ def _family(figure: Figure) -> Any:
 def _with_discovery(
     figures: Any, targets: Callable[[str], Iterable[Target]], own: str, loop: asyncio.AbstractEventLoop
 ) -> Any:
-    """A WSGI application. Args: figures: another, for whatever else is asked for."""
+    """Returns a WSGI application that answers ``/sd``.
+
+    Args:
+        figures: the application that answers all other requests.
+    """
 
     async def found_now() -> list[Target]:
         return list(targets(own))
@@ -131,7 +135,7 @@ def _with_discovery(
 
 
 class _Tls:
-    """By the files of TLS as they are when somebody comes. Raises BadCertificate at first."""
+    """Wraps connections in TLS, by the files as they are when a client connects. Raises BadCertificate when made."""
 
     def __init__(self, files: TlsFiles, settings: ConnectionSettings) -> None:
         self._files, self._settings, self._lock = files, settings, threading.Lock()
@@ -139,12 +143,15 @@ class _Tls:
         self._context = self._made()
 
     def met(self, client: socket.socket) -> ssl.SSLSocket:
-        """Shakes hands, in its time. Raises OSError; NotAllowed: it was revoked."""
+        """Shakes hands with a client, within its timeout.
+
+        Raises OSError, and NotAllowed where the client's certificate was revoked.
+        """
         with self._lock:
             if self._files.current().number != self._number:
                 try:
                     self._context = self._made()
-                except BadCertificate as error:  # they have been replaced again, and are looked at again
+                except BadCertificate as error:  # the files are read again for the next client
                     log.warning("the files of TLS have changed and are not used for figures: %s", error)
             context = self._context
         met = context.wrap_socket(client, server_side=True)
@@ -174,7 +181,7 @@ class _Tls:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Each who asks has a thread, which also shakes hands: whoever says nothing keeps nobody else waiting."""
+    """Serves each client in a thread, the handshake included, so that a silent client keeps no other waiting."""
 
     daemon_threads = True
     tls: _Tls | None = None
@@ -201,15 +208,16 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Who asks is no news."""
+        """Logs nothing, as requests are no news."""
 
 
 class Page:
-    """Served until it is closed. ``address``: where it is.
+    """A page of metrics, served until it is closed. ``address``: host:port of the page.
 
     Args:
-        operators: what they have of their own, where there are any.
-        targets: for ``/sd``: of this page, whose address it is given, and of others.
+        made: computes the metrics, in the event loop ``loop``.
+        operators: metrics that operators declare; None: there are no operators.
+        targets: returns the targets of ``/sd``, given the address of this page; None: there is no ``/sd``.
 
     Raises InvalidArgument, PortInUse, BadCertificate; InsecureRefused beyond this machine without TLS or
     ``--insecure``.

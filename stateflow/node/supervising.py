@@ -1,5 +1,7 @@
-"""A node's workers: when one that ended is started again, which partitions they hand to each other, and when nothing is
-left of one. Sans-io."""
+"""Decides for a node's workers when one is started again, which partitions move between them, and when one can go.
+
+Sans-io.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,16 @@ from stateflow.reports import PartitionReport
 from stateflow.runtime.lifecycle import State as Kept
 from stateflow.types import PartitionId
 
-#: who was ready for so long was well: it is started again at once
+#: a worker that was ready for so long, in seconds, is healthy: it is started again at once
 WELL_S = 30.0
 BACKOFF_S, BACKOFF_S_MAX = 0.5, 30.0
-#: who died so often in a row without having been well is said to die at every start
+#: deaths in a row, without having been healthy, after which a worker is said to die at every start
 HOPELESS = 5
-#: a partition is worth handing on if that makes the busier of two workers less busy by this share at least
+#: least share by which a move must relieve the busier of two workers
 GAIN = 0.2
-#: a worker that takes less of a core than this has nothing to hand on: it keeps nobody waiting
+#: share of a core below which a worker gives nothing away, as it keeps no caller waiting
 BUSY = 0.2
-#: what workers did is compared over so long at least; over more, the more often partitions were handed on in a row
+#: least and greatest time over which loads are compared, in seconds; moves double it, and no moves halve it
 COMPARE_S, COMPARE_S_MAX = 10.0, 320.0
 
 
@@ -42,10 +44,10 @@ class _Worker:
 
 @dataclass(slots=True)
 class Supervision:
-    """Of one node. Times are monotonic seconds.
+    """Decides when the workers of one node are started again. Times are monotonic seconds.
 
     Args:
-        wanted: so many workers, numbered from 0.
+        wanted: number of workers, which are numbered from 0.
     """
 
     wanted: int
@@ -57,11 +59,11 @@ class Supervision:
         self._workers[number] = _Worker(state, known.deaths if known is not None else 0)
 
     def ready(self, number: int, now: float) -> None:
-        """It has found what is in its directory, and answers. That may have taken minutes."""
+        """Notes that a worker has opened its directory and answers, which may have taken minutes."""
         self._workers[number].ready_at = now
 
     def died(self, number: int, now: float) -> float:
-        """It ended, and nobody wanted that. Returns in how many seconds it is started again."""
+        """Notes that a worker ended unasked. Returns in how many seconds it is started again."""
         worker = self._workers[number]
         was_well = worker.ready_at is not None and now - worker.ready_at >= WELL_S
         worker.deaths = 1 if was_well else worker.deaths + 1
@@ -70,31 +72,31 @@ class Supervision:
         return pause
 
     def ended(self, number: int) -> None:
-        """It owned nothing any more, and left."""
+        """Notes that a worker that owned nothing any more has left."""
         self._workers[number].state = State.ENDED
 
     def due(self, now: float) -> list[int]:
-        """Those to start now."""
+        """Returns the workers to start now."""
         return [n for n, worker in self._workers.items() if worker.state is State.WAITS and worker.again_at <= now]
 
     def leaving(self) -> list[int]:
-        """Those that run until they own nothing."""
+        """Returns the workers that run until they own nothing."""
         return [number for number, worker in self._workers.items() if worker.state is State.LEAVES]
 
     def gone(self) -> list[int]:
-        """Those that left."""
+        """Returns the workers that have left."""
         return [number for number, worker in self._workers.items() if worker.state is State.ENDED]
 
     def dies_at_every_start(self, number: int) -> bool:
         return self._workers[number].deaths >= HOPELESS
 
     def is_hopeless(self) -> bool:
-        """No worker that is wanted runs, and each dies at every start."""
+        """Tells whether no wanted worker runs, and each dies at every start."""
         wanted = [worker for number, worker in self._workers.items() if number < self.wanted]
         return bool(wanted) and all(w.state is State.WAITS and w.deaths >= HOPELESS for w in wanted)
 
 
-# -- who is handed what -------------------------------------------------------------------------------------
+# -- which worker has what ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +105,8 @@ class Seen:
 
     Args:
         at: monotonic seconds.
-        committed: worker → partition that it owns → its last commit; 0: it was not at work there yet.
-        used_s: worker → seconds of a processor that it has taken; none where that cannot be told.
+        committed: worker → partition that it owns → its last commit; 0: nothing was committed there yet.
+        used_s: worker → CPU seconds that it has used; absent: unknown.
     """
 
     at: float
@@ -112,7 +114,7 @@ class Seen:
     used_s: Mapping[str, float] = field(default_factory=dict)
 
     def follows(self, before: Seen) -> bool:
-        """Did the same processes own the same partitions all the time, as far as can be told?"""
+        """Tells whether the same processes owned the same partitions since ``before``, as far as can be told."""
         if self.committed.keys() != before.committed.keys() or self.used_s.keys() != before.used_s.keys():
             return False
         for worker, now in self.committed.items():
@@ -122,8 +124,11 @@ class Seen:
         return all(before.used_s[worker] <= used_s for worker, used_s in self.used_s.items())
 
     def loads(self, before: Seen) -> dict[str, dict[PartitionId, float]]:
-        """Worker → partition → what it cost since: of the processor time of its worker, what its batches are of that
-        worker's. Where processor time cannot be told, a batch is taken for the fiftieth of a second."""
+        """Returns worker → partition → cores that the partition has used since ``before``.
+
+        A worker's CPU time is shared among its partitions by their batches. Where it is unknown, a batch counts as a
+        fiftieth of a second.
+        """
         seconds = self.at - before.at
         loads: dict[str, dict[PartitionId, float]] = {}
         for worker, now in self.committed.items():
@@ -136,17 +141,20 @@ class Seen:
 
 @dataclass(slots=True)
 class Balance:
-    """Keeps a node's workers about equally busy. It takes its time, the more the more often in a row that was not so:
-    what comes and goes is not run after."""
+    """Keeps a node's workers about equally busy.
+
+    The more rounds in a row have moved partitions, the longer it compares before the next one, so that it does not
+    follow short-lived loads.
+    """
 
     _before: Seen | None = None
     _compare_s: float = COMPARE_S
     _rounds: int = 0
-    _handed_on: dict[PartitionId, int] = field(default_factory=dict)  # in which round, last
+    _handed_on: dict[PartitionId, int] = field(default_factory=dict)  # round in which each was moved last
 
     def look(self, seen: Seen) -> dict[PartitionId, str]:
-        """Partition → worker, of those to hand on now. Not to be asked while partitions of the node are moving."""
-        if not all(seen.committed.values()):  # somebody has just begun: by number, and at once
+        """Returns the partitions to move now: partition → worker. Not to be called while some of them are moving."""
+        if not all(seen.committed.values()):  # a worker owns nothing: it gets some by number, and at once
             self._before = None
             return self._moves({worker: dict.fromkeys(owned, 0.0) for worker, owned in seen.committed.items()})
         before = self._before
@@ -173,13 +181,14 @@ class Balance:
 def spread(
     loads: Mapping[str, Mapping[PartitionId, float]], handed_on: Mapping[PartitionId, int] = MappingProxyType({})
 ) -> dict[PartitionId, str]:
-    """Partition → worker, of those to move within a node so that its workers are about equally busy: as few as that
-    takes, and none for little.
+    """Returns the moves within a node that make its workers about equally busy: partition → worker.
+
+    They are as few as possible, and none where the gain would be small.
 
     Args:
-        loads: worker → its partitions and what each costs, in any unit; those that cost nothing are spread by number.
-        handed_on: partition → when it last was, in any unit. Of those that cost the same one that was not goes first:
-            where one makes its worker busy and nobody can tell which, the others leave it.
+        loads: worker → its partitions and the load of each, in any unit; those without load are spread by number.
+        handed_on: partition → when it was moved last, in any unit. Of equal loads, one that was not moved goes first:
+            where one partition makes its worker busy and cannot be told from the others, the others leave it.
     """
     floor = max((load for each in loads.values() for load in each.values()), default=0.0) / 100 or 1.0
     left = {worker: {p: max(load, floor) for p, load in each.items()} for worker, each in loads.items()}
@@ -201,16 +210,18 @@ def spread(
     return moves
 
 
-# -- what is left of one that left --------------------------------------------------------------------------
+# -- what a worker leaves behind ----------------------------------------------------------------------------
 
 
 def is_spare(partitions: Iterable[PartitionReport], epochs: Mapping[PartitionId, int]) -> bool:
-    """May the directory of a worker that is to leave be deleted? Not while it serves anything, nor while it has what
-    was sealed for an owner of which the ledger does not know that it owns: that may be the newest there is.
+    """Tells whether the directory of a worker that is to leave may be deleted.
+
+    It may not while the worker serves a partition, or has one that it sealed for an owner that the ledger does not know
+    yet: that may be the newest copy.
 
     Args:
-        partitions: as it has them.
-        epochs: at which each partition is owned, as the ledger has it.
+        partitions: what the worker has.
+        epochs: epoch at which each partition is owned, by the ledger.
     """
     for each in partitions:
         if each.state in (Kept.OWNED, Kept.FENCING):

@@ -1,9 +1,11 @@
-"""A node of several replicas: their processes, started, watched, started again and ended together.
+"""Runs a node of several replicas: starts, watches, restarts and stops their processes.
 
-Each worker is a replica with a part of the node's data directory: the first has the directory itself, as a replica
-alone has, the others have ``workers/<number>`` in it. Fewer workers than there were run on until they own nothing.
-Whoever runs a node, or a replica alone, has claimed the file ``NODE`` in the directory. Its workers have
-``workers/LOCK`` of it from the start of their processes to their end, which may be after its own.
+Each worker is a replica with a part of the node's data directory. The first worker has the directory itself, like a
+single replica; the others have ``workers/<number>`` in it. When a node is started with fewer workers than before, the
+surplus workers run on until they own nothing.
+
+The process that runs a node, or a single replica, claims the file ``NODE`` in the directory. Workers hold its
+``workers/LOCK`` from the start of their processes to their end, which may come after the end of the node's process.
 """
 
 from __future__ import annotations
@@ -42,18 +44,22 @@ from stateflow.types import PORT_MAX, WORKER, PartitionId, node_of, ranges, work
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 WORKERS = "workers"
-#: how often it is looked whether former workers have ended
+#: seconds between two checks whether former workers have ended
 ENDED_LOOK_S = 0.05
-#: how often it is looked whether partitions should go from one worker to another
+#: seconds between two checks whether partitions should move between workers
 LOOK_S = 5.0
-#: whoever was asked to stop and has not is killed; longer than a replica takes by itself
+#: seconds beyond the stop timeout after which a worker is killed; longer than a replica takes by itself
 KILL_AFTER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """``listen``, ``advertise`` and ``metrics``: of the first worker; empty ``metrics``: they have none. ``arguments``:
-    of a worker, by its number, where it listens, what it advertises and where its figures are."""
+    """The settings of a node.
+
+    ``listen``, ``advertise`` and ``metrics``: addresses of the first worker; empty ``metrics``: none are served.
+    ``arguments``: returns the arguments of a worker, given its number, where it listens, what it advertises, and where
+    its metrics are served.
+    """
 
     name: str
     data_dir: Path
@@ -70,20 +76,26 @@ def directory_of(data_dir: Path, number: int) -> Path:
 
 
 def left_behind(data_dir: Path, count: int) -> list[int]:
-    """Workers of an earlier, larger number that may own something."""
+    """Returns the numbers of surplus workers, from a time with more workers, that may own partitions."""
     folder = data_dir / WORKERS
     found = [int(path.name) for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
     return sorted(number for number in found if number >= count)
 
 
 def claim_node(data_dir: Path) -> TextIO:
-    """No other process runs a node or replica there until it is closed. Raises DataDirLocked, InvalidArgument."""
+    """Claims a directory: until the result is closed, no other process runs a node or replica there.
+
+    Raises DataDirLocked, InvalidArgument.
+    """
     return claim(data_dir, "NODE")
 
 
 def claim_workers(data_dir: Path) -> TextIO:
-    """No worker of a former node lives, wherever it is in its life. To be called with the node claimed, and handed to
-    whoever is started. Raises DataDirLocked, InvalidArgument."""
+    """Claims the workers of a node, as proof that no worker of a former node is alive, even one that just starts.
+
+    Callers have claimed the node, and pass the claim on to each process that they start. Raises DataDirLocked,
+    InvalidArgument.
+    """
     try:
         return claim(data_dir / WORKERS, "LOCK")
     except DataDirLocked as error:
@@ -96,7 +108,10 @@ def claim_workers(data_dir: Path) -> TextIO:
 
 
 def _holders(data_dir: Path) -> str | None:
-    """Numbers of the processes that have claimed a worker's directory: one that has just begun has not."""
+    """Returns the numbers of the processes that have claimed a worker's directory; None: none has.
+
+    A process that has just begun has not claimed it yet.
+    """
     found: list[str] = []
     for number in [0, *left_behind(data_dir, 1)]:
         directory = directory_of(data_dir, number)
@@ -111,8 +126,10 @@ def _holders(data_dir: Path) -> str | None:
 
 @contextlib.contextmanager
 def nobody_in(data_dir: Path, stop_timeout_s: float, clock: Clock = SYSTEM_CLOCK) -> Iterator[None]:
-    """No process of a node or replica has something there, and none is begun: it can be wiped. Waits for those that are
-    still ending. Raises DataDirLocked, InvalidArgument."""
+    """Keeps all processes of a node or replica out of a directory, so that it can be wiped.
+
+    Waits for those that are still ending. Raises DataDirLocked, InvalidArgument.
+    """
     until = clock.monotonic() + stop_timeout_s + KILL_AFTER_S
     with contextlib.ExitStack() as claims:
         for take in (claim_node, claim_workers):
@@ -128,8 +145,10 @@ def nobody_in(data_dir: Path, stop_timeout_s: float, clock: Clock = SYSTEM_CLOCK
 
 
 def behind(address: str, number: int) -> str:
-    """Where the worker ``number`` listens, or is reached, where the first one does so at ``address``: so many ports
-    further, at any where that one takes any. Raises InvalidArgument where there is no such port."""
+    """Returns the address of the worker ``number``, given that of the first one: so many ports further.
+
+    An address without a port, or with port 0, stays as it is. Raises InvalidArgument where there is no such port.
+    """
     host, _, port = address.rpartition(":")
     if not port.isdigit() or not int(port):
         return address
@@ -142,7 +161,11 @@ def behind(address: str, number: int) -> str:
 
 
 class Workers:
-    """Of one node. Args: count: so many are wanted. Raises InvalidArgument."""
+    """The workers of one node. Raises InvalidArgument.
+
+    Args:
+        count: number of workers that are wanted.
+    """
 
     def __init__(self, node: Node, count: int, clock: Clock = SYSTEM_CLOCK) -> None:
         self._node, self._count, self._clock = node, count, clock
@@ -152,20 +175,23 @@ class Workers:
         self._supervision, self._balance = Supervision(count), Balance()
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._addresses: dict[int, str] = {}
-        self._pages: dict[int, str] = {}  # where its figures are
-        self._errors: dict[int, StateflowError] = {}  # what a worker ended with, last
+        self._pages: dict[int, str] = {}  # where its metrics are served
+        self._errors: dict[int, StateflowError] = {}  # error with which a worker ended last
         self._lives: dict[int, asyncio.Task[None]] = {}
         self._tried: set[int] = set()
-        self._lock: TextIO | None = None  # what each worker has, too
+        self._lock: TextIO | None = None  # each worker holds it, too
         self._changed = asyncio.Event()
         self._said: dict[str, str] = {}
 
     async def run(self, stop: asyncio.Event, ready: Callable[[Listening], None]) -> None:
-        """Until ``stop``. To be called with the node claimed; ``ready`` is told the first worker's address when each
-        was started, and that one is, and again when figures are elsewhere.
+        """Runs the workers until ``stop``. Callers have claimed the node.
 
-        Raises DataDirLocked where workers of a former node do not end, Unavailable when no worker starts, however
-        often.
+        Args:
+            ready: told the first worker's address once that worker is ready and each other one was tried, and again
+                when metrics are served elsewhere.
+
+        Raises DataDirLocked where workers of a former node do not end, and Unavailable where every worker dies at every
+        start.
         """
         stopping = asyncio.ensure_future(stop.wait())
         looking = None
@@ -198,8 +224,10 @@ class Workers:
                 self._lock.close()
 
     async def _wait_for_former(self, stop: asyncio.Event) -> bool:
-        """Workers of a node that was killed end by themselves, but not at once. False: it is to stop by then. Raises
-        DataDirLocked."""
+        """Waits for workers of a node that was killed, which end by themselves, but not at once.
+
+        Returns False where this node is asked to stop meanwhile. Raises DataDirLocked where they do not end.
+        """
         until = self._clock.monotonic() + self._node.stop_timeout_s + KILL_AFTER_S
         while not stop.is_set():
             try:
@@ -225,14 +253,14 @@ class Workers:
         self._lives[number] = asyncio.create_task(self._live(number))
 
     async def _live(self, number: int) -> None:
-        """From its start to its end."""
+        """Runs a worker's process from its start to its end."""
         name = worker_name(self._node.name, number)
         try:
             status = await self._run_process(number)
-        except Exception as error:  # noqa: BLE001 - whatever it is, this worker is begun again, and it is said
+        except Exception as error:  # noqa: BLE001 - it is logged, and the worker is started again
             log.error("worker %s cannot be started: %s", name, unexpected(error))
             status = -1
-            await self._stop(number)  # it may run, and say what nobody understands
+            await self._stop(number)  # the process may run, with output that cannot be read
         self._tried.add(number)
         pause = self._supervision.died(number, self._clock.monotonic())
         if self._supervision.dies_at_every_start(number):
@@ -250,17 +278,17 @@ class Workers:
         lock = self._lock.fileno()
         process = self._processes[number] = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "stateflow", *arguments, "--json", "--stop-with-parent", "--lock", str(lock)),
-            pass_fds=(lock,),  # a claim of its own would come only when it has begun
-            stdin=asyncio.subprocess.PIPE,  # whose end it sees when this process ends, however that does
+            pass_fds=(lock,),  # a claim of its own would come only after its start
+            stdin=asyncio.subprocess.PIPE,  # it closes when this process ends in any way, and the worker notices
             stdout=asyncio.subprocess.PIPE,  # one line; what an operator prints goes to standard error
-            start_new_session=True,  # what a terminal sends reaches it through here
+            start_new_session=True,  # signals of a terminal reach it only through this process
         )
         assert process.stdout is not None
         self._hear(number, await process.stdout.readline())
         return await process.wait()
 
     def _hear(self, number: int, line: bytes) -> None:
-        """Where it listens, or why it does not."""
+        """Takes in a worker's first line of output: where it listens, or why it does not."""
         self._errors.pop(number, None)
         name, said = worker_name(self._node.name, number), heard(line)
         if isinstance(said, Listening):
@@ -271,7 +299,7 @@ class Workers:
             self._changed.set()
         elif said is not None:
             self._errors[number] = said
-            if isinstance(said, PortInUse):  # of the free ones that it had; others will do
+            if isinstance(said, PortInUse):  # the free ports that it had before are taken: others will do
                 self._addresses.pop(number, None)
                 self._pages.pop(number, None)
             log.error("worker %s: %s", name, said)
@@ -292,8 +320,10 @@ class Workers:
     # -- partitions ---------------------------------------------------------------------------------------
 
     async def _look_again_and_again(self) -> None:
-        """Partitions go from busy workers to those that are not, and away from those that leave. What cannot be asked
-        or done now is looked at again."""
+        """Moves partitions from busy workers to others, and away from those that leave, every ``LOOK_S``.
+
+        What cannot be done now is tried again at the next look.
+        """
         while True:
             await asyncio.sleep(LOOK_S)
             with self._tolerant(""):
@@ -301,7 +331,11 @@ class Workers:
 
     @contextlib.contextmanager
     def _tolerant(self, name: str) -> Iterator[None]:
-        """Of what has to be done again. The same is said once. Args: name: of the worker that it is about."""
+        """Logs the error of work that is tried again later, once per error.
+
+        Args:
+            name: worker that the work is about; empty: the whole node.
+        """
         said = ""
         try:
             yield
@@ -323,7 +357,7 @@ class Workers:
                 with self._tolerant(mine[number].name):
                     await self._leave(cluster, mine[number], status)
         for name in self._forgettable(status):
-            with contextlib.suppress(StateflowError):  # it may be moved from or to; later
+            with contextlib.suppress(StateflowError):  # partitions may still move from or to it: tried again later
                 await aside(partial(cluster.forget, name))
         await aside(partial(self._spread, cluster, [mine[n] for n in range(self._count) if n in mine], status))
 
@@ -331,7 +365,7 @@ class Workers:
         return behind(self._node.advertise, number) if self._node.advertise else None
 
     def _is_mine(self, replica: ReplicaStatus) -> bool:
-        """Not one of another node that has its name."""
+        """Tells whether a replica is a live worker of this node, and not of another node with its name."""
         number = worker_of(replica.name)
         where = reached_at(self._advertised(number), self._addresses.get(number, ""))
         return node_of(replica.name) == self._node.name and replica.address == where and bool(replica.alive)
@@ -363,7 +397,7 @@ class Workers:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
     def _forgettable(self, status: ClusterStatus) -> list[str]:
-        """Workers that have left, now or before this process was started, and whose lease has lapsed."""
+        """Returns the workers that have left, also before this process was started, and whose lease has lapsed."""
         running, gone = set(self._numbers), set(self._supervision.gone())
         return [
             each.name
@@ -401,7 +435,7 @@ class Workers:
 
 
 def _is_moving(status: ClusterStatus, replicas: Collection[str]) -> bool:
-    """Is something on its way to or from them, or about to be?"""
+    """Tells whether a move to or from one of the replicas is under way or planned."""
     return any(
         move.source in replicas or move.target in replicas
         for each in status.reconfigurations
@@ -412,7 +446,7 @@ def _is_moving(status: ClusterStatus, replicas: Collection[str]) -> bool:
 
 
 def processor_s(pid: int) -> float | None:
-    """Seconds of a processor that a process of this machine has taken; None: that cannot be told."""
+    """Returns the CPU seconds that a process of this machine has used; None: unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -421,7 +455,10 @@ def processor_s(pid: int) -> float | None:
 
 
 async def aside(work: Callable[[], T]) -> T:
-    """In a thread that keeps nobody from ending: a controller or worker that is stopped does not answer for long."""
+    """Runs work in a daemon thread, which does not delay this process's end.
+
+    A stopped controller or worker may leave the work without an answer for long.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -437,9 +474,9 @@ async def aside(work: Callable[[], T]) -> T:
         result, failed = None, None
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001 - whoever waits is told
+        except Exception as error:  # noqa: BLE001 - the caller gets it
             failed = error
-        with contextlib.suppress(RuntimeError):  # nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits any more
             loop.call_soon_threadsafe(settle, result, failed)
 
     threading.Thread(target=run, name="aside", daemon=True).start()
