@@ -49,7 +49,7 @@ class Deployments:
         self._cluster, self._members = context.cluster, context.members
         self.created: dict[str, int] = {}
         self.trials: dict[str, Trial] = {}
-        #: by operator: the newest version that was tried, and the one it was tried to follow
+        #: by operator: the deployed version, and the newest version that was tried as its successor
         self._tried: dict[str, tuple[OperatorSpec, OperatorSpec]] = {}
 
     async def deploy(self, spec: OperatorSpec, sites: Collection[str] | None = None) -> Deployed:
@@ -285,6 +285,6 @@ def _is_new(deployed: Deployed, spec: OperatorSpec) -> bool:
 
 
 def _may_follow(deployed: OperatorSpec, spec: OperatorSpec) -> bool:
-    """Tells whether routers and stored keys cannot tell the new version from the old one. States may differ."""
+    """Tells whether the new version is the same as the old one for routers and stored keys. States may differ."""
     same = ("partitions", "key", "output_schema", "side_schemas")
     return all(getattr(deployed, name) == getattr(spec, name) for name in same)

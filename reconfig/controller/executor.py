@@ -194,7 +194,7 @@ class Executor:
     async def _run_stopped(self, running: Running, first: dict[str, list[m.Instruction]]) -> None:
         """Runs a reconfiguration during which no partition of the operator is served.
 
-        This is how a job moves that is stopped, restored elsewhere from its state, and started again.
+        It corresponds to stopping a job, restoring its state elsewhere, and starting it again.
         """
         operator = running.told.operator
         moves = [runner for round_ in running.rounds for runner in round_]

@@ -1,4 +1,4 @@
-"""Follows the ledger in a controller that does not lead, so that it can answer what the ledger tells.
+"""Follows the ledger in a controller that does not lead, so that it can answer from what the ledger tells.
 
 A caller's question makes the controller read on at once from the newest record that it has. It also reads on every
 ``follow_interval_s``, so that a question leaves little to read, and something is known while the ledger is away. Each
@@ -77,7 +77,7 @@ class Following:
         self._trouble: StateflowError | None = None
         self._said = ""
         self._reading: asyncio.Task[None] | None = None
-        self._begun = self._done = 0  # readings
+        self._begun = self._done = 0  # numbers of readings
         self._changed = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="following")
         self._loop = asyncio.get_running_loop()

@@ -73,7 +73,7 @@ def move_of(planned: Change, record: Record) -> MoveReport:
 
 
 def maintained(cluster: ClusterState) -> tuple[MaintenanceReport, ...]:
-    """Nodes that are in maintenance, by name."""
+    """Returns the nodes that are in maintenance, by name."""
     return tuple(
         MaintenanceReport(node, each.one_of, each.since_us, each.until_us)
         for node, each in sorted(cluster.roster.maintenance.items())

@@ -66,7 +66,7 @@ class Leading:
         self._unrenewed = Unrenewed(settings.lease_margin)
         # until then a former holder that did not give its hold back may grant leases; kept across this one's terms
         self._predecessor_until = -math.inf
-        # lease of the holder whose hold is being taken, until it is known whether it was; 0: it had given it back
+        # lease of the holder whose hold is being taken, in seconds, until the outcome is known; 0: it cannot grant any
         self._taking_from_s = 0.0
         self._said = ""
         self._waits_for: StateflowError | None = None  # why the ledger cannot be used

@@ -551,7 +551,7 @@ class Reconfigurations:
         return Choice(moves)
 
     async def pause(self, reconfiguration: str) -> Reconfiguration:
-        """Pauses a reconfiguration, which outlasts a restart of the controller.
+        """Pauses a reconfiguration. The pause outlasts a restart of the controller.
 
         Raises MoveUnknown, and MoveConflict where it is over.
         """
@@ -577,7 +577,7 @@ class Reconfigurations:
         return running.report()
 
     async def cancel(self, reconfiguration: str) -> Reconfiguration:
-        """Cancels a reconfiguration, which outlasts a restart of the controller. Raises MoveUnknown."""
+        """Cancels a reconfiguration. The cancellation outlasts a restart of the controller. Raises MoveUnknown."""
         self._runs.found(reconfiguration)
         await self._context.record(ClusterState.cancel, reconfiguration)
         return self._runs.cancel(reconfiguration)

@@ -228,7 +228,7 @@ class Standbys:
         """
         self._tell_gone(partition, successor)
         await asyncio.gather(*(runner.ended.wait() for runner in self.of(partition)))
-        self._not_before.pop(partition, None)  # none has failed: the new owner may be waiting for its next one
+        self._not_before.pop(partition, None)  # no standby has failed: the new owner may wait for one
 
     def _tell_gone(self, partition: PartitionId, successor: str) -> None:
         for runner in self.of(partition):

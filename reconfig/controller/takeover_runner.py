@@ -121,7 +121,7 @@ class TakeoverRunner(Runner):
                     "with position_gap"
                 )
             case How.CHECKPOINT:
-                if (origin := taken.checkpoint) is None:  # it owned already when it was asked again
+                if (origin := taken.checkpoint) is None:  # the target owned already when it was asked again
                     which = "a checkpoint"
                 else:
                     at = datetime.fromtimestamp(origin.created_us / 1e6, UTC).isoformat(timespec="seconds")

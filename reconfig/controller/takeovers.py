@@ -59,7 +59,7 @@ class Superseded:
     burnt: int = 0
 
 
-#: what may become of a partition whose seal cannot be proved
+#: resolutions for partitions whose seal cannot be proved
 RESOLUTIONS = ("serve-source", "restore")
 TICK_S = 0.25
 MOST_DOUBLINGS = 4  # of the delay between two attempts, which is 80 s at most by default
@@ -94,7 +94,7 @@ class Takeovers:
             if told.epoch > max(seen.get(partition, 0), granted.get(partition, 0)):
                 seen[partition] = told.epoch
         for kept in (self._not_before, self._failures, self._failed):
-            kept.clear()  # what failed may have failed for want of this replica
+            kept.clear()  # those takeovers may have failed because this replica was missing
         for tried in self._tried.values():
             tried.pop(name, None)
         for partition, epoch in self._context.cluster.assigned(name).items():

@@ -41,7 +41,7 @@ class Turns:
     ) -> None:
         self._limits, self._of_all, self._goes_on = limits, of_all, goes_on
         self._begin, self._spawn = begin, spawn
-        self._waiting: dict[str, _Ticket] = {}  # by the item of what is planned, in the order in which they came
+        self._waiting: dict[str, _Ticket] = {}  # by ledger item, in the order of their arrival
         self._under_way: dict[str, _Ticket] = {}
         self._looks = False  # a look is scheduled, after all that comes or ends in this pass of the event loop
 

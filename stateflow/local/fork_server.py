@@ -184,7 +184,7 @@ def readable(files: Iterable[int], timeout_s: float | None = None) -> set[int]:
 
     ``timeout_s``: None: waits for ever.
     """
-    waiting = select.poll()  # select() knows no file above 1023
+    waiting = select.poll()  # select() supports no file descriptor above 1023
     for file in files:
         waiting.register(file, select.POLLIN)
     return {file for file, _ in waiting.poll(None if timeout_s is None else timeout_s * 1e3)}
