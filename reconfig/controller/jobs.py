@@ -209,7 +209,7 @@ class Jobs:
     async def _waited_for(
         self, run: Run, affinity: Affinity | None, there: Callable[[], Sequence[Node]], what: str
     ) -> Go:
-        """Waits until the affinity lets a run go on. A later leader continues the wait, which counts from the run's start.
+        """Waits until the affinity lets a run go on. A later leader goes on waiting: time counts from the run's start.
 
         Args:
             there: returns the nodes that are there now.

@@ -43,7 +43,7 @@ class MoveRunner(Runner):
     _joined_s: float = 0.0  # how long the base had been there when this move first heard of it
     _fenced_at: float | None = None
     _in_hand_ms: float = 0.0
-    _source_answered: asyncio.Event = field(default_factory=asyncio.Event)  # the fence, or was not reached
+    _source_answered: asyncio.Event = field(default_factory=asyncio.Event)  # to the fence, or not reached
     distrusted: bool = False  # by command: what the source sealed is not used
     lost: StateflowError | None = None  # why the target lost the partition after it owned it; None: it has not
     sequence: int = 0  # reached by the target, as last reported

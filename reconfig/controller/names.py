@@ -133,7 +133,8 @@ class Names:
     def _is_copy(self, name: str, home: Home) -> bool:
         """Tells whether a directory is a copy, rather than moved.
 
-        It is a copy if the directory with the same id was heard at the known place while this one asked.
+        It is a copy if the directory with the same id was heard at the known place while this one asked: that one has gone
+        on since the copy was made.
         """
         waiting = self._refused.get((name, home))
         if waiting is not None and self._members.heard_at(name) > waiting.since:
@@ -163,7 +164,7 @@ class Names:
         )
 
     def _asking_since(self) -> float:
-        """Returns the time, in monotonic seconds, since when a process must have asked to count as still asking."""
+        """Returns a time, in monotonic seconds: a process that asked last before it asks no more."""
         silent_s = self._settings.heartbeat_interval_s * self._settings.heartbeats_missed_max
         return self._clock.monotonic() - silent_s
 
