@@ -1,9 +1,9 @@
 """Leads in one of several controllers of a ledger while it has the hold, and names the leader while it does not.
 
-The hold is the leader lease, kept in the ledger. Each term has a controller object of its own: once the hold is taken, the
-ledger is read afresh, every replica has to register, and what was under way is resumed, as after a restart. A term ends
-when the hold is lost, when it could not be renewed in time, or when the ledger is not the one that was opened. From
-then on this process grants, commands and writes nothing, and waits for the hold like any other controller.
+The hold is the leader lease, kept in the ledger. Each term has a controller object of its own: once the hold is taken,
+the ledger is read afresh, every replica has to register, and what was under way is resumed, as after a restart. A term
+ends when the hold is lost, when it could not be renewed in time, or when the ledger is not the one that was opened.
+From then on this process grants, commands and writes nothing, and waits for the hold like any other controller.
 """
 
 from __future__ import annotations

@@ -133,8 +133,8 @@ class Names:
     def _is_copy(self, name: str, home: Home) -> bool:
         """Tells whether a directory is a copy, rather than moved.
 
-        It is a copy if the directory with the same id was heard at the known place while this one asked: that one has gone
-        on since the copy was made.
+        It is a copy if the directory with the same id was heard at the known place while this one asked: that directory
+        has gone on since the copy was made.
         """
         waiting = self._refused.get((name, home))
         if waiting is not None and self._members.heard_at(name) > waiting.since:

@@ -124,9 +124,9 @@ class Restores:
         return planned
 
     def _check_not_alone(self, partition: PartitionId, owner: str) -> None:
-        """Checks that the owner, which could not be asked to stop, is not serving a partition alone.
+        """Checks that an owner that does not answer is not serving a partition alone, as it cannot be asked to stop.
 
-        Raises Unavailable where an owner that does not answer may be.
+        Raises Unavailable where it may be.
         """
         if not self._alive(owner) and self._context.may_be_alone(owner, partition.operator):
             raise Unavailable(

@@ -206,7 +206,7 @@ class RunRegistry:
             yield report
             if over:
                 return
-            with contextlib.suppress(TimeoutError):  # the report is repeated, so that a watcher can tell it from a hang
+            with contextlib.suppress(TimeoutError):  # repeated, so that a watcher can tell idleness from a hang
                 await asyncio.wait_for(changed.wait(), WATCH_IDLE_S)
             if not running.over:
                 await asyncio.sleep(WATCH_INTERVAL_S)  # moves change many times a second; watchers need not
