@@ -1,4 +1,4 @@
-"""Putting the records of done items away."""
+"""Moves the records of items that are done to the archive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from stateflow.ledger.schema import ARCHIVE, ITEM, RECORD
 
 
 def archive(connection: Connection, before_us: int) -> int:
-    """Of some hundred items that are older, in the caller's transaction. Returns how many; 0 when there are no more."""
+    """Archives up to 200 items that are older, in the caller's transaction. Returns how many; 0 when there are no
+    more."""
     found = queries.archivable(before_us, 200)
     ids = list(connection.execute(found).scalars())
     locked = {row.item_id for row in connection.execute(reading.heads_for_update(ids))} if ids else set()

@@ -1,4 +1,4 @@
-"""Batches, their entities and jobs: what may become of them. Pure; ``board`` keeps them in the ledger.
+"""Status machines of batches, their entities and jobs. Pure; ``board`` keeps them in the ledger.
 
 ::
 
@@ -6,8 +6,8 @@
     entity  WAITING → IN_PROGRESS → COMPLETED | FAILED | CANCELLED
     job     WAITING → IN_PROCESS → PROCESSED | FAILED | TERMINATED
 
-GENERATE_IID lists what there is to do. FAILED is a failure of the batch itself: a failed entity is counted, and the
-batch goes on. An entity need not be said to be IN_PROGRESS before it ends.
+GENERATE_IID lists the entities. FAILED means that the batch itself failed: a failed entity is only counted, and the
+batch goes on. An entity may end without having been IN_PROGRESS.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class JobStatus(StrEnum):
 
 
 _B, _E, _J = BatchStatus, EntityStatus, JobStatus
-#: from a status to those it may become; retries are the way back from an end
+#: from a status to the statuses that may follow it; those after an end are for retries
 BATCH: Mapping[BatchStatus, frozenset[BatchStatus]] = {
     _B.WAITING_FOR_JOB: frozenset({_B.NEW, _B.CANCELLED, _B.FAILED}),
     _B.NEW: frozenset({_B.GENERATE_IID, _B.CANCELLED, _B.PAUSED, _B.FAILED}),
@@ -80,7 +80,7 @@ JOB: Mapping[JobStatus, frozenset[JobStatus]] = {
     _J.PROCESSED: frozenset(),
     _J.TERMINATED: frozenset({_J.WAITING}),
 }
-#: what a status says about the item; what is neither done, failed nor in hand is RESOLVED: free to be taken up
+#: record state of an item, by its status; RESOLVED is free to be taken up: neither done, failed nor running
 RECORD_STATE: Mapping[StrEnum, RecordState] = {
     _B.GENERATE_IID: RecordState.PROCESSING,
     _B.IN_PROGRESS: RecordState.PROCESSING,
@@ -111,7 +111,7 @@ S = TypeVar("S", bound=StrEnum)
 
 
 def check_ready(bid: str, to: BatchStatus, *, listed: bool, open: int) -> None:
-    """What a status asks of a batch's entities. Raises InvalidTransition."""
+    """Checks that the batch's entities allow this status. Raises InvalidTransition."""
     if to is BatchStatus.IN_PROGRESS and not listed:
         raise InvalidTransition(
             "the list of what the batch has to do is not complete",
@@ -127,7 +127,7 @@ def check_ready(bid: str, to: BatchStatus, *, listed: bool, open: int) -> None:
 
 
 def check_transition(what: str, name: str, table: Mapping[S, frozenset[S]], now: S, to: S) -> None:
-    """Raises InvalidTransition."""
+    """Checks that ``to`` may follow ``now``. Raises InvalidTransition."""
     if to not in table[now]:
         allowed = ", ".join(sorted(table[now])) or "nothing"
         raise InvalidTransition(
@@ -140,14 +140,15 @@ def check_transition(what: str, name: str, table: Mapping[S, frozenset[S]], now:
 
 @dataclass(frozen=True, slots=True)
 class RetryPlan:
-    """``relist``: the stored list was not complete, so it is made again. ``entities``: whom to try, by status."""
+    """Plan of a retry. ``relist``: the stored list was incomplete and is made again. ``entities``: statuses of the
+    entities that are tried again."""
 
     relist: bool
     entities: frozenset[EntityStatus]
 
 
 def plan_retry(bid: str, status: BatchStatus, *, listed: bool, allow_cancelled: bool = False) -> RetryPlan:
-    """What a retry of this batch does. Raises InvalidTransition when there is nothing to retry."""
+    """Decides what a retry of this batch does. Raises InvalidTransition when a batch in this status is not retried."""
     cancelled = frozenset({EntityStatus.CANCELLED} if allow_cancelled else ())
     if status is BatchStatus.DONE:
         return RetryPlan(False, cancelled | {EntityStatus.FAILED})
@@ -161,16 +162,19 @@ def plan_retry(bid: str, status: BatchStatus, *, listed: bool, allow_cancelled: 
 
 
 def worked_us(worked: int | None, resumed_us: int | None, now_us: int) -> int:
-    """How long a batch has been IN_PROGRESS: neither listing, nor paused, nor ended and not yet taken up again.
+    """Returns how long a batch has been IN_PROGRESS, in microseconds, without listing, pauses, and the time between an
+    end and a retry.
 
     Args:
-        worked: until it was stopped last. resumed_us: when it went on; None while it is stopped.
+        worked: time that it had been IN_PROGRESS when it last stopped; None: it never was.
+        resumed_us: time at which it went on; None while it is stopped.
     """
     return (worked or 0) + (0 if resumed_us is None else max(0, now_us - resumed_us))
 
 
 def eta_us(now_us: int, remaining: Remaining | None) -> tuple[int, int, int] | None:
-    """When a batch will have ended: expected, and no sooner and no later than, with 95 % confidence."""
+    """Returns when a batch will have ended: expected, earliest and latest time with 95 % confidence. None when that is
+    unknown."""
     if remaining is None:
         return None
     expected, low, high = (now_us + round(each * 1e6) for each in (remaining.s, remaining.low_s, remaining.high_s))
@@ -182,7 +186,8 @@ def eta_us(now_us: int, remaining: Remaining | None) -> tuple[int, int, int] | N
 
 @dataclass(frozen=True, slots=True)
 class Affinity:
-    """``label:2-4 soft 30``: on 2 recommended and at most 4 nodes with the label; after 30 s, anywhere."""
+    """Nodes that a job may run on. ``label:2-4 soft 30``: 2 recommended and at most 4 nodes with the label; after 30 s,
+    any node."""
 
     place: str
     recommended: int | None = None
@@ -198,7 +203,7 @@ _AFFINITY = re.compile(
 
 
 def parse_affinity(text: str) -> Affinity:
-    """``place[:recommended[-at most]] [hard | soft seconds]``. Raises InvalidArgument."""
+    """Parses ``place[:recommended[-at most]] [hard | soft seconds]``. Raises InvalidArgument."""
     match = _AFFINITY.fullmatch(text.strip())
     try:
         if match is None:

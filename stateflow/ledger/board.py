@@ -1,4 +1,5 @@
-"""``Board``: batches, entities and jobs in the ledger. It records what is decided; carrying it out is others' work."""
+"""``Board``: batches, entities and jobs in the ledger. It records decisions; except for ``run``, callers carry them
+out."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ S = TypeVar("S", bound=StrEnum)
 
 
 class Board:
-    """Raises InvalidTransition for what a state machine forbids, IllegalRecord for what is not there."""
+    """Batches, entities and jobs in a ledger. Raises InvalidTransition for what a state machine forbids, IllegalRecord
+    for what does not exist."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -50,7 +52,7 @@ class Board:
         waits_for_job: bool = False,
         bid: str | None = None,
     ) -> str:
-        """Returns its id."""
+        """Creates a batch and returns its id."""
         _check_texts(name=name, command=command, owner=owner)
         for given in (affinity, job_affinity):
             if given is not None:
@@ -62,8 +64,8 @@ class Board:
         return bid
 
     def batch(self, bid: str) -> dict[str, Any]:
-        """Its columns, the counts of its entities, its pace, when it will end (``eta``; with 95 % confidence between
-        ``eta_sooner`` and ``eta_later``), and its slowest entities."""
+        """Returns a batch's columns, the counts of its entities, its pace, when it will end (``eta``; with 95 %
+        confidence between ``eta_sooner`` and ``eta_later``), and its slowest entities."""
         with self.ledger.database.reading() as connection:
             found = select(BATCH).where(BATCH.c.bid == bid)
             row = connection.execute(found).mappings().first() if rules.is_item_id(bid) else None
@@ -93,7 +95,7 @@ class Board:
         }
 
     def batches(self, status: BatchStatus | str | None = None, *, limit: int | None = None) -> list[dict[str, Any]]:
-        """The columns of all, or of those in a status, newest first."""
+        """Returns the columns of all batches, or of those in a status, newest first."""
         query = (
             select(BATCH)
             if status is None
@@ -103,7 +105,8 @@ class Board:
             return list(newest_first(connection, query, BATCH.c.first_record_id, limit))
 
     def move_batch(self, bid: str, to: BatchStatus | str) -> None:
-        """To its next status. It is not IN_PROGRESS before its list is complete, nor DONE before its entities ended."""
+        """Moves a batch to its next status. It cannot be IN_PROGRESS before its list is complete, nor DONE before its
+        entities have ended."""
         to, seen = _status(BatchStatus, to), self._seen(Kind.BATCH, bid)
         row = seen.row
         batches.check_transition("batch", bid, batches.BATCH, BatchStatus(row["status"]), to)
@@ -120,7 +123,8 @@ class Board:
         self._append([seen.to(batches.RECORD_STATE[to], columns)])
 
     def list_entities(self, bid: str, entities: Iterable[str], *, complete: bool = True) -> None:
-        """Store what the batch has to do; ``complete`` once that is all. Those already listed are left as they are."""
+        """Stores the entities that the batch has to do; ``complete`` once these are all. Entities already listed stay
+        as they are."""
         seen = self._seen(Kind.BATCH, bid)
         if seen.row["status"] != BatchStatus.GENERATE_IID:
             raise InvalidTransition("entities are listed in GENERATE_IID", remedy="move the batch there", batch=bid)
@@ -137,10 +141,10 @@ class Board:
     def end_entity(
         self, bid: str, entity: str, status: EntityStatus | str, *, ms: int | None = None, result: Any = None
     ) -> bool:
-        """IN_PROGRESS, COMPLETED, FAILED or CANCELLED. False when it was completed already, or is so: a late duplicate
-        is counted once.
+        """Moves an entity to IN_PROGRESS, COMPLETED, FAILED or CANCELLED. Returns False when it is completed or in that
+        status already: a late duplicate is counted once.
 
-        Raises InvalidTransition when it failed already, and is not to be done again; Locked when it is another's.
+        Raises InvalidTransition when it has failed and is not to be done again; Locked when another holds it.
         """
         to, item_id = _status(EntityStatus, status), entity_id(bid, entity)
         if ms is not None and not 0 <= ms < 2**63:
@@ -154,7 +158,7 @@ class Board:
             columns = {"status": to.value, "ms": ms, "result": None if result is None else json.dumps(result)}
             try:
                 self._append([seen.to(batches.ENTITY_RECORD_STATE[to], columns)])
-            except Locked:  # another process was quicker, and what it said need not be the same
+            except Locked:  # another process was first, and may have reported another status
                 before, seen = seen, self._seen(Kind.ENTITY, item_id)
                 if seen.item.records[-1].seq == before.item.records[-1].seq:
                     raise
@@ -162,17 +166,19 @@ class Board:
                 return True
 
     def begin_entity(self, bid: str, entity: str) -> bool:
-        """IN_PROGRESS. False when it is so already, or completed. Raises as :meth:`end_entity` does."""
+        """Moves an entity to IN_PROGRESS. Returns False when it is so already, or completed. Raises as
+        :meth:`end_entity` does."""
         return self.end_entity(bid, entity, EntityStatus.IN_PROGRESS)
 
     def run(self, bid: str, work: Callable[[str], Any]) -> dict[str, Any]:
-        """Do what a listed batch has to do, entity after entity in the order of listing, and end it. What
-        ``work(entity)`` returns, which is JSON, becomes the entity's result; when it raises, the entity has FAILED, and
-        the others go on. Returns :meth:`batch`.
+        """Processes a listed batch, one entity after the other in the order of listing, and ends it. The value that
+        ``work(entity)`` returns, which is JSON, becomes the entity's result. When ``work`` raises, the entity has
+        FAILED and the others go on. Returns :meth:`batch`.
 
-        After a crash, or when the batch was paused and is to go on, run it again: what has ended is not done again, and
-        what was under way is. One process at a time runs a batch. Where another one pauses or cancels it, it stops
-        behind the entity in hand. Raises InvalidTransition for one that has ended, or has no complete list.
+        After a crash, or to continue a paused batch, run it again: entities that have ended are not done again, and the
+        one that was under way is. One process at a time runs a batch. When another process pauses or cancels the batch,
+        the run stops after the present entity. Raises InvalidTransition for a batch that cannot become IN_PROGRESS, as
+        without a complete list.
         """
         if self._seen(Kind.BATCH, bid).row["status"] != BatchStatus.IN_PROGRESS:
             self.move_batch(bid, BatchStatus.IN_PROGRESS)
@@ -193,13 +199,13 @@ class Board:
         return self.batch(bid)
 
     def entities(self, bid: str, status: EntityStatus | str | None = None) -> list[dict[str, Any]]:
-        """In the order of listing."""
+        """Returns the entities of a batch, in the order of listing."""
         with self.ledger.database.reading() as connection:
             rows = connection.execute(listed_entities(bid, None if status is None else _status(EntityStatus, status)))
             return [dict(row) for row in rows.mappings()]
 
     def retry_batch(self, bid: str, *, allow_cancelled: bool = False) -> tuple[RetryPlan, list[str]]:
-        """Take a batch up again: failed entities wait once more. Returns the plan and the entities to do."""
+        """Takes a batch up again: failed entities wait once more. Returns the plan and the entities to do."""
         seen = self._seen(Kind.BATCH, bid)
         plan = batches.plan_retry(
             bid, BatchStatus(seen.row["status"]), listed=bool(seen.row["listed"]), allow_cancelled=allow_cancelled
@@ -227,7 +233,8 @@ class Board:
         schedule: str | None = None,
         fire_us: int | None = None,
     ) -> str:
-        """A job, or with ``fire_us`` the run of a scheduled one: of a name and fire time there is one for ever.
+        """Creates a job and returns its id. With ``fire_us`` it is a run of a scheduled job: a name and a fire time
+        make one job, for ever.
 
         Raises IllegalRecord when another controller made the same run first.
         """
@@ -249,12 +256,13 @@ class Board:
         return dict(self._seen(Kind.JOB, job_id).row)
 
     def jobs(self, status: JobStatus | str) -> list[dict[str, Any]]:
-        """In the order of their making."""
+        """Returns the jobs in a status, in the order of their creation."""
         with self.ledger.database.reading() as connection:
             return [dict(row) for row in connection.execute(listed_jobs(_status(JobStatus, status))).mappings()]
 
     def claim_job(self, job_id: str, worker: str) -> dict[str, Any]:
-        """IN_PROCESS by this worker, one try more. Raises Locked when another was first."""
+        """Moves a job to IN_PROCESS by this worker, and counts one more try. Raises Locked when another worker was
+        first."""
         _check_names(255, worker=worker)
         seen = self._seen(Kind.JOB, job_id)
         columns = {"worker": worker, "tries": seen.row["tries"] + 1, "started_us": self.ledger.clock.now_us()}
@@ -262,10 +270,11 @@ class Board:
         return self.job(job_id)
 
     def move_job(self, job_id: str, to: JobStatus | str, worker: str | None = None) -> None:
-        """An end, or WAITING to be taken over by another worker.
+        """Ends a job, or lets it be WAITING so that another worker can take it over.
 
         Args:
-            worker: who has done the job, or failed to: only the one that holds it says so. Others may take it away.
+            worker: worker that has done the job, or failed to; only the job's present worker may report this. Anyone
+                may move a job to WAITING or TERMINATED without it.
 
         Raises LeaseLost where the job is another worker's by now.
         """
@@ -290,7 +299,7 @@ class Board:
     # -- parts --------------------------------------------------------------------------------------------
 
     def _seen(self, kind: Kind, item_id: str) -> _Seen:
-        """The item before its row: were the row older, its records would be others than those seen."""
+        """Reads the item before its row: a row older than the item would pass the check of ``_append``."""
         item = next(iter(self.ledger.items([item_id])), None)
         table, key = VIEWS[kind].table, VIEWS[kind].key
         row = None
@@ -302,7 +311,7 @@ class Board:
         return _Seen(item, dict(row))
 
     def _append(self, changes: Sequence[_Change], fresh: Sequence[Entry] = ()) -> None:
-        """All of it, or Locked when one of the items has changed since it was seen."""
+        """Appends all of these, or raises Locked when one of the items has changed since it was seen."""
         for change in changes:
             theirs = change.item.records[0].app.name
             if theirs != APP.name:
@@ -327,7 +336,7 @@ class _Seen:
     row: dict[str, Any]
 
     def to(self, state: RecordState, columns: dict[str, Any]) -> _Change:
-        """The shortest legal way of the item to this state; its last record sets the columns."""
+        """Returns the shortest legal sequence of records of the item to this state; the last one sets the columns."""
         steps = rules.path(self.item.state, state)
         entries: list[Entry] = []
         previous: Any = self.item.blocking
@@ -348,12 +357,12 @@ def _slow(row: RowMapping) -> dict[str, Any]:
 
 
 def entity_id(bid: str, entity: str) -> str:
-    """Of different batches different ones: the first slash behind ``batch/`` ends the batch's id."""
+    """Returns the item id of an entity, unique across batches: the first slash after ``batch/`` ends the batch's id."""
     return f"batch/{bid.replace('%', '%25').replace('/', '%2F')}/{entity}"
 
 
 def _worked(row: Mapping[str, Any], to: BatchStatus, now_us: int) -> dict[str, Any]:
-    """The columns that say how long the batch was worked on, after it becomes that."""
+    """Returns the columns that say how long the batch was worked on, after it moves to ``to``."""
     worked = batches.worked_us(row["worked_us"], row["resumed_us"], now_us)
     return {"worked_us": worked, "resumed_us": now_us if to is BatchStatus.IN_PROGRESS else None}
 

@@ -1,7 +1,7 @@
-"""Code that operators came in, kept beside the records that name it: whoever leads has it.
+"""Code bundles of operators, kept beside the records that name them, so that every leader has them.
 
-In parts, for no database takes any length in one statement. What it is, its digest says; it has no term, and whoever
-puts it twice changes nothing but its age: the record that will name it is about to come.
+A bundle is stored in parts, because databases limit the length of a statement. Its digest identifies it, so writes
+carry no term. Putting a part again changes only its age: the record that will name the bundle is about to come.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stateflow.ledger.schema import BUNDLE, now_us
 
 
 def put(connection: Connection, digest: str, number: int, count: int, body: bytes) -> None:
-    """A part of it, ``number`` from 0, unless it is there."""
+    """Stores a part of a bundle, ``number`` from 0; when the part is there already, only renews its time."""
     where = (BUNDLE.c.digest == digest) & (BUNDLE.c.number == number)
     if connection.execute(update(BUNDLE).where(where).values(stored_us=now_us())).rowcount == 0:
         values = {"digest": digest, "number": number, "count": count, "body": body}
@@ -22,14 +22,14 @@ def put(connection: Connection, digest: str, number: int, count: int, body: byte
 
 
 def part(connection: Connection, digest: str, number: int) -> tuple[bytes, int] | None:
-    """(a part of it, how many there are)."""
+    """Returns (body of a part, number of parts of the bundle); None when the part is not stored."""
     where = (BUNDLE.c.digest == digest) & (BUNDLE.c.number == number)
     row = connection.execute(select(BUNDLE.c.body, BUNDLE.c.count).where(where)).first()
     return None if row is None else (bytes(row[0]), int(row[1]))
 
 
 def drop_others(connection: Connection, digests: Collection[str], older_than_us: int) -> int:
-    """All but these, where they were stored so long ago. Returns how many parts."""
+    """Deletes all bundles but these whose newest part is at least that old. Returns how many parts it deleted."""
     known = connection.execute(
         select(BUNDLE.c.digest, func.max(BUNDLE.c.stored_us), now_us()).group_by(BUNDLE.c.digest)
     ).all()

@@ -42,11 +42,11 @@ class _Declared(StateManager):
 
     Args:
         connection: its profile, as in YAML, or an SQLAlchemy URL.
-        environment: what ``${NAME}`` in the profile stands for; by default this process's.
-        create: make or upgrade the ledger where there is none, see ``Ledger``.
+        environment: values for ``${NAME}`` in the profile; by default this process's environment.
+        create: makes the ledger where there is none and upgrades an older one, see ``Ledger``.
 
-    Raises InvalidArgument for what is missing, misspelt or not set in the environment, never showing a secret, and what
-    opening a ledger raises.
+    Raises InvalidArgument for what is missing, misspelt or not set in the environment, never showing a secret, and the
+    errors of opening a ledger.
     """
 
     driver: ClassVar[str]
@@ -69,7 +69,7 @@ class SqLiteStateManager(_Declared):
 
 
 class MySQLStateManager(_Declared):
-    """MariaDB, too."""
+    """A state manager in MySQL or MariaDB."""
 
     driver = "mysql"
 
@@ -100,7 +100,7 @@ TYPES: dict[str, type[_Declared]] = {
 def state_manager_from_yaml(
     source: str | Path | Mapping[str, Any], environment: Mapping[str, str] | None = None, *, create: bool = True
 ) -> StateManager:
-    """The state manager that a file, or a document already read, declares; its ledger is opened.
+    """Opens the ledger that a file, or a document already read, declares, and returns its state manager.
 
     Raises InvalidArgument for what is missing, misspelt or not set in the environment, never showing a secret.
     """
@@ -109,13 +109,13 @@ def state_manager_from_yaml(
 
 
 def ledger_url(document: Mapping[str, Any], environment: Mapping[str, str]) -> URL:
-    """Of the ledger that a document declares. Pure. Raises InvalidArgument."""
+    """Returns the URL of the ledger that a document declares. Pure. Raises InvalidArgument."""
     kind, profile, name = _declared(document)
     return profile_url(kind, profile, environment, name)
 
 
 def _declared(document: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
-    """The type, the connection profile, and its name."""
+    """Returns the type, the connection profile, and the profile's name."""
     declared = _part(document, "state_manager")
     kind = declared.get("type")
     if kind not in TYPES:
@@ -133,7 +133,7 @@ def _declared(document: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]
 
 
 def profile_url(kind: str, profile: Mapping[str, Any], environment: Mapping[str, str], name: str = "connection") -> URL:
-    """Pure. Raises InvalidArgument."""
+    """Returns the database URL of a connection profile. Pure. Raises InvalidArgument."""
     unknown = sorted(set(profile) - _PROFILE)
     if unknown:
         raise InvalidArgument(
@@ -181,7 +181,7 @@ def _url(kind: str, profile: Mapping[str, Any], name: str) -> URL:
 
 
 def _filled(key: str, value: Any, environment: Mapping[str, str], profile: str) -> Any:
-    """``${NAME}`` as the environment has it. A password can come from nowhere else."""
+    """Replaces ``${NAME}`` by the environment's values. A password can come from nowhere else."""
     if isinstance(value, Mapping):
         return {inner: _filled(inner, each, environment, profile) for inner, each in value.items()}
     if not isinstance(value, str):

@@ -1,4 +1,5 @@
-"""One database, whichever it is: opening, transactions that are tried again, and errors in our words."""
+"""One database of any supported kind: opening it, transactions that are tried again, and errors in this project's
+words."""
 
 from __future__ import annotations
 
@@ -36,14 +37,14 @@ _DRIVERS = {
     "mariadb+pymysql": "mysql+pymysql",
     "mssql": "mssql+pyodbc",
 }
-#: driver codes of what ends well when it is tried again: deadlock, serialisation failure, lock wait timeout, busy
+#: driver codes of errors that a retry may end: deadlock, serialisation failure, lock wait timeout, busy
 _RETRYABLE = {
     "postgresql": frozenset({"40001", "40P01", "55P03"}),
     "mysql": frozenset({1205, 1213, 1020}),
     "mssql": frozenset({1205, 1222}),
     "sqlite": frozenset({5, 6}),
 }
-#: of who may read and not write; a SQLite file, or its directory
+#: driver codes where the user, a SQLite file or its directory may be read but not written
 _READ_ONLY = {
     "postgresql": frozenset({"42501", "25006"}),
     "mysql": frozenset({1044, 1142, 1143, 1227, 1290, 1792, 1836}),
@@ -58,7 +59,10 @@ BACKOFF_MAX_S = 1.0
 
 
 class Database:
-    """Args: url: an SQLAlchemy URL; a driver need not be named. Nothing is connected to yet.
+    """A database, named by its URL. Nothing is connected to yet.
+
+    Args:
+        url: an SQLAlchemy URL; a driver need not be named.
 
     Raises InvalidArgument.
     """
@@ -89,7 +93,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Raises Unavailable."""
+        """Connects for reading. Raises Unavailable."""
         try:
             with self.engine.connect() as connection:
                 yield connection
@@ -99,10 +103,10 @@ class Database:
             raise _too_large() from error
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        """``work`` in one transaction, all of it or nothing; run again when it met another writer.
+        """Runs ``work`` in one transaction, all of it or nothing, and again when it conflicted with another writer.
 
         Raises what ``work`` raises; Unavailable when the database does not answer or stays busy, LedgerReadOnly,
-        LedgerReplaced.
+        LedgerReplaced, WriteUncertain.
         """
         engine = self.engine.execution_options(stateflow_begin="BEGIN IMMEDIATE")
         for attempt in range(1, ATTEMPTS_MAX + 1):
@@ -130,8 +134,8 @@ class Database:
         raise AssertionError
 
     def check_file(self) -> None:
-        """It is the file that was opened. What is written to another, or to none that has a name, nobody would find.
-        Raises LedgerReplaced."""
+        """Checks that the file is still the one that was opened: records written to another file, or to a deleted one,
+        would be lost. Raises LedgerReplaced."""
         if self._file is None:
             return
         found = _inode(self._file)
@@ -145,11 +149,12 @@ class Database:
             )
 
     def is_missing(self) -> bool:
-        """A SQLite file that is not there."""
+        """Tells whether the database is a SQLite file that does not exist."""
         return self._file is not None and _inode(self._file) is None
 
     def use_write_ahead_log(self) -> None:
-        """Of a SQLite file, for good: readers never block the writer. Another's file stays as it is."""
+        """Switches a SQLite file to a write-ahead log, for good, so that readers never block the writer. Does nothing
+        for other databases."""
         if self.dialect == "sqlite":
             with self.engine.execution_options(stateflow_begin="").connect() as connection:
                 connection.exec_driver_sql("PRAGMA journal_mode=WAL").close()
@@ -160,7 +165,8 @@ class Database:
     # -- errors -------------------------------------------------------------------------------------------
 
     def _retryable(self, error: SQLAlchemyError) -> bool:
-        """Also a key that another writer took in between: reading again tells who it was."""
+        """Tells whether a retry may succeed. It may after a key that another writer took in between: reading again
+        tells who it was."""
         if isinstance(error, IntegrityError):
             return True
         return isinstance(error, DBAPIError) and _code(self.dialect, error.orig) in _RETRYABLE[self.dialect]
@@ -200,7 +206,7 @@ class Database:
         )
 
     def _line(self, error: Exception) -> str:
-        """The driver's words without the statement and without secrets."""
+        """Returns the driver's message without the statement and without secrets."""
         if isinstance(error, ModuleNotFoundError):
             return f"the driver {error.name} is not installed"
         said = str(error.orig) if isinstance(error, DBAPIError) else str(error)
@@ -210,7 +216,7 @@ class Database:
         return line[:300]
 
     def cause(self, error: Exception) -> Exception | None:
-        """An error to chain to, unless a traceback would print a secret with it."""
+        """Returns the error to chain to; None when a traceback would print a secret with it."""
         return None if any(secret in str(error) for secret in self._secrets) else error
 
 
@@ -218,9 +224,9 @@ class Database:
 
 
 def sqlite_url(file: Path) -> str:
-    """The URL of a ledger in a file, whatever its path is made of.
+    """Returns the URL of a ledger in a file, with any characters in its path.
 
-    Raises InvalidArgument for a path that a URL of this SQLAlchemy does not hold: before 2.1 it has no escapes.
+    Raises InvalidArgument for a path that this SQLAlchemy cannot write as a URL: before 2.1 it has no escapes.
     """
     path = str(file.absolute())
     url = URL.create("sqlite", database=path).render_as_string(hide_password=False)
@@ -233,18 +239,18 @@ def sqlite_url(file: Path) -> str:
 
 
 def file_of(url: URL) -> Path | None:
-    """The file of a SQLite database. None: it is in memory, at a ``file:`` URI, or no SQLite database."""
+    """Returns the file of a SQLite database. None: it is in memory, at a ``file:`` URI, or no SQLite database."""
     if url.get_backend_name() != "sqlite" or _in_memory(url) or _is_uri(url):
         return None
     return Path(str(url.database))
 
 
 def _is_uri(url: URL) -> bool:
-    return str(url.query.get("uri", "")).lower() in ("true", "yes", "on", "y", "t", "1")  # as SQLAlchemy has it
+    return str(url.query.get("uri", "")).lower() in ("true", "yes", "on", "y", "t", "1")  # as SQLAlchemy reads it
 
 
 def _read_only_url(file: Path) -> str:
-    """A URI within a URL: each has escapes of its own."""
+    """Builds a URL that opens a SQLite file read-only: a URI within a URL, each of which has escapes of its own."""
     query = {"mode": "ro", "immutable": "1", "uri": "true"}
     return URL.create("sqlite", database=f"file:{quote(str(file.absolute()))}", query=query).render_as_string()
 
@@ -252,7 +258,7 @@ def _read_only_url(file: Path) -> str:
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError):  # their words quote the URL, and with it the password
+    except (ArgumentError, ValueError):  # their messages quote the URL, and with it the password
         raise InvalidArgument(
             "the ledger cannot be opened: this is no database URL", remedy=_OPEN_REMEDY, ledger=_scheme(url)
         ) from None
@@ -265,7 +271,7 @@ def _scheme(url: str) -> str:
 
 
 def _shown(url: URL) -> str:
-    """Enough of a URL to recognise it by."""
+    """Returns enough of a URL to recognise it by."""
     return masked(str(url)) if url.drivername.startswith("sqlite") else f"{url.drivername.partition('+')[0]}://…"
 
 
@@ -295,7 +301,7 @@ def _create(url: URL, busy_timeout_s: float, connect_timeout_s: float) -> Engine
     if name not in _RETRYABLE:
         raise ValueError(f"{name} is not supported: use sqlite, postgresql, mysql, mariadb or mssql")
     if name == "sqlite":
-        # An in-memory database is its connection: one, which all threads take in turn.
+        # An in-memory database is its connection: all threads use one in turn.
         pool: dict[str, Any] = {"pool_size": 1, "max_overflow": 0} if _in_memory(url) else {}
         engine = create_engine(
             url, connect_args={"timeout": busy_timeout_s, "check_same_thread": False}, poolclass=QueuePool, **pool
@@ -304,13 +310,13 @@ def _create(url: URL, busy_timeout_s: float, connect_timeout_s: float) -> Engine
         event.listen(engine, "begin", _begin_sqlite)
         return engine
     connect: dict[str, Any] = {"timeout" if name == "mssql" else "connect_timeout": max(1, round(connect_timeout_s))}
-    if name == "mysql":  # what does not fit is refused, never cut
+    if name == "mysql":  # a value that does not fit is refused, never cut
         connect["init_command"] = "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')"
     return create_engine(url, isolation_level="READ COMMITTED", pool_pre_ping=True, connect_args=connect)
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
-    """Full sync: a record that was reported survives power loss."""
+    """Prepares a connection. Full sync: a record that was reported survives power loss."""
     connection.isolation_level = None  # transactions begin where _begin_sqlite says, not where the driver guesses
     cursor = connection.cursor()
     cursor.execute("PRAGMA synchronous=FULL")
@@ -318,14 +324,15 @@ def _prepare_sqlite(connection: Any, _: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """A writer takes the lock before it reads: two that read first could not both go on to write."""
+    """Begins a transaction. A writer takes the lock before it reads: of two that read first, only one could go on to
+    write."""
     begin = connection.get_execution_options().get("stateflow_begin", "BEGIN")
-    if begin:  # what a transaction cannot do is done without one
+    if begin:  # empty for a statement that cannot be in a transaction
         connection.exec_driver_sql(begin)
 
 
 def _code(dialect: str, error: Any) -> str | int | None:
-    """The driver's number or SQLSTATE for what happened."""
+    """Returns the driver's number or SQLSTATE for an error; None when it has none."""
     if dialect == "postgresql":
         state: str | None = getattr(error, "sqlstate", None)
         return state
@@ -343,8 +350,8 @@ def _too_large() -> InvalidArgument:
 
 
 def _check_texts(connection: Connection, _: Any, __: str, parameters: Any, ___: Any, ____: bool) -> None:
-    """What is asked for, on every database alike: some refuse such text, others just do not find it. What is written
-    was checked by who wrote it."""
+    """Refuses invalid text in queries on every database alike: some refuse it, others just find nothing. Writers check
+    what they write. Raises InvalidArgument."""
     if "stateflow_begin" in connection.get_execution_options():
         return
     for value in parameters.values() if isinstance(parameters, Mapping) else parameters or ():

@@ -1,14 +1,20 @@
-"""Who decides by a ledger: one at a time, for a while, with a term that rises by one with every change.
+"""The hold on a ledger: one process at a time decides by it, under a lease, with a term that rises by one each time it
+is taken.
 
-A hold is a row. Whoever takes it gets the next term; every write of a ledger that was opened to decide looks, in its
-own transaction, whether the row still has its term and its holder. So one that was stopped, or cut off, and does not
-know that another one holds it by now, writes nothing. The row is locked while it is looked at: whoever takes the hold
-waits for a write that was let through, and reads what it wrote.
+The hold is one row. Every write of a ledger that was opened to decide checks, in its own transaction, that the row
+still has the writer's term and id. A former holder that was stopped or cut off, and does not know of the takeover,
+therefore writes nothing. The check locks the row: a process that takes the hold waits for every write that passed the
+check, and then reads what it wrote.
 
-A hold ends when it was not renewed for its lease, by the database's clock, or by the clock of whoever waits for it and
-has looked: the database's may have been put back by an hour. It ends, too, when its holder gave it back; or when its
-holder was a process of this machine and is gone. The first two are liveness only, clocks step: what the former holder
-granted, it may go on granting for the rest of its lease, by its own clock. ``Hold.grace_s`` says for how long.
+A hold ends in one of these ways:
+
+- Its lease was not renewed: by the database's clock, or by the clock of a process that waits for the hold and has
+  watched the row, as the database's clock may have been put back by an hour.
+- Its holder gave it back.
+- Its holder was a process of this machine and is gone.
+
+The end of a lease serves liveness only, because clocks step: by its own clock, the former holder may go on with what it
+was granted for the rest of its lease. ``Hold.grace_s`` says for how long.
 """
 
 from __future__ import annotations
@@ -26,8 +32,8 @@ from stateflow.ledger.schema import HOLD, IDENTITY, now_us
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that may decide. ``boot``, ``namespace``, ``pid`` and ``started`` tell whether it is gone, to whom can
-    see its processes. ``address``: where it is asked."""
+    """A process that may decide. ``boot``, ``namespace``, ``pid`` and ``started`` identify it to a process that can see
+    its processes, and so can tell whether it is gone. ``address``: address at which it takes requests."""
 
     id: str
     host: str = ""
@@ -47,9 +53,9 @@ NOBODY = Holder("")
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """``left_s``: until it ends, by the database's clock, when it was read. ``until_us``: the same as a time of that
-    clock, another one after each renewal; it says nothing else to whoever has another clock. ``grace_s``: whoever had
-    it before may go on with what it may do for so long after it was taken, by any clock."""
+    """The hold on a ledger when it was read. ``left_s``: seconds until it ends, by the database's clock. ``until_us``:
+    its end by that clock, which each renewal changes; a process with another clock can only compare it. ``grace_s``:
+    seconds after it was taken for which the former holder may go on, by any clock."""
 
     term: int
     holder: Holder
@@ -61,7 +67,7 @@ class Hold:
 
 
 def identity(connection: Connection) -> str:
-    """The ledger's id, made once. Raises LedgerCorrupt."""
+    """Returns the ledger's id, which is made once. Raises LedgerCorrupt when it is missing."""
     found = connection.execute(select(IDENTITY.c.id)).scalar()
     if found is None:
         raise LedgerCorrupt("the ledger has lost its id", remedy="restore its tables from a backup")
@@ -69,7 +75,7 @@ def identity(connection: Connection) -> str:
 
 
 def current(connection: Connection) -> Hold:
-    """As it is; of NOBODY where none is held."""
+    """Returns the hold as it is; its holder is NOBODY when it is not held."""
     row = connection.execute(_hold()).one()
     return _of(row)
 
@@ -77,7 +83,7 @@ def current(connection: Connection) -> Hold:
 def take(
     connection: Connection, holder: Holder, lease_s: float, gone: Callable[[Holder], bool], over_us: int | None = None
 ) -> Hold:
-    """The hold, taken if it can be; else that of whoever has it."""
+    """Takes the hold if it can be taken. Returns the hold afterwards: the caller's, or the present holder's."""
     row = connection.execute(_hold().with_for_update().with_hint(HOLD, "WITH (UPDLOCK, ROWLOCK)", "mssql")).one()
     before = _of(row)
     clean = not before.holder.id or before.holder.id == holder.id or gone(before.holder)
@@ -97,7 +103,7 @@ def take(
 
 
 def renew(connection: Connection, term: int, holder: str, lease_s: float) -> None:
-    """Raises HoldLost."""
+    """Renews the hold's lease. Raises HoldLost."""
     mine = (HOLD.c.term == term) & (HOLD.c.holder == holder)
     renewed = update(HOLD).where(mine).values(until_us=now_us() + round(lease_s * 1e6))
     if connection.execute(renewed).rowcount != 1:
@@ -105,13 +111,14 @@ def renew(connection: Connection, term: int, holder: str, lease_s: float) -> Non
 
 
 def give_back(connection: Connection, term: int, holder: str) -> None:
-    """Nothing, where it is not held any more."""
+    """Gives the hold back. Does nothing when this holder no longer has it."""
     mine = (HOLD.c.term == term) & (HOLD.c.holder == holder)
     connection.execute(update(HOLD).where(mine).values(holder="", until_us=0))
 
 
 def check(connection: Connection, ledger: str, term: int, holder: str) -> None:
-    """In the transaction of a write: it is this ledger, and held by the writer. Raises LedgerReplaced, HoldLost."""
+    """Checks, in the transaction of a write, that it is this ledger and that the writer holds it. Raises
+    LedgerReplaced, HoldLost."""
     if identity(connection) != ledger:
         raise replaced(ledger)
     held = select(HOLD.c.term, HOLD.c.holder).with_for_update(read=True)

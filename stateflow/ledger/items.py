@@ -1,4 +1,4 @@
-"""An item out of its records, checked."""
+"""Builds items from their rows, and checks them."""
 
 from __future__ import annotations
 

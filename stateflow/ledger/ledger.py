@@ -41,9 +41,9 @@ T = TypeVar("T")
 OnBlocked = Literal["skip", "raise"]
 Work = Callable[[Item], Any]
 LEASE_S = 300.0
-#: s, a hundred years
+#: in seconds: a hundred years
 LEASE_MAX_S = 3_155_760_000
-#: who writes what a person or the ledger itself does to an item
+#: application of the records that a person or the ledger itself adds to an item
 SELF = App("stateflow.ledger")
 
 
@@ -52,10 +52,11 @@ class Ledger:
 
     Args:
         url: an SQLAlchemy URL: ``sqlite:///ledger.db``, ``postgresql://…``, ``mariadb://…``, ``mssql://…``.
-        author: who writes, in every record. run_id: one run of a program; made up when left out.
+        author: author named in every record.
+        run_id: id of one run of a program; made up when left out.
         lease_s: seconds after which a lock whose holder is silent may be taken over.
-        create: make the ledger where there is none, upgrade an older one; ``opened`` says what was done. Otherwise the
-            database is left as it is.
+        create: makes the ledger where there is none and upgrades an older one; ``opened`` says what was done. Otherwise
+            the database is left as it is.
 
     Raises InvalidArgument when it cannot be opened or is not there, LedgerTooNew, LedgerTooOld, LedgerReadOnly.
     """
@@ -113,12 +114,13 @@ class Ledger:
         payload_schema: str | None = None,
         lease_s: float | None = None,
     ) -> Record:
-        """Append one record, durably.
+        """Appends one record, durably.
 
         Args:
-            previous: the record this one answers, or its id; see the table in ``rules``.
+            previous: the record that this one answers, or its id; see the table in ``rules``.
             payload_schema: a registered schema that the payload must satisfy.
-            lease_s: of a PROCESSING; None for the ledger's, ``math.inf`` for a lock that only a record ends.
+            lease_s: lease of a PROCESSING, in seconds; None: the ledger's; ``math.inf``: a lock that only a record
+                ends.
 
         Raises IllegalRecord, InvalidPayload, Locked when another holds the item or answered first, LeaseLost,
         Unavailable; nothing was written then.
@@ -128,12 +130,14 @@ class Ledger:
     def put_many(
         self, entries: Iterable[Entry], term: int | None = None, check: Callable[[], None] | None = None
     ) -> list[Record]:
-        """Append records in this order in one transaction: all of them, or none and the error of the first refused.
+        """Appends records in this order in one transaction: all of them, or none, and raises the error of the first
+        refused.
 
         Args:
-            term: of the hold by which this was decided. Raises HoldLost when it is over, though another was taken here.
-            check: called in the transaction, for which others may have been waited for long; what it raises is raised,
-                and nothing is written.
+            term: term of the hold under which this was decided. Raises HoldLost when that term is over, even if this
+                ledger has taken a later one.
+            check: called in the transaction, which may have waited long for other writers; when it raises, nothing is
+                written.
         """
         ordered = list(entries)
         for entry in ordered:
@@ -152,9 +156,11 @@ class Ledger:
         term: int | None = None,
         author: str = "",
     ) -> list[Record]:
-        """``put_many`` for the views of this package, whose kinds of items are their own.
+        """Appends records as ``put_many`` does, and also those of the views of this package, which have kinds of their
+        own.
 
-        Args: author: of these records; empty: this ledger's.
+        Args:
+            author: author of these records; empty: this ledger's.
         """
         for entry in entries:
             rules.check_item_id(entry.item_id)
@@ -166,7 +172,8 @@ class Ledger:
         return self._write(lambda connection: writing.append(connection, entries, stamp, guard), term)
 
     def _write(self, work: Callable[[Any], T], term: int | None = None) -> T:
-        """Where this ledger was opened to decide, only while that is so. Raises HoldLost, LedgerReplaced."""
+        """Runs ``work`` in a transaction; a ledger that has taken its hold does so only while it has it. Raises
+        HoldLost, LedgerReplaced."""
         held = self._held
         if term is not None and (held is None or held[0] != term):
             raise HoldLost(
@@ -182,14 +189,14 @@ class Ledger:
         return self.database.write(guarded)
 
     def resolve(self, item_id: str, note: str) -> Record:
-        """A person dealt with what blocks the item. Raises IllegalRecord when nothing does."""
+        """Resolves an item after a person dealt with what blocks it. Raises IllegalRecord when nothing does."""
         item = self._known(item_id)
         if item.blocking is None:
             raise IllegalRecord("nothing blocks the item", remedy="leave it as it is", item=item_id)
         return self._put_by_hand(item, SELF, RecordState.RESOLVED, item.blocking, note)
 
     def skip(self, item_id: str, app: App | str = "*", note: str | None = None) -> Record:
-        """From now on this application (``*``: every one) must leave the item alone."""
+        """Tells an application (``*``: every one) to leave the item alone from now on."""
         item = self._known(item_id)
         who = App(app) if isinstance(app, str) else app
         return self._put_by_hand(item, who, RecordState.SKIPPED, None, note)
@@ -197,7 +204,7 @@ class Ledger:
     def _put_by_hand(
         self, item: Item, who: App, state: RecordState, previous: Record | None, note: str | None
     ) -> Record:
-        """Whatever kind of item it is; it changes no column of a view."""
+        """Appends a record to an item of any kind; it changes no column of a view."""
         payload: dict[str, Any] = {} if note is None else {"note": note}
         schema = None
         if item.kind is not Kind.ITEM:
@@ -205,7 +212,7 @@ class Ledger:
         return self.append([Entry(item.item_id, who, state, previous, payload or None, schema)])[0]
 
     def renew(self, lock: Record, lease_s: float | None = None) -> bool:
-        """Hold a lock for its lease from now on. False when it is no longer held, or has no lease."""
+        """Renews the lease of a lock from now on. Returns False when it is no longer held, or has no lease."""
         seconds = self.lease_s if lease_s is None else _lease(lease_s)
         if math.isinf(seconds):
             return False
@@ -213,7 +220,8 @@ class Ledger:
         return self._write(lambda connection: int(connection.execute(statement).rowcount)) == 1
 
     def register_schema(self, name: str, schema: Mapping[str, Any]) -> None:
-        """Payloads may name it from now on. A name keeps its schema for ever. Raises InvalidArgument."""
+        """Registers a schema, so that payloads may name it. A name keeps its schema for ever. Raises
+        InvalidArgument."""
         body = payloads.check_schema(name, schema)
         if not rules.is_id(name, 128):
             raise InvalidArgument("a schema's name has 1 to 128 characters", remedy="choose another")
@@ -230,7 +238,7 @@ class Ledger:
     # -- who decides --------------------------------------------------------------------------------------
 
     def hold(self) -> Hold:
-        """Who decides by this ledger now; of nobody where the holder has no id."""
+        """Returns the hold on this ledger as it is now; its holder has no id when the ledger is not held."""
         with self.database.reading() as connection:
             return holding.current(connection)
 
@@ -241,14 +249,14 @@ class Ledger:
         gone: Callable[[Holder], bool] = lambda _: False,
         over_us: int | None = None,
     ) -> Hold:
-        """Decide by this ledger, if nobody else does, for ``lease_s`` seconds at a time. Returns the hold as it is
-        then: the caller's, whose term is greater than all before, or that of whoever has it.
+        """Takes the hold on this ledger for ``lease_s`` seconds at a time, if no other process has it.
 
-        From then on every record that is put here is checked against the hold, in its own transaction.
+        Returns the hold afterwards: the caller's, whose term is greater than all before, or the present holder's. Once
+        it is the caller's, every record that is put here is checked against the hold, in its own transaction.
 
         Args:
-            gone: is this former holder a process that has ended?
-            over_us: one with this ``until_us`` is over, whatever the database's clock says.
+            gone: tells whether a former holder is a process that has ended.
+            over_us: a hold with this ``until_us`` is over, whatever the database's clock says.
         """
         self._held = None
 
@@ -263,12 +271,12 @@ class Ledger:
         return hold
 
     def renew_hold(self, lease_s: float) -> None:
-        """Raises HoldLost, Unavailable, LedgerReplaced."""
+        """Renews the lease of the hold. Raises HoldLost, Unavailable, LedgerReplaced."""
         held = self._mine()
         self._write(lambda connection: holding.renew(connection, *held, lease_s))
 
     def give_back_hold(self) -> None:
-        """Nothing where it is not held."""
+        """Gives the hold back. Does nothing where this ledger has not taken it."""
         if self._held is not None:
             held, self._held = self._held, None
             self.database.write(lambda connection: holding.give_back(connection, *held))
@@ -281,7 +289,7 @@ class Ledger:
     # -- reading ------------------------------------------------------------------------------------------
 
     def item(self, item_id: str) -> Item | None:
-        """An item with its records, checked; None when there is none."""
+        """Returns an item with its records, checked; None when there is none."""
         return next(iter(self.items([item_id])), None)
 
     def _known(self, item_id: str) -> Item:
@@ -292,11 +300,11 @@ class Ledger:
         return item
 
     def items(self, ids: Iterable[str]) -> list[Item]:
-        """Those that are there, in the order of their ids."""
+        """Returns those of these items that exist, in the order of their ids."""
         found: list[Item] = []
         with self.database.reading() as connection:
             schemas: dict[str, Mapping[str, Any]] = {}
-            for some in reading.chunks(filter(rules.is_item_id, ids)):  # what can be no id is not there
+            for some in reading.chunks(filter(rules.is_item_id, ids)):  # no item has an invalid id
                 rows: list[tuple[Any, bool]] = []
                 for table, archived in ((RECORD, False), (ARCHIVE, True)):
                     query = select(table).where(table.c.item_id.in_(some)).order_by(table.c.item_id, table.c.seq)
@@ -312,12 +320,13 @@ class Ledger:
         return found
 
     def records(self, item_id: str | None = None, *, after: int = 0, archived: bool = False) -> Iterator[Record]:
-        """A stream in the order they were written; no transaction stays open between two pages.
+        """Yields records in the order they were written; no transaction stays open between two pages.
 
         Args:
-            item_id: only this item's, archived or not. after: only records with a higher id. Ids are in the order in
-                which records became visible, so that whoever asks again from the last one misses none.
-            archived: also those that ``archive`` put away.
+            item_id: yields only this item's records, archived or not.
+            after: yields only records with a higher id. Ids are in the order in which records became visible: a reader
+                that continues after its last id misses none.
+            archived: yields archived records, too.
 
         Raises LedgerCorrupt at a record that cannot be read.
         """
@@ -345,20 +354,20 @@ class Ledger:
                 seq = rows[-1].seq
 
     def newest(self, count: int) -> list[Record]:
-        """The last so many records, oldest first. Ids have gaps, where writers gave up."""
+        """Returns the last ``count`` records, oldest first. Ids have gaps where writers gave up."""
         query = select(RECORD).order_by(RECORD.c.record_id.desc()).limit(count)
         with self.database.reading() as connection:
             rows = connection.execute(query).all()
         return [reading.record_of(row) for row in reversed(rows)]
 
     def query(self, prepared_by: App | str | None = None, requester: App | str | None = None) -> list[str]:
-        """Ids of items that ``prepared_by`` has processed and ``requester`` may process now, in order."""
+        """Returns the ids of items that ``prepared_by`` has processed and ``requester`` may process now, in order."""
         with self.database.reading() as connection:
             free, silent = queries.ready(_who(prepared_by), _who(requester))
             return sorted({*connection.execute(free).scalars(), *connection.execute(silent).scalars()})
 
     def fetch(self, processed_by: App | str | None = None, state: RecordState | str | None = None) -> list[str]:
-        """Ids of items that an application has processed, or that are in a state, or both; in order."""
+        """Returns the ids of items that an application has processed, or that are in a state, or both; in order."""
         wanted = None if state is None else _state(state)
         with self.database.reading() as connection:
             return list(connection.execute(queries.fetched(_who(processed_by), wanted)).scalars())
@@ -370,7 +379,7 @@ class Ledger:
         predicate: Callable[[Item], bool] | None = None,
         on_blocked: OnBlocked = "skip",
     ) -> list[Item]:
-        """Items that ``requester`` has still to process. Blocked ones are left out, or raise Locked."""
+        """Returns the items that ``requester`` has still to process. Blocked items are left out, or raise Locked."""
         if on_blocked not in ("skip", "raise"):
             raise InvalidArgument(f"on_blocked cannot be {on_blocked!r}", remedy="use 'skip' or 'raise'")
         with self.database.reading() as connection:
@@ -389,15 +398,17 @@ class Ledger:
     # -- work ---------------------------------------------------------------------------------------------
 
     def process_new_item(self, item_id: str, app: App, work: Work, acquire_payload: Any = None) -> Record:
-        """Discover an item and work on it; see ``process_item``. IllegalRecord when it is there already."""
+        """Adds an item and works on it; see ``process_item``. Raises IllegalRecord when the item is there already."""
         new = Entry(item_id, app, RecordState.NEW)
         lock = self.append([new, Entry(item_id, app, RecordState.PROCESSING, new, acquire_payload)])[1]
         return held(self, lock, work)
 
     def process_item(self, item_id: str, app: App, work: Work, acquire_payload: Any = None) -> Record:
-        """Acquire an item, call ``work(item)`` and record how it ended; also when this application did so before.
+        """Acquires an item, calls ``work(item)`` and records how it ended, even if this application has processed it
+        before.
 
-        ``work`` may return a payload for the PROCESSED record, which is returned. While it runs the lock is renewed.
+        ``work`` may return a payload for the PROCESSED record, which is returned. While ``work`` runs, the lock is
+        renewed.
 
         Raises Locked when the item is held, IllegalRecord when it is to be skipped or is not there, ApplicationError
         when ``work`` raised (FAILED is recorded), LeaseLost when the lock was resolved meanwhile.
@@ -414,10 +425,11 @@ class Ledger:
         *,
         prepared_by: App | str | None = None,
     ) -> list[Record]:
-        """``process_item`` for every item this application has not processed, once however many do this at once.
+        """Runs ``process_item`` for every item that this application has not processed, once even if several processes
+        do this.
 
-        An item whose work fails, or whose lock is lost meanwhile, does not hold up the others; the first failure is
-        raised when all were tried: ApplicationError, or LeaseLost for work that may be done again by another.
+        An item whose work fails, or whose lock is lost meanwhile, does not hold up the others. The first failure is
+        raised when all were tried: ApplicationError, or LeaseLost for work that another may do again.
         """
         done: list[Record] = []
         failures: list[Exception] = []
@@ -441,7 +453,8 @@ class Ledger:
         return done
 
     def _acquire_unprocessed(self, item_id: str, app: App, payload: Any) -> Record | None:
-        """None when another process of this application was done with it first, or it is to be skipped by now."""
+        """Acquires an item. Returns None when another process of this application was done with it first, or the
+        application is to skip it by now."""
         done = False
 
         def still_to_do(heads: Mapping[str, Head]) -> None:
@@ -462,7 +475,7 @@ class Ledger:
     # -- keeping ------------------------------------------------------------------------------------------
 
     def resolve_expired(self) -> list[Record]:
-        """Resolve every lock whose lease has ended, so that nothing of a dead holder stays blocked."""
+        """Resolves every lock whose lease has ended, so that no item of a dead holder stays blocked."""
         with self.database.reading() as connection:
             silent = connection.execute(reading.expired_leases()).all()
         resolved: list[Record] = []
@@ -470,39 +483,40 @@ class Ledger:
             try:
                 resolved += self.append([writing.lease_ended(item_id, record_id, SELF)])
             except Locked:
-                continue  # its holder, or somebody else, was quicker
+                continue  # its holder or another writer was first
         return resolved
 
     def verify(self) -> list[Fault]:
-        """Every fault of the ledger: of records, of payloads, and of what is derived from them. Writes nothing."""
+        """Returns every fault of the ledger: of records, of payloads, and of what is derived from them. Writes
+        nothing."""
         with self.database.reading() as connection:
             return list(verify(connection))
 
     def rebuild(self) -> int:
-        """Make the projections anew from the records. Returns the number of items. Raises LedgerCorrupt."""
+        """Rebuilds the projections from the records. Returns the number of items. Raises LedgerCorrupt."""
         return self.database.write(rebuild)
 
     # -- bundles ------------------------------------------------------------------------------------------
 
     def put_bundle_part(self, digest: str, number: int, count: int, body: bytes) -> None:
-        """Of code that an operator came in, see :mod:`stateflow.ledger.bundles`."""
+        """Stores a part of an operator's code bundle, see :mod:`stateflow.ledger.bundles`."""
         self.database.write(lambda connection: bundles.put(connection, digest, number, count, body))
 
     def bundle_part(self, digest: str, number: int) -> tuple[bytes, int] | None:
-        """(a part of it, how many there are). None: it is not here."""
+        """Returns (body of a part, number of parts of the bundle); None when the part is not stored."""
         with self.database.reading() as connection:
             return bundles.part(connection, digest, number)
 
     def drop_other_bundles(self, digests: Collection[str], older_than: timedelta) -> int:
-        """All but these. Returns how many parts."""
+        """Deletes all older bundles but these. Returns how many parts it deleted."""
         older_us = round(older_than / timedelta(microseconds=1))
         return self.database.write(lambda connection: bundles.drop_others(connection, digests, older_us))
 
     def archive(self, older_than: timedelta | datetime) -> int:
-        """Put away the records of items that are done and whose newest record is older; returns how many items.
+        """Archives the records of items that are done and whose newest record is older; returns how many items.
 
-        What is open stays: new, held, failed, resolved but not done since, or a stage before its last action. Archived
-        items keep their ids, and are read by ``item`` and ``records(archived=True)``; nothing can be added to them.
+        Open items stay: new, held, failed, resolved but not done since, or a stage before its last action. Archived
+        items keep their ids, and are read by ``item`` and ``records(archived=True)``; no record can be added to them.
         """
         if isinstance(older_than, timedelta):
             before_us = self._clock.now_us() - round(older_than / timedelta(microseconds=1))
@@ -517,7 +531,7 @@ class Ledger:
 def _who(app: App | str | None) -> Who | None:
     if app is None:
         return None
-    rules.check_app(App(app) if isinstance(app, str) else app, RecordState.SKIPPED)  # which may be everyone's
+    rules.check_app(App(app) if isinstance(app, str) else app, RecordState.SKIPPED)  # a SKIPPED may name everyone
     return Who.of(app)
 
 

@@ -32,9 +32,9 @@ class StateManager:
     """Stages in a ledger. The keyword arguments of ``insert_state`` and ``update_state`` are the stage's columns; those
     without names are in the order of ``stages.POSITIONS``.
 
-    Times are datetimes with a zone or ISO text; a field that is None or left out stays as it is. ``error`` is no
-    column: what a failure was, kept in its record. Raises InvalidArgument for columns and values that are none, and
-    what the ledger raises.
+    Times are datetimes with a zone or ISO text; a field that is None or left out stays as it is. ``error`` is not a
+    column: it describes a failure, and is kept in the record. Raises InvalidArgument for unknown columns and invalid
+    values, and the errors of the ledger.
     """
 
     def __init__(self, ledger: Ledger, *, git_directory: Path | None = None) -> None:
@@ -42,9 +42,9 @@ class StateManager:
         self._git_directory = git_directory
 
     def insert_state(self, *positional: Any, error: BaseException | str | None = None, **fields: Any) -> dict[str, Any]:
-        """A new stage; its status is in_progress and its action ``sourcing pre-pull`` unless they are given.
+        """Adds a stage; its status is in_progress and its action ``sourcing pre-pull`` unless they are given.
 
-        Without ``correlation_id_in`` it takes the ``correlation_id_out`` of the stage that it goes on from, see
+        Without ``correlation_id_in`` the stage takes the ``correlation_id_out`` of the stage that it goes on from, see
         ``preceding``. ``state_id``, ``run_id``, ``correlation_id_out`` and ``git_sha`` are made up when left out.
         """
         row = stages.changes(stages.named(positional, fields))
@@ -65,21 +65,22 @@ class StateManager:
         return self._answer(state_id)
 
     def update_state(self, *positional: Any, error: BaseException | str | None = None, **fields: Any) -> dict[str, Any]:
-        """Change columns of a stage; of two that do so at once both do. One argument alone is the ``state_id``.
+        """Changes columns of a stage. Updates made at the same time are all applied. One argument alone is the
+        ``state_id``.
 
-        A ``run_id`` that was made up becomes this ledger's: the run that went on with the stage. Raises IllegalRecord
-        when there is no such stage.
+        A ``run_id`` that was made up becomes this ledger's: that of the run that went on with the stage. Raises
+        IllegalRecord when there is no such stage.
         """
         alone = len(positional) == 1 and "state_id" not in fields
         given = {**fields, "state_id": positional[0]} if alone else stages.named(positional, fields)
         state_id = given.pop("state_id", None)
         row = stages.changes(given)
         while not self._update(state_id, row, error):
-            continue  # somebody else's change came between: it stays, and this one comes after it
+            continue  # another change came in between: it stays, and this one is applied after it
         return self._answer(state_id)
 
     def _update(self, state_id: Any, row: dict[str, Any], error: BaseException | str | None) -> bool:
-        """False when the stage has changed between reading and writing."""
+        """Applies an update. Returns False when the stage has changed between reading and writing."""
         item = self.ledger.item(state_id) if rules.is_item_id(state_id) else None
         if item is None or item.kind is not Kind.STAGE:
             raise IllegalRecord("there is no such stage", remedy="insert it first", stage=shown(state_id))
@@ -101,11 +102,12 @@ class StateManager:
     def get_current_state(
         self, job_id: str, entity: str | None = None, entity_filter: str | None = None
     ) -> dict[str, Any] | None:
-        """The newest stage of a job, of one entity and filter if they are given; None when there is none."""
+        """Returns the newest stage of a job, and of an entity and a filter where they are given; None when there is
+        none."""
         _check_names(job_id=job_id)
         conditions = [STAGE.c.job_id == job_id]
         if entity is not None:
-            if not rules.is_item_id(entity):  # what can be no id is not there
+            if not rules.is_item_id(entity):  # no stage has an invalid id
                 return None
             conditions.append(or_(STAGE.c.source_entity == entity, STAGE.c.sink_entity == entity))
         if entity_filter is not None:
@@ -114,35 +116,38 @@ class StateManager:
         return None if row is None else stages.answer(row)
 
     def get_columns(self, state_id: str) -> dict[str, Any]:
-        """All 26 columns of a stage, and its ``error`` where it has failed, as ``get_failures`` has it."""
+        """Returns all 26 columns of a stage, and its ``error`` where it has failed, as in ``get_failures``. Raises
+        IllegalRecord when there is no such stage."""
         row, item = self.get_state(state_id), self.ledger.item(state_id)
         if row is None or item is None:
             raise IllegalRecord("there is no such stage", remedy="insert it first", stage=shown(state_id))
         return stages.columns(row) | {"error": _error_in(item.blocking)}
 
     def get_state(self, state_id: str) -> dict[str, Any] | None:
-        """One stage's row as it is stored: times in microseconds."""
+        """Returns one stage's row as it is stored, with times in microseconds; None when there is none."""
         return self._first(select(STAGE).where(STAGE.c.state_id == state_id))
 
     def get_last_record(self, entity: str) -> str | None:
-        """``last_record_pulled`` of the stage that ``get_last_stage`` returns: where to go on from."""
+        """Returns the ``last_record_pulled`` of the stage that ``get_last_stage`` returns: the place to go on from."""
         last = self.get_last_stage(entity)
         return None if last is None else last["last_record_pulled"]
 
     def get_last_stage(self, entity: str) -> dict[str, Any] | None:
-        """The newest stage that pulled this entity and was pushed with success; None when there is none."""
+        """Returns the newest stage that pulled this entity and was pushed with success; None when there is none."""
         row = self._first(last_done(entity)) if rules.is_item_id(entity) else None
         return None if row is None else stages.answer(row)
 
     def get_processing_history(self, job_id: str | None = None, *, limit: int | None = None) -> list[dict[str, Any]]:
-        """Stages that have not failed, all 26 columns of each, oldest first; with ``limit`` the newest so many."""
+        """Returns the stages that have not failed, with all 26 columns, oldest first; with ``limit`` only the newest
+        ones."""
         _check_names(job_id=job_id)
         with self.ledger.database.reading() as connection:
             rows = list(newest_first(connection, history(job_id), STAGE.c.first_record_id, limit))
         return [stages.columns(row) for row in reversed(rows)]
 
     def get_failures(self, job_id: str | None = None, *, limit: int | None = None) -> list[dict[str, Any]]:
-        """Stages that have failed, oldest first, with the ``error`` of each: ``type``, ``message`` and ``stack``."""
+        """Returns the stages that have failed, oldest first, each with its ``error``: ``type``, ``message`` and
+        ``stack``."""
         _check_names(job_id=job_id)
         query = select(STAGE).where(STAGE.c.status == Status.FAILURE.value)
         query = query if job_id is None else query.where(STAGE.c.job_id == job_id)
@@ -152,7 +157,7 @@ class StateManager:
         return [stages.columns(row) | {"error": _error_in(failed.get(row["state_id"]))} for row in reversed(rows)]
 
     def trace(self, correlation_id: str) -> list[dict[str, Any]]:
-        """Every stage that the data of this correlation id went through, before and after it, oldest first."""
+        """Returns every stage that the data of this correlation id went through, before and after it, oldest first."""
         _check_names(correlation_id=correlation_id)
         found: dict[str, Any] = {}
         asked: set[str] = set()
@@ -186,7 +191,7 @@ class StateManager:
 
     @cached_property
     def _git_sha(self) -> str | None:
-        """None outside a git checkout, and without git."""
+        """Commit of the git checkout; None outside a checkout, and without git."""
         command = ["git", "-C", str(self._git_directory or Path.cwd()), "rev-parse", "HEAD"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
@@ -196,7 +201,8 @@ class StateManager:
 
 
 def _entries(state_id: str, now: RecordState, blocking: Any, status: Status, payload: dict[str, Any]) -> list[Entry]:
-    """The shortest legal way to the status; the payload is its last record's. A stage's locks have no lease."""
+    """Returns the shortest legal sequence of records to the status; the last has the payload. A stage's locks have no
+    lease."""
     entries: list[Entry] = []
     previous = None if now is RecordState.NEW else blocking
     steps = rules.path(now, stages.RECORD_STATE[status])
@@ -213,7 +219,7 @@ def _payload(row: dict[str, Any], error: BaseException | str | None) -> dict[str
 
 
 def _check_names(**asked: str | None) -> None:
-    """Some databases would find ``j`` where ``j `` is asked for. Raises InvalidArgument."""
+    """Checks names before they are looked up: some databases would find ``j`` for ``j ``. Raises InvalidArgument."""
     for name, text in asked.items():
         if text is not None and not rules.is_id(text, 255):
             raise InvalidArgument(
@@ -229,8 +235,8 @@ def _error_in(record: Record | None) -> dict[str, Any] | None:
 
 
 def preceding(row: Mapping[str, Any]) -> list[Select[Any]]:
-    """Where to look for the stage that a new one goes on from, what says most first: the newest that pushed what this
-    one pulls; of its job and run; of its run; of its job, in an earlier run."""
+    """Returns queries for the stage that a new one goes on from, the most specific first: the newest that pushed what
+    this one pulls; of its job and run; of its run; of its job, in an earlier run."""
     queries: list[Select[Any]] = []
     if row.get("source_entity"):
         pushed = [STAGE.c.sink_entity == row["source_entity"], *_DONE]

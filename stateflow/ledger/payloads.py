@@ -1,4 +1,4 @@
-"""Payloads: JSON, and where a schema is named, what that schema asks for."""
+"""Encodes payloads as JSON, and checks them against the schemas that they name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from referencing.jsonschema import DRAFT202012
 from stateflow.errors import InvalidArgument, InvalidPayload
 from stateflow.ledger.records import Kind
 
-#: the views' own: ``set`` holds the columns that a record changes
+#: schemas of the views' payloads: ``set`` holds the columns that a record changes
 BUILTIN: Mapping[str, Mapping[str, Any]] = {
     kind.payload_schema: {
         "type": "object",
@@ -28,14 +28,14 @@ BUILTIN: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-#: as MySQL's smallest usual packet takes them, with an escape for each quote and backslash
+#: fits MySQL's smallest usual packet, with an escape for each quote and backslash
 PAYLOAD_BYTES_MAX = 15 << 20
 _HALF = re.compile("[\ud800-\udfff]")
 
 
 def encode(payload: Any, item_id: str) -> str | None:
-    """As UTF-8 has it: only what is no character, half of one, is escaped. Raises InvalidPayload for what is no JSON,
-    NaN included, and for what is too large."""
+    """Returns a payload as JSON text; None stays None. Only halves of characters (lone surrogates) are escaped. Raises
+    InvalidPayload for a payload that is not JSON, NaN included, or is too large."""
     if payload is None:
         return None
     try:
@@ -57,12 +57,12 @@ def encode(payload: Any, item_id: str) -> str | None:
 
 
 def stored_bytes(text: str) -> int:
-    """Quotes and backslashes counted twice."""
+    """Returns the size of a text in UTF-8 bytes, with quotes and backslashes counted twice."""
     return (len(text) if text.isascii() else len(text.encode())) + text.count('"') + text.count("\\")
 
 
 def problem(payload: Any, schema: Mapping[str, Any]) -> str | None:
-    """What is wrong with it, or None."""
+    """Returns what is wrong with a payload, or None."""
     try:
         found = best_match(_validator(schema).iter_errors(payload))
     except (Unresolvable, RecursionError, re.error) as error:
@@ -74,7 +74,7 @@ def problem(payload: Any, schema: Mapping[str, Any]) -> str | None:
 
 
 def check(payload: Any, name: str, schema: Mapping[str, Any] | None, item_id: str) -> None:
-    """Raises InvalidPayload."""
+    """Checks a payload against the schema that it names. Raises InvalidPayload."""
     if schema is None:
         raise InvalidPayload(
             f"there is no payload schema {name!r}", remedy="register it with ledger.register_schema", item=item_id
@@ -87,7 +87,7 @@ def check(payload: Any, name: str, schema: Mapping[str, Any] | None, item_id: st
 
 
 def _validator(schema: Mapping[str, Any]) -> Draft202012Validator:
-    """What a schema refers to is in it, or one of JSON Schema's own; nothing is fetched."""
+    """Builds a validator that resolves references within the schema and to JSON Schema's own; it fetches nothing."""
     return Draft202012Validator(schema, registry=SPECIFICATIONS)
 
 
@@ -96,7 +96,7 @@ def _said(error: Exception) -> str:
 
 
 def _check_references(schema: Mapping[str, Any]) -> None:
-    """Raises Unresolvable, re.error for a pattern that is none."""
+    """Checks a schema's references and patterns. Raises Unresolvable, and re.error for an invalid pattern."""
     resource = DRAFT202012.create_resource(schema)
     todo = [(SPECIFICATIONS.resolver_with_root(resource), resource)]
     while todo:
@@ -112,7 +112,7 @@ def _check_references(schema: Mapping[str, Any]) -> None:
 
 
 def check_schema(name: str, schema: Mapping[str, Any]) -> str:
-    """The schema as canonical JSON. Raises InvalidArgument."""
+    """Returns the schema as canonical JSON. Raises InvalidArgument."""
     if name in BUILTIN or name.startswith("stateflow."):
         raise InvalidArgument(f"the schema name {name!r} is taken", remedy="choose one without 'stateflow.'")
     try:

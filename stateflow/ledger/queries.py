@@ -1,4 +1,4 @@
-"""Which items: what calls over many items select. Every one is answered from an index."""
+"""Queries that select the items of calls over many items. An index answers each of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def _processed(query: Select[Any], who: Who) -> Select[Any]:
 
 
 def unprocessed(prepared_by: Who | None, requester: Who | None) -> Select[Any]:
-    """Item ids and what blocks them: prepared, not done by the requester, not to be skipped by it."""
+    """Selects item ids and their blocking records: items that were prepared, and that the requester has neither
+    processed nor must skip."""
     query = _listed()
     if prepared_by is not None:
         query = _processed(query, prepared_by)
@@ -47,7 +48,8 @@ def unprocessed(prepared_by: Who | None, requester: Who | None) -> Select[Any]:
 
 
 def ready(prepared_by: Who | None, requester: Who | None) -> tuple[Select[Any], Select[Any]]:
-    """Unprocessed and usable now: those nobody blocks, and those whose holder's lease has ended."""
+    """Selects unprocessed items that are usable now: those that no record blocks, and those whose holder's lease has
+    ended."""
     query = unprocessed(prepared_by, requester)
     silent = select(LEASE.c.item_id).where(LEASE.c.until_us <= now_us())
     return query.where(ITEM.c.blocking_record_id.is_(None)), query.where(ITEM.c.item_id.in_(silent))
@@ -64,7 +66,8 @@ def fetched(processed_by: Who | None, state: RecordState | None) -> Select[Any]:
 
 
 def archivable(before_us: int, limit: int) -> Select[Any]:
-    """Nothing blocks them, nobody is to do more, and their newest record is older. A stage ends at its last action."""
+    """Selects items that are done and not blocked, and whose newest record is older. A stage is done at its last
+    action."""
     unfinished = exists(
         select(STAGE.c.state_id).where(
             STAGE.c.state_id == ITEM.c.item_id,

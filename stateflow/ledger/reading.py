@@ -1,4 +1,4 @@
-"""Records, heads and schemas out of SQL: statements only, and rows as what they stand for."""
+"""SQL statements that read records, heads and schemas, and the conversion of rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _BIGGEST = 2**63 - 1
 
 
 def record_of(row: Row[Any] | Mapping[str, Any], *, strict: bool = True) -> Record:
-    """Raises LedgerCorrupt for what no ``put`` wrote; when not ``strict``, hands it over as it is."""
+    """Converts a row. Raises LedgerCorrupt for values that no ``put`` wrote; when not ``strict``, keeps them as they
+    are."""
     it: Any = row if isinstance(row, Mapping) else row._mapping
     state, payload = it["state"], it["payload"]
     try:
@@ -67,14 +68,15 @@ def heads_for_update(ids: list[str]) -> Select[Any]:
 
 
 def turn() -> Select[Any]:
-    """Locks what whoever numbers records has locked until its commit. So ids are in the order of commits: a reader that
-    has seen one has seen all below it. SQLite has one writer at a time by itself."""
+    """Locks a row that each writer locks until its commit before it numbers its records. Ids are therefore in the order
+    of commits: a reader that has seen one has seen all below it. SQLite has one writer at a time by itself."""
     query = select(IDENTITY.c.only).where(IDENTITY.c.only == 1).with_for_update()
     return query.with_hint(IDENTITY, "WITH (UPDLOCK, ROWLOCK)", "mssql")
 
 
 def load_heads(connection: Connection, ids: Iterable[str], *, for_update: bool = False) -> dict[str, Head]:
-    """Raises IllegalRecord for an archived item when ``for_update``."""
+    """Returns the heads of those of these items that exist. With ``for_update`` it locks them, and raises IllegalRecord
+    for an archived item."""
     heads: dict[str, Head] = {}
     for some in chunks(ids):
         query = heads_for_update(some) if for_update else select(ITEM).where(ITEM.c.item_id.in_(some))
@@ -114,7 +116,8 @@ def load_records(connection: Connection, record_ids: Iterable[int]) -> dict[int,
 
 
 def page_of_records(after: int, *, archived: bool, until: int | None = None) -> Select[Any]:
-    """In the order of their ids. The archive is read in the same statement: what moves there is never missed."""
+    """Selects a page of records, in the order of their ids. One statement reads the archive, too, so that a record that
+    moves there is never missed."""
 
     def some(table: Any) -> Select[Any]:
         query = select(table).where(table.c.record_id > after)
@@ -141,7 +144,7 @@ def load_schema(connection: Connection, name: str) -> Mapping[str, Any] | None:
 
 
 def expired_leases(ids: list[str] | None = None) -> Select[Any]:
-    """Locks whose holder is silent, by the database's own clock."""
+    """Selects the locks whose lease has ended, by the database's own clock."""
     query = select(LEASE.c.item_id, LEASE.c.record_id).where(LEASE.c.until_us <= now_us())
     return query if ids is None else query.where(LEASE.c.item_id.in_(ids))
 
@@ -149,7 +152,8 @@ def expired_leases(ids: list[str] | None = None) -> Select[Any]:
 def newest_first(
     connection: Connection, query: Select[Any], number: Column[int], limit: int | None
 ) -> Iterator[dict[str, Any]]:
-    """Rows by descending ``number``, a unique column with an index, in pages so short that the index serves them."""
+    """Yields rows by descending ``number``, a unique column with an index, in pages so short that the index serves
+    them."""
     left, before = _BIGGEST if limit is None else limit, _BIGGEST
     while left > 0:
         size = min(SHORT_PAGE, left)

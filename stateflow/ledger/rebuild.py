@@ -1,4 +1,4 @@
-"""Projections made anew from the records."""
+"""Rebuilds the projections from the records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stateflow.ledger.writing import head_row, verdict_row, verdicts_of
 
 
 def rows_by_item(connection: Connection) -> Iterator[tuple[str, list[Any], bool]]:
-    """Item by item in the order of ids: its rows, archived ones included, and whether it has archived ones."""
+    """Yields, in the order of item ids: the id, its rows, archived ones included, and whether it has archived ones."""
     for item_id, group in groupby(_rows(connection), key=lambda row: row.item_id):
         rows = list(group)
         yield item_id, rows, any(row.archived for row in rows)
@@ -30,7 +30,7 @@ def _rows(connection: Connection) -> Iterator[Any]:
         for table, archived in ((RECORD, 0), (ARCHIVE, 1)):
             query = select(table, literal(archived).label("archived"))
             if at is not None:
-                # in this form an index leads to the place; an OR of both cases reads, and sorts, all that is left
+                # in this form the index finds the place; an OR of both cases reads, and sorts, all the rest
                 query = query.where(table.c.item_id >= at[0], (table.c.item_id > at[0]) | (table.c.seq > at[1]))
             parts.append(select(query.order_by(table.c.item_id, table.c.seq).limit(PAGE).subquery()))
         both = union_all(*parts).subquery()
@@ -42,7 +42,7 @@ def _rows(connection: Connection) -> Iterator[Any]:
 
 
 def rebuild(connection: Connection) -> int:
-    """In the caller's transaction. Returns the number of items. Raises LedgerCorrupt."""
+    """Rebuilds the projections in the caller's transaction. Returns the number of items. Raises LedgerCorrupt."""
     for table in PROJECTIONS:
         connection.execute(delete(table))
     count = 0

@@ -1,4 +1,4 @@
-"""What the ledger is made of: applications, records, and what a list of records says about its item."""
+"""The ledger's data types: applications, records, and the state of an item that follows from its records."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-#: bytes of UTF-8: as long as the keys of object stores
+#: bytes of UTF-8, as for the keys of object stores
 ITEM_ID_MAX = 1024
-#: the application name of a skip that holds for all
+#: application name of a skip that holds for every application
 EVERYONE = "*"
 
 
@@ -22,7 +22,7 @@ class RecordState(StrEnum):
 
 
 class Kind(StrEnum):
-    """Which view an item belongs to. Calls over many items list those of kind ITEM."""
+    """The view that an item belongs to. Calls over many items list only those of kind ITEM."""
 
     ITEM = "item"
     STAGE = "stage"
@@ -32,7 +32,8 @@ class Kind(StrEnum):
 
     @classmethod
     def of(cls, payload_schema: str | None) -> Kind:
-        """By the schema of the item's first payload: ``stateflow.stage`` and so on are the views' own."""
+        """Returns the kind that the schema of an item's first payload names: ``stateflow.stage`` and so on belong to
+        views."""
         prefix, _, name = (payload_schema or "").partition(".")
         return cls(name) if prefix == "stateflow" and name in _VIEWS else cls.ITEM
 
@@ -46,7 +47,8 @@ _VIEWS = frozenset({"stage", "batch", "entity", "job"})
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """Who did it. ``instance`` None stands for every instance of that name; versions never tell apart."""
+    """An application that writes records. ``instance`` None stands for every instance of that name; versions are never
+    compared."""
 
     name: str
     version: str = ""
@@ -55,7 +57,7 @@ class App:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Immutable. ``seq`` counts an item's records from 0; ``timestamp_us`` is UTC microseconds."""
+    """One immutable record. ``seq`` counts an item's records from 0; ``timestamp_us`` is UTC microseconds."""
 
     record_id: int
     item_id: str
@@ -74,7 +76,7 @@ class Record:
 class Entry:
     """A record to be written. ``previous``: a record, its id, or an earlier entry of the same batch.
 
-    ``lease_s``: of a PROCESSING record, None for the ledger's own.
+    ``lease_s``: lease of a PROCESSING record, in seconds; None: the ledger's default.
     """
 
     item_id: str
@@ -88,7 +90,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """An application as far as it matters to what was done: name and instance."""
+    """The part of an application that records are matched by: name and instance."""
 
     name: str
     instance: str | None
@@ -100,9 +102,9 @@ class Who:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What an item's records amount to. Stored beside them, and always equal to their fold.
+    """The current state of an item: the fold of its records, stored beside them.
 
-    ``state``: of the newest record that is no skip. ``blocking_record_id``: see ``rules.blocking``.
+    ``state``: state of the newest record that is not a skip. ``blocking_record_id``: see ``rules.blocking``.
     """
 
     item_id: str
@@ -130,7 +132,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An item as its records tell it. ``state``: of the newest record that is no skip."""
+    """An item with its records. ``state``: state of the newest record that is not a skip."""
 
     item_id: str
     records: tuple[Record, ...]

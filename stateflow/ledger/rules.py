@@ -1,4 +1,4 @@
-"""What may follow what. Pure: records in, answers out.
+"""Rules of which record may follow which. Pure functions of records.
 
 =============  ==================================================  =================================
 state          means                                               previous record
@@ -11,8 +11,9 @@ RESOLVED       a person dealt with it; usable again                the FAILED or
 SKIPPED        an application (``*``: all) must leave it alone     any of the item's, or none
 =============  ==================================================  =================================
 
-An item is blocked by its earliest PROCESSING without PROCESSED, FAILED or RESOLVED, or FAILED without RESOLVED.
-A blocked item cannot be acquired, nor can one by an application that was told to skip it. A skip never unblocks.
+An item is blocked by its earliest record that is a PROCESSING without a PROCESSED, FAILED or RESOLVED that answers it,
+or a FAILED without a RESOLVED. A blocked item cannot be acquired. An application that was told to skip an item cannot
+acquire it either. A skip never unblocks.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ LEGAL_PREVIOUS: dict[RecordState, frozenset[RecordState | None]] = {
     RESOLVED: frozenset({FAILED, PROCESSING}),
     SKIPPED: frozenset({None, *RecordState}),
 }
-#: the states that end what a blocking record began
+#: states that end a block, by the state of the blocking record
 ANSWERS: dict[RecordState, frozenset[RecordState]] = {
     PROCESSING: frozenset({PROCESSED, FAILED, RESOLVED}),
     FAILED: frozenset({RESOLVED}),
 }
-#: what only the holder of a lock writes
+#: states that only the holder of a lock writes
 RELEASES = frozenset({PROCESSED, FAILED})
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _NO_NAME = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -50,7 +51,7 @@ APP_NAME_MAX, APP_VERSION_MAX, APP_INSTANCE_MAX = 128, 64, 128
 
 
 def covers(recorded: Who, asked: Who) -> bool:
-    """Whether a record of ``recorded`` says something about ``asked``: same name, and no or the same instance."""
+    """Tells whether a record of ``recorded`` applies to ``asked``: same name, and no or the same instance."""
     return recorded.name == asked.name and recorded.instance in (None, asked.instance)
 
 
@@ -72,7 +73,7 @@ def skipped_for(records: Iterable[Record], app: App | str) -> bool:
 
 
 def blocking(records: Sequence[Record]) -> Record | None:
-    """Defined for any list, legal or not."""
+    """Returns the record that blocks the item, or None. Defined for any list of records, legal or not."""
     answered = {
         (record.previous_record_id, blocked)
         for record in records
@@ -86,12 +87,12 @@ def blocking(records: Sequence[Record]) -> Record | None:
 
 
 def state_of(records: Sequence[Record]) -> RecordState:
-    """Of the newest that is no skip; SKIPPED when there is no other."""
+    """Returns the state of the newest record that is not a skip; SKIPPED when there is no other."""
     return next((record.state for record in reversed(records) if record.state != SKIPPED), SKIPPED)
 
 
 def fold(records: Sequence[Record]) -> Head:
-    """All records of one item, in order, as what they amount to."""
+    """Folds all records of one item, in order, into its head."""
     blocked_by = blocking(records)
     return Head(
         item_id=records[0].item_id,
@@ -109,7 +110,7 @@ def fold(records: Sequence[Record]) -> Head:
 
 
 def advance(head: Head | None, record: Record) -> Head:
-    """``fold(records + [record])`` from ``fold(records)``, for a record that ``check`` let pass."""
+    """Returns ``fold(records + [record])``, given ``fold(records)`` and a record that ``check`` let pass."""
     if head is None:
         return fold([record])
     who = frozenset({Who.of(record.app)})
@@ -130,9 +131,10 @@ def advance(head: Head | None, record: Record) -> Head:
 
 
 def is_id(value: object, at_most: int) -> bool:
-    """Whether every supported database stores it and tells it apart from every other.
+    """Tells whether every supported database stores this id and distinguishes it from every other.
 
-    Some compare as if there were spaces at the end, which control characters then come before, and some refuse a NUL.
+    Some databases compare text as if it were padded with spaces, so that control characters sort before its end, and
+    some refuse a NUL.
     """
     if not isinstance(value, str) or not 0 < len(value) <= at_most or value.endswith(" "):
         return False
@@ -140,19 +142,22 @@ def is_id(value: object, at_most: int) -> bool:
 
 
 def is_item_id(value: object) -> bool:
-    """The same, where bytes are compared: a key of an object store."""
+    """Tells whether every supported database stores this item id.
+
+    Item ids are compared byte by byte, so they may hold control characters other than NUL, as keys of object stores do.
+    """
     if not isinstance(value, str) or not 0 < len(value) <= ITEM_ID_MAX or value.endswith(" "):
         return False
     return is_text(value) and (value.isascii() or len(value.encode()) <= ITEM_ID_MAX)
 
 
 def is_text(value: str) -> bool:
-    """Whether every database stores it."""
+    """Tells whether every supported database stores this text."""
     return _NO_TEXT.search(value) is None
 
 
 def check_item_id(item_id: object) -> None:
-    """Raises IllegalRecord."""
+    """Checks an item's id. Raises IllegalRecord."""
     if not is_item_id(item_id):
         raise IllegalRecord(
             f"an item id is text of 1 to {ITEM_ID_MAX:,} bytes in UTF-8, without NUL and without a space at its end",
@@ -162,7 +167,7 @@ def check_item_id(item_id: object) -> None:
 
 
 def check_app(app: App, state: RecordState) -> None:
-    """Raises IllegalRecord."""
+    """Checks the application of a record in this state. Raises IllegalRecord."""
     if app.name == EVERYONE and state is not SKIPPED:
         raise IllegalRecord(f"{EVERYONE!r} is no application", remedy="use it to skip an item for everyone")
     for what, text, at_most, may_lack in (
@@ -179,10 +184,11 @@ def check_app(app: App, state: RecordState) -> None:
 
 
 def check(head: Head | None, item_id: str, app: App, state: RecordState, previous: Record | None) -> None:
-    """Whether this record may be the item's next.
+    """Checks that this record may be the item's next.
 
-    Raises IllegalRecord for what the table above forbids, Locked when somebody else holds the item or has answered
-    ``previous`` already. The caller fills in which record blocks, and says LeaseLost where the answer is a RESOLVED.
+    Raises IllegalRecord for what the table above forbids, Locked when another application holds the item or a record
+    has answered ``previous`` already. The caller fills in the blocking record, and raises LeaseLost where that answer
+    is a RESOLVED.
     """
     found = None if previous is None else previous.state
     if found not in LEGAL_PREVIOUS[state]:
@@ -212,7 +218,7 @@ def check(head: Head | None, item_id: str, app: App, state: RecordState, previou
 
 
 def lease_lost(lock: Record, blocking_record_id: int | None) -> LeaseLost:
-    """To who would release a lock that a RESOLVED has answered."""
+    """Builds the error for the release of a lock that a RESOLVED has answered."""
     return LeaseLost(
         "the item was resolved from under its holder",
         remedy="read the item again",
@@ -254,7 +260,7 @@ def _check_answer(head: Head, app: App, state: RecordState, previous: Record) ->
 
 _NEXT: dict[RecordState, tuple[RecordState, ...]] = {
     NEW: (PROCESSING,),
-    PROCESSING: (RESOLVED, PROCESSED, FAILED),  # in this order: what is only carried on was not PROCESSED between
+    PROCESSING: (RESOLVED, PROCESSED, FAILED),  # in this order: work that is only carried on was not PROCESSED
     PROCESSED: (PROCESSING,),
     FAILED: (RESOLVED,),
     RESOLVED: (PROCESSING,),
@@ -262,7 +268,10 @@ _NEXT: dict[RecordState, tuple[RecordState, ...]] = {
 
 
 def path(now: RecordState, to: RecordState) -> tuple[RecordState, ...]:
-    """The shortest legal sequence of one or more records after ``now`` whose last is ``to``. Ends in no NEW."""
+    """Returns the shortest legal sequence of one or more records after ``now`` whose last is ``to``.
+
+    Raises ValueError when there is none: no sequence leads to NEW.
+    """
     reached: list[tuple[RecordState, ...]] = [(each,) for each in _NEXT[now]]
     for sequence in reached:
         if sequence[-1] is to:

@@ -1,10 +1,10 @@
-"""The tables. One definition for all databases; what differs between them is in the types here.
+"""The ledger's tables. One definition serves all databases; the types here hold what differs between them.
 
-``ledger_record`` is the truth; ``ledger_archive`` holds the records that were put away. ``ledger_item``,
-``ledger_verdict`` and the tables of stages, batches, entities and jobs are projections: written in the transaction that
-writes the records, and derivable from them. ``ledger_lease`` says until when a lock holds, by the database's clock.
-``ledger_identity`` has the id of this ledger, ``ledger_hold`` says who decides by it; each is one row.
-``ledger_bundle`` has code that operators came in: records name it by its digest.
+``ledger_record`` is the truth; ``ledger_archive`` holds the records that were archived. ``ledger_item``,
+``ledger_verdict`` and the tables of stages, batches, entities and jobs are projections: they are written in the
+transaction that writes the records, and can be derived from them. ``ledger_lease`` says until when a lock holds, by the
+database's clock. ``ledger_identity`` has the id of this ledger and ``ledger_hold`` its present holder; each is one row.
+``ledger_bundle`` has the code bundles of operators: records name a bundle by its digest.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from stateflow.ledger.records import ITEM_ID_MAX
 
-#: what a fresh ledger has, and what this program reads and writes
+#: revision of a fresh ledger's schema, which this program reads and writes
 REVISION = "0004"
 VERSION_TABLE = "ledger_version"
 
@@ -44,7 +44,8 @@ METADATA = MetaData()
 
 
 def text_id(length: int) -> TypeEngine[str]:
-    """Text that is compared byte by byte everywhere: ``a`` and ``A`` are two ids, and their order is the same."""
+    """Type of text that every database compares byte by byte: ``a`` and ``A`` are two ids, and their order is the
+    same."""
     return (
         String(length)
         .with_variant(mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin"), "mysql")
@@ -54,8 +55,9 @@ def text_id(length: int) -> TypeEngine[str]:
 
 
 class ItemId(TypeDecorator[str]):
-    """An item's id, compared byte by byte. Indexes have room for 1,024 bytes, and none of MySQL has it for so many
-    characters of up to four: there they are bytes. SQL Server (2019 and later) counts them in UTF-8."""
+    """Type of an item's id, compared byte by byte. Ids have up to 1,024 bytes, as keys of object stores do. MySQL's
+    indexes have no room for 1,024 characters of up to four bytes each, so MySQL stores bytes. SQL Server (2019 and
+    later) counts the length in UTF-8 bytes."""
 
     impl = String
     cache_ok = True
@@ -84,12 +86,13 @@ def long_bytes() -> TypeEngine[bytes]:
 
 
 def big_key() -> TypeEngine[int]:
-    """SQLite numbers rows by itself only where the type is exactly INTEGER."""
+    """Type of a key that the database numbers: SQLite numbers rows by itself only where the type is exactly INTEGER."""
     return BigInteger().with_variant(Integer, "sqlite")
 
 
 class now_us(FunctionElement[int]):  # noqa: N801 - named as the SQL function that it is
-    """Microseconds since 1970-01-01 UTC by the database's clock, at the start of the statement: an index serves it."""
+    """Microseconds since 1970-01-01 UTC by the database's clock, at the start of the statement, so that an index serves
+    it."""
 
     type = BigInteger()
     inherit_cache = True
@@ -114,7 +117,8 @@ OPTIONS: dict[str, Any] = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4",
 
 
 def _key(*columns: str) -> PrimaryKeyConstraint:
-    """Longer than what SQL Server takes as the key of a clustered index."""
+    """Builds a primary key that is not clustered: it is longer than SQL Server allows for the key of a clustered
+    index."""
     return PrimaryKeyConstraint(*columns, mssql_clustered=False)
 
 
@@ -171,7 +175,8 @@ ITEM = Table(
     Index("ledger_item_age", "archived", "state", "updated_us"),
     **OPTIONS,
 )
-#: who processed an item and who is to skip it. ``app_instance`` is '' for none: NULLs would not be unique
+#: applications that processed an item, and those that must skip it; ``app_instance`` is '' for none, as NULLs would not
+#: be unique
 VERDICT = Table(
     "ledger_verdict",
     METADATA,
@@ -219,7 +224,7 @@ HOLD = Table(
     Column("lease_us", BigInteger, nullable=False),
     **OPTIONS,
 )
-#: code that operators came in, in parts; ``body`` of all parts has the SHA-256 ``digest``
+#: code bundles of operators, in parts; ``body`` of all parts has the SHA-256 ``digest``
 BUNDLE = Table(
     "ledger_bundle",
     METADATA,
@@ -333,5 +338,5 @@ JOB = Table(
     Index("ledger_job_batch", "bid", "first_record_id"),
     **OPTIONS,
 )
-#: what can be derived from the records
+#: tables that can be derived from the records
 PROJECTIONS = (ITEM, VERDICT, STAGE, BATCH, ENTITY, JOB)

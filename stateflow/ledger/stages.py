@@ -1,4 +1,4 @@
-"""Stages as data: their columns, the order of their actions, and what a change of one means for its item. Pure."""
+"""Stages as data: their columns, the order of their actions, and the state of their items. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from stateflow.types import shown
 
 
 class Action(StrEnum):
-    """In this order. What is pushed to a sink has been called pulled by it, too: ``sinking pre-pull`` is understood."""
+    """Actions of a stage, in this order. ``sinking pre-pull`` and ``sinking post-pull`` are understood as the two push
+    actions."""
 
     PRE_PULL = "sourcing pre-pull"
     POST_PULL = "sourcing post-pull"
@@ -33,7 +34,7 @@ class Status(StrEnum):
     IN_PROGRESS = "in_progress"
 
 
-#: what a status says about the stage's item
+#: record state of a stage's item, by its status
 RECORD_STATE = {
     Status.SUCCESS: RecordState.PROCESSED,
     Status.FAILURE: RecordState.FAILED,
@@ -51,14 +52,14 @@ COLUMNS = (
     *TIMES,
     *("updated_on", "row_count", "created_on", "manifest_name"),
 )
-#: what a caller may set; ``record_count`` is stored as ``row_count``
+#: columns that a caller may set; ``record_count`` is stored as ``row_count``
 SETTABLE = (*(column for column in COLUMNS if column not in ("updated_on", "row_count", "created_on")), "record_count")
 #: the order of arguments without names
 POSITIONS = (
     *("source_entity", "source_filter", "action", "state_id", "status", "correlation_id_in", "correlation_id_out"),
     *("sink_entity", "sink_filter", *TIMES, "record_count", "first_record_pulled", "last_record_pulled"),
 )
-#: what insert_state, update_state and get_current_state return
+#: columns that insert_state, update_state and get_current_state return
 ANSWER = (
     *("state_id", "job_id", "correlation_id_in", "correlation_id_out", "source_entity", "source_filter"),
     *TIMES,
@@ -68,7 +69,7 @@ ANSWER = (
 
 
 def named(positional: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments by their names. Raises InvalidArgument."""
+    """Returns all arguments by their names. Raises InvalidArgument."""
     if len(positional) > len(POSITIONS):
         raise InvalidArgument(
             f"a stage takes {len(POSITIONS)} arguments without names, not {len(positional)}",
@@ -82,9 +83,9 @@ def named(positional: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]
 
 
 def changes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns that these keyword arguments set, as they are stored; None sets nothing.
+    """Returns the columns that these keyword arguments set, as they are stored; None sets nothing.
 
-    Raises InvalidArgument for a name or a value that is none.
+    Raises InvalidArgument for an unknown name or an invalid value.
     """
     unknown = sorted(set(given) - set(SETTABLE))
     if unknown:
@@ -136,7 +137,7 @@ def _stored(name: str, value: Any) -> Any:
 
 
 def columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """All 26, times as datetimes in UTC."""
+    """Returns all 26 columns, times as datetimes in UTC."""
     return {name: to_time(row[name]) if name in (*TIMES, "updated_on", "created_on") else row[name] for name in COLUMNS}
 
 
@@ -146,5 +147,5 @@ def answer(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_done(row: Mapping[str, Any]) -> bool:
-    """Whether everything was pulled and pushed."""
+    """Tells whether everything was pulled and pushed."""
     return (row["action"], row["status"]) == (Action.POST_PUSH, Status.SUCCESS)

@@ -10,7 +10,7 @@ from stateflow.types import shown
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-#: a year short of what datetime has, so that every zone can show them
+#: a year short of datetime's range, so that every zone can show them
 FIRST_US = (datetime(2, 1, 1, tzinfo=UTC) - _EPOCH) // _MICROSECOND
 LAST_US = (datetime(9999, 1, 1, tzinfo=UTC) - _EPOCH) // _MICROSECOND - 1
 
@@ -20,12 +20,14 @@ def is_time(us: object) -> bool:
 
 
 def to_time(us: Any) -> Any:
-    """A datetime in UTC. What is none, as only a damaged or an earlier ledger has it, is handed over as it is."""
+    """Converts to a datetime in UTC. Other values, which only a damaged or an earlier ledger has, are returned
+    unchanged."""
     return _EPOCH + us * _MICROSECOND if is_time(us) else us
 
 
 def microseconds(name: str, value: Any) -> int:
-    """Of a time with its zone, as datetime or ISO 8601 text, or microseconds. Raises InvalidArgument."""
+    """Converts a datetime or ISO 8601 text with its zone to microseconds; microseconds are returned. Raises
+    InvalidArgument."""
     us = value
     if isinstance(value, str):
         try:

@@ -1,4 +1,4 @@
-"""The schema of a database: made or brought up to date by who may, and only looked at by all others."""
+"""Makes or upgrades the schema of a database for callers that may write it, and only checks it for all others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOCK_WAIT_S = 60
 
 
 class Opened(StrEnum):
-    """What had to be done to open it."""
+    """Outcome of opening a ledger: it was ready, was made, or was upgraded."""
 
     READY = "ready"
     MADE = "made"
@@ -29,12 +29,15 @@ class Opened(StrEnum):
 
 
 def prepare(database: Database, *, create: bool) -> Opened:
-    """Args: create: make what is missing and upgrade what is older; else nothing is written.
+    """Prepares the schema of a database.
+
+    Args:
+        create: makes what is missing and upgrades what is older; otherwise nothing is written.
 
     Raises InvalidArgument when the database cannot be opened or has no ledger, LedgerTooNew, LedgerTooOld,
     LedgerCorrupt.
     """
-    if not create and database.is_missing():  # SQLite would make it
+    if not create and database.is_missing():  # connecting would make the SQLite file
         raise InvalidArgument(
             "there is no ledger", remedy="make it with `stateflow ledger init`, or name another", ledger=database.shown
         )
@@ -77,7 +80,8 @@ def _version(connection: Connection) -> str | None:
 
 
 def _upgrade(connection: Connection) -> Opened:
-    """In one transaction where the database can; several programs may open a fresh ledger at once."""
+    """Makes or upgrades the schema, in one transaction where the database can; several programs may open a fresh ledger
+    at once."""
     dialect = connection.dialect.name
     _lock(connection, dialect)
     try:
@@ -91,7 +95,7 @@ def _upgrade(connection: Connection) -> Opened:
         migrate(connection, REVISION)
         if adopted:
             rebuild(connection)
-        if dialect == "mysql":  # whoever has the lock next must see the version, or takes this for a killed upgrade
+        if dialect == "mysql":  # the next lock holder must see the version, or takes this for killed
             connection.execute(text("COMMIT"))
         return Opened.MADE if fresh and not adopted else Opened.UPGRADED
     finally:
@@ -100,7 +104,7 @@ def _upgrade(connection: Connection) -> Opened:
 
 
 def migrate(connection: Connection, revision: str) -> None:
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells every step, from its import on
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # Alembic logs every step, from its import on
     from alembic import command
     from alembic.config import Config
 
@@ -127,14 +131,16 @@ def _lock(connection: Connection, dialect: str) -> None:
 
 
 def _clear_rest_of_killed_upgrade(connection: Connection) -> None:
-    """MySQL commits each DDL statement by itself. A schema without a version holds no records yet."""
+    """Drops the tables that a killed upgrade left, as MySQL commits each DDL statement by itself. Raises LedgerCorrupt
+    when they hold records: a schema without a version cannot."""
     present = set(inspect(connection).get_table_names())
     for table in reversed(METADATA.sorted_tables):
         if table.name not in present:
             continue
         rows = select(func.count()).select_from(table)
         if table is IDENTITY:
-            rows = rows.where(false())  # made with the table: without a record, and a hold, nobody knows it
+            # its row is made with the table: without records and a hold, no program knows the id
+            rows = rows.where(false())
         elif table is HOLD:
             rows = rows.where(HOLD.c.term > 0)
         if connection.execute(rows).scalar():

@@ -1,4 +1,4 @@
-"""What is wrong with a ledger: every fault of it, found without trusting anything in it."""
+"""Finds every fault of a ledger, and trusts nothing in it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _STATES = frozenset(RecordState)
 
 
 def faults_of(item_id: str, records: Sequence[Record]) -> list[Fault]:
-    """Of one item's records in order, as they stand in the table: states and payloads may be anything."""
+    """Returns the faults of one item's records, given in order as they stand in the table: states and payloads may be
+    anything."""
     found: list[Fault] = []
 
     def fault(code: str, what: str, record: Record | None = None) -> None:
@@ -60,7 +61,7 @@ def faults_of(item_id: str, records: Sequence[Record]) -> list[Fault]:
 
 
 def _may_stand(record: Record, by_id: Mapping[int, Record], head: Head | None, fault: Any) -> bool:
-    """Whether the record may come after those that ``head`` is the fold of."""
+    """Tells whether the record may follow those that ``head`` is the fold of."""
     try:
         rules.check_app(record.app, record.state)
     except StateflowError as error:
@@ -136,7 +137,7 @@ def load_schemas(connection: Connection) -> dict[str, Mapping[str, Any]]:
 def _elsewhere(
     connection: Connection, item_id: str, found: Sequence[Fault], records: Sequence[Record]
 ) -> Iterator[Fault]:
-    """An unknown previous record may be one of another item."""
+    """Yields a fault for each unknown previous record that is one of another item."""
     by_id = {record.record_id: record for record in records}
     for fault in found:
         if fault.code == "unknown_previous" and fault.record_id is not None:
@@ -204,7 +205,7 @@ def _stray_verdicts(rows: Iterator[Any]) -> Iterator[Fault]:
 
 
 class _Cursor:
-    """A projection's rows in the order of item ids, read in pages, walked once beside the records."""
+    """A cursor over a projection's rows in the order of item ids, read in pages and walked once beside the records."""
 
     def __init__(self, connection: Connection, table: Any) -> None:
         self._rows = self._pages(connection, table)

@@ -13,7 +13,8 @@ from stateflow.ledger.records import Kind, Record
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """``created`` and ``updated``: the columns that hold the time of the first and of the newest record."""
+    """Table of a view. ``created`` and ``updated``: the columns that hold the time of the first and of the newest
+    record."""
 
     table: Table
     key: str
@@ -22,7 +23,7 @@ class View:
     defaults: dict[str, Any] = field(default_factory=dict)
 
     def apply(self, row: dict[str, Any] | None, record: Record) -> dict[str, Any]:
-        """The row after one more record. Pure."""
+        """Returns the row after one more record. Pure."""
         if row is None:
             row = dict.fromkeys(self.table.columns.keys())
             row |= {self.key: record.item_id, "first_record_id": record.record_id} | self.defaults

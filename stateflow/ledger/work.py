@@ -1,4 +1,4 @@
-"""Work on an item while its lock is held: renewed while it runs, released when it ends, however it ends."""
+"""Runs work on an item under its lock, which is renewed while the work runs and released however the work ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGE_MAX, STACK_MAX = 2048, 8192
 
 
 class Ledger(Protocol):
-    """What work needs of :class:`stateflow.ledger.Ledger`."""
+    """The part of :class:`stateflow.ledger.Ledger` that work needs."""
 
     run_id: str
     lease_s: float
@@ -34,16 +34,16 @@ class Ledger(Protocol):
 
 
 def held(ledger: Ledger, lock: Record, work: Callable[[Item], Any]) -> Record:
-    """Call ``work(item)``, then release. Returns the PROCESSED record. Raises ApplicationError, LeaseLost.
+    """Calls ``work(item)``, then releases the lock. Returns the PROCESSED record. Raises ApplicationError, LeaseLost.
 
-    However the lock was lost: what was done may be done again, by somebody else.
+    However the lock was lost, another application may do the work again.
     """
     item = ledger.item(lock.item_id)
     assert item is not None
     try:
         with renewed(ledger, lock):
             payload = work(item)
-        payloads.encode(payload, lock.item_id)  # what cannot be recorded was not done
+        payloads.encode(payload, lock.item_id)  # work whose result cannot be recorded has failed
     except BaseException as error:
         failure = ApplicationError(
             f"work on the item raised {type(error).__name__}: {_message(error)[:300]}",
@@ -65,7 +65,7 @@ def held(ledger: Ledger, lock: Record, work: Callable[[Item], Any]) -> Record:
 
 
 def error_payload(error: BaseException | str) -> dict[str, Any]:
-    if isinstance(error, str):  # as another process told it
+    if isinstance(error, str):  # as another process reported it
         return {"error": {"type": "", "message": error[:MESSAGE_MAX], "stack": error[-STACK_MAX:]}}
     stack = "".join(traceback.format_exception(error))
     return {"error": {"type": type(error).__name__, "message": _message(error), "stack": stack[-STACK_MAX:]}}
@@ -96,7 +96,7 @@ def renewed(ledger: Ledger, lock: Record) -> Iterator[None]:
                 if not ledger.renew(lock):
                     log.warning("the lock on %s is lost; work on it goes on, and is refused at its end", lock.item_id)
                     return
-            except StateflowError as error:  # the lease may end, and then the release says so
+            except StateflowError as error:  # if the lease ends, the release reports it
                 log.warning("the lock on %s could not be renewed: %s", lock.item_id, error)
 
     thread = threading.Thread(target=renew, name=f"lease of {lock.item_id[:40]}", daemon=True)

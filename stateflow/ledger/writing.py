@@ -1,4 +1,4 @@
-"""Records and their projections into SQL: statements only, what may be written is decided in ``rules``."""
+"""SQL statements that write records and their projections; ``rules`` decides what may be written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from stateflow.ledger.views import VIEWS
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What every record of one transaction has in common. ``lease_s``: of locks that name none of their own."""
+    """Fields that all records of one transaction share. ``lease_s``: lease of locks that name none of their own, in
+    seconds."""
 
     author: str
     run_id: str
@@ -66,7 +67,7 @@ Guard = Callable[[Mapping[str, Head]], None]
 
 
 def unchanged(seen: Mapping[str, int]) -> Guard:
-    """Of items: that their newest record is still the one with this number. Raises Locked."""
+    """Returns a guard that raises Locked unless each item's newest record still has this number."""
 
     def check(heads: Mapping[str, Head]) -> None:
         for item_id, seq in seen.items():
@@ -77,21 +78,23 @@ def unchanged(seen: Mapping[str, int]) -> Guard:
 
 
 def append(connection: Connection, entries: Sequence[Entry], stamp: Stamp, guard: Guard | None = None) -> list[Record]:
-    """Records and projections, all in the caller's transaction, which must be rolled back when this raises.
+    """Appends records and updates their projections in the caller's transaction, which must be rolled back when this
+    raises.
 
-    ``guard`` looks at the items as they are, locked, before anything is written, and may raise.
+    ``guard`` is called with the items' heads, locked, before anything is written, and may raise.
     Raises IllegalRecord, InvalidPayload, Locked, LeaseLost.
     """
     before = load_heads(connection, {entry.item_id for entry in entries}, for_update=True)
     if guard is not None:
         guard(before)
     resolutions = _resolve_expired(connection, entries, before)
-    connection.execute(turn()).all()  # after the items' locks: who has it waits for nobody
+    connection.execute(turn()).all()  # after the items' locks, so that its holder waits for no other writer
     return _Append(connection, stamp, before).run([*resolutions, *entries])[len(resolutions) :]
 
 
 def _resolve_expired(connection: Connection, entries: Sequence[Entry], heads: Mapping[str, Head]) -> list[Entry]:
-    """A dead holder's lock is resolved by whoever acquires next; a failure never is."""
+    """Returns entries that resolve the expired locks of items that are to be acquired. A failure is never resolved
+    here."""
     wanted = {
         entry.item_id: entry
         for entry in entries
@@ -112,7 +115,8 @@ def lease_ended(item_id: str, record_id: int, app: App) -> Entry:
 
 
 class _Append:
-    """Entries in runs within which no item occurs twice: each run's records are inserted by one statement."""
+    """Writes entries in runs in which no item occurs twice: one statement inserts a run's records, where the database
+    and the size of the payloads allow it."""
 
     def __init__(self, connection: Connection, stamp: Stamp, before: dict[str, Head]) -> None:
         self._connection, self._stamp, self._before = connection, stamp, before
@@ -200,7 +204,7 @@ class _Append:
         }
 
     def _was_resolved(self, lock: Record) -> bool:
-        """From under its holder, whoever has the item now."""
+        """Tells whether a RESOLVED has answered this lock; the item may have another holder since."""
         answers = select(RECORD.c.record_id).where(
             RECORD.c.item_id == lock.item_id,
             RECORD.c.previous_record_id == lock.record_id,
@@ -297,7 +301,7 @@ class _Append:
 
 
 def _portions(rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """What one statement inserts: of all payloads together no more than of one alone."""
+    """Yields the rows of one statement each: its payloads together are no larger than one payload may be."""
     start = size = 0
     for place, row in enumerate(rows):
         bytes_ = payloads.stored_bytes(row["payload"]) if row["payload"] else 0

@@ -1,4 +1,4 @@
-"""Run by Alembic, on the connection and in the transaction that the ledger hands in."""
+"""Alembic's entry point, run on the connection and in the transaction that the ledger hands in."""
 
 from alembic import context
 

@@ -18,7 +18,7 @@ depends_on = None
 
 def upgrade() -> None:
     if "ledger_record" in sa.inspect(op.get_bind()).get_table_names():
-        op.add_column("ledger_record", Column("payload_schema", text_id(128)))  # the projections are rebuilt after
+        op.add_column("ledger_record", Column("payload_schema", text_id(128)))  # the projections are rebuilt afterwards
     else:
         _create_record()
     _create_others()

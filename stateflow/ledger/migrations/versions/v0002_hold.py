@@ -1,4 +1,4 @@
-"""The ledger's id, and who decides by it."""
+"""The ledger's id, and the hold on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Also where it was killed in the middle: MySQL commits each table by itself."""
+    """Creates what is missing, also after an upgrade that was killed: MySQL commits each table by itself."""
     present = set() if context.is_offline_mode() else set(sa.inspect(op.get_bind()).get_table_names())
     create(present)
     if not context.is_offline_mode():

@@ -1,5 +1,5 @@
-"""Ids as long as object stores' keys, what the newest stages of a run, a sink or a status are, and how long a batch was
-worked on."""
+"""Ids as long as keys of object stores, indexes for the newest stages of a run, a sink or a status, and how long a
+batch was worked on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ INDEXES: dict[str, dict[str, tuple[str, ...]]] = {
         "ledger_stage_status": ("status", "first_record_id"),
     }
 }
-#: what SQL Server lets go of a column only when it is taken away
+#: keys, constraints and indexes that SQL Server must drop before it changes a column
 _PRIMARY = {
     "ledger_item": ("item_id",),
     "ledger_verdict": ("item_id", "verdict", "app_name", "app_instance"),
@@ -68,11 +68,12 @@ EXEC('ALTER TABLE {table} DROP CONSTRAINT ' + @name)
 
 
 def upgrade() -> None:
-    """Also where it was killed in the middle: MySQL commits each step by itself, and each bears being repeated."""
+    """Applies all steps, also after an upgrade that was killed: MySQL commits each step by itself, and each can be
+    repeated."""
     dialect = op.get_context().dialect.name
     if dialect == "mssql":
         _let_go()
-    if dialect != "sqlite":  # which holds nobody to a length
+    if dialect != "sqlite":  # SQLite enforces no length
         for table, columns in KEYS.items():
             for name, nullable in columns:
                 op.alter_column(table, name, type_=ItemId(), existing_type=text_id(255), existing_nullable=nullable)
