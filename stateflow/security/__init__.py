@@ -1,1 +1,1 @@
-"""Who may connect, and what for: certificates, the roles in them, and where plain text may go."""
+"""Authentication and permissions: certificates, the roles in them, and where plain text may go."""

@@ -1,4 +1,4 @@
-"""An authority of one's own: a directory with its key, and with each certificate that it has issued."""
+"""A private certificate authority: a directory with its key, and with each certificate that it has issued."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stateflow.security.variables import CA, CRL, OWN_CERT, OWN_KEY
 
 KEY, ISSUED = "ca.key", "issued"
 AUTHORITY_DAYS, DAYS, DAYS_MAX = 3650, 90, 825
-#: clocks of two machines may differ so much
+#: most by which clocks of two machines are taken to differ
 SKEW = timedelta(minutes=5)
 
 
@@ -42,7 +42,7 @@ class Issued:
 
 
 class Authority:
-    """Raises BadCertificate where there is none, or where others can read its key."""
+    """A certificate authority. Raises BadCertificate where the directory has none, or where others can read its key."""
 
     def __init__(self, directory: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         self._directory, self._clock = directory, clock
@@ -68,7 +68,7 @@ class Authority:
 
     @classmethod
     def init(cls, directory: Path, name: str, clock: Clock = SYSTEM_CLOCK, days: int = AUTHORITY_DAYS) -> Authority:
-        """Raises BadCertificate where there is one already."""
+        """Makes an authority. Raises BadCertificate where there is one already."""
         if (directory / KEY).exists() or (directory / CA).exists():
             raise BadCertificate(
                 "there is an authority already", remedy="use it, or name another directory: --dir", dir=directory
@@ -95,8 +95,8 @@ class Authority:
     # -- issuing ------------------------------------------------------------------------------------------
 
     def issue(self, identity: Identity, hosts: Sequence[str], out: Path, days: int = DAYS) -> Certificate:
-        """Into ``out``: certificate, key, the authority's certificate, its revocation list. Raises BadCertificate, also
-        where one is there that is somebody else's."""
+        """Issues a certificate into ``out``: certificate, key, the authority's certificate, its revocation list. Raises
+        BadCertificate, also where ``out`` has a certificate of another identity."""
         there = read_own(out)
         if there is not None and there.identity != identity:
             raise BadCertificate(
@@ -105,7 +105,8 @@ class Authority:
         return self._issue(identity, hosts, out, days)
 
     def renew(self, out: Path, days: int = DAYS) -> Certificate:
-        """Another one for who has this one, with another key. Raises BadCertificate, also for one that was revoked."""
+        """Issues another certificate, with another key, to the identity whose certificate is in ``out``. Raises
+        BadCertificate, also where that one was revoked."""
         there = read_own(out)
         if there is None or there.identity is None:
             raise BadCertificate(
@@ -127,8 +128,8 @@ class Authority:
         return described(cert)
 
     def certify(self, identity: Identity, hosts: Sequence[str], request: bytes, days: int = DAYS) -> bytes:
-        """For who has made its key itself, see :func:`own_request`: the certificate, as PEM. What the request wants to
-        be called counts for nothing. Raises BadCertificate, InvalidArgument."""
+        """Issues a certificate, as PEM, to a requester that has made its key itself, see :func:`own_request`. Names in
+        the request are ignored. Raises BadCertificate, InvalidArgument."""
         _check_wanted(identity, hosts, days)
         try:
             asked = x509.load_pem_x509_csr(request)
@@ -143,11 +144,12 @@ class Authority:
 
     @property
     def ca(self) -> bytes:
-        """Its own certificate, as PEM."""
+        """The authority's own certificate, as PEM."""
         return (self._directory / CA).read_bytes()
 
     def token(self, identity: Identity, lifetime: timedelta) -> tuple[str, Certificate]:
-        """The text, which is kept nowhere, and what is said in it. Raises InvalidArgument, BadCertificate."""
+        """Issues a token. Returns its text, which is kept nowhere, and its certificate. Raises InvalidArgument,
+        BadCertificate."""
         token.check_wanted(identity, lifetime)
         key, cert = self._signed(identity, [], lifetime)
         return token.encoded(self.ca, _pem(cert), _private(key)), described(cert)
@@ -183,15 +185,20 @@ class Authority:
             .add_extension(issuer_key, critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        # before anybody has it: one that nobody knows of could not be revoked
+        # recorded before it is handed out: an unrecorded certificate could not be revoked
         write_durably(self._directory / ISSUED / f"{cert.serial_number:x}.pem", _pem(cert), 0o644)
         return cert
 
     # -- revoking -----------------------------------------------------------------------------------------
 
     def revoke(self, who: str) -> list[Certificate]:
-        """Args: who: ``node/edge-0``, or ``edge-0`` where one role only has that name, or a serial number in
-        hexadecimal. Returns what was revoked by that. Raises BadCertificate for nobody."""
+        """Revokes certificates. Returns those that this call revoked.
+
+        Args:
+            who: ``node/edge-0``, or ``edge-0`` where only one role has that name, or a serial number in hexadecimal.
+
+        Raises BadCertificate where nothing was issued to ``who``, or several roles have that name.
+        """
         now, issued = utc(self._clock), self.issued()
         found = [each for each in issued if who in _names(each.certificate)]
         roles = sorted({str(each.certificate.identity) for each in found})
@@ -212,7 +219,7 @@ class Authority:
 
     @property
     def crl(self) -> Path:
-        """What servers are to be given when it has changed."""
+        """Path of the revocation list, which servers must be given when it has changed."""
         return self._directory / CRL
 
     def _revoked(self) -> list[int]:
@@ -233,7 +240,7 @@ class Authority:
 
 
 def read_own(out: Path) -> Certificate | None:
-    """What was issued there. None: nothing. Raises BadCertificate."""
+    """Returns the certificate that was issued into ``out``. None: there is none. Raises BadCertificate."""
     try:
         return described(read_certificates((out / OWN_CERT).read_bytes(), out / OWN_CERT)[0])
     except FileNotFoundError:
@@ -243,23 +250,23 @@ def read_own(out: Path) -> Certificate | None:
 
 
 def write_own(out: Path, key: bytes, cert: bytes, ca: bytes) -> None:
-    """PEM, into ``out``, which is made: nobody else reads the key. Raises OSError."""
+    """Writes PEM files into ``out``, which it makes; only the owner can read the key. Raises OSError."""
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # a process that looks in between finds two that do not belong together, and stays with what it has
+    # a process that reads in between finds a key and a certificate that do not match, and keeps what it has
     write_durably(out / OWN_KEY, key, 0o600)
     write_durably(out / OWN_CERT, cert, 0o644)
     write_durably(out / CA, ca, 0o644)
 
 
 def own_request() -> tuple[bytes, bytes]:
-    """A new key, which stays where it is made, and the request for a certificate of it; PEM."""
+    """Makes a key, which stays where it is made, and a request for its certificate; both as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
     return _private(key), request.public_bytes(serialization.Encoding.PEM)
 
 
 def _check_wanted(identity: Identity, hosts: Sequence[str], days: int) -> None:
-    """Raises BadCertificate, InvalidArgument."""
+    """Checks that such a certificate may be issued. Raises BadCertificate, InvalidArgument."""
     if identity.role.listens and not hosts:
         raise BadCertificate(
             f"{identity} is reached at a host, and its certificate names it",
@@ -305,7 +312,7 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Raises BadCertificate where it cannot be written."""
+    """Writes a file that only its owner can read. Raises BadCertificate where it cannot be written."""
     try:
         write_durably(path, data, 0o600)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the settings say of connections. Who uses plain text waits for no library that reads certificates."""
+"""Connections of this process, by its settings. With plain text, no library that reads certificates is imported."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _handed = ""
 
 
 def use_token(text: str) -> None:
-    """This process was handed a token, which counts before its settings; empty: it was handed none."""
-    global _handed  # noqa: PLW0603 - of a worker of Spark's, which does one task at a time
+    """Sets the token that this process was handed, which comes before its settings; empty: it was handed none."""
+    global _handed  # noqa: PLW0603 - set in a worker of Spark's, which does one task at a time
     _handed = text
 
 
@@ -40,7 +40,7 @@ def _settings(handed: str, *_: str | None) -> ConnectionSettings:
 
 
 def of_file(path: Path) -> ConnectionSettings:
-    """Of the token in it, whatever the settings say."""
+    """Returns the settings of a connection by the token in a file, regardless of other settings."""
     return _by_token(token_file=str(path))
 
 
@@ -49,12 +49,14 @@ def _by_token(token: SecretStr = NO_TOKEN, token_file: str = "") -> ConnectionSe
 
 
 def connection_settings() -> ConnectionSettings:
-    """By the environment as it is now, and the file that it names. Raises InvalidArgument."""
+    """Returns the settings of connections by the environment as it is now, and the file that it names. Raises
+    InvalidArgument."""
     return _settings(_handed, *(os.environ.get(name) for name in _NAMES))
 
 
 def own_token() -> str:
-    """To be handed to who works for this process elsewhere; empty: it has none. Raises BadCertificate."""
+    """Returns the token to hand to processes that work for this one elsewhere; empty: it has none. Raises
+    BadCertificate."""
     if not connection_settings().by_token:
         return ""
     files = tls_files()
@@ -70,6 +72,7 @@ def _files(settings: ConnectionSettings) -> TlsFiles:
 
 
 def tls_files() -> TlsFiles | None:
-    """One for all channels and servers of a process. None: plain text. Raises InvalidArgument, BadCertificate."""
+    """Returns the TLS files that all channels and servers of this process share. None: plain text. Raises
+    InvalidArgument, BadCertificate."""
     found = connection_settings()
     return _files(found) if found.tls else None

@@ -1,4 +1,4 @@
-"""The files of a process that TLS needs, as they are now: they may be replaced while it runs."""
+"""The TLS files of a process, as they are now: they may be replaced while it runs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from stateflow.security.token import decoded
 from stateflow.settings import ConnectionSettings
 
 log = logging.getLogger(__name__)
-#: how often the files are looked at, while somebody asks
+#: seconds between two looks at the files, at least
 LOOK_S = 1.0
-#: before it expires it is said that it will: this, or a quarter of its time; then each time half of what was
-#: left has passed
+#: the first warning comes this long before the certificate expires, or at a quarter of its lifetime if that is less;
+#: the next ones each time half of what was left has passed
 SOON = timedelta(days=7)
 LAST_SAID = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """``number``: greater with every change of the authority, the certificate or the key."""
+    """Contents of the TLS files. ``number``: greater with every change of the authority, the certificate or the key."""
 
     number: int
     ca: bytes
@@ -42,8 +42,8 @@ def utc(clock: Clock) -> datetime:
 
 
 class TlsFiles:
-    """Files that are wrong when they are replaced leave things as they were: a certificate and its key are two files,
-    and one of them comes first. A token is all three, in a file or not.
+    """The TLS files of a process. When replaced files are wrong, those read before stay in use: a certificate and its
+    key are two files, and one of them is replaced first. A token, in a file or in the settings, holds all three.
 
     Raises BadCertificate where they are wrong at first.
     """
@@ -56,11 +56,11 @@ class TlsFiles:
         self._looked_at = clock.monotonic()
         self._seen = self._signature()
         self._material = self._read(0, frozenset())
-        self._said: tuple[int, timedelta] | None = None  # serial number, and what was left
+        self._said: tuple[int, timedelta] | None = None  # serial number, and time left at the last warning
         self._say()
 
     def current(self) -> Material:
-        """Cheap. Called by any thread."""
+        """Returns the contents in use. Cheap; any thread may call it."""
         if self._clock.monotonic() - self._looked_at >= LOOK_S:
             with self._lock:
                 self._look()
@@ -85,7 +85,7 @@ class TlsFiles:
             self._material = found
 
     def _say(self) -> None:
-        """That it is about to expire."""
+        """Warns when the certificate is about to expire."""
         own = self._material.own
         left = own.not_after - utc(self._clock)
         due = min(SOON, (own.not_after - own.not_before) / 4)
@@ -113,7 +113,11 @@ class TlsFiles:
         return found
 
     def _read(self, number: int, revoked: frozenset[int]) -> Material:
-        """Args: number, revoked: of what was there before."""
+        """Reads the files.
+
+        Args:
+            number, revoked: those of the contents in use before.
+        """
         settings = self._settings
         where = settings.tls_cert or settings.token_file or "STATEFLOW_TOKEN"
         if settings.by_token:
@@ -130,7 +134,7 @@ class TlsFiles:
         return Material(number + changed, ca, cert, key, own, revoked)
 
     def token(self) -> str:
-        """As it is now, where it is by one. Raises BadCertificate."""
+        """Returns the token as it is now, where the settings have one. Raises BadCertificate."""
         settings = self._settings
         if not settings.token_file:
             return settings.token.get_secret_value()
@@ -150,10 +154,11 @@ def _bytes(path: str, which: str) -> bytes:
 
 
 def _check_private(path: str) -> None:
-    """A group may have it: that is how Kubernetes hands secrets to a process. Raises BadCertificate."""
+    """Checks that others cannot read a file. Its group may: that is how Kubernetes hands secrets to a process. Raises
+    BadCertificate."""
     try:
         mode = stat.S_IMODE(Path(path).stat().st_mode)
     except OSError:
-        return  # said when it is read
+        return  # reported when it is read
     if os.name == "posix" and mode & stat.S_IRWXO:
         raise BadCertificate("the key can be read by everybody here", remedy=f"chmod 600 {path}", file=path)

@@ -1,4 +1,4 @@
-"""Who a certificate is for. It stands in the certificate as a URI among its alternative names:
+"""The identity that a certificate is for. It stands in the certificate as a URI among its alternative names:
 ``stateflow://node/edge-0``, ``stateflow://data/gw-7?operator=Pumps``."""
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Role(StrEnum):
 
     @property
     def listens(self) -> bool:
-        """Its certificate is a server's, too, and names hosts."""
+        """Tells whether members with this role are servers: their certificates are for servers, too, and name hosts."""
         return self in (Role.NODE, Role.AGENT, Role.CONTROLLER)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """``operators``: the only ones that it reaches; none: all of them."""
+    """Role and name of a certificate's owner. ``operators``: the only operators that it reaches; empty: all of them."""
 
     role: Role
     name: str
@@ -42,7 +42,7 @@ class Identity:
 
     @classmethod
     def of(cls, role: str, name: str, operators: tuple[str, ...] = ()) -> Identity:
-        """As somebody asks for it. Raises InvalidArgument."""
+        """Builds an identity from a user's words. Raises InvalidArgument."""
         if role not in set(Role):
             raise InvalidArgument(f"there is no role {role!r}", remedy=f"use {', '.join(Role)}")
         if operators and role != Role.DATA:
@@ -58,7 +58,7 @@ class Identity:
 
     @classmethod
     def of_uri(cls, text: str) -> Identity | None:
-        """None: it is another URI."""
+        """Parses a URI. None: it is no identity of this version."""
         try:
             parts = urlsplit(text)
         except ValueError:
@@ -66,7 +66,7 @@ class Identity:
         if parts.scheme != SCHEME:
             return None
         fields = parse_qsl(parts.query, keep_blank_values=True)
-        if any(key != "operator" for key, _ in fields):  # of a later version, which may mean less than this one would
+        if any(key != "operator" for key, _ in fields):  # a later version's field, which may restrict the identity
             return None
         try:
             return cls.of(parts.netloc, parts.path.removeprefix("/"), tuple(value for _, value in fields))
@@ -74,8 +74,8 @@ class Identity:
             return None
 
     def speaks_for(self, name: str) -> bool:
-        """May it say what the replica or agent ``name`` is and has? A node for its workers; an agent for itself, and
-        for the replicas that it starts, which are named after it and have its certificate."""
+        """Tells whether it may say what the replica or agent ``name`` is and has. A node may for its workers. An agent
+        may for itself, and for the replicas that it starts, which are named after it and have its certificate."""
         node = node_of(name)
         if node == self.name:
             return self.role in (Role.NODE, Role.AGENT)

@@ -1,4 +1,4 @@
-"""Where plain text may go: over loopback, or anywhere for who says so."""
+"""Rules for plain text: it may go over loopback, and elsewhere only where ``insecure`` is set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def host_of(address: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """No name is looked up: who answers for it may be another one tomorrow."""
+    """Tells whether an address is loopback. It looks up no name: another host may answer for a name tomorrow."""
     host = host_of(address).lower()
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -30,9 +30,11 @@ def is_loopback(address: str) -> bool:
 
 
 def check_served(listen: str, advertise: str | None, may: str = "command it") -> None:
-    """A server without TLS. Raises InsecureRefused where others could hear or ask it; else that is said.
+    """Checks a server without TLS. Raises InsecureRefused where other machines could reach it; where ``insecure``
+    allows it, logs a warning.
 
-    Args: may: what whoever reaches it could do.
+    Args:
+        may: what a client that reaches it could do.
     """
     for address, verb in ((listen, "listen on"), (advertise, "be reached at")):
         if not address or is_loopback(address):
@@ -47,7 +49,8 @@ _RATHER = "Use TLS: `stateflow certs`"
 
 
 def check_dialled(address: str) -> None:
-    """A channel without TLS. Raises InsecureRefused where it would leave this machine; else that is said once."""
+    """Checks a channel without TLS. Raises InsecureRefused where it would leave this machine; where ``insecure`` allows
+    it, logs a warning once per address."""
     if is_loopback(address):
         return
     if not connection_settings().insecure:

@@ -1,4 +1,4 @@
-"""What a certificate says, and whether it is one to go by."""
+"""Reads certificates, and checks whether they are valid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stateflow.errors import BadCertificate
 from stateflow.security.identity import Identity
 
 T = TypeVar("T", bound=x509.ExtensionType)
-#: what reading bytes raises that are no certificate, list or key, or of a kind that is not known; binascii.Error is a
+#: errors of reading bytes that are no certificate, list or key, or one of an unknown kind; binascii.Error is a
 #: ValueError
 UNREADABLE = (
     ValueError,
@@ -32,7 +32,7 @@ ISSUE_ANOTHER = "issue another one: `stateflow certs issue` or `stateflow certs 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """``identity``: None: it names nobody that there could be here."""
+    """Contents of a certificate. ``identity`` None: it names no identity of stateflow's, or several."""
 
     serial: int
     identity: Identity | None
@@ -42,7 +42,7 @@ class Certificate:
     serves: bool
 
     def check_time(self, now: datetime, where: object) -> None:
-        """Raises BadCertificate."""
+        """Checks that the certificate is valid now. Raises BadCertificate."""
         if now > self.not_after:
             raise BadCertificate(
                 f"the certificate expired at {self.not_after:%Y-%m-%d %H:%M:%S} UTC", remedy=ISSUE_ANOTHER, file=where
@@ -57,7 +57,7 @@ class Certificate:
 
 @functools.lru_cache(maxsize=4096)
 def certificate_of(pem: bytes) -> Certificate:
-    """The first one. Raises BadCertificate."""
+    """Returns the first certificate in a PEM text. Raises BadCertificate."""
     return described(read_certificates(pem, "what the peer sent")[0])
 
 
@@ -72,7 +72,7 @@ def described(found: x509.Certificate) -> Certificate:
         hosts += map(str, names.get_values_for_type(x509.IPAddress))
     return Certificate(
         found.serial_number,
-        ours[0] if len(ours) == 1 else None,  # of two nobody could say which one speaks
+        ours[0] if len(ours) == 1 else None,  # with two it is not known which one speaks
         tuple(hosts),
         found.not_valid_before_utc,
         found.not_valid_after_utc,
@@ -88,13 +88,13 @@ def _extension(found: x509.Certificate, kind: type[T]) -> T | None:
 
 
 def read_certificates(pem: bytes, where: object) -> list[x509.Certificate]:
-    """At least one, each of which can be read to its end. Raises BadCertificate."""
+    """Reads certificates, at least one, and each of them completely. Raises BadCertificate."""
     try:
         found = x509.load_pem_x509_certificates(pem)
-        for each in found:  # parts are read when they are asked for only, and what is wrong with them is said then
+        for each in found:  # the library reads parts on access only, and reports errors in them then
             _ = each.public_key(), each.subject, each.issuer, each.extensions
             _ = each.not_valid_before_utc, each.not_valid_after_utc, each.signature_algorithm_parameters
-            if each.serial_number <= 0:  # RFC 5280, 4.1.2.2; the library says that it will refuse it, too
+            if each.serial_number <= 0:  # RFC 5280, 4.1.2.2; the library announces that it will refuse it, too
                 raise ValueError(f"its serial number is {each.serial_number}")
     except UNREADABLE as error:
         raise BadCertificate(f"there is no certificate in it: {error}", remedy="write it as PEM", file=where) from error
@@ -102,7 +102,11 @@ def read_certificates(pem: bytes, where: object) -> list[x509.Certificate]:
 
 
 def checked_pair(ca: bytes, cert: bytes, key: bytes, now: datetime, where: str) -> Certificate:
-    """Do the three belong together, now? Raises BadCertificate. Args: where: the certificate's file."""
+    """Checks that authority, certificate and key belong together, and are valid now. Raises BadCertificate.
+
+    Args:
+        where: the certificate's file.
+    """
     authorities, chain = read_certificates(ca, "the authority's file"), read_certificates(cert, where)
     try:
         private = serialization.load_pem_private_key(key, None)
@@ -144,7 +148,8 @@ def _issued(found: x509.Certificate, by: x509.Certificate) -> bool:
 
 
 def revoked_of(pem: bytes, ca: bytes, where: str) -> frozenset[int]:
-    """Serial numbers of a revocation list. Raises BadCertificate, also where another authority wrote it."""
+    """Returns the serial numbers of a revocation list. Raises BadCertificate, also where another authority signed
+    it."""
     try:
         found = x509.load_pem_x509_crl(pem)
         serials = frozenset(each.serial_number for each in found)
@@ -166,7 +171,7 @@ def _signed(found: x509.CertificateRevocationList, by: x509.Certificate) -> bool
 
 
 def names_of(host: str) -> x509.GeneralName:
-    """An address, or a name. Raises BadCertificate."""
+    """Converts an address or a name of a host. Raises BadCertificate."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
     except ValueError:

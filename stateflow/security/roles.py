@@ -1,4 +1,4 @@
-"""Which role may call what: one table, for every RPC there is."""
+"""Permissions: one table of the roles that may call each RPC."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ _READERS = frozenset({READ, DATA, OPERATE, ADMIN})
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """``own``: the field of the request that names a replica or agent, for which a node or agent that calls must speak;
-    ``itself``: and which it must be, as an agent may be called what a replica of another one would be.
-    ``operator``: the field that names an operator, which the caller must reach; one that does not reach all may not
-    call where there is no such field. ``pieces``: messages come in pieces, and the first one names it."""
+    """Conditions of a call. ``roles``: roles that may make it.
+
+    ``own``: field of the request that names a replica or agent, for which a calling node or agent must speak.
+    ``itself``: the caller must have that very name, because an agent may be named as a replica of another agent would
+    be. ``operator``: field that names an operator, which the caller must reach; where there is no such field, a caller
+    that does not reach all operators is refused. ``pieces``: the request comes in pieces, and only the first one names
+    the operator.
+    """
 
     roles: frozenset[Role]
     own: str = ""
@@ -35,15 +39,15 @@ class Rule:
 _READ = Rule(_READERS)
 _OPERATE = Rule(_OPERATORS)
 _ADMIN = Rule(frozenset({ADMIN}))
-_COMMAND = Rule(frozenset({CONTROLLER}))  # of a controller to whom obeys it
-_PEER = Rule(_NODES)  # of one replica to another
+_COMMAND = Rule(frozenset({CONTROLLER}))  # from a controller to its members
+_PEER = Rule(_NODES)  # from one replica to another
 _CONTROLLER = {
     "Register": Rule(_NODES, own="replica.name"),
     "Heartbeat": Rule(_NODES, own="name"),
     "Claim": Rule(_NODES, own="replica.name"),
     "GetBundlePart": Rule(_NODES),
     "AgentBeat": Rule(frozenset({AGENT}), own="agent.name", itself=True),
-    # a node spreads partitions among its workers, and takes them from those that are to end
+    # a node spreads partitions among its workers, and takes them from those that are about to end
     "Status": Rule(_READERS | _NODES),
     "Migrate": Rule(_OPERATORS | _NODES, own="to"),
     "Drain": Rule(_OPERATORS | _NODES, own="replica"),
@@ -80,7 +84,7 @@ _CONTROLLER = {
     "Spawn": _OPERATE,
     "StopReplica": _OPERATE,
     "Logs": _OPERATE,
-    # code, and what may lose state
+    # calls that deploy code or may lose state
     "Deploy": _ADMIN,
     "Upgrade": _ADMIN,
     "Undeploy": _ADMIN,
@@ -133,7 +137,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def check_call(method: str, who: Identity) -> Rule:
-    """Raises NotAllowed. Returns what the requests of the call are to be checked by."""
+    """Checks that an identity may call a method. Returns the rule for the requests of the call. Raises NotAllowed."""
     rule, call = RULES.get(method), method.rpartition("/")[2]
     if rule is None or who.role not in rule.roles:
         needs = ", ".join(sorted(rule.roles)) if rule is not None else "nobody"
@@ -157,7 +161,7 @@ def check_call(method: str, who: Identity) -> Rule:
 
 
 def check_request(rule: Rule, method: str, who: Identity, request: Any) -> None:
-    """Raises NotAllowed."""
+    """Checks a request by the rule of its call. Raises NotAllowed."""
     call = method.rpartition("/")[2]
     if rule.own and who.role in _NODES:
         name = _field(request, rule.own)
@@ -184,9 +188,10 @@ def check_request(rule: Rule, method: str, who: Identity, request: Any) -> None:
 
 
 def check_owners(who: Identity, owners: Mapping[int, str]) -> None:
-    """A node moves partitions from one of its workers to another one, and takes none from others.
+    """Checks that a node takes partitions from its own workers only. Raises NotAllowed.
 
-    Raises NotAllowed. Args: owners: by partition, of those that are to move.
+    Args:
+        owners: owners of the partitions that are to move, by partition.
     """
     if who.role not in _NODES:
         return
@@ -202,7 +207,7 @@ def check_owners(who: Identity, owners: Mapping[int, str]) -> None:
 
 
 def _field(request: Any, path: str) -> str:
-    """Empty where it is not set: nobody's name."""
+    """Returns a field of a request; empty, which is no name, where it is not set."""
     return str(reduce(getattr, path.split("."), request))
 
 

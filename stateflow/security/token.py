@@ -1,8 +1,9 @@
 """A token: a certificate of some hours with its key and its authority's certificate, as one text.
 
-It is for people and jobs that have no place for files. Servers need nothing for it: they see a certificate like any
-other, and are sent no secret that they, or who reads their logs, could use again, as a bearer token is (RFC 6750, 5.1;
-RFC 8705 binds tokens to certificates for the same reason). The text itself is as secret as a key.
+Tokens are for people and jobs that have no place for files. Servers need no support for them: they see an ordinary
+certificate. A bearer token is a secret that servers, and readers of their logs, could use again (RFC 6750, 5.1); no
+such secret is sent here. RFC 8705 binds tokens to certificates for the same reason. The text itself is as secret as a
+key.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from stateflow.errors import BadCertificate, InvalidArgument
 from stateflow.security.identity import Identity, Role
 from stateflow.security.reading import UNREADABLE
 
-#: what searches for secrets that were left lying about may look for
+#: prefix by which scanners for leaked secrets can find tokens
 PREFIX: Final = "sftoken1_"
-#: of what is between the ends; one of ours has some 1,600
+#: length of a text, at most; one of ours has some 1,600 characters
 LENGTH_MAX = 64 << 10
 SHORTEST, LONGEST = timedelta(minutes=1), timedelta(days=31)
-#: nobody else has one: what listens has hosts, and stays
+#: roles that tokens may have: members that listen have hosts and stay, and have certificates
 ROLES = frozenset({Role.READ, Role.DATA, Role.OPERATE, Role.ADMIN})
 _ANOTHER = "issue another one: `stateflow token issue`"
 
 
 class Parts(NamedTuple):
-    """PEM."""
+    """Contents of a token, as PEM."""
 
     ca: bytes
     cert: bytes
@@ -38,7 +39,7 @@ class Parts(NamedTuple):
 
 
 def check_wanted(identity: Identity, lifetime: timedelta) -> None:
-    """Raises InvalidArgument."""
+    """Checks that such a token may be issued. Raises InvalidArgument."""
     if identity.role not in ROLES:
         raise InvalidArgument(
             f"{identity.role} is not had by a token", remedy="issue a certificate: `stateflow certs issue`"
@@ -50,7 +51,11 @@ def check_wanted(identity: Identity, lifetime: timedelta) -> None:
 
 
 def encoded(ca: bytes, cert: bytes, key: bytes) -> str:
-    """Args: PEM; ``ca`` may hold several."""
+    """Returns the text of a token.
+
+    Args:
+        ca, cert, key: PEM; ``ca`` may hold several certificates.
+    """
     authorities = [_der(each) for each in x509.load_pem_x509_certificates(ca)]
     private = serialization.load_pem_private_key(key, None).private_bytes(
         serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -64,7 +69,7 @@ def _text(packed: bytes) -> str:
 
 
 def decoded(text: str) -> Parts:
-    """Raises BadCertificate, which says nothing of what is in it."""
+    """Decodes the text of a token. Raises BadCertificate, which reveals nothing of the contents."""
     text = text.strip()
     if not text.startswith(PREFIX) or len(text) > LENGTH_MAX:
         raise BadCertificate(f"that is no token: one begins with {PREFIX}", remedy=_ANOTHER)

@@ -1,4 +1,4 @@
-"""Settings are frozen data, read once. Each has a key in a section of the file, and a variable of the environment.
+"""Settings: frozen data, read once. Each setting has a key in a section of the file, and an environment variable.
 
 Units are in the names: ``_s`` seconds, ``_ms`` milliseconds, ``_bytes`` bytes.
 """

@@ -1,4 +1,4 @@
-"""What all models of settings have in common: where their values come from, and what is said of wrong ones."""
+"""The base of all models of settings: where their values come from, and how wrong values are reported."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from stateflow.settings import file
 from stateflow.settings.file import ConfigurationFile
 
 NO_TOKEN = SecretStr("")
-#: the variable that names the file
+#: environment variable that names the file
 CONFIG = "STATEFLOW_CONFIG"
-#: models by the section of the file that they are
+#: models by their section of the file
 SECTIONS: dict[str, list[type[Settings]]] = {}
 
 
@@ -32,12 +32,12 @@ class Flag:
 
 
 class Settings(BaseSettings):
-    """By what a program or a flag gives, before the environment, before the file, before the default.
+    """Base of all models. A program's argument or a flag comes before the environment, then the file, then the default.
 
-    Raises InvalidArgument, which names where the value came from that cannot be.
+    Raises InvalidArgument, which names the source of a value that is not valid.
     """
 
-    #: of the file; several models may share one
+    #: section of the file; several models may share one
     section: ClassVar[str] = ""
 
     def __init__(self, **values: Any) -> None:
@@ -49,7 +49,7 @@ class Settings(BaseSettings):
             said = str(first["loc"][0])
             name = next((each for each in type(self).model_fields if said in (each, self.variable(each))), said)
             raise self._wrong(name, values, first["input"], first["msg"]) from error
-        except SettingsError as error:  # of a variable that is no JSON
+        except SettingsError as error:  # a variable that is not JSON
             name = next((each for each in type(self).model_fields if f'"{each}"' in str(error)), "")
             raise self._wrong(name, values, os.environ.get(self.variable(name)), "write it as JSON") from error
 
@@ -71,7 +71,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def variable(cls, name: str) -> str:
-        """Of the environment, for a field."""
+        """Returns the environment variable of a field."""
         info = cls.model_fields.get(name)
         alias = info.validation_alias if info is not None else None
         return alias if isinstance(alias, str) else f"{cls.model_config['env_prefix']}{name}".upper()
@@ -82,9 +82,11 @@ class Settings(BaseSettings):
 
     @classmethod
     def origin(cls, name: str, given: Mapping[str, Any]) -> str:
-        """Where a field's value comes from: a flag, a variable, ``FILE: section.key``, or ``default``.
+        """Returns where a field's value comes from: a flag, a variable, ``FILE: section.key``, or ``default``.
 
-        Args: given: by the program, or by flags."""
+        Args:
+            given: values given by the program or by flags.
+        """
         if name in given:
             return cls.flag(name) or name
         if _variable_is_set(cls.variable(name)):
@@ -96,7 +98,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def said_as(cls, name: str) -> str:
-        """Where a field's value comes from, for who was given none of its own."""
+        """Returns where a field's value comes from when the program gave none; for a default, the field's variable."""
         found = cls.origin(name, {})
         return cls.variable(name) if found == "default" else found
 
@@ -113,7 +115,7 @@ class Settings(BaseSettings):
 
 
 class _Layers(PydanticBaseSettingsSource):
-    """One source after the other, key by key: a table of one is not mixed with a table of another."""
+    """Sources one after the other, key by key: a table from one source is not mixed with a table from another."""
 
     def __init__(self, kind: type[BaseSettings], sources: Sequence[PydanticBaseSettingsSource]) -> None:
         super().__init__(kind)
@@ -148,7 +150,8 @@ class _FileSource(PydanticBaseSettingsSource):
 
 
 def configured_by() -> ConfigurationFile | None:
-    """The file that this process was given, as it was when it was first asked for. Raises InvalidArgument."""
+    """Returns the file of settings of this process, as it was when it was first read. None: none is named. Raises
+    InvalidArgument."""
     named = os.environ.get(CONFIG, "")
     return _read(Path(named).expanduser()) if named else None
 
@@ -158,12 +161,12 @@ def _read(path: Path) -> ConfigurationFile:
     return file.read(path, SECTIONS)
 
 
-#: processes that have looked for variables that nobody reads; a child that was forked looks again
+#: ids of processes that have looked for unread variables; a forked child looks again
 _looked: set[int] = set()
 
 
 def check_once() -> None:
-    """Looks for variables that nobody reads when a process has its first settings. Raises InvalidArgument."""
+    """Looks for variables that no process reads, once per process, with its first settings. Raises InvalidArgument."""
     if os.getpid() not in _looked:
         from stateflow.settings.variables import check_variables
 
@@ -172,7 +175,7 @@ def check_once() -> None:
 
 
 def leave_unchecked() -> None:
-    """Has this process say by itself what :func:`check_once` would, or not at all."""
+    """Keeps :func:`check_once` from looking in this process, which reports such variables itself, or not at all."""
     _looked.add(os.getpid())
 
 

@@ -1,4 +1,4 @@
-"""A file of settings: TOML, read whole and once, with every key looked at before anybody has a value of it."""
+"""The file of settings: TOML, read whole and once. Every key is checked before any value is used."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pydantic.fields import FieldInfo
 
 from stateflow.errors import InvalidArgument
 
-#: beyond it somebody named another file
+#: a larger file is taken for another one, named by mistake
 BYTES_MAX = 1 << 20
-#: of names that are taken for one that was meant
+#: similarity from which a name is suggested for a misspelt one
 ALIKE = 0.6
 _TABLE = re.compile(r"""^\s*\[\s*["']?([\w-]+)["']?\s*(?:\.\s*["']?([\w-]+)["']?\s*)?\]""")
 _KEY = re.compile(r"""^\s*["']?([\w-]+)["']?\s*(?:\.\s*["']?([\w-]+)["']?)?.*?=""")
@@ -28,14 +28,18 @@ Sections = Mapping[str, Sequence[type[BaseModel]]]
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationFile:
-    """``values``: by section and key."""
+    """A file of settings that was read. ``values``: by section and key."""
 
     path: Path
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def read(path: Path, sections: Sections) -> ConfigurationFile:
-    """Args: sections: what there is; the keys of one are the fields of its models. Raises InvalidArgument."""
+    """Reads a file of settings. Raises InvalidArgument.
+
+    Args:
+        sections: sections that a file may have; the keys of one are the fields of its models.
+    """
     text, readable_by_others = _text(path)
     file = ConfigurationFile(path, checked(_parsed(text, path), sections, text, path))
     secret = next((f"{section}.{key}" for section, key in _secrets(file, sections)), None)
@@ -47,7 +51,8 @@ def read(path: Path, sections: Sections) -> ConfigurationFile:
 
 
 def _text(path: Path) -> tuple[str, bool]:
-    """And whether others than its owner and its group can read it: Kubernetes hands files to a group."""
+    """Returns the text, and whether others than the owner and the group can read it: Kubernetes hands files to a
+    group."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -94,8 +99,8 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
 
 
 def checked(found: Mapping[str, Any], sections: Sections, text: str, path: Path) -> dict[str, dict[str, Any]]:
-    """With every section and key known, and every value of the type and in the range that it should be. Raises
-    InvalidArgument, which names the line where it is one of ``text``."""
+    """Checks that every section and key is known, and every value of the right type and in its range. Returns the
+    values by section and key. Raises InvalidArgument, which names the line of ``text`` where it is found."""
     for section, values in found.items():
         where: dict[str, Any] = {"file": path, "line": line_of(text, section)}
         if section not in sections:
@@ -116,9 +121,10 @@ def checked(found: Mapping[str, Any], sections: Sections, text: str, path: Path)
 
 
 def _check_value(name: str, info: FieldInfo, value: Any, where: Mapping[str, Any]) -> None:
-    """TOML has types: nothing is read out of a string."""
+    """Checks a value strictly: TOML has types, so no string is converted."""
     try:
-        kind: Any = Annotated[info.annotation, info.description, *info.metadata]  # one of these at least
+        # Annotated needs at least one of these
+        kind: Any = Annotated[info.annotation, info.description, *info.metadata]
         TypeAdapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
         raise InvalidArgument(
@@ -160,7 +166,7 @@ def _key_meant(section: str, key: str, sections: Sections) -> str:
 
 
 def line_of(text: str, section: str, key: str | None = None) -> int | None:
-    """Where it is said, as people write it; None: it is written in another way."""
+    """Returns the line of a section or key, as people usually write it. None: it is written in another way."""
     current = ""
     for number, line in enumerate(text.splitlines(), 1):
         table, pair = _TABLE.match(line), _KEY.match(line)
@@ -176,7 +182,7 @@ def line_of(text: str, section: str, key: str | None = None) -> int | None:
 
 
 def _secrets(file: ConfigurationFile, sections: Sections) -> list[tuple[str, str]]:
-    """What is in the file and nobody else should know, also the passwords of URLs."""
+    """Returns section and key of each secret in the file, also of URLs that have a password."""
     return [
         (section, key)
         for section, values in file.values.items()

@@ -1,7 +1,7 @@
-"""The models: one for each section of the file, or for a part of it that one process has alone.
+"""The models: one for each section of the file, or for the part of it that one process has alone.
 
-Strings that are empty say nothing: what holds then is in the description. Texts of descriptions are those of
-docs/settings.md and of ``--print-config``.
+An empty string means not set: the description says what holds then. Descriptions are the texts of docs/settings.md and
+of ``--print-config``.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from stateflow.settings.base import NO_TOKEN, Flag, Settings
 
 
 def _of(prefix: str) -> SettingsConfigDict:
-    """Args: prefix: of its variables. An empty variable is one that is not set."""
+    """Returns the configuration of a model.
+
+    Args:
+        prefix: prefix of its variables. An empty variable counts as not set.
+    """
     return SettingsConfigDict(env_prefix=prefix, env_ignore_empty=True, frozen=True, populate_by_name=True)
 
 
 class ConnectionSettings(Settings):
-    """Of every process and client, so that Spark executors have them from their environment. Files, and at most one
-    secret, which is not shown."""
+    """Settings of every process and client; Spark executors take them from their environment. They are paths of files,
+    and at most one secret, which is never shown."""
 
     section: ClassVar[str] = "connection"
     model_config = _of("STATEFLOW_")
@@ -46,7 +50,7 @@ class ConnectionSettings(Settings):
     )
 
     def model_post_init(self, _: Any) -> None:
-        """Raises InvalidArgument."""
+        """Checks that the settings fit together. Raises InvalidArgument."""
         who = {"token": self.token.get_secret_value(), "token_file": self.token_file, "tls_cert": self.tls_cert}
         said = [self.said_as(name) for name, value in who.items() if value]
         if len(said) > 1:
@@ -54,7 +58,7 @@ class ConnectionSettings(Settings):
                 f"it is said twice who this is: {' and '.join(said)} are set", remedy="leave one of them out"
             )
         if self.by_token:
-            return  # it has its authority's certificate in it, and lists are for servers
+            return  # a token holds its authority's certificate, and revocation lists are for servers
         given = {
             "STATEFLOW_TLS_CA": self.tls_ca,
             "STATEFLOW_TLS_CERT": self.tls_cert,
@@ -77,7 +81,7 @@ class ConnectionSettings(Settings):
 
 
 class ServerSettings(Settings):
-    """Of every process that others call."""
+    """Limits of every process that others call."""
 
     section: ClassVar[str] = "server"
     model_config = _of("STATEFLOW_SERVER_")
@@ -89,7 +93,7 @@ class ServerSettings(Settings):
 
 
 class LogSettings(Settings):
-    """Of every process of a cluster."""
+    """Logs of every process of a cluster."""
 
     section: ClassVar[str] = "log"
     model_config = _of("STATEFLOW_LOG_")
@@ -103,7 +107,7 @@ class LogSettings(Settings):
 
 
 class LedgerSettings(Settings):
-    """Of controllers, and of the commands that read a ledger."""
+    """The ledger of controllers, and of the commands that read one."""
 
     section: ClassVar[str] = "ledger"
     model_config = _of("STATEFLOW_LEDGER_")
@@ -116,7 +120,7 @@ class LedgerSettings(Settings):
 
 
 class CheckpointSettings(Settings):
-    """Of replicas, agents, and the commands that read checkpoints."""
+    """The checkpoint store of replicas, agents, and the commands that read checkpoints."""
 
     section: ClassVar[str] = "checkpoint"
     model_config = _of("STATEFLOW_CHECKPOINT_")
@@ -132,7 +136,7 @@ class CheckpointSettings(Settings):
 
 
 class CodeSettings(Settings):
-    """Of controllers, and of whoever deploys operators."""
+    """The key that controllers share with the clients that deploy operators."""
 
     section: ClassVar[str] = "code"
     model_config = _of("STATEFLOW_CODE_")
@@ -144,7 +148,7 @@ class CodeSettings(Settings):
 
 
 class CheckedSettings(Settings):
-    """Of a process that decides something."""
+    """Settings of a process that can check its invariants as it runs."""
 
     debug_validate: bool = Field(
         default=False,
@@ -154,7 +158,7 @@ class CheckedSettings(Settings):
 
 
 class ControllerProcess(Settings):
-    """Where a controller is."""
+    """Addresses of a controller, and whether it coordinates jobs."""
 
     section: ClassVar[str] = "controller"
     model_config = _of("STATEFLOW_CONTROLLER_")
@@ -177,7 +181,7 @@ class ControllerProcess(Settings):
 
 
 class DashboardProcess(Settings):
-    """Where the live page is served by a process of its own."""
+    """Addresses and certificate of a live page that has a process of its own."""
 
     section: ClassVar[str] = "dashboard"
     model_config = _of("STATEFLOW_DASHBOARD_")
@@ -190,7 +194,7 @@ class DashboardProcess(Settings):
 
 
 class ControllerSettings(CheckedSettings):
-    """How a controller works."""
+    """Intervals, limits and policies of a controller."""
 
     section: ClassVar[str] = "controller"
     model_config = _of("STATEFLOW_CONTROLLER_")
@@ -261,7 +265,7 @@ class ControllerSettings(CheckedSettings):
 
 
 class ReplicaProcess(Settings):
-    """Where a replica is, and what it is."""
+    """Place, addresses and size of a replica."""
 
     section: ClassVar[str] = "replica"
     model_config = _of("STATEFLOW_REPLICA_")
@@ -295,7 +299,7 @@ class ReplicaProcess(Settings):
 
 
 class ReplicaSettings(CheckedSettings):
-    """How a replica works."""
+    """Caches, intervals, limits and timeouts of a replica."""
 
     section: ClassVar[str] = "replica"
     model_config = _of("STATEFLOW_REPLICA_")
@@ -397,7 +401,8 @@ class ReplicaSettings(CheckedSettings):
 
 
 class AgentProcess(Settings):
-    """Of an agent. Its replicas have the file and the environment that it has; who they are, it tells them."""
+    """Place, addresses and resources of an agent. Its replicas have the agent's file and environment; the agent tells
+    them their names and addresses."""
 
     section: ClassVar[str] = "agent"
     model_config = _of("STATEFLOW_AGENT_")
@@ -431,7 +436,7 @@ class AgentProcess(Settings):
 
 
 class ClientSettings(Settings):
-    """Of whoever asks a controller: commands, programs, Spark."""
+    """Settings of clients that call a controller: commands, programs, Spark."""
 
     section: ClassVar[str] = "client"
     model_config = _of("STATEFLOW_CLIENT_")
@@ -442,7 +447,7 @@ class ClientSettings(Settings):
 
 
 class EmbeddedSettings(Settings):
-    """Of the cluster of a program that names none."""
+    """The cluster of a program that names none."""
 
     section: ClassVar[str] = "embedded"
     model_config = _of("STATEFLOW_EMBEDDED_")
@@ -452,7 +457,7 @@ class EmbeddedSettings(Settings):
 
 
 class RouterSettings(Settings):
-    """Of whoever sends rows: clients and tasks of Spark."""
+    """Settings of clients that send rows: stream clients and tasks of Spark."""
 
     section: ClassVar[str] = "router"
     model_config = _of("STATEFLOW_ROUTER_")
@@ -473,7 +478,7 @@ class RouterSettings(Settings):
 
 
 class NatsSettings(Settings):
-    """Of the JetStream source: the server of the demo, and who its clients are. A user and its password, a
+    """The JetStream source: the server of the demo, and the credentials of clients. These are a user and a password, a
     token, or a file; or nothing."""
 
     section: ClassVar[str] = "nats"

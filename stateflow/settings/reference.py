@@ -1,4 +1,4 @@
-"""The tables of docs/settings.md, made of the models. ``.ci/generate-settings`` writes them."""
+"""The tables of docs/settings.md, made from the models. ``.ci/generate-settings`` writes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from stateflow.settings.base import SECTIONS, Settings
 from stateflow.settings.variables import OTHERS
 
-#: of a page: what follows is made
+#: line of a page after which everything is generated
 BEGIN = "<!-- Made by .ci/generate-settings from stateflow/settings/models.py -->\n"
 _HEAD = "| key | what it is | type | unit | default | variable | flag |\n|---|---|---|---|---|---|---|\n"
 _UNITS = {"_bytes_per_s": "bytes/s", "_per_s": "1/s", "_bytes_max": "bytes", "_bytes": "bytes", "_ms": "ms", "_s": "s"}
@@ -21,7 +21,13 @@ _NAMES = {str: "string", int: "integer", float: "number", bool: "true, false", S
 
 
 def page(before: str) -> str:
-    """Args: before: the page as it is. Raises ValueError where it has no place for the tables."""
+    """Returns the page with new tables.
+
+    Args:
+        before: the page as it is.
+
+    Raises ValueError where it has no place for the tables.
+    """
     prose, found, _ = before.partition(BEGIN)
     if not found:
         raise ValueError("the page has no line that says where the tables begin")
@@ -50,7 +56,7 @@ def _rows(kind: type[Settings]) -> Iterator[str]:
 
 
 def kind_of(info: FieldInfo) -> str:
-    """Of a value, with the range that it must be in."""
+    """Returns the type of a value, with the range that it must be in."""
     limits = {name: value for each in info.metadata for name, value in _limits(each)}
     if "pattern" in limits:
         return ", ".join(re.findall(r"\w+", limits["pattern"]))

@@ -1,4 +1,4 @@
-"""Variables of the environment: which there are, and which of those that are set nobody reads."""
+"""Environment variables: all that stateflow reads, and those that are set but that no process reads."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from stateflow.settings.base import CONFIG, SECTIONS
 log = logging.getLogger(__name__)
 
 PREFIX = "STATEFLOW_"
-#: of the project's own tests
+#: prefix of variables of the project's own tests
 _TESTS = "STATEFLOW_TEST_"
-#: refuses what nobody reads, in this process and those that it starts
+#: variable that makes unread variables an error, in this process and those that it starts
 STRICT = "STATEFLOW_STRICT"
-#: that are no settings, with what they are for
+#: variables that are not settings, with what they are for
 OTHERS = {
     CONFIG: "names the file of settings, as `--config` does",
     STRICT: "1: a variable `STATEFLOW_…` that nothing reads is refused, as `--strict` does; else it is said",
     "STATEFLOW_TRACEBACKS": "1: errors are shown with all of their tracebacks",
     "STATEFLOW_INSIDE": "set by stateflow for processes that run operators; not to be set by anybody else",
 }
-#: that Kubernetes sets for a Service whose name begins with stateflow: STATEFLOW_CONTROLLER_PORT_7070_TCP_ADDR
+#: variables that Kubernetes sets for a Service whose name begins with stateflow:
+#: STATEFLOW_CONTROLLER_PORT_7070_TCP_ADDR
 _OF_KUBERNETES = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$")
 ALIKE = 0.8
 
 
 def known_variables() -> set[str]:
-    """Of the environment, that some process reads."""
+    """Returns the environment variables that some process reads."""
     return set(OTHERS) | {
         kind.variable(name) for kinds in SECTIONS.values() for kind in kinds for name in kind.model_fields
     }
 
 
 def own_variables(environment: Mapping[str, str]) -> list[str]:
-    """That are set and are for stateflow, sorted."""
+    """Returns the variables that are set and are meant for stateflow, sorted."""
     return sorted(
         name
         for name in environment
@@ -49,7 +50,8 @@ def own_variables(environment: Mapping[str, str]) -> list[str]:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
-    """That are set and nobody reads, each with the name that may have been meant."""
+    """Returns the variables that are set and that no process reads, each with the name that may have been meant, or
+    None."""
     known = known_variables()
     return {
         name: next(iter(difflib.get_close_matches(name.upper(), known, 1, ALIKE)), None)
@@ -63,10 +65,11 @@ def is_strict(environment: Mapping[str, str]) -> bool:
 
 
 def check_variables(environment: Mapping[str, str] = os.environ, say: Callable[[str], None] | None = None) -> None:
-    """Says which variables nobody reads, each with the name that may have been meant. Raises InvalidArgument instead
-    where STRICT is set. What is said is no error otherwise: a variable may be for another release of the fleet.
+    """Reports the variables that no process reads, each with the name that may have been meant. Raises InvalidArgument
+    instead where STRICT is set. Otherwise they are no error: a variable may be for another release of the fleet.
 
-    Args: say: takes a line; by default it is logged as a warning.
+    Args:
+        say: takes a line; by default it is logged as a warning.
     """
     unknown = unknown_variables(environment)
     for name, meant in unknown.items():
