@@ -31,7 +31,7 @@ from stateflow.types import WORKERS_MAX, check_name
 
 app = Commands()
 agents = Commands("agent", invoke_without_command=True)
-#: of an agent, beyond what its replicas may take to end
+#: seconds that an agent may take to end, beyond those of its replicas
 STOP_S = 25.0
 
 
@@ -75,7 +75,7 @@ def agent(
     verbose: Verbose = False,
     stop_with_parent: StopWithParent = False,
 ) -> None:
-    """Run an agent, which starts and stops replicas where it is; or see what agents there are."""
+    """Run an agent, which starts and stops replicas on its machine; or see the agents that there are."""
     if context.invoked_subcommand is not None:
         return
     if site is None or data_dir is None:
@@ -122,7 +122,7 @@ def agent(
 
 
 def _advertised(host: str | None) -> str:
-    """Raises InvalidArgument."""
+    """Returns the address to advertise, with port 0; empty for None. Raises InvalidArgument for a host with a port."""
     if host is None:
         return ""
     if ":" in host.rpartition("]")[2]:
@@ -184,7 +184,7 @@ def _children(found: list[AgentReport]) -> RenderableType:
 
 
 def _why(child: ChildReport) -> str:
-    """It is as it is. What it died of before is past, once it runs again."""
+    """Returns the error of a replica. It is empty while the replica runs: what it died of before is past."""
     return "" if child.state == "RUNNING" else child.error
 
 
@@ -227,7 +227,7 @@ def spawn(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Start replicas by an agent, and wait until they have registered."""
+    """Start replicas through an agent, and wait until they have registered."""
     limit = 0 if memory is None else byte_count(memory)
     begun = Cluster(controller).spawn(
         at, count=count, workers=workers, weight=weight, memory_bytes=limit, labels=labels_of(label or [])
@@ -245,7 +245,7 @@ def stop(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Stop a replica by its agent. Its state stays where it is, and `stateflow restart` starts it again."""
+    """Stop a replica through its agent. Its state stays where it is, and `stateflow restart` starts it again."""
     _follow(Cluster(controller).stop_replica(replica, drain=drain, force=force), as_json)
 
 
@@ -260,7 +260,7 @@ def restart(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Have an agent end a replica and start it again; or all replicas, one node after another."""
+    """Restart a replica through its agent; or all replicas, one node after another."""
     if bool(replica) == rolling:
         raise InvalidArgument("a replica or --all is to be given", remedy="name a replica, or say --all")
     if rolling:
@@ -270,7 +270,7 @@ def restart(
 
 
 def _roll(begun: RollingRestart, as_json: bool) -> None:
-    """Raises MoveAborted where it did not end well."""
+    """Follows a rolling restart. Raises MoveAborted where it did not end well."""
     follow_nodes(begun, as_json)
     if as_json:
         emit(begun.report.to_dict())
@@ -284,7 +284,7 @@ def _roll(begun: RollingRestart, as_json: bool) -> None:
 
 
 def _follow(begun: Spawning, as_json: bool) -> None:
-    """Until each is as it was commanded. A line where something changed."""
+    """Follows replicas until each is in the state that was commanded. Prints a line where something changed."""
     said: dict[str, str] = {}
     for replicas in begun.progress():
         for name in begun.names:

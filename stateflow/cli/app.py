@@ -1,7 +1,7 @@
 """The ``stateflow`` command. Each command is a thin shell around the library: parse, call, show.
 
-A command imports its own module only, and the help of the program none: what a whole command line imports takes longer
-than most commands.
+A command imports only its own module, and the program's help imports none: importing all of them takes longer than most
+commands run.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from stateflow.cli.output import console, show_everything, telling
 from stateflow.cli.panels import BRIEFLY, PANELS
 from stateflow.release import VERSION
 
-#: set by a shell that asks what may follow
+#: environment variable that a shell sets to ask for completions
 COMPLETING = "_STATEFLOW_COMPLETE"
 HELP = "Stateful stream operators whose state can move while the pipeline runs."
-#: which commands a module has
+#: commands by module
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "agents": (
         "spawn",
@@ -95,7 +95,7 @@ def _say_version(wanted: bool) -> None:
 
 
 def _beside() -> str:
-    """What it runs with. Nothing of it is imported for that."""
+    """Returns the versions of Python and of the packages that it runs with, without importing them."""
     found = [f"Python {platform.python_version()}"]
     for name, package in (("Spark", "pyspark"), ("rocksdict", "rocksdict")):
         try:
@@ -121,7 +121,7 @@ def _root() -> Commands:
 
 
 def app_of(modules: Iterable[str]) -> Commands:
-    """The program with the commands of these modules."""
+    """Builds the program with the commands of these modules."""
     root = _root()
     for name in modules:
         module = importlib.import_module(f"stateflow.cli.{name}")
@@ -132,7 +132,7 @@ def app_of(modules: Iterable[str]) -> Commands:
 
 
 def outline() -> Commands:
-    """The program as its help shows it, whose commands do nothing: no module of theirs is imported."""
+    """Builds the program for its help alone: its commands do nothing, and none of their modules is imported."""
     root = _root()
     for name in (name for names in PANELS.values() for name in names):
         root.command(name, short_help=BRIEFLY[name])(lambda: None)
@@ -140,7 +140,7 @@ def outline() -> Commands:
 
 
 def app_for(arguments: Sequence[str]) -> Commands:
-    """The part of the program that a command line needs: all of it where that cannot be told."""
+    """Builds the part of the program that a command line needs; all of it where the command line does not tell."""
     if COMPLETING in os.environ:  # the command line that is completed is not among the arguments
         return app_of(COMMANDS)
     first = arguments[0] if arguments else "--help"
@@ -152,7 +152,7 @@ def app_for(arguments: Sequence[str]) -> Commands:
 
 
 def __getattr__(name: str) -> Any:
-    """``app``: the whole program, which is made when it is asked for."""
+    """Builds ``app``, the whole program, when it is first used."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()["app"] = found = app_of(COMMANDS)
@@ -164,5 +164,5 @@ def main() -> None:
     try:
         with telling():
             app_for(sys.argv[1:])()
-    except typer.Exit as ended:  # what failed was telling of it
+    except typer.Exit as ended:  # printing the output failed
         sys.exit(ended.exit_code)

@@ -83,7 +83,7 @@ def info(bid: Bid, url: Url = DEFAULT, as_json: Json = False) -> None:
 
 @app.command()
 def entities(bid: Bid, status: Status = None, url: Url = DEFAULT, as_json: Json = False) -> None:
-    """List what a batch has to do, in the order of listing."""
+    """List the entities of a batch, in the order of listing."""
     with _board(url) as board:
         board.batch(bid)  # an unknown one is an error, not an empty list
         rows = board.entities(bid, status)
@@ -99,7 +99,7 @@ def entities(bid: Bid, status: Status = None, url: Url = DEFAULT, as_json: Json 
 
 @app.command()
 def jobs(status: Status = None, url: Url = DEFAULT, as_json: Json = False) -> None:
-    """List jobs, those of a status after those of another, in the order of their making."""
+    """List jobs by status, in the order of their creation."""
     from stateflow.ledger.batches import JobStatus
 
     with _board(url) as board:
@@ -118,20 +118,20 @@ def jobs(status: Status = None, url: Url = DEFAULT, as_json: Json = False) -> No
 
 @app.command()
 def pause(bid: Bid, url: Url = DEFAULT) -> None:
-    """Have who runs it stop behind what is in hand. A reconfiguration is paused by `stateflow reconfig pause`."""
+    """Pause a batch: its runner stops after the present entity. `stateflow reconfig pause` pauses a reconfiguration."""
     _move(bid, "PAUSED", url)
 
 
 @app.command()
 def resume(bid: Bid, url: Url = DEFAULT) -> None:
-    """Let it go on: run it again."""
+    """Resume a batch; then start its runner again."""
     _move(bid, "IN_PROGRESS", url)
 
 
 @app.command()
 def cancel(bid: Bid, url: Url = DEFAULT, controller: Controller = LOCAL) -> None:
-    """Call a batch off; `batch retry --cancelled` takes it up again all the same. The controller calls off its own, as
-    `roll/…`, `sweep/…`, `restores/…` and `reconfiguration/…`: what has not begun of it does not."""
+    """Cancel a batch; `batch retry --cancelled` takes it up again. The controller cancels its own batches, such as
+    `roll/…`, `sweep/…`, `restores/…` and `reconfiguration/…`: work that has not begun does not begin."""
     kind, id_ = runner_of(bid)
     if kind:
         console.print(f"{bid}: {call_off(Cluster(controller), kind, id_)}")
@@ -146,7 +146,7 @@ def retry(
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Have what failed wait once more; whoever runs the batch does it then."""
+    """Put failed entities back to waiting; the runner of the batch then does them."""
     with _board(url) as board:
         _, again = board.retry_batch(bid, allow_cancelled=cancelled)
     if as_json:

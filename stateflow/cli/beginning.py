@@ -59,7 +59,7 @@ def doctor(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Check whether everything is here that stateflow needs, and say what to do. Status 1 where something is wrong."""
+    """Check whether everything that stateflow needs is here, and say what to do. Status 1 where something is wrong."""
     from stateflow.doctor import Verdict, examined, worst
 
     findings = []

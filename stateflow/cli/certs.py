@@ -1,4 +1,4 @@
-"""``stateflow certs``: an authority of one's own, and the certificates that processes and people have from it."""
+"""``stateflow certs``: a private authority, and the certificates that it issues to processes and people."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def init(
     name: Annotated[str, typer.Option(help="The authority's name, as people see it.")] = "stateflow",
     as_json: Json = False,
 ) -> None:
-    """Make an authority: a key that stays here, and a certificate that everybody is given."""
+    """Make an authority: a key that stays here, and a certificate that every process and person is given."""
     from stateflow.security.authority import Authority
     from stateflow.security.variables import CA
 
@@ -61,7 +61,7 @@ def issue(
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Write a certificate, its key and what it takes to check others, for one process or person."""
+    """Write a certificate, its key, and the files to check others by, for one process or person."""
     from stateflow.security.authority import Authority
     from stateflow.security.identity import Identity
 

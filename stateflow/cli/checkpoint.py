@@ -1,4 +1,4 @@
-"""``stateflow checkpoint``."""
+"""``stateflow checkpoint``: taking, listing, proving, restoring and collecting checkpoints."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Operator = Annotated[str | None, typer.Argument(help="Only this operator's.")]
 
 
 def store_for_replica(url: str, settings: ReplicaSettings, cache: Path | None) -> CheckpointStore:
-    """A replica's own store. Raises InvalidArgument for a place that cannot be one, ExtraMissing."""
+    """Opens a replica's own store. Raises InvalidArgument for a place that cannot be one, ExtraMissing."""
     return CheckpointStore(
         url,
         codec=Codec(settings.checkpoint_compression, configured_key()),
@@ -55,7 +55,8 @@ def store_for_replica(url: str, settings: ReplicaSettings, cache: Path | None) -
 
 
 def try_out(store: CheckpointStore) -> None:
-    """One that cannot be reached today does not keep the replica from serving.
+    """Tries whether a store can be written. When it cannot be reached, that is logged, and the replica serves all the
+    same.
 
     Raises InvalidArgument where nothing can ever be written.
     """
@@ -66,7 +67,7 @@ def try_out(store: CheckpointStore) -> None:
 
 
 def opened(url: str) -> CheckpointStore:
-    """A store that is there. Raises CheckpointStoreMissing."""
+    """Opens a store that exists. Raises CheckpointStoreMissing."""
     store = CheckpointStore(url_of(url), create=False)
     store.check()
     return store
@@ -101,7 +102,7 @@ def all_(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Take a checkpoint of every partition, node by node: a batch that whoever leads carries on."""
+    """Take a checkpoint of every partition, node by node, as a batch that a new leader carries on."""
     follow_sweep(Cluster(controller).checkpoint_all(operator or "", site=site, limit=limit), as_json)
 
 
@@ -127,7 +128,7 @@ def list_(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List what is in a store."""
+    """List the checkpoints of a store."""
     store = opened(url)
     manifests, errors = _read(store, operator, every)
     if as_json:
@@ -141,7 +142,8 @@ def list_(
 
 
 def _read(store: CheckpointStore, operator: str | None, every: bool) -> tuple[list[Manifest], list[StateflowError]]:
-    """Newest first in each partition; with the errors of those that cannot be read, and of partitions without any."""
+    """Reads the manifests of a store, newest first in each partition. Also returns errors: manifests that cannot be
+    read, and partitions without any."""
     partitions = {each.partition for each in store.catalog.checkpoints() if operator in (None, each.partition.operator)}
     if not partitions:
         raise CheckpointMissing(
@@ -157,7 +159,7 @@ def _read(store: CheckpointStore, operator: str | None, every: bool) -> tuple[li
                 manifests.append(manifest)
                 if not every:
                     break
-        except (CheckpointNewer, WrongKey) as error:  # of this partition nothing older is looked at
+        except (CheckpointNewer, WrongKey) as error:  # no older checkpoint of this partition is looked at
             errors.append(error)
     counts = {manifest.operator: manifest.partitions for manifest in reversed(manifests)}
     every_one = {PartitionId(name, number) for name, count in counts.items() for number in range(count)}
@@ -170,7 +172,7 @@ def _of_savepoint(
 ) -> tuple[list[Manifest], list[StateflowError]]:
     try:
         return store.savepoint(savepoint, operator), []
-    except (CheckpointCorrupt, WrongKey) as error:  # the others are proved all the same
+    except (CheckpointCorrupt, WrongKey) as error:  # the other partitions are proved all the same
         manifests: list[Manifest] = []
         errors: list[StateflowError] = []
         for found in store.catalog.savepoints(savepoint):
@@ -325,7 +327,7 @@ def restore(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Put partitions back to a checkpoint. What was applied to them since is gone, until its sources send it again."""
+    """Put partitions back to a checkpoint. What was applied to them since is lost, until its sources send it again."""
     cluster = Cluster(controller)
     names = [each.name for each in cluster.status().operators] if operator == "all" else [operator]
     exact = position(at) if at else None
@@ -341,7 +343,7 @@ def restore(
         except StateflowError as error:
             if len(names) == 1:
                 raise
-            refused.append((name, error))  # what was restored of others is told all the same
+            refused.append((name, error))  # other operators that were restored are shown all the same
             continue
         reports += [(name, each) for each in done]
     failed = [(name, each) for name, each in reports if each.error]
@@ -374,7 +376,7 @@ def restore(
 
 
 def _rewinds(reports: Iterable[tuple[str, RestoredPartition]]) -> list[dict[str, Any]]:
-    """Per operator and source: which batch comes next, and whether all restored partitions agree on it."""
+    """Returns, by operator and source, which batch comes next, and whether all restored partitions agree on it."""
     batches: dict[tuple[str, str], list[int]] = {}
     for name, each in reports:
         for source, batch in each.positions.items():
@@ -394,7 +396,7 @@ def _rewinds(reports: Iterable[tuple[str, RestoredPartition]]) -> list[dict[str,
 
 
 def _then(source: str, next_batch: int) -> str:
-    """Says what a source of Spark does now; nothing of a stream client's."""
+    """Returns what a source of Spark does now; empty for a stream client."""
     if source.startswith(BATCH_RUN):
         return "a run that is under way is refused; another source= applies its frame again"
     if source.startswith(("query:", REAL_TIME)):
@@ -464,7 +466,7 @@ def gc(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Drop old checkpoints, and blobs that nobody needs. Safe while replicas upload."""
+    """Drop old checkpoints, and blobs that no checkpoint needs. Safe while replicas upload."""
     retention = Retention(keep, seconds(keep_for))
     with waiting("looking at every checkpoint", as_json=as_json):
         report = collect_store(opened(url), retention, dry_run=dry_run, drop_corrupt=drop_corrupt)

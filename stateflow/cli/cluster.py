@@ -90,7 +90,7 @@ def deploy(
 
 
 def _deploying(controller: str, operator: str) -> Callable[[Shown], None]:
-    """Returns what looks how far a deployment is."""
+    """Returns a function that shows how far a deployment is."""
 
     def look(shown: Shown) -> None:
         for each in Cluster(controller).status().deploying:
@@ -104,7 +104,7 @@ def _deploying(controller: str, operator: str) -> Callable[[Shown], None]:
 
 
 def _version(cluster: Cluster, operator: str) -> int:
-    """The number of the version that serves; 0: it is not deployed."""
+    """Returns the number of the version that serves; 0: it is not deployed."""
     try:
         return cluster.versions(operator)[-1].number
     except OperatorNotDeployed:
@@ -169,7 +169,7 @@ def upgrade(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Have all replicas serve by a version that was deployed before: roll forward, or back."""
+    """Serve by a version that was deployed before, on all replicas: roll forward, or back."""
     with waiting(f"upgrading {operator}", as_json=as_json, look=_deploying(controller, operator)):
         now = Cluster(controller).upgrade(operator, to)
     if as_json:

@@ -1,7 +1,7 @@
-"""What the Tab key offers beside commands and options: names that a cluster, a ledger or a checkpoint store knows.
+"""Completion by the Tab key of names that a cluster, a ledger or a checkpoint store knows, beside commands and options.
 
-Whoever presses it waits. So each is asked for a moment only, and where nobody answers nothing is offered, and nothing
-said: the command itself will say what is wrong.
+The user waits for the answer. Each of these is therefore asked for a moment only. Without an answer nothing is offered
+and no error is printed: the command itself will say what is wrong.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 import typer
 
 Offers = Iterable[tuple[str, str]]
-#: asked with what the command line says so far
+#: source of offers, which gets the command line so far
 Ask = Callable[["Said"], Offers]
 ANSWER_S = 1.0
-#: a controller that can be reached is reached within
+#: seconds in which a controller that can be reached is reached
 CONNECT_S = 0.5
-#: in a context's ``meta``: its settings cannot be read, so it is not known whom to ask
+#: key in a context's ``meta``: its settings cannot be read, so the cluster is not known
 UNCONFIGURED = "stateflow.unconfigured"
-#: of what there are many of, the newest
+#: how many of the newest are offered from a long list
 NEWEST = 20
 
 
 class Said:
-    """What a command line says so far."""
+    """The command line so far."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         self._given = given
@@ -57,7 +57,7 @@ def sites(said: Said) -> Offers:
 
 
 def places(said: Said) -> Offers:
-    """To which partitions can be moved."""
+    """Returns sites and replicas to which partitions can be moved."""
     found = said.cluster().status().replicas
     return [
         *((site, "site") for site in dict.fromkeys(each.site for each in found)),
@@ -110,7 +110,7 @@ def savepoints(said: Said) -> Offers:
     return [(name, f"{len(partitions)} partitions") for name, partitions in store.savepoints().items()]
 
 
-#: by the parameter's name, where no entry is of its command
+#: by the parameter's name, where its command has no entry of its own
 PARAMETERS: dict[str, Ask] = {
     "agent": agents,
     "bid": batches,
@@ -137,7 +137,11 @@ OF_COMMANDS: dict[str, dict[str, Ask]] = {
 
 
 def completed(called: str, function: Callable[..., Any]) -> None:
-    """Have a command's parameters offer what they can. Args: called: as on the command line."""
+    """Makes a command's parameters offer completions.
+
+    Args:
+        called: the command, as on the command line.
+    """
     known = PARAMETERS | OF_COMMANDS.get(called, {})
     asks = {name: known[name] for name in inspect.signature(function).parameters if name in known}
     hints = typing.get_type_hints(function, include_extras=True) if asks else {}
@@ -145,7 +149,7 @@ def completed(called: str, function: Callable[..., Any]) -> None:
         for each in getattr(hints[name], "__metadata__", ()):
             if hasattr(each, "autocompletion"):  # what typer.Argument and Option return
                 each.autocompletion = _offering(ask)
-        function.__annotations__[name] = hints[name]  # read again as text they would be others
+        function.__annotations__[name] = hints[name]  # annotations read again as text would be other objects
 
 
 def _offering(ask: Ask) -> Callable[..., list[tuple[str, str]]]:
@@ -158,7 +162,7 @@ def _offering(ask: Ask) -> Callable[..., list[tuple[str, str]]]:
 
 
 def answered(ask: Callable[[], Offers], within_s: float = ANSWER_S) -> list[tuple[str, str]]:
-    """Nothing, where it fails or is late."""
+    """Returns the offers; none where asking fails or takes too long."""
     found: list[tuple[str, str]] = []
 
     def work() -> None:

@@ -1,7 +1,7 @@
-"""What a command line, the environment and the file of settings say together, for every command alike.
+"""Settings of a command, made of its command line, the environment and the file of settings, for every command alike.
 
-Options of a command that are fields of a model have its variable, and its key in the file as their default. What they
-are then is the command's parameter; all else is in the models, which whoever needs them makes.
+An option that is a field of a model has the field's variable, or its key in the file, as its default. The command takes
+its value as a parameter. All other settings are in the models, which the code that needs them makes.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from stateflow.settings.base import leave_unchecked
 from stateflow.settings.variables import STRICT, check_variables, is_strict
 
 _EVERY: tuple[type[Settings], ...] = (ConnectionSettings, ServerSettings, LogSettings, ClientSettings)
-#: of a process of a cluster: all that it is made of, looked at before it begins
+#: models of each process of a cluster, all checked before it begins
 PROCESSES: Mapping[str, tuple[type[Settings], ...]] = {
     "controller": (*_EVERY, LedgerSettings, CodeSettings, ControllerProcess, ControllerSettings),
     "replica": (*_EVERY, CheckpointSettings, ReplicaProcess, ReplicaSettings),
     "agent": (*_EVERY, CheckpointSettings, AgentProcess, ReplicaSettings),
     "dashboard": (*_EVERY, LedgerSettings, CheckpointSettings, DashboardProcess),
 }
-#: of all other commands
+#: models of all other commands
 COMMANDS: tuple[type[Settings], ...] = (
     *(ConnectionSettings, LogSettings, ClientSettings, LedgerSettings, CheckpointSettings, CodeSettings),
     *(EmbeddedSettings, RouterSettings, NatsSettings),
@@ -102,17 +102,17 @@ class Bound:
 
 
 class Configured:
-    """A command or a group that reads settings before its options are looked at. ``path``: how it is called; empty: the
-    program itself. None: a group that is nothing by itself."""
+    """A command or a group that reads settings before its options are parsed. ``path``: its words on the command line;
+    empty: the program itself; None: a group that does nothing by itself."""
 
     path: str | None = None
     params: list[Any]
 
     def bind(self) -> None:
-        """To be called when it has its options. Once for each."""
+        """Binds options to settings. To be called once, when the command has its options."""
         if self.path is None:
             return
-        for bound in self._bound():  # a group would look at them for each of its commands
+        for bound in self._bound():  # a group would read variables for each of its commands
             if bound.option.envvar is None and not bound.is_table and not hasattr(self, "commands"):
                 bound.option.envvar = bound.kind.variable(bound.name)
         self.params = [*self.params, _CONFIG, *([_PRINT] if self.path else []), _STRICT]
@@ -130,13 +130,16 @@ class Configured:
                     yield Bound(kind, name, option)
 
     def configure(self, context: Any, said: Mapping[str, Any], *, is_above: bool = False) -> None:
-        """Raises Exit, also when only the settings are asked for.
+        """Reads the settings, which become the defaults of options. Raises Exit on an error, and when the settings are
+        only to be printed.
 
-        Args: said: on the command line, by the names of parameters. is_above: another command follows, which it is all
-        for."""
+        Args:
+            said: options of the command line, by the names of parameters.
+            is_above: another command follows, and the options are for that one.
+        """
         if self.path is None or {"help", "version"} & said.keys():
             return
-        leave_unchecked()  # how it is said is decided here
+        leave_unchecked()  # unread variables are reported here
         if context.resilient_parsing:
             return self._configure_completion(context, said, is_above)
         with telling(as_json=bool(said.get("as_json"))):
@@ -144,7 +147,7 @@ class Configured:
                 os.environ[STRICT] = "1"
             if is_above:
                 return use_file(said.get(_CONFIG.name))
-            if self.path not in PROCESSES or is_strict(os.environ):  # processes say it in their logs
+            if self.path not in PROCESSES or is_strict(os.environ):  # processes report them in their logs
                 check_variables(say=_warn)
             bound, given = self._read(said)
             if said.get(_PRINT.name):
@@ -157,24 +160,24 @@ class Configured:
             context.default_map = {**(context.default_map or {}), **self._defaults(bound, given)}
 
     def _configure_completion(self, context: Any, said: Mapping[str, Any], is_above: bool) -> None:
-        """Names that are offered are of the cluster that the command would go to."""
-        if said.get("insecure"):  # callbacks of options are not called then
+        """Reads the settings for completion, which offers names of the cluster that the command would go to."""
+        if said.get("insecure"):  # completion calls no callbacks of options
             allow_plain_text(True)
         try:
             if is_above:
                 return use_file(said.get(_CONFIG.name))
             context.default_map = {**(context.default_map or {}), **self._defaults(*self._read(said))}
-        except StateflowError:  # the command itself will say it
+        except StateflowError:  # the command itself will report it
             context.meta[UNCONFIGURED] = True
 
     def _read(self, said: Mapping[str, Any]) -> tuple[list[Bound], dict[type[Settings], dict[str, Any]]]:
-        """From the file on; what flags say. Raises InvalidArgument."""
+        """Reads the file. Returns the bound options, and the values that flags give. Raises InvalidArgument."""
         use_file(said.get(_CONFIG.name) or os.environ.get(CONFIG))
         bound = list(self._bound())
         return bound, _given(bound, said)
 
     def _defaults(self, bound: Sequence[Bound], given: Mapping[type[Settings], Mapping[str, Any]]) -> dict[str, Any]:
-        """Of parameters. Empty strings say nothing."""
+        """Returns the defaults of parameters. An empty string counts as not set."""
         found: dict[str, Any] = {}
         if self.path in PROCESSES:
             models = {kind: kind(**given.get(kind, {})) for kind in self._kinds}
@@ -202,10 +205,10 @@ class Configured:
 
 
 def use_file(named: str | None) -> None:
-    """For this process and those that it starts, wherever they are started. Raises InvalidArgument."""
+    """Sets the file of settings for this process and those that it starts, in any directory. Raises InvalidArgument."""
     if named:
         os.environ[CONFIG] = str(Path(named).expanduser().absolute())
-        configured_by()  # what is wrong with it is said now
+        configured_by()  # errors in it are reported now
 
 
 def _warn(line: str) -> None:
@@ -213,7 +216,7 @@ def _warn(line: str) -> None:
 
 
 def _given(bound: Sequence[Bound], said: Mapping[str, Any]) -> dict[type[Settings], dict[str, Any]]:
-    """By flags. Raises InvalidArgument."""
+    """Returns the values that flags give. Raises InvalidArgument."""
     found: dict[type[Settings], dict[str, Any]] = {}
     for each in bound:
         if each.option.name in said:

@@ -45,7 +45,8 @@ def dashboard(
     verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
 ) -> None:
     """Serve the live page of a cluster: sites, replicas, and partitions that move between them."""
-    from stateflow.dashboard import Dashboard, DashboardOptions  # SQLAlchemy and a web server: no other command waits
+    # SQLAlchemy and a web server, which no other command needs
+    from stateflow.dashboard import Dashboard, DashboardOptions
 
     log_to_stderr(verbose, "dashboard")
     check_variables()

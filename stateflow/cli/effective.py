@@ -1,4 +1,4 @@
-"""Settings as they are in effect, written as a file that says the same."""
+"""Settings as they are in effect, written as a file of settings."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ HEADER = """\
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A model, and what flags gave of it."""
+    """A model, and those of its values that flags gave."""
 
     model: Settings
     given: Mapping[str, Any]
 
 
 def effective(what: str, parts: Sequence[Part]) -> str:
-    """TOML. Secrets are masked, and in a comment: whoever reads the file keeps having them from where they are.
+    """Returns settings as TOML. Secrets are masked and commented out: a process that reads the file takes them from
+    where they are now.
 
-    Args: what: whose they are."""
+    Args:
+        what: the program that has these settings.
+    """
     sections: dict[str, list[Part]] = {}
     for part in parts:
         sections.setdefault(part.model.section, []).append(part)

@@ -1,4 +1,4 @@
-"""Examples that the commands' help ends with, by how they are called; tests parse each."""
+"""Examples at the end of the commands' help, by command; tests parse each."""
 
 from __future__ import annotations
 

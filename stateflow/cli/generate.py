@@ -1,4 +1,4 @@
-"""``stateflow generate``: files by which others run its processes."""
+"""``stateflow generate``: files with which systemd, containers or Kubernetes run its processes."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def generate(
     out: Annotated[Path | None, typer.Option(help="Directory; default: standard output.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the files by which systemd, Docker, compose or Kubernetes run a process, or Prometheus and Grafana watch
-    all of them. Nothing is run."""
+    """Write files with which systemd, Docker, compose or Kubernetes run a process, or Prometheus and Grafana watch all
+    of them. Nothing is run."""
     if kind not in (*KINDS, MONITORING):
         raise InvalidArgument(f"there are no files of {kind!r}", remedy=f"use {', '.join((*KINDS, MONITORING))}")
     if kind == MONITORING:

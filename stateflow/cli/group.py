@@ -1,4 +1,4 @@
-"""Groups of commands: what all of them have in common on the command line."""
+"""Groups of commands, and the behaviour that all of them share on the command line."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from stateflow.cli.output import guarded
 from stateflow.cli.panels import BRIEFLY, in_order, panel_of
 
 F = TypeVar("F", bound=Callable[..., Any])
-#: a number, as a key may be one
+#: a negative number, which a key may be
 _NEGATIVE = re.compile(r"-\.?\d")
-#: options of a flag show no type: it takes none
+#: type shown for a flag, which takes no value
 _NO_TYPE = ""
 
 
@@ -39,7 +39,7 @@ class _Command(Configured, TyperCommand):
         return _untyped(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if any(map(_NEGATIVE.match, args)):  # no option begins so
+        if any(map(_NEGATIVE.match, args)):  # no option begins with a digit
             ctx.ignore_unknown_options = True
         said, *_ = self.make_parser(ctx).parse_args(args=list(args))
         self.configure(ctx, said)
@@ -61,7 +61,7 @@ class _Group(Configured, TyperGroup):
 
 
 class Root(_Group):
-    """Its commands are shown in panels."""
+    """The program itself, whose help shows its commands in panels."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return in_order(super().list_commands(ctx))
@@ -79,8 +79,8 @@ class Commands(typer.Typer):
     with examples, and their errors are one line.
 
     Args:
-        name: of the group that they are; without one they are commands of whatever they are added to.
-        root: they are the command itself.
+        name: name of their group; None: they are commands of the group that they are added to.
+        root: they are the program itself.
     """
 
     def __init__(self, name: str | None = None, *, root: bool = False, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""``stateflow job``: what is done by itself, at a time or again and again."""
+"""``stateflow job``: work that begins by itself, once or on a schedule."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def create(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Have something done by itself, each time once, whichever controller leads then."""
+    """Create a job: work that begins by itself, each time once, whichever controller leads then."""
     cluster = Cluster(controller)
     numbers = partition_numbers(" ".join(partitions), cluster.operator(operator).partitions) if partitions else []
     report = cluster.create_job(
@@ -119,7 +119,7 @@ def pause(name: Name, controller: Controller = LOCAL, as_json: Json = False) -> 
 
 @app.command()
 def resume(name: Name, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Begin runs again from now on; what was due meanwhile is not made up for."""
+    """Begin runs again from now on; runs that were due meanwhile are not made up for."""
     _show(Cluster(controller).change_job(name, "resume"), as_json)
 
 
@@ -132,7 +132,7 @@ def run_now(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Run it once, now; `stateflow job result RUN` says what came of it."""
+    """Run a job once, now; `stateflow job result RUN` shows the outcome."""
     cluster = Cluster(controller)
     run = cluster.run_job(name)
     _result(cluster.job_run(run.id, wait=True) if wait else run, as_json)
@@ -194,7 +194,7 @@ def _show(report: JobReport, as_json: bool) -> None:
 
 
 def _does(job: JobReport) -> str:
-    """All that was asked for, beside when and where."""
+    """Returns all that a job does, without when and where."""
     said = [job.do, job.operator or "all operators"]
     if job.do == "migrate":
         said += [ranges(list(job.partitions)), "to", job.to]

@@ -39,7 +39,7 @@ def forget(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Forget a replica that owns nothing and has ended. One that comes under its name is new."""
+    """Forget a replica that owns nothing and has ended. A replica that registers under its name later is a new one."""
     Cluster(controller).forget(replica)
     if as_json:
         emit({"replica": replica})

@@ -1,6 +1,6 @@
-"""``stateflow ledger``: what was decided and done, and what stands in the way.
+"""``stateflow ledger``: items, their records, and what blocks them.
 
-The ledger is imported where it is opened: SQLAlchemy takes as long to import as a replica takes for all else.
+The ledger is imported where it is opened: importing SQLAlchemy takes as long as all else that a replica imports.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def _file_of(url: str) -> Path | None:
     try:
         return file_of(make_url(url))
     except (ArgumentError, ValueError, NoSuchModuleError):
-        return None  # the ledger says what is wrong with it
+        return None  # opening the ledger reports what is wrong with it
 
 
 def keep_file_private(url: str) -> None:
-    """Of a SQLite ledger that was there before, its log and its index."""
+    """Makes the files of an existing SQLite ledger private: the database, its log and its index."""
     file = _file_of(url)
     if file is None or not file.is_file():
         return
@@ -82,8 +82,8 @@ def keep_file_private(url: str) -> None:
 
 @contextmanager
 def opened_at(url: str) -> Iterator[Ledger]:
-    """Commands look at a ledger that is there; they never make one where a name was misspelt, nor upgrade one that
-    something older may be using."""
+    """Opens a ledger that exists. Commands never make one where a name was misspelt, nor upgrade one that an older
+    program may be using."""
     from stateflow.ledger import Ledger
 
     author = f"{_user()[:100]} (command line)"
@@ -94,12 +94,12 @@ def opened_at(url: str) -> Iterator[Ledger]:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # one without a name, as in containers
+    except (KeyError, OSError):  # a user without a name, as in containers
         return f"uid {os.getuid()}"
 
 
 def told(opened: Ledger) -> str | None:
-    """What opening it changed, for people; None when it was as it is."""
+    """Returns what opening the ledger changed, for people; None: nothing."""
     return {"made": "a new ledger was made", "upgraded": "the ledger was upgraded"}.get(opened.opened.value)
 
 
@@ -156,7 +156,7 @@ def resolve(
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Say that what blocks an item was dealt with; it can be processed again."""
+    """Record that what blocks an item was dealt with; it can be processed again."""
     with opened_at(url) as opened:
         _written(opened.resolve(item, note), as_json)
 
@@ -169,7 +169,7 @@ def skip(
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Have an application, or all, leave an item alone from now on."""
+    """Tell an application, or all, to leave an item alone from now on."""
     with opened_at(url) as opened:
         _written(opened.skip(item, app, note), as_json)
 
@@ -199,7 +199,7 @@ def archive(
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Put away the records of items that are done; what is open stays."""
+    """Archive the records of items that are done; open items stay."""
     age = _age(older_than)
     with opened_at(url) as opened:
         count = opened.archive(age)
@@ -213,7 +213,7 @@ def tail(
     url: Url = DEFAULT,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per record.")] = False,
 ) -> None:
-    """Show the newest records, and with -f those that come."""
+    """Show the newest records, and with -f new ones as they come."""
     with opened_at(url) as opened:
         newest = opened.newest(max(1, lines))  # one at least, to know what comes after
         after = newest[-1].record_id if newest else 0

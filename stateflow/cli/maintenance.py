@@ -1,4 +1,4 @@
-"""``stateflow maintenance``: nodes that are given nothing; ``stateflow drain NODE --maintenance`` begins one."""
+"""``stateflow maintenance``: nodes that are cordoned; ``stateflow drain NODE --maintenance`` begins a maintenance."""
 
 from __future__ import annotations
 

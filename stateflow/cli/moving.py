@@ -45,7 +45,8 @@ def adopt(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Take what replicas have into this controller's ledger, which knows nothing of it: another ledger was lost."""
+    """Record what replicas have in this controller's ledger, which knows nothing of it, after another ledger was
+    lost."""
     found = Cluster(controller).adopt(dry_run=dry_run, partial=partial)
     if as_json:
         emit({"operators": [fields_of(each) for each in found]})
@@ -134,8 +135,8 @@ def rebalance(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Bring every replica to its weight's share of partitions, by as few moves as that takes; or partitions to where
-    their load, or their rows, want them."""
+    """Bring every replica to its weight's share of partitions, with as few moves as possible; or move partitions to
+    where their load, or their rows, are best served."""
     options, cluster = (
         move_options(max_pause, max_bandwidth, strategy, order, patience, (limit, per_node, per_link)),
         Cluster(controller),
@@ -164,7 +165,7 @@ def autopilot(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Have partitions follow their rows and their load from now on; without options: say what it is told."""
+    """Let partitions follow their rows and their load from now on; without options, show its orders."""
     given = {
         "--max-pause": max_pause is not None,
         "--cool-down": cool_down is not None,
@@ -249,7 +250,7 @@ def replace(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Give a replica's name to a new data directory: what the former one has is lost to the cluster."""
+    """Give a replica's name to a new data directory; the state in the former one is lost to the cluster."""
     given, partitions = Cluster(controller).replace(replica, directory)
     if as_json:
         emit({"replica": replica, "directory": given, "partitions": partitions})
@@ -260,7 +261,7 @@ def replace(
 
 
 def wait_for(migrations: Sequence[Migration], as_json: bool) -> None:
-    """Show them until they have ended; status 1 where one did not complete."""
+    """Shows migrations until they have ended. Exits with status 1 where one did not complete."""
     if not migrations and not as_json:
         console.print("nothing to move: every replica has its share")
     reports = [migration.wait() if as_json else show.migration(migration) for migration in migrations]
@@ -277,7 +278,7 @@ def standby(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Keep copies of every partition following their owners, to take over when those die."""
+    """Keep copies of every partition that follow its owner, to take over when the owner dies."""
     begun = Cluster(controller).standby(operator, count)
     if as_json:
         emit({"operator": operator, "count": count, "standbys": [fields_of(view) for view in begun]})

@@ -1,4 +1,4 @@
-"""Options that many commands share, and the words they are written in."""
+"""Options that many commands share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Checkpoints = Annotated[
     typer.Option("--checkpoints", envvar="STATEFLOW_CHECKPOINTS", help="Directory or fsspec URL, or @FILE with it."),
 ]
 LISTEN = "127.0.0.1:7070"
-#: of a program that runs a cluster of its own in this directory it is another, see `stateflow.cli.configuring`
+#: replaced where a program runs its own cluster in this directory, see `stateflow.cli.configuring`
 LOCAL = LISTEN
 
 
 def allow_plain_text(wanted: bool) -> None:
-    """For this process and those that it starts."""
+    """Allows plain text over a network, for this process and those that it starts."""
     if wanted:
         os.environ["STATEFLOW_INSECURE"] = "1"
 
@@ -48,7 +48,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def default_ledger(*, make: bool = False) -> str:
-    """The ledger of who names none: one file for each user, wherever a command is started. URL."""
+    """Returns the URL of the default ledger: one file for each user, in any working directory."""
     from stateflow.ledger.database import sqlite_url
 
     file = state_directory() / "ledger.db"
@@ -58,7 +58,7 @@ def default_ledger(*, make: bool = False) -> str:
 
 
 def seconds(text: str) -> float:
-    """``90s``, ``15m``, ``2h``, ``7d``. Raises InvalidArgument."""
+    """Parses ``90s``, ``15m``, ``2h``, ``7d``. Raises InvalidArgument."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text.strip())
     if match is None:
         raise InvalidArgument(f"{text!r} is no length of time", remedy="write 90s, 15m, 2h or 7d")
@@ -66,7 +66,7 @@ def seconds(text: str) -> float:
 
 
 def position(text: str) -> tuple[str, int]:
-    """``SOURCE=BATCH``. Raises InvalidArgument."""
+    """Parses ``SOURCE=BATCH``. Raises InvalidArgument."""
     source, _, batch = text.rpartition("=")
     if not source or not batch.isdecimal():
         raise InvalidArgument(f"{text!r} is no position", remedy="write SOURCE=BATCH, as `checkpoint list` shows them")
@@ -74,7 +74,7 @@ def position(text: str) -> tuple[str, int]:
 
 
 def labels_of(words: Sequence[str]) -> dict[str, str]:
-    """``key=value``. Raises InvalidArgument."""
+    """Parses words ``key=value``. Raises InvalidArgument."""
     labels: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -119,7 +119,7 @@ Policies = Annotated[
 
 
 def milliseconds(text: str) -> float:
-    """``50ms``, ``0.2s``, ``300us``; a bare number is milliseconds. Raises InvalidArgument."""
+    """Parses ``50ms``, ``0.2s``, ``300us``; a bare number is milliseconds. Raises InvalidArgument."""
     match = re.fullmatch(r"([0-9.]+)\s*(us|ms|s)?", text.strip())
     try:
         if match is None:
@@ -130,7 +130,7 @@ def milliseconds(text: str) -> float:
 
 
 def bytes_per_second(text: str) -> float:
-    """``20MB/s``, ``1GiB/s``, ``500kB``; a bare number is bytes. Raises InvalidArgument."""
+    """Parses ``20MB/s``, ``1GiB/s``, ``500kB``; a bare number is bytes. Raises InvalidArgument."""
     units = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 1024, "Mi": 1 << 20, "Gi": 1 << 30}
     match = re.fullmatch(r"([0-9.]+)\s*(k|M|G|Ki|Mi|Gi)?(?:B?(?:/s)?)", text.strip())
     try:
@@ -142,7 +142,7 @@ def bytes_per_second(text: str) -> float:
 
 
 def byte_count(text: str) -> int:
-    """``512MB``, ``4GiB``; a bare number is bytes. Raises InvalidArgument."""
+    """Parses ``512MB``, ``4GiB``; a bare number is bytes. Raises InvalidArgument."""
     units = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(k|M|G|T|Ki|Mi|Gi|Ti)?B?", text.strip())
     if match is None or not float(match[1]):
@@ -158,12 +158,12 @@ def move_options(
     patience: str | None,
     limits: tuple[int | None, int | None, int | None] = (None, None, None),
 ) -> MoveOptions:
-    """As the command line has it. Raises InvalidArgument."""
+    """Returns the options of moves that the command line gives. Raises InvalidArgument."""
     return MoveOptions(
         None if max_pause is None else milliseconds(max_pause),
         None if max_bandwidth is None else bytes_per_second(max_bandwidth),
         None if patience is None else milliseconds(patience) / 1e3,
         strategy,
-        cast("MoveOrder", order),  # another one is refused there
+        cast("MoveOrder", order),  # MoveOptions refuses any other
         *limits,
     )

@@ -1,4 +1,4 @@
-"""How commands speak: tables for people, one JSON object for machines, one line on stderr for errors."""
+"""Output of commands: tables for people, one JSON object for machines, one line on stderr for errors."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ from stateflow.errors import StateflowError
 from stateflow.settings import LogSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
-#: where nobody looks at the lines, none is cut or folded: an id in a pipe is whole
+#: width without a terminal: no line is cut or folded, so that an id in a pipe is whole
 _UNFOLDED = 1 << 15
 _looked_at = (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os.environ
-#: what is printed is text, wherever it comes from: nothing in it is markup or an emoji. Style is in Text and Style
+#: all that is printed is plain text: nothing in it is markup or an emoji. Style is in Text and Style
 console = Console(markup=False, emoji=False, width=None if _looked_at else _UNFOLDED)
 errors = Console(stderr=True, soft_wrap=True, markup=False, emoji=False)
 
 
 def show_everything() -> None:
-    """Has what a terminal cannot show written as an escape, whoever writes it. An ASCII or Latin-1 terminal lacks most
-    characters, and any lacks half of a surrogate pair, as names of files may have. Else the command would end in the
-    middle of its output. Standard error does so by itself.
-    """
+    """Escapes characters that the terminal cannot show, in all that this process prints. An ASCII or Latin-1 terminal
+    lacks most characters, and every terminal lacks halves of surrogate pairs, which names of files may have. Otherwise
+    the command would end in the middle of its output. Standard error escapes them by itself."""
     found = sys.stdout
-    if not isinstance(found, io.TextIOWrapper):  # a program has put something of its own there
+    if not isinstance(found, io.TextIOWrapper):  # a program has replaced it
         return
     try:
         found.reconfigure(errors="backslashreplace")
-    except OSError:  # of a forked process, which was given a pipe in place of the file that this was made for
+    except OSError:  # in a forked process: a pipe took the place of the file that the object was made for
         sys.stdout = os.fdopen(found.fileno(), "w", encoding=found.encoding, errors="backslashreplace", closefd=False)
 
 
 def emit(value: dict[str, Any]) -> None:
-    """One JSON object, on one line, at once."""
+    """Prints one JSON object, on one line, at once."""
     print(json.dumps(_finite(value), default=str, allow_nan=False), file=_for_emit, flush=True)
 
 
-#: None: standard output
+#: stream of :func:`emit`; None: standard output
 _for_emit: TextIO | None = None
 
 
 def keep_stdout() -> None:
-    """For :func:`emit`: what anybody else prints, as operators do, goes to standard error. Whoever started this process
-    reads what it is to read, and then no more: a pipe that is full would have the next one who prints wait for ever."""
+    """Keeps standard output for :func:`emit`: all other output, as that of operators, goes to standard error. The
+    process that started this one reads the lines that it needs, and then no more: once the pipe is full, the next print
+    would block for ever."""
     global _for_emit  # noqa: PLW0603 - a process has one standard output
     if _for_emit is None:
         _for_emit = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -67,12 +67,12 @@ def keep_stdout() -> None:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """What a dataclass holds, for :func:`emit`; its values as they are."""
+    """Returns the fields of a dataclass for :func:`emit`, with their values as they are."""
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 def _finite(value: Any) -> Any:
-    """What has no bound is null: JSON has no word for it."""
+    """Replaces infinite numbers by null: JSON has none."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -81,32 +81,32 @@ def _finite(value: Any) -> Any:
 
 
 def flush() -> None:
-    if sys.stdout is not None:  # it is when a process is started without one
+    if sys.stdout is not None:  # None when a process is started without one
         sys.stdout.flush()
 
 
 @contextlib.contextmanager
 def telling(*, as_json: bool = False) -> Iterator[None]:
-    """What users and their environment did is one line on stderr and status 1; Ctrl-C is status 130."""
+    """Reports errors of users and their environment as one line on stderr, with status 1; Ctrl-C is status 130."""
     try:
         yield
     except StateflowError as error:
         _tell(error, as_json)
     except KeyboardInterrupt:
         _end(130)
-    except BrokenPipeError:  # whoever read it has seen enough
+    except BrokenPipeError:  # the reader has seen enough
         os._exit(1)
     except Exception as error:
-        from stateflow.storage.faults import meaning  # with it comes the database
+        from stateflow.storage.faults import meaning  # imports the database
 
         meant = meaning(error)
-        if meant is None:  # a fault of ours is told with all that there is to know of it
+        if meant is None:  # a defect of stateflow keeps its traceback
             raise
         _tell(meant, as_json)
 
 
 def _tell(error: StateflowError, as_json: bool) -> NoReturn:
-    with contextlib.suppress(OSError):  # there may be nobody to tell
+    with contextlib.suppress(OSError):  # the reader may be gone
         if as_json:
             emit({"error": error.to_wire()})
     with contextlib.suppress(OSError):
@@ -118,26 +118,31 @@ def _end(status: int) -> NoReturn:
     try:
         flush()
     except (OSError, ValueError):
-        os._exit(status)  # else it is tried again, and told with a traceback
+        os._exit(status)  # otherwise Python tries again, and prints a traceback
     raise typer.Exit(status) from None
 
 
 def guarded(function: F) -> F:
-    """A user's mistake ends with one line on stderr and status 1, never with a traceback."""
+    """Wraps a command so that a user's mistake ends with one line on stderr and status 1, never with a traceback."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        sys.path.insert(0, str(Path.cwd()))  # operators are often in the directory one works in
+        sys.path.insert(0, str(Path.cwd()))  # operators are often in the working directory
         with telling(as_json=bool(kwargs.get("as_json"))):
             result = function(*args, **kwargs)
-            flush()  # here it can still be said that there is no room for it
+            flush()  # an error, such as a full disk, can still be reported here
             return result
 
     return run  # type: ignore[return-value]
 
 
 def shown_time(at_us: int | None, *, exactly: bool = False) -> str:
-    """Of UTC, as tables have it; empty: there is none. Args: at_us: since 1970. exactly: with milliseconds."""
+    """Returns a time of UTC as tables show it; empty for None.
+
+    Args:
+        at_us: microseconds since 1970.
+        exactly: with milliseconds.
+    """
     if at_us is None:
         return ""
     try:
@@ -148,8 +153,8 @@ def shown_time(at_us: int | None, *, exactly: bool = False) -> str:
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: ``time`` (RFC 3339, UTC), ``level``, ``who``, ``logger``, ``message``; the ids that it is
-    about, see :mod:`stateflow.about`; and ``exception`` where there is one."""
+    """A formatter that writes one object a line: ``time`` (RFC 3339, UTC), ``level``, ``who``, ``logger``, ``message``;
+    the ids that the line is about, see :mod:`stateflow.about`; and ``exception`` where there is one."""
 
     def __init__(self, who: str) -> None:
         super().__init__()
@@ -167,11 +172,15 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             said["exception"] = self.formatException(record.exc_info)
-        return json.dumps(said, default=str)  # of ASCII: a stream that escapes would make no JSON of it
+        return json.dumps(said, default=str)  # ASCII only: a stream that escapes characters would break the JSON
 
 
 def log_to_stderr(verbose: bool, who: str, *, one_of_several: bool = False) -> None:
-    """Args: who: logs; said in each line where it is ``one_of_several`` that log to one place."""
+    """Logs to standard error, in the format of the settings.
+
+    Args:
+        who: the process that logs; lines name it where it is ``one_of_several`` that log to one place.
+    """
     level, says = logging.DEBUG if verbose else logging.INFO, f"{who}: " if one_of_several else ""
     if LogSettings().format == "json":
         handler = logging.StreamHandler()
@@ -186,7 +195,7 @@ def log_to_stderr(verbose: bool, who: str, *, one_of_several: bool = False) -> N
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """Returns a number of bytes for people."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

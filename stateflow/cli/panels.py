@@ -1,7 +1,7 @@
-"""What `stateflow --help` shows: commands in the order in which people need them, and one line about each.
+"""Contents of `stateflow --help`: commands in the order in which people need them, and one line about each.
 
-A command that is in no panel comes with the tools. One within a group whose docstring begins with a short line needs no
-line here.
+A command that is in no panel is shown with the tools. A command within a group needs no line here when its docstring
+begins with a short line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     "Tools": ("generate", "certs", "token", "spark"),
 }
 OTHERS = "Tools"
-#: by how they are called; of whatever the program's help lists, which imports none of them, there is a line
+#: by command; each command in the program's help has a line, as the help imports no command
 BRIEFLY: dict[str, str] = {
     "status": "What runs where.",
     "partitions": "Each partition's owner, epoch and standbys.",
@@ -112,6 +112,6 @@ def panel_of(command: str) -> str:
 
 
 def in_order(commands: list[str]) -> list[str]:
-    """As the panels have them, and the others behind."""
+    """Sorts commands by their place in the panels, the others last."""
     place = {name: at for at, name in enumerate(name for names in PANELS.values() for name in names)}
     return sorted(commands, key=lambda name: place.get(name, len(place)))

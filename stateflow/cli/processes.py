@@ -40,11 +40,11 @@ from stateflow.types import WORKERS_MAX, ReplicaInfo, check_name, worker_name
 
 log = logging.getLogger(__name__)
 app = Commands()
-#: a controller ends so long after SIGTERM at most
+#: seconds in which a controller ends after SIGTERM, at most
 STOP_S = 10.0
-#: … and what it says last is waited for so long
+#: seconds that its last log lines may take
 SAY_S = 2.0
-#: a process that is well answers a probe within
+#: seconds in which a process that is well answers a probe
 HEALTH_S = 3.0
 Metrics = Annotated[
     str, typer.Option(help="host:port of /metrics for Prometheus; with workers the first of their ports.")
@@ -86,9 +86,9 @@ def controller(
 ) -> None:
     """Run the controller: members, assignment, reconfigurations, ledger.
 
-    Of several with one ledger one leads; the others wait for it to end.
+    Of several controllers with one ledger, one leads; the others wait for it to end.
     """
-    from reconfig.controller.server import serve  # half of what a command would import, and no other needs it
+    from reconfig.controller.server import serve  # half of all imports, which no other command needs
     from stateflow.ledger import Ledger
 
     check_outside("a controller")
@@ -126,7 +126,7 @@ def controller(
 
 @contextlib.contextmanager
 def _page_of(listen: str, ledger: str, ready: asyncio.Future[str], as_json: bool) -> Iterator[None]:
-    """The live page, in a thread, from when the controller is reached. Raises as Dashboard does."""
+    """Serves the live page in a thread, once the controller can be reached. Raises as Dashboard does."""
     from stateflow.dashboard import Dashboard, DashboardOptions
     from stateflow.security.connections import tls_files
 
@@ -147,7 +147,7 @@ def _page_of(listen: str, ledger: str, ready: asyncio.Future[str], as_json: bool
                 console.print(Text.assemble("the dashboard is at ", (page.url, "bold")))
 
     def start(done: asyncio.Future[str]) -> None:
-        """Beside the controller, which is not held up."""
+        """Starts the page in a thread, so that it does not hold up the controller."""
         if not done.cancelled():
             threading.Thread(target=begin, args=(done.result(),), name="dashboard begins", daemon=True).start()
 
@@ -194,7 +194,7 @@ def replica(
     if stop_with_parent:
         keep_stdout()
     if lock is not None:
-        os.set_inheritable(lock, False)  # what an operator starts may live longer
+        os.set_inheritable(lock, False)  # a process that an operator starts may live longer
     raise_limit()
     os.umask(UMASK)
     settings = ReplicaSettings()
@@ -205,7 +205,7 @@ def replica(
     if worker is None:
         check_variables()
     check_name("site", site)
-    claimed = claim_node(data_dir) if worker is None else None  # until this process ends
+    claimed = claim_node(data_dir) if worker is None else None  # held until this process ends
     if claimed is not None and (workers > 1 or left_behind(data_dir, 1)):
         given = _given(site, controller, named, weight, checkpoints, checkpoint_interval, checkpoint_cache, verbose)
         asyncio.run(
@@ -225,7 +225,7 @@ def replica(
         )
         return
     number = worker or 0
-    # one that leaves is given nothing any more
+    # a worker that is to leave is given no more partitions
     info = ReplicaInfo(worker_name(named, number), site, "", weight if number < workers else 0)
     os.environ[INSIDE] = f"the replica {info.name}"
     data_dir = directory_of(data_dir, number)
@@ -287,7 +287,8 @@ def _given(
     checkpoint_cache: Path | None,
     verbose: bool,
 ) -> list[str]:
-    """What each worker of a node is told alike. Where checkpoints are may be a secret: that goes by the environment."""
+    """Returns the arguments that all workers of a node share. The place of checkpoints may be a secret, and goes by the
+    environment."""
     given = ["replica", "--site", site, "--controller", controller, "--name", name, "--weight", str(weight)]
     if checkpoints is not None:
         os.environ["STATEFLOW_CHECKPOINTS"] = checkpoints
@@ -313,7 +314,7 @@ async def _run_workers(
 ) -> None:
     def arguments(number: int, listens: str, advertises: str | None, figures: str) -> list[str]:
         place = ["--data-dir", str(data_dir), "--workers", str(count), "--worker", str(number), "--listen", listens]
-        # none, too, whatever the environment or the file says
+        # given even if empty: the environment or the file may say something else
         return [*given, *place, "--advertise", advertises or "", "--metrics", figures]
 
     def ready(listening: Listening) -> None:
@@ -325,8 +326,8 @@ async def _run_workers(
 
 
 class _Stop(asyncio.Event):
-    """Once it is set, by whomever, the process ends ``limit_s`` later at most: what was acknowledged is on disk, and
-    nothing else is worth waiting for."""
+    """An event. Once any code sets it, the process ends ``limit_s`` later at most: what was acknowledged is on disk,
+    and nothing else is worth waiting for."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__()
@@ -341,7 +342,8 @@ class _Stop(asyncio.Event):
 
 
 def stop_on_signal(with_parent: bool, limit_s: float) -> _Stop:
-    """Set on SIGINT and SIGTERM; ``with_parent`` also when standard input closes, as it does when a parent dies."""
+    """Returns an event that SIGINT and SIGTERM set; ``with_parent``, also the end of standard input, which closes when
+    a parent dies."""
     stop = _Stop(limit_s)
     if with_parent:
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _parent_ended, stop)
@@ -351,10 +353,10 @@ def stop_on_signal(with_parent: bool, limit_s: float) -> _Stop:
 
 
 def _parent_ended(stop: _Stop) -> None:
-    """What is said into a pipe was the parent's to read. Nobody does any more: whoever says something would wait when
-    that is full."""
+    """Stops this process, whose parent has ended. The parent no longer reads this process's output, and a full pipe
+    would block each thread that writes to it: threads that block now are released, and later output goes nowhere."""
     if not stop.is_set() and stat.S_ISFIFO(os.fstat(2).st_mode):
-        with contextlib.suppress(OSError):  # where there is no /proc, who waits is not waited for
+        with contextlib.suppress(OSError):  # without /proc, blocked threads stay blocked
             threading.Thread(target=_read_on, args=(os.open("/proc/self/fd/2", os.O_RDONLY),), daemon=True).start()
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for each in (1, 2):
@@ -373,7 +375,8 @@ def _end_as_it_is(limit_s: float) -> None:
 
 
 def _end_now(status: int, why: str = "") -> None:
-    """Without waiting for threads that do not come back, such as one that says something to nobody."""
+    """Ends the process without waiting for threads that do not return, such as one that writes to a pipe without a
+    reader."""
 
     def say() -> None:
         if why:

@@ -99,7 +99,7 @@ def _readable(name: str, value: Any) -> str:
 
 
 def length(seconds: float) -> str:
-    """Of time, to two figures or so."""
+    """Returns a length of time for people, to about two figures."""
     if seconds < 90:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -254,7 +254,7 @@ def pause(id: Id, controller: Controller = LOCAL, as_json: Json = False) -> None
 
 @app.command()
 def resume(id: Id, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Go on with what was paused."""
+    """Resume a paused reconfiguration."""
     _say(Cluster(controller).resume(id).report, as_json)
 
 
@@ -267,7 +267,7 @@ def edit(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Have more or fewer of its moves go on at a time; those under way complete."""
+    """Change how many of its moves go on at a time; those under way complete."""
     if limit is per_node is per_link is None:
         raise InvalidArgument("nothing is to be changed", remedy="give --limit, --per-node or --per-link")
     _say(Cluster(controller).edit(id, limit=limit, per_node=per_node, per_link=per_link).report, as_json)
@@ -280,13 +280,13 @@ def retry(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Move again what failed, with the same options."""
+    """Retry the moves that failed, with the same options."""
     wait_for([Cluster(controller).retry(id, cancelled=cancelled)], as_json)
 
 
 @app.command()
 def cancel(id: Id, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Roll back what has not been fenced; the rest completes."""
+    """Roll back moves that are not fenced yet; the others complete."""
     cluster = Cluster(controller)
     cluster.cancel(id)
     _say(cluster.reconfiguration(id), as_json)
@@ -312,11 +312,11 @@ def resolve(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Give up moves that stand behind their fence because the target cannot prove what the source sealed.
+    """Give up fenced moves whose target cannot prove that it has what the source sealed.
 
-    Cancelling cannot: only the source's word rolls a fenced move back, and it has sealed. First the target promises
-    never to own, then the partition is taken over. `reconfig details` and the target's log say what differs; the copy
-    is in the target's evidence/.
+    Such a move cannot be cancelled: only the source can roll a fenced move back, and it has sealed the partition. First
+    the target promises never to own the partition, then the partition is taken over. `reconfig details` and the
+    target's log say what differs; the copy is in the target's evidence/.
     """
     if serve_source == restore:
         raise InvalidArgument(

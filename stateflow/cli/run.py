@@ -53,7 +53,7 @@ def run(
 
     def started() -> None:
         starting.close()
-        for number in (signal.SIGINT, signal.SIGTERM):  # now: Spark has set its own
+        for number in (signal.SIGINT, signal.SIGTERM):  # only now: Spark has set its own handlers
             signal.signal(number, lambda *_: stop.set())
         if not as_json:
             console.print(f"{pipeline.config.name} runs (Ctrl-C stops it)", highlight=False)

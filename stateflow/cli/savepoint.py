@@ -1,4 +1,4 @@
-"""``stateflow savepoint``: checkpoints that somebody named."""
+"""``stateflow savepoint``: checkpoints with a name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see: rich tables and progress bars."""
+"""Rich tables and progress bars for people."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from stateflow.reports import FollowerReport, LeftPartition, LinkReport, Placeme
 from stateflow.types import node_of, ranges, worker_of
 
 WATCH_INTERVAL_S = 1.0
-#: a move that goes on says how it stands, where nothing can be drawn
+#: seconds between two lines about moves, where nothing can be drawn
 SAY_EVERY_S = 3.0
 _UNBOUNDED = 1 << 15
 
 
 def plain(value: str | Text) -> Text:
-    """What others wrote, as text and nothing else: neither markup nor escape codes act in it."""
+    """Returns foreign text as plain text, in which neither markup nor escape codes act."""
     return Text(one_line(value.plain), value.style) if isinstance(value, Text) else Text(one_line(value))
 
 
 class PlainTable(Table):
-    #: columns that are left out where others would be cut or folded, in this order, and said to be
+    #: columns that are left out, in this order, where others would be cut or folded; a line names them
     spare: tuple[str, ...] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -64,7 +64,12 @@ class PlainTable(Table):
 
 
 def new_table(*columns: str, numbers: tuple[str, ...] = (), spare: tuple[str, ...] = ()) -> Table:
-    """Args: spare: columns that are left out where there is no room for all, the first one first."""
+    """Makes a table.
+
+    Args:
+        numbers: columns that are aligned to the right, and not folded.
+        spare: columns that are left out where there is no room for all, the first one first.
+    """
     table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False)
     table.spare = spare
     for column in columns:
@@ -74,12 +79,16 @@ def new_table(*columns: str, numbers: tuple[str, ...] = (), spare: tuple[str, ..
 
 
 def titled(title: str, table: Table) -> Group:
-    """A title of its own line: a table's would wrap at the table's width."""
+    """Puts a title on a line of its own: a table's own title would wrap at the table's width."""
     return Group(plain(Text(title, "bold")), table)
 
 
 def status(now: ClusterStatus, workers: bool = False) -> RenderableType:
-    """Args: workers: a line for each worker of a node, too."""
+    """Returns what a cluster's status shows.
+
+    Args:
+        workers: adds a line for each worker of a node.
+    """
     lacking = Counter[str]()
     for operator in now.operators:
         for unserved in operator.unserved:
@@ -122,14 +131,14 @@ def status(now: ClusterStatus, workers: bool = False) -> RenderableType:
 
 
 def answered_by(follower: FollowerReport) -> Text:
-    """That what is shown is not the leader's answer, and how old it is."""
+    """Returns a line which says that a follower has answered, not the leader, and how old the answer is."""
     leads = f"a follower of {follower.leader}" if follower.leader else "a follower, nobody leads"
     where = f" ({follower.address})" if follower.address else ""
     return plain(Text(f"answered by {leads}{where}, as of {follower.age_s:.1f} s ago", "yellow"))
 
 
 def say_who_answered(follower: FollowerReport | None) -> None:
-    """On stderr, beside what a command prints or emits."""
+    """Prints on stderr, beside the command's own output, that a follower has answered. None: the leader has."""
     if follower is not None:
         errors.print(answered_by(follower), highlight=False)
 
@@ -141,13 +150,18 @@ def replicas(
     of_nodes: bool = False,
     resting: Collection[str] = (),
 ) -> Table:
-    """A line for each node. Args: lacking: replica → partitions of it that nobody serves; of_nodes: their weight and
-    room, too; resting: nodes that are in maintenance."""
+    """Returns a table with a line for each node.
+
+    Args:
+        lacking: number of partitions that are not served, by the replica that owns them.
+        of_nodes: adds weight and room.
+        resting: nodes that are in maintenance.
+    """
     numbers = ("weight", "heard", "partitions", "room")
     weight_column, room_column = (["weight"], ["room"]) if of_nodes else ([], [])
     columns = ("replica", "site", "address", *weight_column, "state", "heard", "partitions", *room_column)
     table = new_table(*columns, numbers=numbers, spare=("weight", "room"))
-    table.columns[2].no_wrap = True  # in two parts it is no address
+    table.columns[2].no_wrap = True  # a folded address is of no use
     for name, members in _nodes(found):
         first = members[0]
         owned, lacks = sum(r.partitions for r in members), sum(lacking.get(r.name, 0) for r in members)
@@ -170,7 +184,7 @@ def replicas(
 
 
 def _releases(found: Sequence[ReplicaStatus]) -> str | None:
-    """While a fleet is upgraded."""
+    """Returns the releases of the nodes while they differ, as when a fleet is upgraded; None: all have the same."""
     of: dict[str, list[str]] = {}
     for name, members in _nodes(found):
         if version := members[0].version:
@@ -182,7 +196,7 @@ def _releases(found: Sequence[ReplicaStatus]) -> str | None:
 
 
 def _room(members: Sequence[ReplicaStatus]) -> str:
-    """The most that one of them may still be given."""
+    """Returns the most that one of these may still be given; empty: unknown."""
     known = [r.room_bytes for r in members if r.room_bytes is not None]
     return size(max(known)) if known else ""
 
@@ -204,7 +218,8 @@ def _nodes(replicas: Sequence[ReplicaStatus]) -> list[tuple[str, list[ReplicaSta
 
 
 def _refused(found: Sequence[RefusedReplica]) -> list[tuple[RefusedReplica, int]]:
-    """Workers of a node that are refused for one reason: the first, and how many."""
+    """Groups workers of a node that are refused for one reason. Returns the first of each group, and how many there
+    are."""
     groups: dict[tuple[str, str], list[RefusedReplica]] = {}
     for each in found:
         groups.setdefault((node_of(each.name), each.error.partition(" (")[0]), []).append(each)
@@ -244,7 +259,7 @@ def _owned(partitions: int, lacking: int) -> Text:
 
 
 def _operator(operator: OperatorStatus) -> RenderableType:
-    """Who serves which partitions; in red those that nobody does, and why."""
+    """Returns a table of the nodes that serve partitions; in red the partitions that no node serves, and why."""
     title = f"{operator.name}: {operator.partitions} partitions, assignment {operator.version}"
     if operator.sites:
         title += f", only at {', '.join(operator.sites)}"
@@ -269,7 +284,12 @@ def watch_status(read: Callable[[], ClusterStatus], workers: bool = False) -> No
 
 
 def deployed(operator: OperatorStatus, before: int, after: int) -> None:
-    """Args: before: number of the version that served; 0: it was not deployed. after: of the one that does now."""
+    """Shows what a deployment did.
+
+    Args:
+        before: number of the version that served; 0: it was not deployed.
+        after: number of the version that serves now.
+    """
     if not before:
         what = f" is deployed, version {after}"
     elif after == before:
@@ -281,7 +301,7 @@ def deployed(operator: OperatorStatus, before: int, after: int) -> None:
 
 
 def migration(move: Migration) -> Reconfiguration:
-    """A line per partition until it has ended, then the table. Returns the final report."""
+    """Shows a line per partition until the migration has ended, then the table. Returns the final report."""
     if errors.is_terminal:
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
         with Progress(*columns, console=errors, transient=True) as progress:
@@ -299,7 +319,7 @@ def migration(move: Migration) -> Reconfiguration:
 
 
 def _follow(move: Migration) -> None:
-    """Where nothing can be drawn: now and then a line for each move that goes on."""
+    """Prints a line now and then for each move that goes on, where nothing can be drawn."""
     said_at = SYSTEM_CLOCK.monotonic()
     for report in move.progress():
         now = SYSTEM_CLOCK.monotonic()
@@ -311,7 +331,11 @@ def _follow(move: Migration) -> None:
 
 
 def standing(move: MoveReport, max_pause_ms: float) -> str:
-    """How a move stands, and what it waits for. Args: max_pause_ms: its budget; 0: none."""
+    """Returns how a move stands, and what it waits for.
+
+    Args:
+        max_pause_ms: its pause budget; 0: none.
+    """
     return f"{move.partition}: {move.source} → {move.target}  {move.state:<11}  {_doing(move, max_pause_ms)}".rstrip()
 
 
@@ -346,7 +370,7 @@ def _promise(move: MoveReport, max_pause_ms: float) -> str:
 
 
 def proposed(found: Placement, as_json: bool, takeovers: bool = False) -> None:
-    """A dry run."""
+    """Shows the outcome of a dry run."""
     if as_json:
         emit(fields_of(found))
     else:
@@ -354,7 +378,11 @@ def proposed(found: Placement, as_json: bool, takeovers: bool = False) -> None:
 
 
 def placement(proposed: Placement, takeovers: bool = False) -> RenderableType:
-    """What would move, why, and what would come of it. Args: takeovers: who moves it does not answer."""
+    """Returns what would move, why, and to what effect.
+
+    Args:
+        takeovers: the moves are take-overs from owners that do not answer.
+    """
     quiet = f"no answer of {', '.join(proposed.silent)}: nothing goes there, and what is there stays"
     unknown: list[RenderableType] = [Text(quiet, "yellow")] if proposed.silent else []
     for lack in proposed.lacking:
@@ -390,7 +418,11 @@ def _left(found: Sequence[LeftPartition]) -> RenderableType:
 
 
 def moves(reports: tuple[MoveReport, ...], *, times: bool = False) -> RenderableType:
-    """Args: times: also when each began."""
+    """Returns a table of moves.
+
+    Args:
+        times: adds when each began.
+    """
     table = new_table(
         *(
             "partition",

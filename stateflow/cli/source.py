@@ -1,4 +1,4 @@
-"""``stateflow source``: who sends to an operator, and what is kept of those that do no more."""
+"""``stateflow source``: sources of an operator, and what is kept of those that no longer send."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def retire(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Drop a source's stored output and its watermark; keep only which batch is contained."""
+    """Drop a source's stored output and its watermark; keep only the number of its newest batch."""
     partitions = Cluster(controller).retire_source(operator, source)
     if as_json:
         emit({"operator": operator, "source": source, "partitions": partitions})
@@ -77,8 +77,8 @@ def drop_output(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Let a query go on that cannot read a batch's stored output. The state keeps what the batch did; the rows that
-    it gave reach no sink."""
+    """Let a query go on that cannot read a batch's stored output. The state keeps what the batch did; the batch's
+    output rows reach no sink."""
     report = Cluster(controller).drop_output(operator, source, batch, apply=apply)
     if as_json:
         emit(report.to_dict())

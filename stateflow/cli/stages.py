@@ -124,7 +124,7 @@ def _many(rows: list[dict[str, Any]], as_json: bool, *, errors: bool = False) ->
 
 
 def _said(error: dict[str, Any] | None) -> str:
-    """Without its stack, which the record has."""
+    """Returns an error without its stack, which the record has."""
     if error is None:
         return ""
     return f"{error['type']}: {error['message']}" if error.get("type") else str(error.get("message", ""))

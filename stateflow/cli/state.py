@@ -51,7 +51,11 @@ def _pages(
     lacking: list[StateflowError] | None,
     key: Any = None,
 ) -> Iterator[bytes]:
-    """Args: lacking: is told what could not be read; None: that is an error."""
+    """Returns pages of a state, of the cluster or of a checkpoint.
+
+    Args:
+        lacking: collects errors of partitions that cannot be read; None: such an error is raised.
+    """
     if not url:
         if savepoint or target or lacking is not None:
             raise InvalidArgument(
@@ -84,7 +88,7 @@ def get(
     found = entries_under(
         key, lambda meant: _pages(operator, state, controller, url, savepoint, target, lacking, meant)
     )
-    if lacking is not None:  # each meaning of the key may be of another partition
+    if lacking is not None:  # each meaning of the key may belong to another partition
         lacking[:] = {str(error): error for error in lacking}.values()
     if found is None and not as_json:
         _warn(lacking)
@@ -170,8 +174,8 @@ def _warn(lacking: list[StateflowError] | None) -> None:
 
 
 def export_pages(pages: Iterator[bytes], out: Path) -> int:
-    """Rows written. In memory there is a page at a time: their types are known only when all have been seen, so they
-    wait in a temporary file."""
+    """Writes pages into a file, and returns how many rows they had. One page at a time is in memory: types of columns
+    are known only after the last page, so pages wait in temporary files."""
     with tempfile.TemporaryDirectory(prefix="stateflow-export-") as folder:
         spooled: list[Path] = []
         schemas: list[pa.Schema] = [joined([]).schema]

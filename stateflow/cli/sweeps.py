@@ -1,4 +1,4 @@
-"""Long work at many nodes, followed: a line where something changed, and what came of it."""
+"""Sweeps, which are long work at many nodes: following one, a line for each change, and its outcome."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def verify(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Have every owner read its partitions whole, slowly, and say what is damaged. Batches go on."""
+    """Let every owner read its partitions whole, slowly, and report what is damaged. Batches go on."""
     follow_sweep(Cluster(controller).verify_all(operator or "", site=site, limit=limit), as_json)
 
 
 def follow_nodes(begun: RollingRestart | Sweeping, as_json: bool) -> None:
-    """Until it is over."""
+    """Follows work at many nodes until it is over. Prints a line where something changed."""
     said: dict[str, str] = {}
     with waiting("node by node", as_json=as_json) as shown:
         for report in begun.progress():
@@ -46,7 +46,7 @@ def follow_nodes(begun: RollingRestart | Sweeping, as_json: bool) -> None:
 
 
 def follow_sweep(begun: Sweeping, as_json: bool) -> None:
-    """Its status is 1 where it did not end well."""
+    """Follows a sweep, and shows its outcome. Exits with status 1 where it did not end well."""
     follow_nodes(begun, as_json)
     report = begun.report
     if as_json:

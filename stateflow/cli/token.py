@@ -1,4 +1,4 @@
-"""``stateflow token``: what people and jobs show for some hours, where certificates do not fit."""
+"""``stateflow token``: credentials of some hours for people and jobs, where certificates do not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Files by which others run a process of stateflow: systemd, Docker, compose, Kubernetes. Text out, nothing is run."""
+"""Files with which systemd, Docker, compose or Kubernetes run a process of stateflow. They are returned as text;
+nothing is run."""
 
 from __future__ import annotations
 
@@ -16,18 +17,22 @@ from stateflow.errors import InvalidArgument
 from stateflow.types import ADDRESS, check_name, shown
 
 ROLES = ("agent", "replica", "controller")
-#: where a process keeps what it has, in a container
+#: data directory of a process in a container
 DATA = "/var/lib/stateflow"
 USER = 10001
 PORTS = {"controller": 7070, "replica": 7071, "agent": 7072}
-#: a file of secrets that a unit reads where it is there: STATEFLOW_CHECKPOINTS, STATEFLOW_CODE_KEY, STATEFLOW_LEDGER
+#: name of a file of secrets that a unit reads if it exists: STATEFLOW_CHECKPOINTS, STATEFLOW_CODE_KEY, STATEFLOW_LEDGER
 SECRETS = "stateflow"
-#: where its certificate is, as `stateflow certs issue` writes it
+#: directory of its certificate, as `stateflow certs issue` writes it
 TLS = "/etc/stateflow/tls"
 
 
 def _tls(prefix: str = "") -> dict[str, str]:
-    """Args: prefix: of its own two files, where several have theirs in one directory."""
+    """Returns the variables of TLS.
+
+    Args:
+        prefix: prefix of the process's own two files, where several processes have theirs in one directory.
+    """
     return {
         "STATEFLOW_TLS_CA": f"{TLS}/ca.pem",
         "STATEFLOW_TLS_CERT": f"{TLS}/{prefix}cert.pem",
@@ -40,15 +45,15 @@ _SIZE = re.compile(r"[1-9][0-9]*(?:Ki|Mi|Gi|Ti)")
 _DNS = re.compile(r"[a-z0-9](?:[a-z0-9\-]{0,40}[a-z0-9])?")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,30}|[0-9]{1,10}")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@\-]{0,254}")
-#: a directory that a unit may name as its own; systemd takes others apart at ``:``, and ``..`` it does not take
+#: a directory that a unit may name as its own; systemd splits others at ``:``, and does not take ``..``
 _STATE = re.compile(r"/var/lib/[^:\\\"']+")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be run. ``name``: empty: made from the role and the site. ``memory``, ``storage``: as Kubernetes has
-    them, e.g. 2Gi; ``memory`` empty: no limit. ``data_dir``: empty: one of its role's. ``count``: where one file says
-    how many. ``grace_s``: it has so long to be drained and to end."""
+    """Process that is to be run. ``name`` empty: made from the role and the site. ``memory``, ``storage``: as
+    Kubernetes writes them, e.g. 2Gi; ``memory`` empty: no limit. ``data_dir`` empty: the role's default. ``count``:
+    number of processes, where one file says how many. ``grace_s``: seconds that it has to drain and end."""
 
     role: str
     site: str = ""
@@ -67,7 +72,7 @@ class Plan:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgument."""
+        """Checks the plan. Raises InvalidArgument."""
         if self.role not in ROLES:
             raise InvalidArgument(f"there are no files for {self.role!r}", remedy=f"use {', '.join(ROLES)}")
         if self.role != "controller" and not self.site:
@@ -102,7 +107,11 @@ class Plan:
             )
 
     def arguments(self, name: str, listen: str, advertise: str, data_dir: str) -> list[str]:
-        """Of ``stateflow``. Args: advertise: empty: as it listens."""
+        """Returns arguments of ``stateflow``.
+
+        Args:
+            advertise: address that others use; empty: the one where it listens.
+        """
         if self.role == "controller":
             return ["controller", "--listen", listen, *(["--advertise", advertise] if advertise else [])]
         given = [self.role, "--site", self.site, "--controller", self.controller, "--data-dir", data_dir]
@@ -134,7 +143,8 @@ def _argument(word: str) -> str:
 
 
 def systemd(plan: Plan) -> dict[str, str]:
-    """A unit. Below /var/lib systemd makes the directory. Raises InvalidArgument for what systemd would not take."""
+    """Returns a unit. Below /var/lib, systemd makes the directory. Raises InvalidArgument for what systemd would not
+    take."""
     if re.search(r"[$\"'\\]", plan.executable):
         raise InvalidArgument(
             f"systemd starts nothing at {shown(plan.executable)}",
@@ -144,7 +154,7 @@ def systemd(plan: Plan) -> dict[str, str]:
     named = plan.name or (plan.site if plan.role != "controller" else "")
     unit = f"stateflow-{plan.role}{'-' + named if named else ''}.service"
     words = [plan.executable, *plan.arguments(plan.name, f"0.0.0.0:{PORTS[plan.role]}", "", data_dir)]
-    # the machine's own name, which others find it by
+    # the machine's own name, by which others find it
     advertise = "%H" if plan.role == "agent" else f"%H:{PORTS[plan.role]}"
     command = " ".join([*map(_argument, words), "--advertise", advertise])
     environment = _tls() | ({"STATE_DIRECTORY": data_dir} if plan.role == "controller" else {})
@@ -191,7 +201,7 @@ def systemd(plan: Plan) -> dict[str, str]:
 
 
 def docker(plan: Plan) -> dict[str, str]:
-    """A Dockerfile, beside ``dist/`` with the wheel that README says how to make."""
+    """Returns a Dockerfile. It belongs beside ``dist/`` with the wheel that README says how to make."""
     command = plan.arguments(plan.name, f"0.0.0.0:{PORTS[plan.role]}", "", DATA)
     lines = [
         "FROM python:3.12-slim",
@@ -215,7 +225,7 @@ def docker(plan: Plan) -> dict[str, str]:
 def compose(plan: Plan) -> dict[str, str]:
     service = plan.name or f"{plan.role}{'-' + plan.site if plan.site else ''}"
     port = PORTS[plan.role]
-    # its container's name, which others find it by; it stays over restarts, as the data does
+    # its container's name, by which others find it; it stays over restarts, as the data does
     described: dict[str, Any] = {
         "build": ".",
         "image": plan.image,
@@ -238,7 +248,7 @@ def compose(plan: Plan) -> dict[str, str]:
 
 
 def _composed(text: str) -> str:
-    """Has compose take ``$`` for itself."""
+    """Escapes ``$``, which compose would take as its own."""
     return text.replace("$", "$$")
 
 
@@ -251,7 +261,7 @@ def _each_text(value: Any, change: Callable[[str], str]) -> Any:
 
 
 class _Plain(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:  # each place has all of it: people read and change these files
+    def ignore_aliases(self, data: Any) -> bool:  # no aliases: people read and change these files
         return True
 
 
@@ -265,7 +275,7 @@ def _yaml(documents: list[Any]) -> str:
 
 
 def kubernetes(plan: Plan) -> dict[str, str]:
-    """Raises InvalidArgument for names that a cluster would not take."""
+    """Returns manifests. Raises InvalidArgument for names that a cluster would not take."""
     name = plan.name or f"stateflow-{plan.role}{'-' + plan.site if plan.site else ''}"
     if _DNS.fullmatch(name) is None:
         raise InvalidArgument(
@@ -282,7 +292,7 @@ def kubernetes(plan: Plan) -> dict[str, str]:
         "metadata": metadata,
         "spec": {
             "clusterIP": "None",
-            "publishNotReadyAddresses": True,  # one that has no lease yet is reached, too
+            "publishNotReadyAddresses": True,  # a process that has no lease yet is reached, too
             "selector": labels,
             "ports": [{"name": "grpc", "port": port}],
         },
@@ -323,7 +333,7 @@ def kubernetes(plan: Plan) -> dict[str, str]:
 
 
 def _literal(plan: Plan) -> Plan:
-    """Has Kubernetes take ``$(NAME)`` in what was given for itself; labels are all that may have it."""
+    """Escapes ``$(NAME)``, which Kubernetes would take as its own; only labels may have it."""
     return replace(
         plan, labels={key.replace("$(", "$$("): each.replace("$(", "$$(") for key, each in plan.labels.items()}
     )
@@ -351,7 +361,7 @@ def _container(plan: Plan, port: int, host: str) -> dict[str, Any]:
         ],
         "envFrom": [{"secretRef": {"name": SECRETS, "optional": True}}],
         "ports": [{"name": "grpc", "containerPort": port}],
-        "startupProbe": probe("live", 120),  # it looks what it has first
+        "startupProbe": probe("live", 120),  # it reads its state first
         "livenessProbe": probe("live", 3),
         "readinessProbe": probe("ready", 2),
         "resources": resources,
@@ -363,7 +373,7 @@ def _container(plan: Plan, port: int, host: str) -> dict[str, Any]:
         ],
     }
     if plan.role == "replica":
-        # what cannot be moved away stays in its volume, and is served when the pod is back
+        # partitions that cannot be moved away stay in its volume, and are served when the pod is back
         drain = f'stateflow drain "$POD_NAME" --controller {shlex.quote(plan.controller)} || true'
         container["lifecycle"] = {"preStop": {"exec": {"command": ["sh", "-c", drain]}}}
     if plan.role == "controller":

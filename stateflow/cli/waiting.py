@@ -1,5 +1,5 @@
-"""What is waited for, where somebody looks on: from the second second on a line on the terminal, which goes again. In a
-pipe, and with ``--json``, there is none."""
+"""A progress line on a terminal for work that takes longer than a second; it is removed at the end. In a pipe, and with
+``--json``, there is none."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 from stateflow.cli.output import errors
 
 T = TypeVar("T")
-#: what is over by then is not told
+#: seconds before the line appears
 QUIET_S = 1.0
 LOOK_S = 0.25
 
 
 @dataclass(slots=True)
 class Shown:
-    """How it stands. ``total``: 0: nobody knows how much there is."""
+    """Progress that is shown. ``total`` 0: unknown."""
 
     what: str
     done: int = 0
@@ -43,7 +43,11 @@ def waiting(
     console: Console = errors,
     quiet_s: float = QUIET_S,
 ) -> Iterator[Shown]:
-    """Args: look: called now and then, to say how it stands; what it raises is not told, as the work itself goes on."""
+    """Shows a progress line while the block runs.
+
+    Args:
+        look: called now and then to update the progress. Its errors are not shown, as the work itself goes on.
+    """
     shown = Shown(what)
     if as_json or not console.is_terminal:
         yield shown
@@ -58,7 +62,7 @@ def waiting(
 
 
 def one_by_one(what: str, items: Sequence[T], *, as_json: bool = False) -> Iterator[T]:
-    """The items, and how many of them are done."""
+    """Yields the items, and shows how many of them are done."""
     with waiting(what, as_json=as_json) as shown:
         for done, item in enumerate(items):
             shown.of(done, len(items))
