@@ -52,7 +52,7 @@ def timeline(result: DemoResult) -> Figure:
     shapes, notes = _incident_marks(result.incidents, result.duration_s)
     layout = styled(
         height=720,
-        # what waited behind the stream's end is cut off: it would squeeze all that went before
+        # marks after the stream's end and its last request are cut off: they would squeeze all others
         xaxis={
             **axis_of("seconds since the stream began"),
             "anchor": "y3",
@@ -180,7 +180,7 @@ def _finite(values: Iterable[float]) -> list[float | None]:
 
 
 def move_story(move: MoveRow) -> str:
-    """What a reader learns on pointing at a move."""
+    """Returns the text that is shown on pointing at a move."""
     lines = [f"<b>partition {move.partition}</b>  {escape(move.source)} → {escape(move.target)}"]
     if move.completed:
         expected = f"expected {move.predicted_pause_ms:.1f}, promised {move.promised_ms:.1f} ms"
@@ -352,7 +352,7 @@ def outages(incidents: Sequence[Incident]) -> Iterator[tuple[Incident, Incident]
 
 
 def styled(**chart: Any) -> dict[str, Any]:
-    """A layout."""
+    """Returns a layout in the style of the reports."""
     return {
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",

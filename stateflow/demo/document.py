@@ -1,8 +1,8 @@
 """Pages that stand alone: a heading, cards and charts, in light and dark, on a desk and on a telephone.
 
-``page`` gives the text of a :class:`string.Template`: whoever renders it fills ``$headline``, ``$verdict``,
-``$subtitle``, ``$cards``, ``$figures``, ``$plotly`` (of a script element what follows its name: ``src="…">``, or ``>``
-and the program) and the names its own body has.
+``page`` returns the text of a :class:`string.Template`. The code that renders it fills ``$headline``, ``$verdict``,
+``$subtitle``, ``$cards``, ``$figures``, ``$plotly`` (the rest of a script element after its name: ``src="…">``, or
+``>`` and the program) and the names that its own body has.
 """
 
 from __future__ import annotations
@@ -127,6 +127,10 @@ class _Document(Template):
 
 
 def page(title: str, body: str, *, narrowed: str, width: str, columns: int, style: str = "") -> str:
-    """Args: narrowed: JavaScript, ``function narrowed(figure)`` that fits a figure to a telephone."""
+    """Returns the text of a page.
+
+    Args:
+        narrowed: JavaScript, ``function narrowed(figure)`` that fits a figure to a telephone.
+    """
     parts = {"title": title, "body": body, "narrowed": narrowed, "width": width, "columns": columns, "style": style}
     return _Document(_DOCUMENT).substitute(parts)

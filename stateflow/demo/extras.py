@@ -1,4 +1,4 @@
-"""What the demonstration needs beside stateflow itself, asked for before anything of it is imported or started."""
+"""Packages that the demonstration needs beside stateflow itself, checked before it imports or starts anything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REMEDY = "pip install 'stateflow-streams[demo]'"
 
 
 def check_extras() -> None:
-    """Raises ExtraMissing, which names everything that lacks."""
+    """Checks that the packages are installed. Raises ExtraMissing, which names every package that is missing."""
     lacking = [package for package in NEEDED if importlib.util.find_spec(package) is None]
     if lacking:
         raise ExtraMissing(f"the demonstration lacks {', '.join(lacking)}", remedy=REMEDY)

@@ -87,7 +87,7 @@ def load_flights() -> pd.DataFrame:
 
 
 def in_event_time_order(table: pa.Table) -> pd.DataFrame:
-    """Sort a raw table (columns of the original file) and number its rows; see :func:`load_flights`."""
+    """Sorts a raw table (columns of the original file) and numbers its rows; see :func:`load_flights`."""
     numbered = table.append_column("row", pa.array(range(table.num_rows), pa.int64()))
     ordered = numbered.sort_by([(column, "ascending") for column in _EVENT_TIME_ORDER])
     sequence = pa.array(range(ordered.num_rows), pa.int64())
@@ -97,12 +97,12 @@ def in_event_time_order(table: pa.Table) -> pd.DataFrame:
 
 
 def bounds(rows: int, slices: int) -> list[int]:
-    """Where slices begin, and the last one ends: they differ by one row at most."""
+    """Returns where slices begin, and where the last one ends. Slices differ by one row at most."""
     return [rows * index // slices for index in range(slices + 1)]
 
 
 def write_replay(flights: pd.DataFrame, directory: str | os.PathLike[str], files: int) -> list[Path]:
-    """Cut ``flights`` into ``files`` consecutive slices, one parquet file each; paths in order.
+    """Cuts ``flights`` into ``files`` consecutive slices, one parquet file each; returns the paths in order.
 
     Slices differ by at most one row. Names and modification times both ascend, one second apart and in the
     past, so that Spark's file source, which orders by modification time, replays them in order with

@@ -12,13 +12,13 @@ from stateflow.dashboard import Dashboard, DashboardOptions
 from stateflow.errors import PortInUse
 from stateflow.testing import LocalCluster
 
-#: where it is if nobody else is there, so that a tab that is open shows the next demonstration too
+#: its address if that is free, so that a tab that is open shows the next demonstration too
 LISTEN = "127.0.0.1:7071"
 
 
 @contextmanager
 def live_page(local: LocalCluster, console: Console) -> Iterator[Dashboard]:
-    """Says where it is."""
+    """Serves the page, and says where it is."""
     with _at_a_free_port(local) as page:
         console.print(Text.assemble("  watch it: ", (page.url, "bold")))
         yield page

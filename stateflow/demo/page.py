@@ -4,7 +4,11 @@ from stateflow.demo.document import page
 
 
 def moves_of(what: str) -> str:
-    """The table of moves, and below it how all was set. Args: what: it is that moves."""
+    """Returns the table of moves, and below it all settings.
+
+    Args:
+        what: the kind of thing that moves.
+    """
     return f"""<section class="panel">
 <h2>Moves</h2>
 <div class="scroll"><table>

@@ -19,7 +19,7 @@ MOVE, BAD, GOOD = "#e06c00", "#c9252d", "#1a7f37"
 
 
 def write_picture(result: DemoResult, path: str | os.PathLike[str]) -> None:
-    """Draw ``result`` as a PNG 1,400 pixels wide."""
+    """Draws ``result`` as a PNG 1,400 pixels wide."""
     figure = Figure(figsize=(10, 6.9), dpi=140, facecolor=CARD)
     grid = figure.add_gridspec(
         3, 1, height_ratios=(3.4, 0.5, 1.7), hspace=0.12, left=0.075, right=0.985, top=0.835, bottom=0.075
@@ -103,8 +103,8 @@ def _mark_incidents(axes: Any, result: DemoResult) -> None:
 
 
 def _side(incident: Incident, duration_s: float) -> str:
-    """Where the label of a mark ends: a kill is told left of its line and what followed right of its own, so that they
-    stand in the order in which they came."""
+    """Returns where the label of a mark ends: a kill is told left of its line, and what followed right of its own, so
+    that they stand in the order in which they came."""
     share = incident.at_s / max(duration_s, 1e-9)
     if incident.kind == "SIGKILL":
         return "right" if share > 0.2 else "left"
@@ -166,7 +166,7 @@ def _draw_pauses(axes: Any, result: DemoResult) -> None:
 
 
 def plain(axes: Any) -> None:
-    """No more ink than it takes."""
+    """Removes from axes all ink that they do not need."""
     axes.set_facecolor(CARD)
     axes.set_axisbelow(True)
     axes.grid(True, color=GRID, lw=0.8)

@@ -17,7 +17,7 @@ ACKNOWLEDGED_EVERY = 1_000
 
 
 def published(url: str, stream: str, payloads: Iterable[bytes]) -> None:
-    """A new stream with these messages in this order. Raises Unavailable."""
+    """Makes a new stream with these messages in this order. Raises Unavailable."""
 
     async def work(client: Any) -> None:
         js = client.jetstream()
@@ -38,7 +38,7 @@ def published(url: str, stream: str, payloads: Iterable[bytes]) -> None:
 
 
 def deleted(url: str, stream: str) -> None:
-    """It is gone afterwards, if it was there."""
+    """Deletes a stream, if it is there. Raises Unavailable."""
 
     async def work(client: Any) -> None:
         try:

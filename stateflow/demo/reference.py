@@ -1,4 +1,4 @@
-"""What the demonstration must produce, computed a second time by other means.
+"""Expected result of the demonstration, computed a second time by other means.
 
 Nothing of the framework is imported here, and nothing is computed the way the operator computes it: there
 is no loop over rows and no running state. Running values come out of grouped cumulative sums over the whole
@@ -35,7 +35,8 @@ class FinalState:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """``outputs``: :data:`OUTPUT_COLUMNS`, one row per input row in input order, ``carriers`` as tuples."""
+    """Expected result. ``outputs``: :data:`OUTPUT_COLUMNS`, one row per input row in input order, ``carriers`` as
+    tuples."""
 
     outputs: pd.DataFrame
     state: dict[str, FinalState]
@@ -89,7 +90,7 @@ def expected(flights: pd.DataFrame) -> Expected:
 
 
 def compare_state(expected: Expected, actual: Mapping[str, FinalState]) -> Comparison:
-    """Compare final states key by key, including every entry of every map."""
+    """Compares final states key by key, including every entry of every map."""
     wanted = expected.state
     missing = sorted(wanted.keys() - actual.keys())
     extra = sorted(actual.keys() - wanted.keys())
@@ -109,7 +110,7 @@ def compare_state(expected: Expected, actual: Mapping[str, FinalState]) -> Compa
 
 
 def compare_outputs(expected: Expected, actual: pd.DataFrame) -> Comparison:
-    """Compare output rows by ``seq``, in any order; ``actual`` may hold carriers as any kind of sequence."""
+    """Compares output rows by ``seq``, in any order; ``actual`` may hold carriers as any kind of sequence."""
     absent = [column for column in OUTPUT_COLUMNS if column not in actual.columns]
     if absent:
         every = [f"column {column!r}: absent from the output" for column in absent]

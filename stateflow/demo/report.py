@@ -1,4 +1,4 @@
-"""The report of a demonstration run: one HTML page, what draws its charts, and one picture."""
+"""The report of a demonstration run: one HTML page, the library that draws its charts, and one picture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLOTLY_NAME = "plotly.min.js"
 
 
 def write_report(result: DemoResult, directory: str | os.PathLike[str]) -> tuple[Path, Path]:
-    """Write the page and the picture into ``directory``, which is created; return their paths.
+    """Writes the page and the picture into ``directory``, which is created; returns their paths.
 
     Raises:
         ExtraMissing: plotly or matplotlib is not installed.
@@ -48,7 +48,7 @@ def write_report(result: DemoResult, directory: str | os.PathLike[str]) -> tuple
 
 
 def render(result: DemoResult) -> str:
-    """The page. It refers to nothing but the file with plotly beside it."""
+    """Returns the page. It refers to nothing but the file with plotly beside it."""
     return Template(PAGE).substitute(
         headline=escape(headline(result)),
         verdict="good" if _sound(result) and not result.moves_failed else "bad",
@@ -64,7 +64,7 @@ def render(result: DemoResult) -> str:
 
 
 def embedded(drawn: Mapping[str, Figure]) -> str:
-    """Figures as a script element has them."""
+    """Returns figures as the content of a script element."""
     # "</" could end the element early; "<\\/" is the same string to JSON.
     return json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
 
@@ -123,7 +123,7 @@ def card(title: str, value: str, tone: str, note: str) -> str:
 
 
 def differences(found: Sequence[str]) -> str:
-    """A panel, where there are any."""
+    """Returns a panel of the differences; empty where there are none."""
     if not found:
         return ""
     items = "".join(f"<li><code>{escape(line)}</code></li>" for line in found)

@@ -1,4 +1,4 @@
-"""What a run of the demonstration measured. Plain data: the run fills it in, the report draws it.
+"""Measurements of a run of the demonstration. Plain data: the run fills it in, the report draws it.
 
 All times ending in ``_s`` without a further word are seconds since the stream's start.
 """
@@ -31,7 +31,7 @@ class MoveRow:
     pause_ms: float
     state: str
     error: str
-    margin_ms: float = 0.0  # beyond the prediction, promised to the budget
+    margin_ms: float = 0.0  # beyond the prediction: both together are promised to the budget
 
     @property
     def promised_ms(self) -> float:
@@ -96,12 +96,12 @@ class DemoResult:
 
     @property
     def moves_failed(self) -> int:
-        """Moves that did not complete, whatever state they ended in."""
+        """Moves that did not complete, in any state."""
         return len(self.moves) - self.moves_completed
 
     @property
     def held(self) -> bool:
-        """Is all as it should be: state, output and every move?"""
+        """Tells whether all is as it should be: state, output and every move."""
         return self.state_equal and self.output_equal and not self.moves_failed
 
     @property

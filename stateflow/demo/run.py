@@ -60,9 +60,10 @@ CRASHES = "LGA-0"
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """``rows``: the first so many flights; None: as many as there is time for. ``max_pause_ms``: of every move; None:
-    what this machine can promise. ``nats_url``: they come through a JetStream stream of this server, instead of files.
-    ``before_compare`` is handed the cluster when the stream has ended: tests use it to spoil what was computed."""
+    """Options of a run. ``rows``: how many of the first flights; None: as many as there is time for. ``max_pause_ms``:
+    budget of every move; None: what this machine can promise. ``nats_url``: the flights come through a JetStream stream
+    of this server, instead of files. ``before_compare`` is handed the cluster when the stream has ended: tests use it
+    to spoil what was computed."""
 
     out: Path = Path("demo-out")
     rows: int | None = None
@@ -72,8 +73,8 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions, tell_stderr: bool = False) -> DemoResult:
-    """Tells its story on stdout, or on stderr. Raises JavaMissing, ExtraMissing, DataDirLocked, or what the cluster or
-    Spark failed with."""
+    """Runs the demonstration, and tells its story on stdout, or on stderr. Raises JavaMissing, ExtraMissing,
+    DataDirLocked, or what the cluster or Spark failed with."""
     began_s, console = SYSTEM_CLOCK.monotonic(), console_of(tell_stderr)
     work = fresh(options.out)
     console.print(
@@ -103,8 +104,8 @@ def run_demo(options: DemoOptions, tell_stderr: bool = False) -> DemoResult:
             source = running.enter_context(replay(flights, files, work, options.nats_url))
         with telling.of("starting the processes"):
             running.enter_context(local)
-            # who is killed comes back, and has all of it: nobody is to take over from an older checkpoint meanwhile,
-            # however slow this machine is
+            # the replica that is killed comes back, and has all of its state: no other is to take over from an older
+            # checkpoint meanwhile, however slow this machine is
             local.cluster.deploy(DelayByAircraft, PARTITIONS, failover="manual")
         running.enter_context(live_page(local, console))
         with telling.of("starting Spark"):
@@ -150,7 +151,7 @@ def _start(spark: SparkSession, local: LocalCluster, work: Path, source: Replay)
 
 
 class _Story:
-    """Runs the plot beside the stream and keeps what was seen."""
+    """Runs the plot beside the stream, and keeps what was seen."""
 
     def __init__(
         self,
@@ -201,7 +202,7 @@ class _Story:
 
     @property
     def rows(self) -> int:
-        """That were streamed."""
+        """Number of flights that were streamed."""
         return self._bounds[self._slices]
 
     @property
@@ -217,7 +218,7 @@ class _Story:
         return move
 
     def _moved(self, wanted: dict[str, list[int]]) -> dict[str, list[int]]:
-        """Returns what is to be tried again, as the budget became larger."""
+        """Moves partitions. Returns those that are to be tried again, as the budget became larger."""
         budget = self._budget
         started = {
             to: self._local.migrate(OPERATOR, partitions, to, max_pause_ms=budget.ms, patience_s=budget.patience_s)
@@ -267,7 +268,7 @@ class _Story:
 
     @contextmanager
     def _feeding(self, query: StreamingQuery) -> Iterator[None]:
-        """Moves take their time, and the stream is to go on meanwhile."""
+        """Feeds the stream in a thread: moves take their time, and the stream is to go on meanwhile."""
 
         def go_on(stop: threading.Event) -> None:
             while not stop.is_set() and query.isActive:
@@ -280,7 +281,8 @@ class _Story:
             yield
 
     def _sample(self, stop: threading.Event) -> None:
-        """Collects how long each request took on its replica. What a killed process had not told is gone with it."""
+        """Collects how long each request took on its replica. Samples that a killed process had not reported are
+        lost."""
         cluster = self._local.cluster
         seen: dict[int, int] = {}  # by process id: a restarted replica counts anew
         while True:
@@ -354,13 +356,14 @@ def _beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
 
 
 def _batches(query: StreamingQuery) -> int:
-    """That are done. One without rows tells that the stream waits: it is numbered as the next one."""
+    """Returns how many batches are done. Progress without rows means that the stream waits: it has the number of the
+    next batch."""
     progress = query.lastProgress
     return int(progress["batchId"]) + (progress["numInputRows"] > 0) if progress else 0
 
 
 def _standing(report: Reconfiguration) -> str:
-    """What a reconfiguration waits for: the first of its moves that goes on."""
+    """Returns how far a reconfiguration is, and the first of its moves that goes on."""
     done = sum(move.state == "COMPLETED" for move in report.moves)
     going = [move for move in report.moves if move.state not in ("COMPLETED", "ABORTED", "WAITING")]
     said = f"{done} of {len(report.moves)}"

@@ -1,4 +1,4 @@
-"""Where the demonstration's flights come from: parquet files, or a JetStream stream. Each micro-batch is one slice."""
+"""Sources of the demonstration's flights: parquet files, or a JetStream stream. Each micro-batch is one slice."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ DDL = (
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """``read``: the flights as a stream, a slice in each micro-batch. ``feed(n)``: the first n slices have come; None:
-    all of them have."""
+    """The flights as a stream. ``read``: returns it, with a slice in each micro-batch. ``feed(n)``: lets the first n
+    slices come; None: all of them have come."""
 
     read: Read
     feed: Callable[[int], None] | None = None
 
 
 def replay(flights: pd.DataFrame, slices: int, work: Path, nats_url: str | None) -> AbstractContextManager[Replay]:
-    """The flights as a stream of ``slices`` micro-batches. Raises ExtraMissing, Unavailable, or InvalidArgument where
-    PySpark is too old for a stream."""
+    """Provides the flights as a stream of ``slices`` micro-batches. Raises ExtraMissing, Unavailable, or
+    InvalidArgument where PySpark is too old for a stream."""
     return _files(flights, slices, work) if nats_url is None else _stream(flights, slices, nats_url)
 
 
@@ -57,7 +57,7 @@ def _files(flights: pd.DataFrame, slices: int, work: Path) -> Iterator[Replay]:
 
 @contextmanager
 def _stream(flights: pd.DataFrame, slices: int, url: str) -> Iterator[Replay]:
-    """A stream of its own, which goes when the demonstration ends."""
+    """Provides a stream of the demonstration's own, which is deleted when it ends."""
     from stateflow.spark import register_jetstream
     from stateflow.spark.versions import JETSTREAM, require
 

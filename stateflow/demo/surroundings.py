@@ -1,4 +1,4 @@
-"""What every demonstration has around it: a directory to work in, the moves as its report shows them, versions."""
+"""Parts that every demonstration has: a directory to work in, the moves as its report shows them, versions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from stateflow.settings import ReplicaSettings
 
 
 def fresh(out: Path) -> Path:
-    """An empty directory to work in, where the report will go. Raises InvalidArgument, and DataDirLocked while replicas
-    of a demonstration that goes on there, or was killed, are running."""
+    """Makes an empty directory to work in, where the report will go. Raises InvalidArgument, and DataDirLocked while
+    replicas of a demonstration that goes on there, or was killed, are running."""
     if out.exists() and not out.is_dir():
         raise InvalidArgument("the report needs a directory", remedy="name another with --out", path=out)
     work = out / "work"
@@ -31,7 +31,11 @@ def fresh(out: Path) -> Path:
 
 
 def move_row(move: MoveReport, began_us: int) -> MoveRow:
-    """Args: began_us: when its times begin."""
+    """Returns a move as the report shows it.
+
+    Args:
+        began_us: when its times begin.
+    """
     return MoveRow(
         partition=move.partition,
         source=move.source,

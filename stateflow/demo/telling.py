@@ -1,4 +1,4 @@
-"""What goes on now: a line that changes on a terminal, and elsewhere a line from the third second on."""
+"""Progress of the demonstration: a line that changes on a terminal, and elsewhere a line from the third second on."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rich.text import Text
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
 
-#: where nothing can be drawn, what goes on is said this often
+#: seconds between two lines, where nothing can be drawn
 SAY_EVERY_S = 3.0
 LOG_WIDTH = 110
 
 
 def console_of(tell_stderr: bool) -> Console:
-    """Of stdout, or of stderr."""
+    """Returns a console of stdout, or of stderr."""
     console = Console(stderr=tell_stderr, markup=False, emoji=False)
     if console.is_terminal:
         return console
@@ -26,7 +26,7 @@ def console_of(tell_stderr: bool) -> Console:
 
 
 class Telling:
-    """Not for threads, but for its own, which says that it still goes on."""
+    """Says what goes on, and in a thread of its own that it still goes on. Only one thread may use it."""
 
     def __init__(self, console: Console, clock: Clock = SYSTEM_CLOCK) -> None:
         self._console, self._clock = console, clock
@@ -36,7 +36,7 @@ class Telling:
 
     @contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """Something that may take long."""
+        """Says that something which may take long goes on, until the block is left."""
         self._said, self._began = what, self._clock.monotonic()
         self._said_at = self._began
         over = threading.Event()
@@ -55,7 +55,7 @@ class Telling:
                 self._status = None
 
     def say(self, what: str) -> None:
-        """What of it goes on now."""
+        """Changes what goes on now."""
         self._said = what
 
     def _line(self) -> Text:
@@ -66,7 +66,7 @@ class Telling:
             self.tick()
 
     def tick(self) -> None:
-        """Say it, where it is time to."""
+        """Draws the line anew, or prints it where it is time to."""
         now = self._clock.monotonic()
         if self._status is not None:
             self._status.update(self._line())

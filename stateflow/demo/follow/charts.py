@@ -25,17 +25,17 @@ PHASES: Final = {
     Phase.MOVING: ("it moves", "var(--bad)"),
     Phase.NEAR: ("it is at the gateway's site", "var(--good)"),
 }
-#: of a lane: where its vehicles are drawn, and where its state
+#: offsets in a lane at which its vehicles and its state are drawn
 UPPER, LOWER = -0.19, 0.19
 
 
 def figures(result: FollowResult) -> dict[str, Figure]:
-    """By the id of the element that shows them."""
+    """Returns figures by the id of the element that shows them."""
     return {"timeline": timeline(result), "pauses": pauses(result)}
 
 
 def timeline(result: FollowResult) -> Figure:
-    """What gateways waited (log), where vehicles and their state were, and the share that was served near."""
+    """Waiting times of gateways (log), places of vehicles and their state, and the share that was served near."""
     where = Whereabouts(result.moves)
     traces = [
         *_latencies(result, where),

@@ -1,4 +1,4 @@
-"""What goes on while the convoys drive, each in a thread of its own: telemetry is written, and gateways send."""
+"""Work that goes on while the convoys drive, each in a thread of its own: telemetry is written, and gateways send."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sends(Protocol):
 
 
 class Beside:
-    """Threads that end by themselves, or when it is left."""
+    """Threads that end by themselves, or when the block is left."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
@@ -38,11 +38,11 @@ class Beside:
     def _run(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - whoever looks after it is told
+        except BaseException as error:  # noqa: BLE001 - go_on raises it
             self._errors.append(error)
 
     def go_on(self) -> bool:
-        """Does any? Raises what one of them failed with."""
+        """Tells whether any thread still runs. Raises the error with which one of them failed."""
         if self._errors:
             raise self._errors[0]
         return any(thread.is_alive() for thread in self._threads)
@@ -57,7 +57,7 @@ class Beside:
 
 
 def in_time(told: Iterable[Told], began: float, over: threading.Event, clock: Clock) -> Iterator[Told]:
-    """Each at its moment, or at once where that has passed. ``began``: monotonic."""
+    """Yields each at its moment, or at once where that has passed. ``began``: monotonic time of the drive's start."""
     for each in told:
         if over.wait(max(0.0, began + each.at_s - clock.monotonic())):
             return
@@ -65,15 +65,15 @@ def in_time(told: Iterable[Told], began: float, over: threading.Event, clock: Cl
 
 
 def write_telemetry(directory: Path, number: int, told: Told) -> None:
-    """One file, which is there as a whole or not at all."""
+    """Writes one file, which is there as a whole or not at all."""
     hidden = directory / f".{number:06}.parquet"
     pq.write_table(pa.Table.from_pylist(told.rows, schema=SCHEMA), hidden)
     hidden.rename(directory / f"{number:06}.parquet")
 
 
 class Gateways:
-    """``streams``: by site and convoy. ``samples``: what each batch took, from when it was sent until its outputs were
-    there. ``outputs``: of all."""
+    """Gateways that send readings. ``streams``: by site and convoy. ``samples``: what each batch took, from when it was
+    sent until its outputs were there. ``outputs``: outputs of all gateways."""
 
     def __init__(self, streams: Mapping[tuple[str, int], Sends], clock: Clock) -> None:
         self._streams, self._clock = streams, clock
@@ -81,7 +81,7 @@ class Gateways:
         self.outputs: list[dict[str, Any]] = []
 
     def serve(self, convoy: int, readings: Iterable[Told], began: float, over: threading.Event) -> None:
-        """One convoy, which hands its readings to the gateway that is near: one after another, wherever it is."""
+        """Sends the readings of one convoy, one after another, each through the gateway that is near the convoy."""
         for told in in_time(readings, began, over, self._clock):
             sent_at = self._clock.monotonic()
             outputs = self._streams[told.site, convoy].send(told.rows)

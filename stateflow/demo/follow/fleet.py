@@ -16,7 +16,7 @@ CORNERS: Final = {"north": (0.0, 11_547.0), "east": (10_000.0, -5_774.0), "west"
 SITES: Final = tuple(CORNERS)
 #: changes of site of each convoy, whose legs are equally long
 CHANGES: Final = 2
-#: of a leg: convoys do not change all at once
+#: spread of the changes of site, as a share of a leg: convoys do not change all at once
 SPREAD: Final = 0.4
 TELEMETRY_S: Final = 0.5
 READINGS_S: Final = 0.2
@@ -28,7 +28,7 @@ TELEMETRY, GATEWAY = "telemetry", "gateway"
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Rows of one moment. ``site``: that the convoy is nearest to; empty: they are of all convoys."""
+    """Rows of one moment. ``site``: site that the convoy is nearest to; empty: the rows are of all convoys."""
 
     at_s: float
     site: str
@@ -37,7 +37,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From now on another site is nearest; of the first, with which everything begins, ``at_s`` is 0."""
+    """A change of the nearest site. A convoy's first site is a change at ``at_s`` 0."""
 
     at_s: float
     convoy: int
@@ -46,7 +46,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Convoy:
-    """One for each partition. ``stops``: sites in the order in which it drives to them."""
+    """A convoy; there is one for each partition. ``stops``: sites in the order in which it drives to them."""
 
     number: int
     vehicles: tuple[str, ...]
@@ -55,7 +55,7 @@ class Convoy:
     late_s: float
 
     def place(self, at_s: float) -> tuple[float, float]:
-        """Half of the way between two stops is behind it after each leg."""
+        """Returns its place. At the end of each leg, half of the way between two stops is behind it."""
         driven = min(max((at_s - self.late_s) / self.leg_s - 0.5, 0.0), len(self.stops) - 1.0)
         stop = min(int(driven), len(self.stops) - 2)
         (x, y), (to_x, to_y) = CORNERS[self.stops[stop]], CORNERS[self.stops[stop + 1]]
@@ -68,7 +68,7 @@ class Convoy:
 
 
 class Fleet:
-    """``convoys`` of ``vehicles`` each, which drive for so many seconds."""
+    """A fleet of ``convoys`` of ``vehicles`` each, which drive for ``seconds``."""
 
     def __init__(self, chance: Random, convoys: int, vehicles: int, seconds: float) -> None:
         self._chance = chance
@@ -96,11 +96,11 @@ class Fleet:
 
     @property
     def rows(self) -> Iterator[dict[str, Any]]:
-        """All that is ever told."""
+        """Every row that is ever told."""
         return chain.from_iterable(told.rows for told in chain(self.telemetry, *self.readings))
 
     def changes(self) -> list[Change]:
-        """As the readings have them: of each convoy in order."""
+        """Returns the changes of site that the readings show, in order for each convoy."""
         found: list[Change] = []
         for convoy, readings in zip(self.convoys, self.readings, strict=True):
             site = convoy.site(0.0)
@@ -135,7 +135,8 @@ class Fleet:
 
 
 def _names(convoys: int, vehicles: int) -> list[tuple[str, ...]]:
-    """Those of a convoy share a partition, so that their state moves as one."""
+    """Returns the names of vehicles by convoy. Vehicles of a convoy share a partition, so that their state moves as
+    one."""
     found: list[list[str]] = [[] for _ in range(convoys)]
     for number in count(1):
         name = f"v{number:03}"

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from contextlib import closing, suppress
 
 PIECE_BYTES = 64 << 10
-#: pieces on their way; whoever sends more waits
+#: pieces in flight; a connection that sends more waits
 PIECES_MAX = 1024
 
 
 class Links:
     """One proxy for each of ``upstreams`` (``host:port``); ``addresses``: upstream → where its proxy listens.
-    Connecting is not delayed, what goes through a connection is. A context manager."""
+    Connecting is not delayed; the data of a connection is. A context manager."""
 
     def __init__(self, upstreams: Iterable[str], rtt_s: float) -> None:
         self._upstreams, self._delay_s = list(upstreams), rtt_s / 2
@@ -61,7 +61,7 @@ class Links:
                 await asyncio.gather(self._carry(reader, back), self._carry(there, writer))
 
     async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        """One way, until it ends."""
+        """Carries data one way, until the source ends."""
         clock = asyncio.get_running_loop().time
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(PIECES_MAX)
 

@@ -9,8 +9,11 @@ from stateflow import Context, Operator, state
 
 
 class Trips(Operator):
-    """Telemetry comes through Spark, readings from gateways, and nobody says which of two rows comes first. So each way
-    has its own numbers, and where a vehicle was is a set: the same comes of every order."""
+    """Counts the rows of a vehicle and sums its metres, by the way that they came, and keeps the sites where it was.
+
+    Telemetry comes through Spark, readings come from gateways, and no order between them is defined. Each way therefore
+    has its own numbers, and the sites are a set: every order gives the same result.
+    """
 
     key = "vehicle"
     output = "seq long, vehicle string, way string, told long, metres long"

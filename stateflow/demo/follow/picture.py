@@ -1,4 +1,5 @@
-"""The picture of a drive: what gateways waited, where vehicles and state were, what was served near, and the pauses."""
+"""The picture of a drive: waiting times of gateways, places of vehicles and state, the share served near, and the
+pauses."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _LEGEND: Final[dict[str, Any]] = {
 
 
 def write_picture(result: FollowResult, path: str | os.PathLike[str]) -> None:
-    """Draw ``result`` as a PNG 1,400 pixels wide."""
+    """Draws ``result`` as a PNG 1,400 pixels wide."""
     figure = Figure(figsize=(10, 9.2), dpi=140, facecolor=CARD)
     grid = figure.add_gridspec(
         4, 1, height_ratios=(3.2, 2.7, 1.0, 1.5), hspace=0.42, left=0.085, right=0.985, top=0.865, bottom=0.055

@@ -1,5 +1,6 @@
-"""What the convoys' operator must produce, computed a second time by other means: grouped sums over all rows that were
-ever told, with no running state, and nothing of the framework. Whole numbers, so that everything is equal or is not."""
+"""Expected result of the convoys' operator, computed a second time by other means: grouped sums over all rows that were
+ever told, with no running state, and nothing of the framework. All are whole numbers, so that everything is equal or is
+not."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ FACTS = ["vehicle", "fact", "value"]
 
 
 def expected_outputs(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """One for each row, in the order of ``seq``."""
+    """Returns one output for each row, in the order of ``seq``."""
     told = pd.DataFrame.from_records(list(rows)).sort_values("seq", ignore_index=True)
     by_way = told.groupby(["vehicle", "way"], sort=False)
     told["told"] = by_way.cumcount() + 1
@@ -24,7 +25,7 @@ def expected_outputs(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def expected_state(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """What is known of each vehicle in the end, a fact a row."""
+    """Returns what is known of each vehicle in the end, a fact a row."""
     told = pd.DataFrame.from_records(list(rows))
     sums = told.groupby(["vehicle", "way"])["metres"].agg(["size", "sum"]).reset_index()
     where = told.groupby("vehicle")["site"].agg(lambda sites: "+".join(sorted(set(sites)))).reset_index()
@@ -41,7 +42,7 @@ def expected_state(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 def state_facts(
     told: Iterable[Mapping[str, Any]], metres: Iterable[Mapping[str, Any]], sites: Iterable[Mapping[str, Any]]
 ) -> pd.DataFrame:
-    """The same of the states as they are read, an entry a row."""
+    """Returns the same facts from the states as they are read, an entry a row."""
     facts = [(row["key"], f"told by {row['map_key']}", str(row["value"])) for row in told]
     facts += [(row["key"], f"metres by {row['map_key']}", str(row["value"])) for row in metres]
     where: dict[str, set[str]] = {}
@@ -52,7 +53,11 @@ def state_facts(
 
 
 def compare(wanted: pd.DataFrame, found: pd.DataFrame, by: list[str]) -> Comparison:
-    """Row by row, in any order. Args: by: the columns that name a row."""
+    """Compares row by row, in any order.
+
+    Args:
+        by: columns that name a row.
+    """
     copies = found.duplicated(by)
     both = wanted.merge(found[~copies], on=by, how="outer", suffixes=("", " found"), indicator="where")
     values = [column for column in wanted.columns if column not in by]
@@ -91,5 +96,5 @@ def _named(row: Mapping[Any, Any], by: list[str]) -> str:
 
 
 def _said(value: Any) -> Any:
-    """A column with a gap in it has its whole numbers as floats."""
+    """Returns whole numbers as such: a column with a gap in it has them as floats."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,4 +1,4 @@
-"""The report of a drive: one HTML page, what draws its charts, and one picture."""
+"""The report of a drive: one HTML page, the library that draws its charts, and one picture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PNG_NAME = "follow.png"
 
 
 def write_report(result: FollowResult, directory: Path) -> tuple[Path, Path]:
-    """Write the page and the picture; returns their paths."""
+    """Writes the page and the picture; returns their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     html, png = directory / HTML_NAME, directory / PNG_NAME
     (directory / PLOTLY_NAME).write_text(get_plotlyjs(), encoding="utf-8")
@@ -30,7 +30,7 @@ def write_report(result: FollowResult, directory: Path) -> tuple[Path, Path]:
 
 
 def render(result: FollowResult) -> str:
-    """The page. It refers to nothing but the file with plotly beside it."""
+    """Returns the page. It refers to nothing but the file with plotly beside it."""
     moves = sorted(result.moves, key=lambda move: move.pause_at_s)
     return Template(PAGE).substitute(
         headline=escape(headline(result)),

@@ -1,4 +1,4 @@
-"""What a drive measured, and what can be said of it. Plain data: the run fills it in, the report draws it.
+"""Measurements of a drive, and what follows from them. Plain data: the run fills it in, the report draws it.
 
 All times ending in ``_s`` without a further word are seconds since the convoys drove off.
 """
@@ -18,7 +18,7 @@ from stateflow.demo.follow.fleet import Change
 from stateflow.demo.reference import Comparison
 from stateflow.demo.result import MoveRow
 
-#: where all state is in the beginning
+#: site of all state in the beginning
 CLOUD = "cloud"
 WINDOW_S = 1.0
 
@@ -39,7 +39,7 @@ class Sample:
 
 
 class Phase(StrEnum):
-    """Where the state was: at another site than the gateway, on its way from one to another, at the gateway's."""
+    """Place of the state: at another site than the gateway, on its way from one to another, at the gateway's."""
 
     AWAY = "away"
     MOVING = "moving"
@@ -51,7 +51,8 @@ def site_of(replica: str) -> str:
 
 
 class Whereabouts:
-    """Of each partition's state, by the moves that completed; partition and convoy have one number."""
+    """Places of each partition's state, by the moves that completed; a partition and its convoy have the same
+    number."""
 
     def __init__(self, moves: Iterable[MoveRow]) -> None:
         self._since: dict[int, list[tuple[float, str]]] = defaultdict(list)
@@ -63,7 +64,7 @@ class Whereabouts:
                 self._since[move.partition].append((served_s, site_of(move.target)))
 
     def stays(self, convoy: int) -> list[tuple[float, str]]:
-        """(since when, site), in order."""
+        """Returns (since when, site), in order."""
         return [(0.0, CLOUD), *self._since[convoy]]
 
     def site(self, convoy: int, at_s: float) -> str:
@@ -71,7 +72,7 @@ class Whereabouts:
         return stays[max(0, bisect_right(stays, at_s, key=lambda stay: stay[0]) - 1)][1]
 
     def is_near(self, sample: Sample) -> bool:
-        """Was it answered at the gateway's site?"""
+        """Tells whether it was answered at the gateway's site."""
         return self.site(sample.convoy, sample.answered_s) == sample.site
 
     def phase(self, sample: Sample) -> Phase:
@@ -82,7 +83,7 @@ class Whereabouts:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A convoy or its state is at a site for so long."""
+    """A stay of a convoy, or of its state, at a site."""
 
     convoy: int
     site: str
@@ -91,7 +92,11 @@ class Band:
 
 
 def bands_of(convoy: int, stays: Sequence[tuple[float, str]], end_s: float) -> list[Band]:
-    """Args: stays: (since when, site), in order."""
+    """Returns the stays as bands, until ``end_s``.
+
+    Args:
+        stays: (since when, site), in order.
+    """
     ends = [*(since for since, _ in stays[1:]), end_s]
     return [
         Band(convoy, site, since, min(end, end_s))
@@ -101,7 +106,7 @@ def bands_of(convoy: int, stays: Sequence[tuple[float, str]], end_s: float) -> l
 
 
 def extent_ms(samples: Iterable[Sample], moves: Iterable[MoveRow]) -> tuple[float, float]:
-    """Ends of a log axis for what was waited and paused."""
+    """Returns the ends of a log axis for waiting times and pauses."""
     shown = [sample.took_ms for sample in samples] + [move.pause_ms for move in moves if move.completed]
     positive = [value for value in shown if value > 0]
     return min(positive, default=1.0) * 0.6, max(positive, default=100.0) * 2
@@ -115,7 +120,8 @@ def by_phase(samples: Iterable[Sample], where: Whereabouts) -> dict[Phase, list[
 
 
 def share_near(samples: Sequence[Sample], where: Whereabouts, width_s: float = WINDOW_S) -> list[tuple[float, float]]:
-    """(middle of a window, share of its rows that were answered at the site they come from); none of an idle one."""
+    """Returns (middle of a window, share of its rows that were answered at the site they come from). An idle window has
+    no entry."""
     near, rows = defaultdict[int, int](int), defaultdict[int, int](int)
     for sample in samples:
         window = math.floor(sample.answered_s / width_s)
@@ -126,7 +132,8 @@ def share_near(samples: Sequence[Sample], where: Whereabouts, width_s: float = W
 
 @dataclass(frozen=True, slots=True)
 class FollowResult:
-    """``state``, ``output`` (Spark's) and ``answers`` (the gateways'): what was compared row by row."""
+    """Result of a drive. ``state``, ``output`` (Spark's) and ``answers`` (the gateways'): what was compared row by
+    row."""
 
     seconds: float
     rtt_ms: float
@@ -154,7 +161,7 @@ class FollowResult:
 
     @property
     def held(self) -> bool:
-        """Is all as it should be, and did anything move?"""
+        """Tells whether all is equal to the reference, and something moved."""
         return self.equal and bool(self.completed)
 
     @property
@@ -178,7 +185,8 @@ class FollowResult:
 
     @property
     def budget_kept(self) -> bool | None:
-        """No move paused its partition for longer; None where there was none, as "kept" would be a claim."""
+        """Tells whether no move paused its partition for longer than the budget; None where there was no move, as
+        "kept" would be a claim."""
         worst = self.pause_ms_max
         return None if worst is None else worst <= self.budget_ms
 

@@ -1,5 +1,5 @@
 """The drive: convoys between three edge sites, telemetry through Spark, readings through gateways, and an autopilot
-that moves state after them. Nothing here asks for a move, and no figure is made up: what is shown was measured."""
+that moves state after them. No code here asks for a move, and every figure that is shown was measured."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ CONVOYS = 6
 VEHICLES = 20
 SEED = 7
 TRIGGER = "500 milliseconds"
-#: how often the controller is asked what moves
+#: seconds between two questions to the controller about moves
 LOOK_S = 1.0
-#: a cool-down is so much of the drive: a move is to be over before the next change of site
+#: cool-down as a share of the drive: a move is to be over before the next change of site
 COOL_DOWN = 1 / 8
 MOVES_PER_MINUTE = 600.0
-#: for what has begun to move, when the convoys have arrived
+#: seconds to wait for moves under way when the convoys have arrived
 SETTLE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class FollowOptions:
-    """``rtt_ms``: between sites. ``max_pause_ms``: of every move. ``before_compare`` is handed the cluster when all has
-    come: tests use it to spoil what was computed."""
+    """Options of a drive. ``rtt_ms``: round trip between sites. ``max_pause_ms``: budget of every move.
+    ``before_compare`` is handed the cluster when all rows have come: tests use it to spoil what was computed."""
 
     out: Path = Path("demo-out")
     seconds: float = 60.0
@@ -71,8 +71,8 @@ class FollowOptions:
 
 
 def run_follow(options: FollowOptions, tell_stderr: bool = False) -> FollowResult:
-    """Tells its story on stdout, or on stderr. Raises JavaMissing, ExtraMissing, DataDirLocked, or what the cluster or
-    Spark failed with."""
+    """Runs the drive, and tells its story on stdout, or on stderr. Raises JavaMissing, ExtraMissing, DataDirLocked, or
+    what the cluster or Spark failed with."""
     console = console_of(tell_stderr)
     work = fresh(options.out)
     telling = Telling(console)
@@ -94,7 +94,7 @@ def run_follow(options: FollowOptions, tell_stderr: bool = False) -> FollowResul
             query = _start(spark, local, work)
             running.callback(query.stop)
             write_telemetry(work / "telemetry", 0, fleet.telemetry[0])
-            query.processAllAvailable()  # whoever works for the first time takes seconds
+            query.processAllAvailable()  # the first batch takes seconds
         drive = _Drive(options, local, fleet, console, telling)
         with telling.of("opening the gateways"):
             gateways = running.enter_context(_gateways(local, options.rtt_ms / 1e3))
@@ -131,8 +131,8 @@ def _start(spark: SparkSession, local: LocalCluster, work: Path) -> StreamingQue
 
 @contextmanager
 def _gateways(local: LocalCluster, rtt_s: float) -> Iterator[Gateways]:
-    """One at each site, with a stream for each convoy. It reaches the replica of its own site directly, and the others
-    through a link."""
+    """Opens a gateway at each site, with a stream for each convoy. A gateway reaches the replica of its own site
+    directly, and the others through a link."""
     replicas = {name: process.address for name, process in local.processes.items() if name not in local.controllers}
     with Links(replicas.values(), rtt_s) as links, ExitStack() as streams:
         found: dict[tuple[str, int], StreamClient] = {}
@@ -146,7 +146,7 @@ def _gateways(local: LocalCluster, rtt_s: float) -> Iterator[Gateways]:
 
 
 class _Drive:
-    """Has the convoys drive, looks on, and keeps what was seen."""
+    """Drives the convoys, looks on, and keeps what was seen."""
 
     def __init__(
         self, options: FollowOptions, local: LocalCluster, fleet: Fleet, console: Console, telling: Telling
@@ -154,7 +154,7 @@ class _Drive:
         self._options, self._cluster, self._fleet = options, local.cluster, fleet
         self._console, self._telling = console, telling
         self._began_us = 0
-        self._moves: dict[str, MoveReport] = {}  # that have ended
+        self._moves: dict[str, MoveReport] = {}  # moves that have ended
 
     def drive(self, gateways: Gateways, telemetry: Path, query: StreamingQuery) -> None:
         options, fleet, cluster = self._options, self._fleet, self._cluster
@@ -187,10 +187,10 @@ class _Drive:
             write_telemetry(directory, number, told)
 
     def _look(self) -> bool:
-        """Tells of moves that have ended since. Does any go on?"""
+        """Tells of moves that have ended since the last look. Returns whether any goes on."""
         try:
             found = [each for each in self._cluster.reconfigurations() if each.kind == "autopilot"]
-        except StateflowError:  # it is asked again
+        except StateflowError:  # the next look asks again
             return True
         for each in found:
             for move in each.moves:
