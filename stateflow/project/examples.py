@@ -1,5 +1,5 @@
-"""The examples that ``stateflow init --example`` writes. Their files lie in ``stateflow/examples``, a folder for each,
-as they are written; docs/examples has a page for each."""
+"""The examples that ``stateflow init --example`` writes. Their files are in ``stateflow/examples``, a folder for each,
+just as they are written; docs/examples has a page for each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ HERE = Path(stateflow.__file__).parent / "examples"
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """``shows``: in a few words. ``uses``: states and other things of an operator. ``run``: the command to begin with,
-    in the project's directory. ``files``: all there are."""
+    """An example. ``shows``: what it shows, in a few words. ``uses``: states and other features of operators. ``run``:
+    the command to begin with, in the project's directory. ``files``: all files of the folder."""
 
     name: str
     shows: str
@@ -113,7 +113,7 @@ EXAMPLES = (
 
 
 def example_named(name: str) -> Example:
-    """Raises InvalidArgument."""
+    """Returns the example with this name. Raises InvalidArgument, which suggests a similar name."""
     found = {example.name: example for example in EXAMPLES}
     if name not in found:
         close = difflib.get_close_matches(name, found, 1)

@@ -1,4 +1,4 @@
-"""What ``stateflow init`` writes: a small project that runs at once."""
+"""Writes the project of ``stateflow init``: a small one that runs at once."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from stateflow.errors import InvalidArgument
 from stateflow.project.examples import Example
 from stateflow.types import check_name
 
-#: as they lie here; ``NAME`` in them is the project's
+#: files of the project, in which ``NAME`` stands for the project's name
 FILES = ("README.md", "ops.py", "pipeline.yml", "readings.csv", "test_ops.py")
 HERE = Path(__file__).parent / "files"
 
 
 def write_project(folder: Path, example: Example | None = None) -> list[Path]:
-    """Into a new or an empty directory, whose name is the project's. Raises InvalidArgument: nothing is written.
+    """Writes a project into a new or an empty directory, whose name is the project's.
 
     Args:
-        example: what is written; by default the project that everybody begins with.
+        example: the example to write; None: the project that everyone begins with.
+
+    Raises InvalidArgument where the directory is not empty, or cannot be written.
     """
     name = folder.resolve().name
     check_name("project", name)

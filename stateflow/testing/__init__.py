@@ -1,4 +1,5 @@
-"""Trying operators and clusters: a harness in one process, and a cluster of real processes on this machine."""
+"""Tools for trying operators and clusters: a harness in one process, and a cluster of real processes on this
+machine."""
 
 from stateflow.local.cluster import LocalCluster
 from stateflow.testing.harness import OperatorHarness

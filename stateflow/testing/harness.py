@@ -71,7 +71,7 @@ class OperatorHarness:
         #: rows of the last call's side outputs, by tag
         self.side_outputs: dict[str, list[dict[str, Any]]] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="stateflow-harness-"))
-        #: also when nobody closes it
+        #: removes the directory, also when the harness is not closed
         self._remove = weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
         self._batch = 0
         self._figures = OwnFigures()
@@ -83,7 +83,7 @@ class OperatorHarness:
             self._apply(*self._messages(rows), source=INITIAL)
 
     def _described(self) -> OperatorSpec:
-        """What a deployment would know of its states."""
+        """Returns the specification that a deployment would have."""
         states = sorted(
             (each.describe() for each in declarations_of(self._cls).values()), key=lambda each: each["name"]
         )
@@ -107,11 +107,12 @@ class OperatorHarness:
         )
 
     def send(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """One batch; returns the outputs, grouped by partition, in order per key. Rows are taken as a client without
-        ``schema=`` takes them. They may have different columns: what one lacks is null.
+        """Sends one batch; returns the outputs, grouped by partition, in order per key. Rows are taken as a client
+        without ``schema=`` takes them. They may have different columns: a column that a row lacks is null.
 
         Raises what ``process`` raises, as OperatorFailed; the state of that partition is then as before. Raises
-        InvalidArgument for rows that do not fit one schema, KeyColumnMissing, NullKey."""
+        InvalidArgument for rows that do not fit one schema, KeyColumnMissing, NullKey.
+        """
         self._changes.clear()
         return self._apply(*self._messages(rows_given(rows)))
 
@@ -130,12 +131,12 @@ class OperatorHarness:
         return batch.schema.serialize().to_pybytes(), messages
 
     def advance_watermark(self, watermark: datetime | int) -> list[dict[str, Any]]:
-        """No older rows follow; returns what timers and ``on_watermark`` produced."""
+        """Advances the watermark: no older rows follow. Returns what timers and ``on_watermark`` produced."""
         self._watermark_us = to_us(watermark)
         return self._visit()
 
     def advance_processing_time(self, seconds: float) -> list[dict[str, Any]]:
-        """The clock, which starts at 1970, goes on; returns what timers produced."""
+        """Advances the clock, which starts at 1970. Returns what timers produced."""
         if seconds < 0:
             raise InvalidArgument("time does not run backwards", remedy="give seconds from now on")
         self._now_us += round(seconds * 1e6)
@@ -162,22 +163,24 @@ class OperatorHarness:
         return host.peek(key[0] if len(self._key) == 1 else key, self._now_us)
 
     def metric(self, name: str, /, **labels: str) -> float | Histogram:
-        """What the operator's own figure is by now, over all partitions: a counter's or gauge's number, or a histogram
-        with ``count``, ``total``, ``bounds`` and ``counts``. Raises InvalidArgument where nothing is known of it."""
+        """Returns the value of an operator's own metric, over all partitions: the number of a counter or gauge, or a
+        histogram with ``count``, ``total``, ``bounds`` and ``counts``. Raises InvalidArgument where the metric is not
+        known."""
         return self._figures.value(self._name, name, labels)
 
     def changes(self, *key: Any) -> Mutations:
-        """What the last ``send`` wrote to the key's partition."""
+        """Returns what the last ``send`` wrote to the key's partition."""
         data = self._changes.get(partition_of(key, self._partitions))
         return ChangeSet.decode(data).mutations if data else Mutations()
 
     def checkpoint(self, directory: str | Path | None = None) -> Path:
-        """A directory that :meth:`restore` takes. It outlives the harness.
+        """Writes a directory that :meth:`restore` takes, and returns its path. It outlives the harness.
 
         Args:
-            directory: where to; there must be nothing in it. A temporary one by default, which ends with the program.
+            directory: where to write; it must be new or empty. None: a temporary one, which is removed when the program
+                ends.
 
-        Raises InvalidArgument.
+        Raises InvalidArgument where something is there already.
         """
         if directory is None:
             target = Path(tempfile.mkdtemp(prefix="stateflow-snapshot-"))

@@ -1,4 +1,4 @@
-"""Each event once, whoever sends it again."""
+"""Passes each event once, even if it is sent again."""
 
 from __future__ import annotations
 

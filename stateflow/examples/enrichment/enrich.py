@@ -14,7 +14,7 @@ CUSTOMERS = "at timestamp, customer string, name string, tier string"
 
 
 def enrich(spark: SparkSession, folder: Path, cluster: str | None = None) -> DataFrame:
-    """The stream of enriched orders. Without a cluster the program has one of its own."""
+    """Returns the stream of enriched orders. Without a cluster the program has one of its own."""
     files = spark.readStream.option("header", True)
     orders = files.schema(ORDERS).csv(str(folder / "orders*.csv"))
     customers = files.schema(CUSTOMERS).csv(str(folder / "customers*.csv"))

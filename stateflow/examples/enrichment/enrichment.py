@@ -1,4 +1,4 @@
-"""Orders with what is known of their customers: a join of two streams, whichever comes first."""
+"""Orders joined with their customers: two streams, whichever comes first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Enriched(Operator):
     output = "order string, customer string, amount double, name string, tier string"
 
     known = state.value(Customer)
-    waiting = state.list(tuple[str, float])  # orders of a customer nobody has told of yet
+    waiting = state.list(tuple[str, float])  # orders of a customer that is not known yet
 
     def process(self, row: Any, ctx: Context) -> Iterator[Any]:
         if row.order is None:

@@ -1,4 +1,4 @@
-"""What each aircraft has done so far: its flights, its delays by destination, the carriers it flew for."""
+"""Statistics of each aircraft so far: its flights, its delays by destination, the carriers it flew for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stateflow import Context, Operator, state
 
 
 class AircraftDelays(Operator):
-    """One row out for each flight in: what is known of its aircraft by then."""
+    """Emits one row for each flight: what is known of its aircraft by then."""
 
     key = "tailnum"
     output = "tailnum string, flights long, mean_delay double, worst string, carriers array<string>"

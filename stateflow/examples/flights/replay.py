@@ -15,9 +15,9 @@ COLUMNS = "seq long, time_hour timestamp, tailnum string, carrier string, origin
 
 
 def replay(spark: SparkSession, rows: int, folder: Path, cluster: str | None = None) -> DataFrame:
-    """A DataFrame of what came out, one row for each flight. Without a cluster the program has one of its own."""
+    """Returns a DataFrame of the output, one row for each flight. Without a cluster the program has one of its own."""
     files = folder / "replay"
-    if not files.exists():  # a run that was cut short goes on with the same
+    if not files.exists():  # a run that was cut short goes on with the same files
         write_replay(load_flights().head(rows), files, files=4)
     flights = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(files))
     known = flights.where("tailnum is not null")  # a row without its key is refused

@@ -1,4 +1,4 @@
-"""How suspicious each payment of a card is."""
+"""Scores how suspicious each payment of a card is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOUR = timedelta(hours=1)
 
 
 class FraudScore(Operator):
-    """Points for a third country within an hour, and for ten times what the card usually pays."""
+    """Gives points for a third country within an hour, and for ten times what the card usually pays."""
 
     key, event_time = "card", "at"
     output = "card string, at timestamp, amount double, score long, why array<string>"

@@ -21,12 +21,12 @@ READINGS = "pump string, bar double"
 
 
 def connected(controller: str, outbox: str = "outbox") -> ForwardingClient:
-    """Begins where nobody answers, too, once the outbox has known a controller that did."""
+    """Connects. Once the outbox has known a controller, it also begins while no controller answers."""
     return Cluster(controller).forwarding("Pumps", "gateway-7", outbox=outbox, schema=READINGS, patience_s=0.5)
 
 
 def forward(stream: ForwardingClient, readings: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """What comes of them as soon as it is known: of rows that had to wait, with a later batch."""
+    """Yields outputs as soon as they are known: those of rows that had to wait come with a later batch."""
     waiting = iter(readings)
     while batch := list(islice(waiting, 10)):
         yield from stream.send(batch)

@@ -13,12 +13,12 @@ from stateflow.testing import LocalCluster
 
 
 def readings(begin: int) -> list[dict[str, Any]]:
-    """Twenty of four pumps, whose pressure falls."""
+    """Returns twenty readings of four pumps, whose pressure falls."""
     return [{"pump": f"P{n % 4}", "bar": 6.0 - n / 100} for n in range(begin, begin + 20)]
 
 
 def outage(local: LocalCluster, outbox: str) -> Iterator[str]:
-    """Says how many outputs came, before, during and after it."""
+    """Yields lines that say how many outputs came before, during and after the outage."""
     with connected(local.address, outbox) as stream:
         yield f"all is well: {len(list(forward(stream, readings(0))))} of 20"
         local.kill("cloud-0")
@@ -34,6 +34,6 @@ def outage(local: LocalCluster, outbox: str) -> Iterator[str]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as outbox, LocalCluster(sites={"edge": 1, "cloud": 1}) as local:
-        local.cluster.deploy(Pumps, partitions=4, failover="manual")  # nobody else takes over what the cloud has
+        local.cluster.deploy(Pumps, partitions=4, failover="manual")  # no replica takes over the cloud's partitions
         for said in outage(local, outbox):
             print(said, flush=True)

@@ -1,4 +1,4 @@
-"""What a gateway and the cloud know of each pump."""
+"""Counts the readings of each pump, and raises alarms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stateflow import Context, Operator, state
 
 
 class Pumps(Operator):
-    """An alarm when the pressure of a pump fell for the third time in a row."""
+    """Gives an alarm when the pressure of a pump fell at least three times in a row."""
 
     key = "pump"
     output = "pump string, reading long, bar double, alarm boolean"

@@ -1,4 +1,4 @@
-"""The operator of move.ipynb, in a module: for when it is done with being tried."""
+"""The operator of move.ipynb as a module, for use after it was tried in the notebook."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stateflow import Context, Operator, state
 
 
 class Counting(Operator):
-    """How often each sensor has told something, and the mean of it."""
+    """Counts the readings of each sensor, and keeps their mean."""
 
     key = "sensor"
     output = "sensor string, readings long, mean double"

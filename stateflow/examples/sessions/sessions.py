@@ -14,13 +14,13 @@ PAGES = state.set(str, name="pages")
 
 
 def join(into: Window, ended: Window) -> None:
-    """A click between two visits makes one of them."""
+    """Joins two visits when a click comes between them."""
     into.state(CLICKS).add(ended.state(CLICKS).value)
     into.state(PAGES).update(ended.state(PAGES))
 
 
 class Visits(Operator):
-    """One row for each visit, when it is over."""
+    """Emits one row for each visit, when it is over."""
 
     key, event_time = "user", "at"
     output = "user string, began timestamp, minutes double, clicks long, pages array<string>"

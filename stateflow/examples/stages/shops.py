@@ -22,7 +22,7 @@ class Sold(Operator):
 
 
 class Leader(Operator):
-    """A row whenever another shop of a region leads."""
+    """Emits a row whenever another shop leads its region."""
 
     key = "region"
     output = "at timestamp, region string, leader string, total double"

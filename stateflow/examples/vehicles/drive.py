@@ -17,7 +17,7 @@ ROUTE = ("north", "south")
 
 
 def drive(cluster: Cluster) -> Iterator[str]:
-    """At each site a gateway tells of the vehicle, until the state is there, too. Says what has moved."""
+    """Drives the route. At each site a gateway sends readings until the state is there, too. Yields what has moved."""
     for site in ROUTE:
         over = threading.Event()
         with cluster.stream("Trips", source=f"gateway-{site}", site=site) as gateway, ThreadPoolExecutor(1) as beside:
@@ -35,7 +35,7 @@ def drive(cluster: Cluster) -> Iterator[str]:
 
 
 def tell(gateway: StreamClient, site: str, over: threading.Event) -> tuple[int, dict[str, Any]]:
-    """How many were sent, and what came of the last one."""
+    """Sends readings until ``over`` is set. Returns how many were sent, and the output of the last one."""
     sent = 0
     while True:
         (out,) = gateway.send([{"vehicle": VEHICLE, "site": site, "km": 0.5}])

@@ -1,4 +1,4 @@
-"""What each vehicle has told so far, wherever it told it."""
+"""Trips of vehicles, whichever site a reading comes from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stateflow import Context, Operator, state
 
 
 class Trips(Operator):
-    """Kilometres and sites of a vehicle. It knows nothing of sites that state is at: moves are not its concern."""
+    """Kilometres and sites of a vehicle. The operator does not know where its state is: moves are not its concern."""
 
     key = "vehicle"
     output = "vehicle string, readings long, km double, sites array<string>"
