@@ -1,4 +1,4 @@
-"""``stateflow dashboard``."""
+"""``stateflow dashboard``: the live page of a cluster."""
 
 from __future__ import annotations
 

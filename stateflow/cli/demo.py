@@ -1,4 +1,4 @@
-"""``stateflow demo``."""
+"""``stateflow demo``: the demonstrations."""
 
 from __future__ import annotations
 

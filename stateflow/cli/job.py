@@ -79,7 +79,7 @@ def create(
 
 @app.command("list")
 def list_jobs(controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """List jobs: when they are due, and what became of their last run."""
+    """List jobs: when they are due, and the outcome of their last run."""
     found = Cluster(controller).jobs()
     show.say_who_answered(found[0].follower if found else None)
     if as_json:

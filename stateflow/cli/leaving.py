@@ -23,7 +23,7 @@ def undeploy(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Take an operator out of the cluster, and delete its state. It is refused while its partitions move."""
+    """Take an operator out of the cluster, and delete its state. Refused while its partitions move."""
     waiting = Cluster(controller).undeploy(operator, delete_state=delete_state)
     if as_json:
         emit({"operator": operator, "waiting": waiting})

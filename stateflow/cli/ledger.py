@@ -30,7 +30,7 @@ from stateflow.private import UMASK, keep_private, url_of
 if TYPE_CHECKING:
     from stateflow.ledger import Item, Ledger, Record
 
-#: how a database of SQLite begins: https://www.sqlite.org/fileformat.html
+#: first bytes of a SQLite database: https://www.sqlite.org/fileformat.html
 SQLITE = b"SQLite format 3\0"
 
 app = Commands("ledger", help="Items and their records: what was decided and done.")

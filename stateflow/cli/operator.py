@@ -1,4 +1,4 @@
-"""``stateflow operator``: versions of what is deployed."""
+"""``stateflow operator``: versions of deployed operators."""
 
 from __future__ import annotations
 

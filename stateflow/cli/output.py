@@ -147,7 +147,7 @@ def shown_time(at_us: int | None, *, exactly: bool = False) -> str:
         return ""
     try:
         at = datetime.fromtimestamp(at_us // 1_000_000, UTC)
-    except (ValueError, OverflowError, OSError, TypeError):  # as a damaged ledger has it
+    except (ValueError, OverflowError, OSError, TypeError):  # a time out of a damaged ledger
         return f"{at_us} µs"
     return f"{at:%Y-%m-%d %H:%M:%S}" + (f".{at_us // 1000 % 1000:03}" if exactly else "")
 

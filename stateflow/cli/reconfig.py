@@ -163,7 +163,7 @@ def summary(controller: Controller = LOCAL, as_json: Json = False) -> None:
 
 @app.command("in-process")
 def in_process(controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """List what moves now, of every reconfiguration."""
+    """List the moves under way, of all reconfigurations."""
     status = Cluster(controller).status()
     show.say_who_answered(status.follower)
     found = status.reconfigurations
@@ -248,7 +248,7 @@ def slowest(
 
 @app.command()
 def pause(id: Id, controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Begin no further moves of it; those under way complete."""
+    """Begin no further moves; those under way complete."""
     _say(Cluster(controller).pause(id).report, as_json)
 
 

@@ -64,7 +64,7 @@ _FIRST_FILE_S = 1_388_534_400
 
 
 def load_flights() -> pd.DataFrame:
-    """All 336,776 flights in event-time order.
+    """Returns all 336,776 flights in event-time order.
 
     Columns are those of :data:`SCHEMA`; ``seq`` counts 0…n-1. Order: scheduled hour (UTC), scheduled minute,
     carrier, flight, origin, dest and at last the row of the original file, which makes it total.

@@ -101,7 +101,7 @@ class DemoResult:
 
     @property
     def held(self) -> bool:
-        """Tells whether all is as it should be: state, output and every move."""
+        """Tells whether state and output are equal to the reference, and every move completed."""
         return self.state_equal and self.output_equal and not self.moves_failed
 
     @property

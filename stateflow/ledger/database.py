@@ -165,8 +165,8 @@ class Database:
     # -- errors -------------------------------------------------------------------------------------------
 
     def _retryable(self, error: SQLAlchemyError) -> bool:
-        """Tells whether a retry may succeed. It may after a key that another writer took in between: reading again
-        tells who it was."""
+        """Tells whether a retry may succeed, as it may when another writer inserted the same key first: reading again
+        shows whose it is."""
         if isinstance(error, IntegrityError):
             return True
         return isinstance(error, DBAPIError) and _code(self.dialect, error.orig) in _RETRYABLE[self.dialect]

@@ -1,10 +1,9 @@
-"""The hold on a ledger: one process at a time decides by it, under a lease, with a term that rises by one each time it
-is taken.
+"""The hold on a ledger: one process at a time decides by it, under a lease.
 
-The hold is one row. Every write of a ledger that was opened to decide checks, in its own transaction, that the row
-still has the writer's term and id. A former holder that was stopped or cut off, and does not know of the takeover,
-therefore writes nothing. The check locks the row: a process that takes the hold waits for every write that passed the
-check, and then reads what it wrote.
+The hold is one row, with a term that rises by one each time it is taken. Every write of a ledger that was opened to
+decide checks, in its own transaction, that the row still has the writer's term and id. A former holder that was stopped
+or cut off, and does not know of the takeover, therefore writes nothing. The check locks the row: a process that takes
+the hold waits for every write that passed the check, and then reads what it wrote.
 
 A hold ends in one of these ways:
 

@@ -102,7 +102,8 @@ def read_certificates(pem: bytes, where: object) -> list[x509.Certificate]:
 
 
 def checked_pair(ca: bytes, cert: bytes, key: bytes, now: datetime, where: str) -> Certificate:
-    """Checks that authority, certificate and key belong together, and are valid now. Raises BadCertificate.
+    """Checks that authority, certificate and key belong together, and are valid now. Returns the certificate's
+    contents. Raises BadCertificate.
 
     Args:
         where: the certificate's file.

@@ -117,7 +117,7 @@ class OperatorHarness:
         return self._apply(*self._messages(rows_given(rows)))
 
     def _messages(self, rows: list[Mapping[str, Any]]) -> tuple[bytes, dict[int, bytes]]:
-        """(input schema, partition → record batch message)."""
+        """Returns (input schema, partition → record batch message)."""
         if not rows:
             return pa.schema([]).serialize().to_pybytes(), {}
         batch, numbers = numbered(self._spec, None, rows)
@@ -158,7 +158,7 @@ class OperatorHarness:
         return rows
 
     def state(self, *key: Any) -> Any:
-        """The states of one key, by name: ``h.state("N1").flights.value``."""
+        """Returns the states of one key, by name: ``h.state("N1").flights.value``."""
         host = self._hosts[partition_of(key, self._partitions)]
         return host.peek(key[0] if len(self._key) == 1 else key, self._now_us)
 

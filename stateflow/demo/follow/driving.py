@@ -42,7 +42,7 @@ class Beside:
             self._errors.append(error)
 
     def go_on(self) -> bool:
-        """Tells whether any thread still runs. Raises the error with which one of them failed."""
+        """Tells whether any thread still runs. Raises the first error of a thread."""
         if self._errors:
             raise self._errors[0]
         return any(thread.is_alive() for thread in self._threads)
@@ -57,7 +57,8 @@ class Beside:
 
 
 def in_time(told: Iterable[Told], began: float, over: threading.Event, clock: Clock) -> Iterator[Told]:
-    """Yields each at its moment, or at once where that has passed. ``began``: monotonic time of the drive's start."""
+    """Yields each item at its moment, or at once where that has passed. ``began``: monotonic time of the drive's
+    start."""
     for each in told:
         if over.wait(max(0.0, began + each.at_s - clock.monotonic())):
             return

@@ -112,7 +112,7 @@ class Fleet:
         return found
 
     def _readings(self, convoy: Convoy) -> Iterator[Told]:
-        shift = READINGS_S * convoy.number / len(self.convoys)  # not all at once
+        shift = READINGS_S * convoy.number / len(self.convoys)  # so that convoys do not all send at once
         for number, at_s in enumerate(_moments(self.seconds - shift, READINGS_S)):
             first = number * READING % len(convoy.vehicles)
             these = [*convoy.vehicles, *convoy.vehicles][first : first + READING]

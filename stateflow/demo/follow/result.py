@@ -72,7 +72,7 @@ class Whereabouts:
         return stays[max(0, bisect_right(stays, at_s, key=lambda stay: stay[0]) - 1)][1]
 
     def is_near(self, sample: Sample) -> bool:
-        """Tells whether it was answered at the gateway's site."""
+        """Tells whether a sample was answered at the gateway's site."""
         return self.site(sample.convoy, sample.answered_s) == sample.site
 
     def phase(self, sample: Sample) -> Phase:

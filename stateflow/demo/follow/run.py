@@ -182,7 +182,7 @@ class _Drive:
                 sleep(LOOK_S / 4)
 
     def _write(self, directory: Path, began: float, over: threading.Event) -> None:
-        later = self._fleet.telemetry[1:]  # the first is there
+        later = self._fleet.telemetry[1:]  # the first is written already
         for number, told in enumerate(in_time(later, began, over, SYSTEM_CLOCK), start=1):
             write_telemetry(directory, number, told)
 
