@@ -1,4 +1,4 @@
-"""What the framework costs and gains, measured against something else in the same run.
+"""Benchmarks of what the framework costs and gains, each against an alternative measured in the same run.
 
 ``python -m benchmarks NAME [--experiment ID] [--quick] --json`` prints one JSON object; see ``record.py``.
 """

@@ -1,10 +1,10 @@
-"""``python -m benchmarks NAME [--experiment ID] [--quick] [--keep] --json``
+"""Runs one experiment: ``python -m benchmarks NAME [--experiment ID] [--quick] [--keep] --json``.
 
-One JSON object goes to standard output, progress to standard error. The exit status is 0 only when everything
-was measured and every result was correct; a missed target does not change it.
+The JSON object goes to standard output, progress to standard error. The exit status is 0 only when everything was
+measured and every result was correct; a missed target does not change it.
 
-``suite`` runs one experiment after another, ``report`` makes a page of the results that were kept, ``compare`` holds
-two such files against each other.
+``suite`` runs one experiment after another, ``report`` makes a page of the results that were kept, ``compare`` compares
+two files of results.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from benchmarks.results import keep
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """``module``: ``run(experiment, quick=, seed=, only=) -> Record``. First experiment: the default.
+    """One benchmark and its experiments.
 
-    ``full_only``: experiments that have no quick size and are left out of the quick suite. ``questions``: of
-    experiments that ask something else than the benchmark.
+    ``module``: defines ``run(experiment, quick=, seed=, only=) -> Record``. ``experiments``: the first is the default.
+    ``full_only``: experiments without a quick size, which the quick suite leaves out. ``questions``: by experiment,
+    where an experiment asks something else than the benchmark.
     """
 
     module: str
@@ -114,7 +115,7 @@ REGISTRY = {
         questions={"L2": "what does a batch of 200 rows cost, by the number of partitions?"},
     ),
 }
-#: commands beside the benchmarks: ``main(arguments) -> exit status``
+#: commands other than benchmarks: ``main(arguments) -> exit status``
 COMMANDS = {
     "suite": ("benchmarks.suite", "every experiment, one after another, and the report"),
     "report": ("benchmarks.report", "a page, pictures and a table of the results that were kept"),
@@ -180,6 +181,6 @@ def _for_people(record: Record) -> str:
 
 
 if __name__ == "__main__":
-    # told to end, it still ends the processes that it started
+    # SIGTERM exits through the context managers, which end the processes that this one started
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

@@ -1,5 +1,7 @@
-"""ALONE: a site that is cut off from its controller, and from everybody else's replicas, serves on under load, and is
-joined again. Failover is manual; an operator beside it whose failover is automatic goes to its standbys meanwhile."""
+"""ALONE: a site cut off from its controller and from the other sites' replicas serves on under load, and rejoins.
+
+Its operator fails over manually. A second operator with automatic failover goes to its standbys meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ TIMEOUT_S = 60.0
 
 
 class Sites(LocalCluster):
-    """The edge's links to the controller, and from it and the cloud, can be cut. The load is at the edge."""
+    """Two sites whose links can be cut: the edge to the controller, and controller and cloud to the edge. The load is
+    at the edge.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(sites={"cloud": 1, "edge": 1}, data_dir=folder, checkpoint_interval_s=0)
@@ -59,7 +63,9 @@ class Sites(LocalCluster):
         return next(each for each in self.cluster.status().operators if each.name == operator)
 
     def until(self, load: Load, what: str, holds: Any) -> float:
-        """Seconds that it took. Raises TimeoutError."""
+        """Waits until ``holds()`` is true. Returns the seconds that it took. Raises TimeoutError, and what a sender
+        failed with.
+        """
         began = time.monotonic()
         while not holds():
             if time.monotonic() > began + TIMEOUT_S:
@@ -92,7 +98,7 @@ def run(experiment: str, *, quick: bool, seed: int) -> Record:
 
 
 def _run(cut_s: float, seed: int, figures: dict[str, Any]) -> Correctness:
-    """Raises StateflowError, TimeoutError."""
+    """Runs the experiment on one cluster. Raises StateflowError, TimeoutError."""
     with tempfile.TemporaryDirectory(prefix="stateflow-bench-") as folder, Sites(Path(folder)) as local:
         cluster = local.cluster
         cluster.deploy(Ballast, PARTITIONS, failover="manual")

@@ -1,11 +1,13 @@
-"""T5: a batch DataFrame of ever more rows. Does memory grow with it, and does the rate hold? And when a replica, a
-Python worker or the driver is killed in the middle: are state and outputs those of every row, once?
+"""T5: memory and rate of batch DataFrames of growing size, and exactly-once results after kills.
 
-The rows come from ``spark.range``: a key, a number and a text, 110 bytes as Arrow has them. The operator keeps count
-and sum for each key and puts out a row for every row. Each size has replicas, a driver and a session of its own, and a
-small run ahead of it that is not counted. Memory is each process's own high-water mark, as the kernel has it.
+Does memory grow with the DataFrame, and does the rate hold? When a replica, a Python worker or the driver is killed in
+the middle, do state and outputs hold every row once?
 
-What is right is told by arithmetic: of a key with c rows the counts 1 to c come out, once each.
+The rows come from ``spark.range``: a key, a number and a text, 110 bytes in Arrow. The operator keeps count and sum for
+each key and puts out a row for every row. Each size has replicas, a driver and a session of its own, and a small run
+before it that is not counted. Memory is each process's high-water mark, as the kernel reports it.
+
+Arithmetic tells what is right: of a key with c rows the counts 1 to c come out, once each.
 """
 
 from __future__ import annotations
@@ -108,7 +110,7 @@ class Found:
 
 
 class _Backfill:
-    """One run. Args: killed: what is killed once in its middle."""
+    """One run. ``killed``: the process killed once in its middle; None: none."""
 
     def __init__(self, rows: int, killed: str | None = None) -> None:
         self._rows, self._killed = rows, killed
@@ -171,7 +173,7 @@ class _Backfill:
             )  # fmt: skip
 
     def _half_way(self, local: LocalCluster) -> bool:
-        """By the pieces that partitions contain: half of those that there will be."""
+        """Tells whether the partitions contain half of the pieces that the run will send."""
         from stateflow.spark.pieces import PIECE_BYTES
 
         pieces = self._rows * ROW_BYTES / TASKS / PIECE_BYTES
@@ -247,7 +249,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _workers(driver: int) -> list[int]:
-    """Of Spark's: driver → JVM → daemon → workers."""
+    """Returns the process ids of Spark's Python workers: driver → JVM → daemon → workers."""
     daemons = [daemon for jvm in _children(driver) for daemon in _children(jvm)]
     return [worker for daemon in daemons for worker in _children(daemon)]
 
@@ -262,7 +264,7 @@ def _peak_mb(pid: int) -> float:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The process group that this module started for it, with the JVM in it."""
+    """Kills a driver's process group, which includes its JVM; the driver was started as the group's leader."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""The driver of T5, a process of its own: ``python -m benchmarks.backfill_worker ARGUMENTS-AS-JSON``."""
+"""Driver of T5, a process of its own: ``python -m benchmarks.backfill_worker ARGUMENTS-AS-JSON``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from stateflow.spark import apply_operator, local_session
 
 
 def rows(spark: SparkSession, count: int) -> DataFrame:
-    """From files' many partitions to the tasks there is a shuffle, as there is for any real input."""
+    """Returns rows in 8 partitions, as files have many: like any real input, they are shuffled on their way to the
+    tasks.
+    """
     number = sf.col("id")
     return spark.range(0, count, 1, 8).select(
         (number % KEYS).alias("k"),
@@ -40,7 +42,7 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     spark = local_session(
         "T5",
-        master=f"local[{TASKS},4]",  # a task whose worker dies is tried again
+        master=f"local[{TASKS},4]",  # a task whose worker died is tried again
         spark__local__dir=str(Path(given["work"]) / "local"),
         spark__driver__memory="2g",
         spark__sql__shuffle__partitions=str(TASKS),

@@ -1,4 +1,4 @@
-"""Rows for the operator ``Ballast``, whose state has the size that they say."""
+"""Rows for the operator ``Ballast``, each of which gives the size that its state shall have."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ KEYS, ROWS, SIZE = 2000, 100, 100
 
 
 def rows(rng: random.Random) -> list[dict[str, Any]]:
-    """A batch."""
+    """Makes a batch of ``ROWS`` rows."""
     return [{"k": rng.randrange(KEYS), "v": float(rng.randrange(100)), "size": SIZE} for _ in range(ROWS)]

@@ -1,9 +1,9 @@
-"""C1: what durability costs: records while a checkpoint is taken, bytes per increment, restoring against copying.
+"""C1: cost of durability: latency while a checkpoint is taken, bytes per increment, restoring against copying.
 
-Stall: records come open loop at 25 % of what one replica was measured to take; the latency of a batch counts from the
+Stall: records come open loop at 25 % of the measured saturation of one replica; the latency of a batch counts from the
 moment it was scheduled. First a baseline, then the same while a whole checkpoint runs: snapshot, hashes, state digest,
-upload. Increments: 1 % of the keys get a new payload, uniform or always the same 1 %, then a checkpoint; many times, so
-that compactions are in it. Restoring: fetch, prove, open and own, against copying and syncing the same files.
+upload. Increments: 1 % of the keys get a new payload, uniform or always the same 1 %, then a checkpoint; often enough
+to include compactions. Restoring: fetch, prove, open and own, against copying and syncing the same files.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ class _Bench:
         return self.cluster.cluster
 
     def rows(self, keys: Sequence[int]) -> list[dict[str, Any]]:
-        """Half of a payload is noise, half is text: what compresses, and how far, is measured beside."""
+        """Makes a row for each key. Half of a payload is noise, half is text; ``compression`` measures how far it
+        compresses.
+        """
         rows = []
         for key in keys:
             payload = self.random.randbytes(PAYLOAD_BYTES // 2) + b"%020d some text " % key * (PAYLOAD_BYTES // 68)
@@ -124,7 +126,7 @@ class _Bench:
         added, base, during, whole, seconds = [], [], [], [], []
         for number in range(repeats):
             for place in (self.root / "cluster" / "checkpoints").glob("*"):
-                if place.is_dir():  # which store it is, the file STORE, stays
+                if place.is_dir():  # the file STORE, which identifies the store, stays
                     shutil.rmtree(place)
             before = self._open_loop(rate, lambda started: time.perf_counter() - started < baseline_s)
             taking = threading.Thread(target=self.local.checkpoint, args=("Keep",))
@@ -155,7 +157,7 @@ class _Bench:
         return rows / elapsed
 
     def _open_loop(self, rate: float, goes_on: Any) -> list[float]:
-        """Latencies in ms of batches sent at this rate, each from when it was due."""
+        """Sends batches at this rate. Returns their latencies in ms, each from when the batch was due."""
         interval = BATCH_ROWS / rate
         started = time.perf_counter()
         latencies: list[float] = []
@@ -244,7 +246,7 @@ class _Bench:
         return elapsed
 
     def compare(self) -> int:
-        """Keys whose restored payload is not the last one that was sent, or that should not be there."""
+        """Counts the keys whose restored payload is missing, is not the last one sent, or should not be there."""
         state = getattr(self, "state", None)
         if state is None:
             self._restore_once(self.root / "compared", keep=True)
@@ -252,7 +254,7 @@ class _Bench:
         return sum(state.get(key) != value for key, value in self.expected.items()) + len(state.keys() - self.expected)
 
     def compression(self) -> dict[str, Any]:
-        """What zstd gains on files that RocksDB has compressed already, and how fast."""
+        """Measures what zstd gains on files that RocksDB has compressed already, and how fast."""
         blobs = self.root / "cluster" / "checkpoints" / "blobs"
         plain = packed = 0
         started = time.perf_counter()

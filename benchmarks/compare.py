@@ -1,4 +1,4 @@
-"""``python -m benchmarks compare A B``: two files of results, figure by figure.
+"""Compare two files of results, figure by figure.
 
 Where the ranges of two figures overlap nothing is claimed: "no difference shown". A figure measured once has no range.
 """
@@ -39,7 +39,7 @@ class Difference:
 
 
 def differences(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[Difference]:
-    """Of every figure that both have, with a range."""
+    """Yields the difference of every figure that has a range in both."""
     for experiment in before.keys() & after.keys():
         old = {spread.path: spread for spread in spreads(before[experiment]["figures"])}
         for spread in spreads(after[experiment]["figures"]):
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _unlike(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> list[str]:
-    """Settings that make two results of an experiment two different things."""
+    """Returns a line for each experiment whose settings differ, so that its two results measure different things."""
     lines = []
     for experiment in sorted(before.keys() & after.keys()):
         old, new = before[experiment]["settings"], after[experiment]["settings"]

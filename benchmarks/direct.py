@@ -1,8 +1,8 @@
-"""T2: what a record costs without Spark: keyed count and sum in one process, one way after another.
+"""T2: cost of a record without Spark: keyed count and sum in one process, by each contestant.
 
 Every contestant runs in a process of its own, over the same numbers. The figure of a run is rows over seconds from the
-end of the warm-up to the end of the run, so that a rival's last snapshot counts. Ours commits every batch to RocksDB;
-the plain loop keeps nothing and is the limit of what Python can do.
+end of the warm-up to the end of the run, so that a rival's last snapshot counts. stateflow commits every batch to
+RocksDB; the plain loop keeps nothing and is the limit of what Python can do.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
     if unknown := sorted(set(only or ()) - set(CONTESTANTS)):
         raise SystemExit(f"invalid_argument: no contestant {unknown[0]!r}: choose {', '.join(CONTESTANTS)}")
     if quick and not only:
-        chosen.remove(RECOVERY_1S)  # no target is held against it
+        chosen.remove(RECOVERY_1S)  # no target compares with it
     missing = {name: how for name in chosen if (how := how_to_install(name))}
     contestants = [name for name in chosen if name not in missing]
     runs, warm_up, batches = (2, 2, 3) if quick else (5, 5, 40)
@@ -47,7 +47,7 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
     parts: list[Correctness] = []
     failures: list[str] = []
     for keys in KEY_COUNTS:
-        for number in range(runs):  # in turns, so that a slow minute hits all alike
+        for number in range(runs):  # alternating, so that a slow minute hits all alike
             for name in contestants:
                 with tempfile.TemporaryDirectory(prefix="stateflow-t2-") as directory:
                     found = run_worker(Job(name, keys, seed + number, warm_up, batches, directory))
@@ -78,7 +78,7 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
 
 
 def how_to_install(contestant: str) -> str:
-    """What to do for a rival that is not there; "" for what is."""
+    """Says how to install a rival that is missing; "" where nothing is missing."""
     if contestant == QUIX and not QUIX_PYTHON.exists():
         return "make .venv/.quix"
     if contestant.startswith(BYTEWAX) and importlib.util.find_spec("bytewax") is None:
@@ -105,7 +105,7 @@ def _targets(figures: dict[str, dict[str, Any]]) -> list[Target]:
 
 
 def run_worker(job: Job) -> dict[str, Any]:
-    """The worker's result, or ``{"error": …}``."""
+    """Runs a contestant in a process of its own. Returns its result, or ``{"error": …}``."""
     program = [sys.executable, "-m", "benchmarks.direct_worker"]
     if job.contestant == QUIX:
         program = [str(QUIX_PYTHON), "-m", "benchmarks.direct_quix"]

@@ -1,6 +1,7 @@
-"""What T2's contestants share: the job, the numbers, the reference, the clock.
+"""Job, numbers, reference and clock that T2's contestants share.
 
-It needs NumPy and nothing of ours, so that a rival whose requirements are not ours runs it in its own environment.
+The module needs NumPy and nothing of stateflow's, so that a rival with conflicting requirements can run it in its own
+environment.
 """
 
 from __future__ import annotations
@@ -26,19 +27,21 @@ State = dict[int, tuple[int, float]]
 
 @dataclass(frozen=True)
 class Job:
-    """What one worker process does; it comes as JSON."""
+    """One worker process's job; the worker gets it as JSON."""
 
     contestant: str
     keys: int
     seed: int
     warm_up: int
-    batches: int  # counted ones
+    batches: int  # without the warm-up
     directory: str
 
 
 @dataclass(slots=True)
 class Outcome:
-    """``began_s``: end of the warm-up. ``outputs``: (key, count, sum) in any order; ``state`` where it can be read."""
+    """Result of one contestant. ``began_s``: end of the warm-up. ``outputs``: (key, count, sum) in any order.
+    ``state``: None where it cannot be read.
+    """
 
     began_s: float = 0.0
     ended_s: float = 0.0
@@ -47,17 +50,19 @@ class Outcome:
 
 
 def columns_of(seed: int, keys: int, rows: int, batches: int) -> Columns:
-    """Keys and values, batch by batch. Sums of quarters are exact in any order."""
+    """Makes keys and values, batch by batch. Values are quarters, so that their sums are exact in any order."""
     numbers = np.random.default_rng(seed)
     return [(numbers.integers(0, keys, rows), numbers.integers(-4_000, 4_000, rows) / 4) for _ in range(batches)]
 
 
-#: (batches, how many of them to warm up, a directory of its own, keep the outputs?)
+#: arguments: batches, how many of them warm up, a directory of its own, whether to keep the outputs
 Contest = Callable[[Columns, int, Path, bool], Outcome]
 
 
 def main(contests: Mapping[str, Contest]) -> None:
-    """Runs once for the time, and once more, small, with every output row held against the reference."""
+    """Runs the contestant once for the time, and once on a small job whose every output row is compared with the
+    reference.
+    """
     job = Job(**json.loads(sys.argv[1]))
     directory = Path(job.directory)
     contest = contests[job.contestant]

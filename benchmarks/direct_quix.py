@@ -1,7 +1,7 @@
 """Quix Streams' state, as one of its applications uses it: ``.venv/quix/bin/python -m benchmarks.direct_quix JOB``.
 
-A state transaction for every batch, over its RocksDB partition, without Kafka and without the changelog topic that
-makes it durable there. It wants another pydantic than ours, so it has an environment of its own: ``make .venv/.quix``.
+Each batch is a state transaction over a RocksDB partition, without Kafka and without the changelog topic that makes it
+durable there. Quix needs another pydantic than stateflow, so it has an environment of its own: ``make .venv/.quix``.
 """
 
 from __future__ import annotations

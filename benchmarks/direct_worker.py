@@ -1,4 +1,6 @@
-"""One contestant of T2 in a process of its own: ``python -m benchmarks.direct_worker JOB``, JSON both ways."""
+"""One contestant of T2 in a process of its own: ``python -m benchmarks.direct_worker JOB``, a JSON object; so is its
+result.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ def plain(batches: Columns, warm_up: int, _: Path, keep: bool) -> Outcome:
 
 
 def replica(operator: type[Operator]) -> Contest:
-    """A replica without its sockets. Rows come as one Arrow message, by partition."""
+    """Runs a replica without its sockets. Rows come as one Arrow message, ordered by partition."""
 
     def contest(batches: Columns, warm_up: int, directory: Path, keep: bool) -> Outcome:
         name = operator.__name__
@@ -80,7 +82,7 @@ def replica(operator: type[Operator]) -> Contest:
             rows = BatchReader(read_schema(schema)).read(message)
             node.batches.apply(Shares(name, Batch("s", number), schema, rows, parts), came)
             outputs += [applied.output for applied in came.applied() if keep]
-            if garbage.is_due():  # as the process of a replica does
+            if garbage.is_due():  # as a replica process does
                 garbage.collect()
         outcome.ended_s = time.perf_counter()
         rows, _ = OutputReader(output_schema(operator), {}).rows(outputs)
@@ -97,7 +99,7 @@ def replica(operator: type[Operator]) -> Contest:
 
 
 def _messages(k: Any, v: Any) -> tuple[bytes, bytes, list[Part]]:
-    """(schema, rows by partition, where each has its own)."""
+    """Returns the schema, the rows ordered by partition, and the range of each partition's rows."""
     kinds, places = np.unique(k, return_inverse=True)
     partition = np.array([partition_of(key, PARTITIONS) for key in kinds.tolist()])[places]
     order = np.argsort(partition, kind="stable")
@@ -108,7 +110,7 @@ def _messages(k: Any, v: Any) -> tuple[bytes, bytes, list[Part]]:
 
 
 def bytewax(epoch_s: float | None) -> Contest:
-    """``epoch_s``: a snapshot so often; None: no recovery."""
+    """Runs a Bytewax dataflow. ``epoch_s``: seconds between snapshots; None: no recovery."""
 
     def contest(batches: Columns, warm_up: int, directory: Path, keep: bool) -> Outcome:
         import bytewax.operators as op

@@ -1,4 +1,4 @@
-"""Does anything grow while a cluster runs? What its processes and its disk hold, looked at again and again."""
+"""Growth of a running cluster: samples of what its processes and its disk hold."""
 
 from __future__ import annotations
 
@@ -17,21 +17,26 @@ import psutil
 
 from stateflow.testing import LocalCluster
 
-#: pairs of samples grow with the square of them
+#: the number of pairs grows with the square of the number of samples
 SAMPLES_MAX = 240
-#: at its beginning a run fills caches
+#: share of a run that is left out: caches fill at its beginning
 WARM_SHARE = 0.2
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Per second: the median of the slopes between any two, which a few outliers do not move (Sen, 1968)."""
+    """Returns the growth per second: the median of the slopes between any two points, which outliers hardly move (Sen,
+    1968).
+    """
     step = max(1, len(points) // SAMPLES_MAX)
     slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points[::step], 2) if b[0] > a[0]]
     return statistics.median(slopes) if slopes else 0.0
 
 
 class Drift:
-    """A context manager. ``series``: name → (seconds, value); ``failed``: what kept it from looking on."""
+    """A context manager that samples in a thread of its own.
+
+    ``series``: name → (seconds, value). ``failed``: the error that ended the sampling; None: there was none.
+    """
 
     def __init__(self, local: LocalCluster, every_s: float = 2.0) -> None:
         self._local, self._every_s = local, every_s
@@ -52,7 +57,7 @@ class Drift:
     def _run(self) -> None:
         try:
             self._look_on()
-        except Exception as error:  # noqa: BLE001 - whoever reports the run says it
+        except Exception as error:  # noqa: BLE001 - the caller reports it with the run
             self.failed = error
 
     def _look_on(self) -> None:
@@ -72,7 +77,9 @@ class Drift:
         self.series[name].append((at, value))
 
     def figures(self) -> dict[str, dict[str, Any]]:
-        """Of each: its median, and how much it grew by the hour and over the run, in parts of that median."""
+        """Returns for each series its median, its growth per hour, and its growth over the run as a share of the
+        median.
+        """
         found = {}
         for name, points in sorted(self.series.items()):
             settled = points[int(len(points) * WARM_SHARE) :]
@@ -89,7 +96,7 @@ class Drift:
 
 
 def _bytes(place: Path) -> int:
-    """What goes meanwhile, a file or a directory, counts for nothing."""
+    """Adds up the sizes of a file or a folder. A file that vanishes meanwhile counts as 0."""
     files = (Path(folder, name) for folder, _, names in os.walk(place) for name in names)
     size = 0
     for path in [place] if place.is_file() else files:

@@ -1,8 +1,8 @@
-"""M5: does it hold over a real link? Vehicles drive between edge sites, and their regions' state follows them.
+"""M5: pauses of moves over a real link. Vehicles drive between edge sites, and their regions' state follows them.
 
 The sites are network namespaces with a shaped link each; controller and senders are outside, so that they are half a
 round trip away from every site. Where the machine cannot shape links, only the plain link is measured, and the record
-says why. A region's pause is held against ½·RTT + bytes sent in the pause / bandwidth + 10 ms.
+says why. A region's pause is compared with ½·RTT + bytes sent in the pause / bandwidth + 10 ms.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ PLAIN = Link()
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """``message``: bytes each vehicle's state holds."""
+    """Size of a run. ``vehicles``: of each region. ``message``: bytes in the state of each vehicle. ``seconds``: of
+    each link.
+    """
 
     vehicles: int
     message: int
@@ -128,7 +130,7 @@ def measure(link: Link, size: Size, seed: int) -> tuple[dict[str, Any], Correctn
 
 
 def model_ms(move: MoveReport, link: Link) -> float:
-    """What crosses in the pause is what the target still lacked when it was fenced."""
+    """Predicts a pause, in ms: what crosses in the pause is what the target still lacked when the source was fenced."""
     crossing_ms = move.lag_bytes * 8 / (link.mbit * 1e3) if link.mbit else 0.0
     return link.rtt_ms / 2 + crossing_ms + FIXED_MS
 
@@ -145,7 +147,7 @@ def rig(link: Link) -> Iterator[SpacedCluster]:
 
 
 def _follow(fleet: Fleet, load: Load, local: SpacedCluster, seconds: float) -> Iterator[MoveReport]:
-    """Drive, and move a region's state to the site it is nearest to whenever that is another one."""
+    """Drives the fleet and moves a region's state to its nearest site when that has changed. Yields each move."""
     at = {number: owner.rpartition("-")[0] for number, owner in enumerate(local.cluster.status().operators[0].owners)}
     for _ in range(round(seconds)):
         load.wait(1.0)
@@ -161,7 +163,7 @@ def _follow(fleet: Fleet, load: Load, local: SpacedCluster, seconds: float) -> I
 
 
 def _reporter(fleet: Fleet, number: int, size: Size) -> Callable[[random.Random], list[dict[str, Any]]]:
-    """Some of the region's vehicles, the first of them with a new message."""
+    """Makes a function that picks some of the region's vehicles, the first of them with a new message."""
 
     def pick(rng: random.Random) -> list[dict[str, Any]]:
         first = rng.randrange(max(1, size.vehicles - REPORTING))
@@ -173,7 +175,7 @@ def _reporter(fleet: Fleet, number: int, size: Size) -> Callable[[random.Random]
 
 
 class Truth:
-    """What the operator should give and keep, computed beside it."""
+    """Expected outputs and state of the operator, computed beside it."""
 
     def __init__(self) -> None:
         self.last: dict[int, tuple[float, float]] = {}

@@ -1,4 +1,4 @@
-"""F1: how long until the partitions of a replica that was killed answer again, with a standby and from a checkpoint."""
+"""F1: time until a killed replica's partitions answer again, with a standby and from a checkpoint."""
 
 from __future__ import annotations
 

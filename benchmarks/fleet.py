@@ -1,7 +1,7 @@
-"""TAKEOVER: how long until the next decision when the controller that leads is killed, at each stage of a move.
+"""TAKEOVER: time until the next decision when the leading controller is killed, at each stage of a move.
 
-Two controllers of one ledger, and rows that stream. What is asked of the second is asked at once, and again and again.
-``apart``: they cannot see each other's process, as on two machines; ``together``: they can.
+Two controllers share one ledger while rows stream. A second move is requested at once after the kill, and again until
+it is decided. ``apart``: the controllers cannot see each other's process, as on two machines; ``together``: they can.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ WAYS = ("apart", "together")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """As it is seen on the wire, at the move's source or target; ``sealed``: the source serves no more by then."""
+    """A stage of a move, recognised by an RPC at the move's source or target.
+
+    From ``sealed`` on, the source serves no more.
+    """
 
     name: str
     method: str
@@ -64,8 +67,9 @@ STAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Seconds since the kill: until another one had the hold, until what was asked then was decided, until the move
-    that was under way had ended."""
+    """Seconds since a kill: until another controller held the leader lease, until the move requested then was decided,
+    until the move under way had ended.
+    """
 
     stage: str
     held_s: float
@@ -75,7 +79,7 @@ class Kill:
 
 
 class Fleet(LocalCluster):
-    """Two controllers, and replicas that are reached through a proxy each."""
+    """Two controllers, and replicas each behind a proxy."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(
@@ -98,7 +102,7 @@ class Fleet(LocalCluster):
             proxy.close()
 
     def leader(self) -> str:
-        """Its process."""
+        """Returns the name of the leading controller's process."""
         address = self.hold().holder.address
         return next(name for name in self.controllers if self.processes[name].address == address)
 
@@ -112,7 +116,7 @@ class Fleet(LocalCluster):
 
 def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None = None) -> Record:
     if experiment == "FLEET":
-        from benchmarks import spawning  # which takes its rows from here
+        from benchmarks import spawning  # imports this module
 
         return spawning.run(experiment, quick=quick, seed=seed)
     if experiment == "ALONE":
@@ -195,7 +199,7 @@ def _settings(way: str) -> AbstractContextManager[None]:
 
 
 def _run(way: str, count: int, seed: int, kills: list[Kill], latencies: list[float]) -> Correctness:
-    """Raises StateflowError, TimeoutError."""
+    """Runs all kills of one way on one cluster. Raises StateflowError, TimeoutError."""
     with _settings(way), tempfile.TemporaryDirectory(prefix="stateflow-bench-") as folder, Fleet(folder) as fleet:
         cluster = Cluster(fleet.address)
         source = Source(cluster.stream(OPERATOR, "s"), rows, INTERVAL_S)
@@ -216,7 +220,7 @@ def _run(way: str, count: int, seed: int, kills: list[Kill], latencies: list[flo
 
 
 def _kill(fleet: Fleet, stage: Stage, number: int) -> Kill:
-    """One move, at whose ``stage`` the leader is killed, and another one that is asked for from then on."""
+    """Kills the leader at ``stage`` of one move, and requests another move from then on. Raises TimeoutError."""
     cluster, leader, term = Cluster(fleet.address), fleet.leader(), fleet.hold().term
     moved, asked = number % PARTITIONS, (number + PARTITIONS // 2) % PARTITIONS
     owners = next(each.owners for each in cluster.status().operators if each.name == OPERATOR)
@@ -230,7 +234,7 @@ def _kill(fleet: Fleet, stage: Stage, number: int) -> Kill:
         killed.set()
 
     for proxy in fleet.proxies.values():
-        proxy.reset()  # headers are spelled out on a new connection only
+        proxy.reset()  # only a new connection spells out its headers
     proxy = fleet.proxies[owners[moved] if stage.at_source else _other(owners[moved])]
     proxy.trap = Trap(stage.method, stage.moment, spring)
     moving = threading.Thread(target=_move, args=(cluster, moved, _other(owners[moved])), daemon=True)
@@ -257,7 +261,7 @@ def _other(replica: str) -> str:
 
 
 def _move(cluster: Cluster, partition: int, to: str) -> None:
-    """Asked for until it is decided, or was by then."""
+    """Requests a move until the controller has decided it, or had already."""
     while True:
         try:
             cluster.migrate(OPERATOR, [partition], to)
@@ -275,7 +279,9 @@ def _watch_the_hold(fleet: Fleet, term: int, held: list[float]) -> None:
 
 
 def _ended(cluster: Cluster, partition: int) -> tuple[Reconfiguration, float]:
-    """The newest move of a partition, and when it was seen to have ended. Raises TimeoutError."""
+    """Waits for the end of a partition's newest move. Returns it with the time when its end was seen. Raises
+    TimeoutError.
+    """
     until = time.monotonic() + END_TIMEOUT_S
     while time.monotonic() < until:
         try:

@@ -1,13 +1,13 @@
-"""INSIDE: what it costs that replicas run in Spark's own tasks, and what an executor that is killed holds up.
+"""INSIDE: cost of replicas that run in Spark's own tasks, and the outage after an executor is killed.
 
-Pace: one session, in which two tasks have replicas all the time, and as many replicas beside it, in processes of this
-machine. The same files go through the same operator, in as many Spark tasks and over as many partitions, by queries
-that take turns: who is first changes from round to round. Figures are rows of a micro-batch over its trigger's time;
-the first batches of a query, and the first round, are not counted.
+Pace: one session, in which two tasks run replicas all the time, and as many replicas beside it, in processes of this
+machine. The same files go through the same operator, in as many Spark tasks and over as many partitions, by alternating
+queries: the first one changes from round to round. Figures are rows of a micro-batch over its trigger's time; the first
+batches of a query, and the first round, are not counted.
 
-Kill: executors as processes, each with one slot, three of them with a replica. A file comes every half second, and
-what is acknowledged is at a standby too. One of these executors is killed with SIGKILL. "Until outputs flow" is from
-the kill until the outputs of the first micro-batch that began after it.
+Kill: executors as processes, each with one slot, three of them with a replica. A file comes every half second, and a
+standby has every batch that is acknowledged. One of these executors is killed with SIGKILL. "Until outputs flow" is
+from the kill until the outputs of the first micro-batch that began after it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stateflow.settings import ControllerSettings
 INSIDE, BESIDE = "inside", "beside"
 SIDES = (INSIDE, BESIDE)
 REPLICAS, PARTITIONS, TASKS, KEYS = 2, 8, 2, 1_000
-#: one that is killed, one that takes over, and one that has the copy then, without which nothing is acknowledged
+#: one is killed, one takes over, one is the new owner's standby: without it no batch is acknowledged
 KILL_REPLICAS = 3
 LEAST = 0.9
 LIMIT_S = 3_600.0
@@ -84,11 +84,11 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _driven(what: str, folder: Path, options: dict[str, Any], failures: list[str]) -> dict[str, Any]:
-    """What a driver of its own found; empty where it failed."""
+    """Runs a driver process and returns its result; where it fails, {}, with the reason added to ``failures``."""
     folder.mkdir()
     command = [sys.executable, "-m", "benchmarks.inside_worker", what, str(folder), json.dumps(options)]
     paths = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
-    environment = os.environ | {"PYTHONPATH": paths}  # executors begin elsewhere
+    environment = os.environ | {"PYTHONPATH": paths}  # executors start in other folders
     with (
         (folder / "log").open("wb") as said,
         subprocess.Popen(

@@ -1,6 +1,6 @@
-"""A driver of INSIDE: ``python -m benchmarks.inside_worker pace|kill FOLDER OPTIONS``, which are JSON.
+"""A driver of INSIDE: ``python -m benchmarks.inside_worker pace|kill FOLDER OPTIONS``, with the options as JSON.
 
-Writes ``result.json``.
+Writes ``result.json`` into the folder.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from stateflow.client import Cluster
 from stateflow.spark import SparkCluster, apply_operator, local_session, start_cluster
 from stateflow.testing import LocalCluster
 
-#: slots: those of replicas, and those of queries
+#: for replicas and for queries
 SLOTS = REPLICAS + TASKS
-#: not counted: the JVM compiles what both sides need
+#: not counted: meanwhile the JVM compiles what both sides need
 WARM_ROUNDS = 1
 BEFORE_S, AFTER_S, WAIT_S, LOOK_S = 10.0, 10.0, 300.0, 0.1
 
@@ -41,7 +41,7 @@ BEFORE_S, AFTER_S, WAIT_S, LOOK_S = 10.0, 10.0, 300.0, 0.1
 
 def pace(folder: Path, *, seed: int, rounds: int, rows: int, files: int, warm_up: int) -> dict[str, Any]:
     given = write_input(folder / "in", seed, KEYS, rows, files)
-    # tries for a task that fails, as replicas' may
+    # up to ten attempts for a task: tasks that run replicas may fail
     spark = local_session("inside", f"local[{SLOTS},10]", spark__sql__streaming__numRecentProgressUpdates="1000")
     with (
         LocalCluster(
@@ -77,7 +77,7 @@ def pace(folder: Path, *, seed: int, rounds: int, rows: int, files: int, warm_up
 def _query_rates(
     spark: SparkSession, cluster: SparkCluster | LocalCluster, given: Path, checkpoint: Path, rows: int
 ) -> list[float]:
-    """Of each micro-batch, of a query of its own."""
+    """Runs one query. Returns the rows per second of each of its micro-batches."""
     stream = spark.readStream.schema("k long, v double").option("maxFilesPerTrigger", 1).parquet(str(given))
     applied = apply_operator(stream, CountSum, cluster=cluster, tasks=TASKS)
     written = applied.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
@@ -88,7 +88,9 @@ def _query_rates(
 
 
 def _counted(given: Path, times: int) -> dict[int, tuple[int, float]]:
-    """Count and sum of each key, when all has come so many times. Values are multiples of a quarter: sums are exact."""
+    """Counts and sums the values of each key, for input read ``times`` times. Values are multiples of a quarter: sums
+    are exact.
+    """
     counts: Counter[int] = Counter()
     sums: Counter[int] = Counter()
     for file in given.glob("*.parquet"):
@@ -100,7 +102,7 @@ def _counted(given: Path, times: int) -> dict[int, tuple[int, float]]:
 
 
 def _held_against(wanted: dict[int, tuple[int, float]], cluster: Cluster) -> Correctness:
-    """Rows by what is counted of each key."""
+    """Compares state with what is expected. Lost and duplicated rows follow from the count of each key."""
     rows = cluster.read_state("CountSum", "figures").to_pylist()
     state = {row["key"]: tuple(row["value"].values()) for row in rows}
     counted = {key: int(figures[0]) for key, figures in state.items()}
@@ -150,7 +152,7 @@ def kill(folder: Path) -> dict[str, Any]:
 
 
 def _first_after(query: Query, killed: float) -> float:
-    """When the outputs came of the first micro-batch that began after the kill; 0: not yet."""
+    """Returns when the outputs of the first micro-batch that began after the kill were taken; 0: not yet."""
     began = {
         number: datetime.fromisoformat(each["timestamp"].replace("Z", "+00:00")).timestamp()
         for number, each in query.progress().items()
@@ -161,7 +163,10 @@ def _first_after(query: Query, killed: float) -> float:
 
 
 def _executor_of(replica: str) -> int:
-    """The process: of the daemon of Spark's Python worker whose child the replica is."""
+    """Finds the executor's process: the parent of Spark's Python daemon, whose worker is the replica's parent.
+
+    Raises LookupError where the replica is not in an executor.
+    """
     found = next(pid for pid in _processes() if f" replica --name {replica} " in _command(pid))
     for _ in range(3):
         found = int(Path(f"/proc/{found}/stat").read_text().rpartition(")")[2].split()[1])
@@ -181,7 +186,7 @@ def _command(process: int) -> str:
 
 
 def _until(ask: Any, what: str) -> Any:
-    """Its first true answer. Raises TimeoutError."""
+    """Returns the first true answer of ``ask``. Raises TimeoutError."""
     until = time.monotonic() + WAIT_S
     while not (answer := ask()):
         if time.monotonic() > until:
@@ -194,4 +199,4 @@ if __name__ == "__main__":
     do, place, options = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     result = {"pace": pace, "kill": kill}[do](place, **options)
     (place / "result.json").write_text(json.dumps(result))
-    os._exit(0)  # what is left of Spark ends with it
+    os._exit(0)  # ends what is left of Spark

@@ -2,9 +2,9 @@
 
 Saturation is measured first: senders that send again as soon as they are answered. Then the same senders send at fixed
 times, at a share of it; latency counts from the time a batch was scheduled. The clients run in this process: their cost
-is part of the figures, and where the process itself was held up the record says so.
+is part of the figures, and the record tells how long the process itself was held up.
 
-L2: one sender that sends 200 rows again and again, over ever more partitions: what is paid per partition shows.
+L2: one sender that sends 200 rows again and again, over ever more partitions, which shows the cost of each partition.
 Making the rows and checking the answers is part of a batch's time.
 """
 
@@ -95,14 +95,14 @@ def _run_spread(*, quick: bool, seed: int) -> Record:
     parts: list[Correctness] = []
     for number in range(runs):
         for partitions in SPREAD_PARTITIONS:
-            # two, as many systems let one process have fewer files than 4,096 partitions may need
+            # two replicas: many systems limit a process to fewer open files than 4,096 partitions may need
             sites = {"cloud": 2}
             with LocalCluster(CountSum, sites=sites, partitions=partitions, checkpoint_interval_s=0) as local:
                 stream = local.stream(OPERATOR, source="spread")
                 load = Load([Source(stream, picker(0, SPREAD_ROWS), 0.0)], seed + number)
                 with load:
                     load.wait(SETTLE_S + seconds)
-                # all are scheduled for the beginning: a batch takes from the answer before it to its own
+                # all batches are scheduled for the beginning: each takes from the answer before it to its own
                 ends = [end for end in load.sources[0].latencies.took_s if end >= SETTLE_S]
                 lasted_s, sent = ends[-1] - ends[0], len(ends) - 1
                 each = summary([1e3 * (end - before) for before, end in pairwise(ends)])
@@ -138,7 +138,7 @@ def _run_spread(*, quick: bool, seed: int) -> Record:
 
 
 def _saturation(local: LocalCluster, truth: Ledger, seed: int, seconds: float) -> float:
-    """Batches a second, of all senders, when each waits only for its last answer."""
+    """Returns the batches per second of all senders together, when each waits only for its last answer."""
     load = _load(local, truth, "saturate", seed, 0.0)
     with load:
         load.wait(seconds / 2)
@@ -157,12 +157,12 @@ def _load(local: LocalCluster, truth: Ledger, name: str, seed: int, interval_s: 
         for number in range(SENDERS)
     ]
     load = Load(sources, seed)
-    load.truth = truth  # state goes on from one load to the next
+    load.truth = truth  # the state carries over from one load to the next
     return load
 
 
 def picker(number: int, rows: int = ROWS) -> Callable[[random.Random], list[dict[str, Any]]]:
-    """Each sender has the keys of its own remainder."""
+    """Makes a function that picks rows; each sender has the keys of its own remainder."""
 
     def pick(rng: random.Random) -> list[dict[str, Any]]:
         keys = [rng.randrange(KEYS // SENDERS) * SENDERS + number for _ in range(rows)]

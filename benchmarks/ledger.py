@@ -1,4 +1,4 @@
-"""G1: does the ledger scale? Batched appends per second on SQLite, durable, and look-ups as it grows.
+"""G1: batched appends per second on a durable SQLite ledger, and look-ups as it grows.
 
 ``G1`` looks up at 10⁴, 10⁵ and 10⁶ records, ``G1-1e7`` also at 10⁷ (allow half an hour and 10 GB of disk).
 """
@@ -59,7 +59,7 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
 
 
 def _batch(first: int) -> list[Entry]:
-    """The whole life of some items, in one transaction."""
+    """Makes the records of the whole life of ``ITEMS_PER_BATCH`` items, for one transaction."""
     news = [Entry(f"item-{n:09}", APP, "NEW") for n in range(first, first + ITEMS_PER_BATCH)]
     locks = [Entry(new.item_id, APP, "PROCESSING", new) for new in news]
     ends = [Entry(lock.item_id, APP, "PROCESSED", lock, {"rows": 17}) for lock in locks]
@@ -67,7 +67,7 @@ def _batch(first: int) -> list[Entry]:
 
 
 def _appends(file: Path, seconds: float) -> tuple[dict[str, Any], Correctness]:
-    """As fast as one writer can for so long. A record counts when its commit has been reported."""
+    """Appends for so many seconds, as fast as one writer can. A record counts when its commit has been reported."""
     _say(f"appends for {seconds:.0f} s")
     commits_ms: list[float] = []
     per_second: list[int] = []
@@ -97,7 +97,7 @@ def _appends(file: Path, seconds: float) -> tuple[dict[str, Any], Correctness]:
 
 
 def _lookups(file: Path, sizes: Sequence[int], rng: random.Random) -> tuple[dict[str, Any], Correctness]:
-    """One item with its records and its check, by random ids, as the ledger grows to each size."""
+    """Looks up random items, each with its records and its check, as the ledger grows to each size."""
     figures: dict[str, Any] = {}
     items = wrong = lost = 0
     for size in sizes:
@@ -106,7 +106,7 @@ def _lookups(file: Path, sizes: Sequence[int], rng: random.Random) -> tuple[dict
             while items * len(STATES) < size:
                 ledger.put_many(_batch(items))
                 items += ITEMS_PER_BATCH
-        with Ledger(f"sqlite:///{file}") as ledger:  # nothing in this process's cache of pages
+        with Ledger(f"sqlite:///{file}") as ledger:  # a new connection: its page cache is empty
             took_us = []
             for _ in range(WARM_UP + LOOKUPS):
                 item_id = f"item-{rng.randrange(items):09}"

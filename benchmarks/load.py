@@ -1,7 +1,7 @@
-"""An open-loop load on a StreamClient, and what became of every record: latencies, losses, duplicates.
+"""An open-loop load on StreamClients, with the fate of every record: latencies, losses, duplicates.
 
 Records carry the time at which they were *scheduled* to be sent. A generator that is held up sends late and the delay
-counts: a stalled system must not be able to hide it (coordinated omission; Tene, "How NOT to Measure Latency", 2015).
+counts, so that a stalled system cannot hide it (coordinated omission; Tene, "How NOT to Measure Latency", 2015).
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ PERCENTILES = {"p25": 25.0, "p50": 50.0, "p75": 75.0, "p99": 99.0, "p99_9": 99.9
 
 @dataclass(slots=True)
 class Latencies:
-    """(scheduled at, acknowledged after) in seconds on one clock, of every batch of one kind of keys."""
+    """Times of all batches of one source: when each was scheduled, and how long after that it was acknowledged; seconds
+    on one clock.
+    """
 
     at_s: list[float] = field(default_factory=list)
     took_s: list[float] = field(default_factory=list)
@@ -38,17 +40,17 @@ class Latencies:
         self.took_s.append(took_s)
 
     def _arrays(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Of the batches that are there whole: another thread may be adding one."""
+        """Copies the batches that are complete: another thread may be adding one."""
         took = np.array(self.took_s)
         return np.array(self.at_s[: len(took)]), took
 
     def between(self, begin_s: float, end_s: float) -> np.ndarray[Any, Any]:
-        """Milliseconds, of what was scheduled in this time."""
+        """Returns the latencies of the batches scheduled in this time, in milliseconds."""
         at, took = self._arrays()
         return took[(at >= begin_s) & (at < end_s)] * 1e3
 
     def timeline(self, begin_s: float) -> list[dict[str, float]]:
-        """Per BUCKET_S since ``begin_s``: percentiles and maximum, milliseconds."""
+        """Returns percentiles and maximum for each ``BUCKET_S`` since ``begin_s``, in milliseconds."""
         at, took = self._arrays()
         if not len(at):
             return []
@@ -61,7 +63,7 @@ class Latencies:
 
 
 def summary(milliseconds: np.ndarray[Any, Any] | Sequence[float]) -> dict[str, float]:
-    """Percentiles, maximum and mean, milliseconds; empty without values."""
+    """Returns percentiles, maximum and mean, in milliseconds; empty without values."""
     values = np.asarray(milliseconds)
     if not len(values):
         return {}
@@ -70,14 +72,14 @@ def summary(milliseconds: np.ndarray[Any, Any] | Sequence[float]) -> dict[str, f
 
 
 def ccdf(milliseconds: np.ndarray[Any, Any] | Sequence[float]) -> list[tuple[float, float]]:
-    """(latency, share of requests that took longer), at powers of ten of the share."""
+    """Returns (latency in ms, share of requests that took longer), at fixed shares down to 1 in 10,000."""
     values = np.sort(np.asarray(milliseconds))
     shares = [share for share in (0.5, 0.1, 0.05, 0.01, 0.001, 0.0001) if share * len(values) >= 1]
     return [(round(float(np.percentile(values, 100 * (1 - share))), 3), share) for share in shares]
 
 
 class Ledger:
-    """The uninterrupted run: count and sum per key, and the outputs it gives. One writer per key."""
+    """Reference result of an uninterrupted run: count and sum per key, and the outputs. One writer per key."""
 
     def __init__(self) -> None:
         self.state: dict[int, tuple[int, float]] = {}
@@ -89,7 +91,7 @@ class Ledger:
             self.state[key] = n + 1, total + value
 
     def apply(self, rows: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, Any]] | None) -> None:
-        """``outputs``: as they came; None: they were given before and are not given again."""
+        """Applies a batch and compares its outputs. ``outputs``: None where they may have been returned before."""
         expected: dict[tuple[int, int, float], int] = {}
         for row in rows:
             n, total = self.state.get(row["k"], (0, 0.0))
@@ -112,7 +114,9 @@ class Ledger:
 
 @dataclass(slots=True)
 class Source:
-    """One sender with keys of its own. ``pick``: the rows of a batch."""
+    """One sender with keys of its own. ``pick``: makes the rows of a batch. ``rewinds``: how often a restored partition
+    asked for earlier batches.
+    """
 
     stream: StreamClient
     pick: Callable[[random.Random], list[dict[str, Any]]]
@@ -122,14 +126,15 @@ class Source:
     rewinds: int = 0
 
 
-#: batches a source remembers: a checkpoint that is restored is not older
+#: batches a source remembers: no restored checkpoint is older
 KEPT = 20_000
 
 
 class Load:
-    """Sends batches at fixed times from a thread per source. A context manager. ``watch``: was it held up itself?
+    """A context manager that sends batches at fixed times from a thread per source.
 
-    What was made before it starts is not looked at by the collector while it runs: that would stop all senders.
+    ``watch`` records where this process was held up itself. The garbage collector skips objects made before the start:
+    examining them would stop all senders.
 
     Args:
         keep_sent: remember batches, so that what a restored checkpoint lacks can be sent again.
@@ -168,7 +173,7 @@ class Load:
             raise self.errors[0]
 
     def wait(self, seconds: float) -> None:
-        """Let it go on for so long. Raises what a sender failed with."""
+        """Lets the load run for so many seconds. Raises the error of a sender that failed."""
         self._stop.wait(seconds)
         if self.errors:
             raise self.errors[0]
@@ -192,7 +197,7 @@ class Load:
             self._stop.set()
 
     def _send(self, source: Source, rows: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-        """One batch, going back as far as a restored partition asks for."""
+        """Sends one batch, after going back as far as a restored partition asks for. Returns None if it went back."""
         number = source.stream.position + 1
         if self._keep:
             source.sent[number] = rows
@@ -202,7 +207,7 @@ class Load:
             try:
                 outputs = source.stream.send(rows, sequence=number)
                 return None if rewound else outputs
-            except Unavailable as error:  # nobody answered for long: the batch stays the same
+            except Unavailable as error:  # no answer for long: the same batch is sent again
                 print(f"  {error}", file=sys.stderr, flush=True)
             except PositionGap as gap:
                 source.rewinds += 1

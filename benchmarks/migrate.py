@@ -1,11 +1,13 @@
-"""Moving partitions under load: M1 pause against state size, M2 against access ratio, M3 key-count (its own module),
-M6 the way back, M7 bystanders, M8 budgets. docs/moving-state.md says what the strategies do.
+"""Moving partitions under load: M1 pause against state size, M2 against access ratio, M3 key-count (its own module), M6
+the way back, M7 bystanders, M8 budgets.
+
+docs/moving-state.md says what the strategies do.
 
 Partitions 0 and 1 hold the state; 0 moves first and warms everything up, 1 moves second and is reported. Partitions 2
 and 3 are bystanders. Every run is a cluster of its own.
 
-With ``STATEFLOW_REPLICA_ACKNOWLEDGE=standby`` each partition has one, and every move is to it: what a caller waits for
-beyond the pause, until the new owner has a standby, is in the latencies of M1.
+With ``STATEFLOW_REPLICA_ACKNOWLEDGE=standby`` each partition has a standby, and every move goes to it. The latencies of
+M1 then include what callers wait for beyond the pause: until the new owner has a standby.
 """
 
 from __future__ import annotations
@@ -36,18 +38,19 @@ PRELOAD_ROWS = 4000
 ROWS = 20  # per batch
 INTERVAL_S = 0.02
 SETTLE_S = 2.0
-#: of the replicas, which are told by the same variable
+#: read from the variable that the replicas read too
 ACKNOWLEDGE = os.environ.get("STATEFLOW_REPLICA_ACKNOWLEDGE", "wal")
 STRATEGIES = ("stop-and-restart", "pause-and-copy", "fluid", "batched", "on-demand", "warm-up")
 MB = 1_000_000
-#: of every cluster of this run, in order
+#: one result for each cluster of this run, in order
 _CHECKED: list[Correctness] = []
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One run. ``hot``: share of the moved partitions' keys that the load touches. ``rewrites``: rows bring a new
-    payload, so that what changes weighs as much as what stays."""
+    """One run. ``size``: bytes of state in each moved partition. ``hot``: share of the moved partitions' keys that the
+    load touches. ``rewrites``: rows bring a new payload, so that a changed key weighs as much as an unchanged one.
+    """
 
     size: int
     hot: float = 0.02
@@ -68,7 +71,9 @@ def keys_of(partition: int, count: int) -> list[int]:
 
 @contextmanager
 def rig(shape: Shape, seed: int) -> Iterator[tuple[LocalCluster, Load]]:
-    """A loaded cluster and a load that runs on it: source ``moved`` on partitions 0 and 1, ``bystander`` on 2 and 3."""
+    """Starts a cluster with its state and a load on it: source ``moved`` on partitions 0 and 1, ``bystander`` on 2 and
+    3.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="stateflow-bench-") as folder,
         LocalCluster(
@@ -127,7 +132,7 @@ def move(local: LocalCluster, partitions: Sequence[int], to: str, **options: Any
 
 
 def _one(shape: Shape, strategy: str, seed: int) -> dict[str, Any]:
-    """Two migrations, the second reported."""
+    """Runs two migrations and returns the figures of the second."""
     with rig(shape, seed) as (local, load):
         move(local, [0], "edge", strategy=strategy)
         load.wait(shape.settle_s)
@@ -209,9 +214,9 @@ def _m2(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, A
 
 
 def _m6(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, Any], list[Target]]:
-    """A → B → A …, up to one per cent of the keys written anew in between, many of them more than once.
+    """Moves A → B → A …, with up to one per cent of the keys written anew in between, many of them more than once.
 
-    A key that changes weighs what a key weighs in the base; one that changes once more while it moves counts again.
+    A changed key counts with its share of the base's bytes; a key that changes once more while it moves counts again.
     """
     size = 20 * MB if quick else 200 * MB
     shape = Shape(size, hot=0.01, rewrites=True, interval_s=0.1 if quick else INTERVAL_S)
@@ -252,7 +257,7 @@ def _sent(trip: dict[str, Any]) -> int:
 
 
 def _note_keys(source: Source) -> set[int]:
-    """The keys that it writes from now on."""
+    """Returns a set to which the source adds the keys it writes from now on."""
     written: set[int] = set()
     pick = source.pick
 
@@ -266,8 +271,8 @@ def _note_keys(source: Source) -> set[int]:
 
 
 def _m7(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, Any], list[Target]]:
-    """Latency of partitions that stay, before moves and while they go on."""
-    size = 100 * MB if quick else 500 * MB  # a p99 needs moves that last
+    """Measures the latency of partitions that stay, before moves and during them."""
+    size = 100 * MB if quick else 500 * MB  # the p99 needs long moves
     runs = []
     for run in range(3 if quick else 5):
         with rig(Shape(size), seed + run) as (local, load):
@@ -297,7 +302,7 @@ def _m7(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, A
 
 
 def _m8(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, Any], list[Target]]:
-    """Budgets against what came, to and fro under a load that changes."""
+    """Compares pause budgets with actual pauses, moving to and fro under a load that changes."""
     budgets = [25.0, 100.0] if quick else [10.0, 25.0, 50.0, 100.0, 500.0]
     admitted: list[tuple[float, float, float]] = []
     refused: dict[str, int] = {}
@@ -312,7 +317,7 @@ def _m8(quick: bool, seed: int, only: Sequence[str] | None) -> tuple[dict[str, A
                         admitted.append((budget, m.predicted_pause_ms, m.pause_ms))
                     else:
                         refused[f"{budget:g}"] = refused.get(f"{budget:g}", 0) + 1
-                if report.state != "COMPLETED":  # bring both to one side again, or the next trip is half of one
+                if report.state != "COMPLETED":  # reunite them, or the next trip moves only one
                     left = [m.partition for m in report.moves if m.state != "COMPLETED"]
                     move(local, left, to)
         say(

@@ -1,9 +1,9 @@
-"""M3, the key-count microbenchmark of the field: how does a move of a quarter of all keys show in the latency of all?
+"""M3, the field's key-count microbenchmark: latency of all keys while a quarter of them moves.
 
 Every key is there from the start and holds a count and a sum; a batch takes its keys evenly from all of them, so that
-it waits for every partition that stands still. A quarter of the partitions moves, then another, which is reported:
-what Megaphone's evaluation does with its bins (Hoffmann et al., "Megaphone", PVLDB 12(9), 2019). A partition here is a
-RocksDB, a bin there is an entry of a vector.
+it waits for every paused partition. A quarter of the partitions moves, then another, which is reported. Megaphone's
+evaluation does the same with its bins (Hoffmann et al., "Megaphone", PVLDB 12(9), 2019). A partition here is a RocksDB,
+a bin there is an entry of a vector.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ FULL = ((16, 1 << 16), (64, 1 << 16), (256, 1 << 16), (1024, 1 << 16), (64, 1 <<
 
 
 def disruption(latencies: Latencies, before: tuple[float, float], during: tuple[float, float]) -> dict[str, float]:
-    """As the field reports it: how long latency was above mean + 5 σ of the time before, and its peak over the mean."""
+    """Returns the field's measures: how long latency exceeded the mean + 5 σ of the time before, and its peak over the
+    mean.
+    """
     calm, moving = latencies.between(*before), latencies.between(*during)
     limit = float(calm.mean() + 5 * calm.std())
     return {

@@ -18,14 +18,14 @@ from stateflow.environment import environment
 from stateflow.testing import LocalCluster
 
 _PREFIX = f"sf{os.getpid() % 100_000}"
-#: another one in another process: two bridges of one subnet would take each other's answers
+#: differs between processes: two bridges of one subnet would take each other's answers
 SUBNET = f"10.213.{os.getpid() % 254 + 1}"
 HOST = f"{SUBNET}.1"
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Between two sites. Half of the round trip is spent at the way out of each; 0 Mbit: as fast as it goes."""
+    """A link between two sites. Each packet waits half of the round trip at its sender's end. 0 Mbit: no limit."""
 
     rtt_ms: float = 0.0
     mbit: float = 0.0
@@ -39,11 +39,11 @@ class Link:
 
 
 class CannotShape(Exception):
-    """This machine has no network namespaces, or cannot shape their links; says why."""
+    """The machine has no network namespaces, or cannot shape their links; the message says why."""
 
 
 def probe(link: Link) -> str:
-    """Why this machine cannot make such a link; empty when it can."""
+    """Says why this machine cannot make such a link; empty when it can."""
     try:
         with network(["probe"], link):
             return ""
@@ -53,9 +53,10 @@ def probe(link: Link) -> str:
 
 @contextlib.contextmanager
 def network(sites: Sequence[str], link: Link) -> Iterator[dict[str, tuple[str, str]]]:
-    """Site → (its namespace, its address); this process is at ``HOST``. Raises CannotShape.
+    """Makes the sites' network. Yields each site's namespace and address; this process is at ``HOST``. Raises
+    CannotShape.
 
-    Nobody else is on these links: meanwhile this process and those that it starts speak plain text over them.
+    No other process is on these links: meanwhile this process and those that it starts speak plain text over them.
     """
     if os.geteuid() != 0:
         raise CannotShape("network namespaces need root")
@@ -102,7 +103,7 @@ def _quietly(*command: str) -> None:
 
 
 class SpacedCluster(LocalCluster):
-    """A LocalCluster whose replicas run in their sites' namespaces, one for a site; the controller runs outside."""
+    """A LocalCluster whose replicas run in their sites' namespaces, one for each site; the controller runs outside."""
 
     def __init__(self, *operators: type, spaces: Mapping[str, tuple[str, str]], **options: Any) -> None:
         super().__init__(*operators, sites=dict.fromkeys(spaces, 1), **options)

@@ -1,7 +1,7 @@
 """M4: Nexmark Q3, Q4, Q5 and Q8 on two replicas, without a move and with half of every operator's partitions moving.
 
-The queries' steps are operators, chained by this driver: what the first one gives is sent to the second, then the
-watermark. Every run's outputs are held against an independent computation over the whole stream.
+The queries' steps are operators, chained by this driver, which sends the outputs of the first step to the second, then
+the watermark. Every run's outputs are compared with an independent computation over the whole stream.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stateflow.testing import LocalCluster
 QUERIES = ("Q3", "Q4", "Q5", "Q8")
 PARTITIONS = 8
 BATCH_EVENTS = 1_000
-AT_END_US = 10**9  # the last watermark is so far behind the last event
+AT_END_US = 10**9  # how far the last watermark is past the last event
 Rows = list[dict[str, Any]]
 
 SCHEMAS = {
@@ -101,7 +101,7 @@ def _by_way(
 
 
 class Pipeline:
-    """One query on a cluster: its first operator, for Q4 and Q5 its second, and all they gave."""
+    """One query on a cluster: its first operator, for Q4 and Q5 its second, and all their outputs."""
 
     STEPS = {"Q3": ("Q3",), "Q4": ("Q4Winners", "Q4Average"), "Q5": ("Q5Counts", "Q5Hottest"), "Q8": ("Q8",)}  # noqa: RUF012
 
@@ -137,7 +137,7 @@ class Pipeline:
         return found, self._correctness(stream)
 
     def _step(self, rows: Rows, watermark_us: int) -> None:
-        """A batch and the watermark behind it, through all steps."""
+        """Sends a batch, and the watermark after it, through all steps."""
         for number, stream in enumerate(self._streams):
             rows = self._send(stream, rows) + self._advance(stream, watermark_us)
             self._given[number] += rows
@@ -157,7 +157,7 @@ class Pipeline:
         return Correctness(lost, more, self._late, self._state_equal(stream))
 
     def _state_equal(self, stream: Sequence[Event]) -> bool:
-        """What must be left: of Q3 the persons, of Q4 the averages, of the windows nothing more than was given."""
+        """Compares the final state: persons of Q3, averages of Q4, and emptied states of the windows of Q4 and Q5."""
         read = self._local.cluster.read_state
         if self.query == "Q3":
             local = {e.id: [e.name, e.city, e.state] for e in stream if isinstance(e, Person)}
@@ -171,7 +171,7 @@ class Pipeline:
 
 
 def rows_of(query: str, batch: Sequence[Event]) -> Rows:
-    """The columns a query looks at, of the events it looks at."""
+    """Selects the events that a query reads, with the columns that it reads."""
     match query:
         case "Q3":
             return [

@@ -16,7 +16,7 @@ PERSONS, AUCTIONS, BIDS = 1, 3, 46
 FIRST_ID = 1_000
 FIRST_CATEGORY, CATEGORIES = 10, 5
 HOT_AUCTION_SHARE, HOT_BIDDER_SHARE, HOT_SELLER_SHARE = 1 / 2, 3 / 4, 3 / 4
-HOT_EVERY = 100  # the hot auction, seller and bidder change so often, counted in their own kind
+HOT_EVERY = 100  # events of their kind after which the hot auction, seller and bidder change
 ACTIVE_PERSONS, IN_FLIGHT_AUCTIONS = 1_000, 100
 STEP_US = 100  # 10,000 events in a second of event time
 BEGIN_US = 1_436_918_400_000_000  # 2015-07-15, where Beam's begins
@@ -69,7 +69,7 @@ Event = Person | Auction | Bid
 
 def events(count: int, seed: int) -> Iterator[Event]:
     rng = random.Random(seed)
-    persons = auctions = 0  # so many so far
+    persons = auctions = 0  # how many so far
     for number in range(count):
         at_us = BEGIN_US + number * STEP_US
         place = number % PROPORTION
@@ -88,7 +88,7 @@ def events(count: int, seed: int) -> Iterator[Event]:
 
 
 def _auction(rng: random.Random, at_us: int, number: int, persons: int) -> Auction:
-    # so long that about IN_FLIGHT_AUCTIONS are open at a time
+    # durations that keep about IN_FLIGHT_AUCTIONS auctions open at a time
     horizon_us = IN_FLIGHT_AUCTIONS * PROPORTION // AUCTIONS * STEP_US
     return Auction(
         at_us=at_us,
@@ -101,12 +101,12 @@ def _auction(rng: random.Random, at_us: int, number: int, persons: int) -> Aucti
 
 
 def _hot(count: int) -> int:
-    """The first of the newest ``HOT_EVERY``."""
+    """Returns the first of the newest ``HOT_EVERY``."""
     return (count - 1) // HOT_EVERY * HOT_EVERY
 
 
 def _person(rng: random.Random, persons: int, hot_share: float, *, second: bool) -> int:
-    """Hot bidders and hot sellers are not the same person, as far as there are two."""
+    """Picks a person. The hot bidder and the hot seller differ as soon as there are two persons."""
     if rng.random() < hot_share:
         return FIRST_ID + min(_hot(persons) + second, persons - 1)
     return FIRST_ID + persons - 1 - rng.randrange(min(persons, ACTIVE_PERSONS))

@@ -107,7 +107,7 @@ class Q5Counts(Operator):
 
 
 class Q5Hottest(Operator):
-    """Second step: those with the most bids of a window, when the counts of all its auctions have come."""
+    """Second step: the auctions with the most bids of a window, when the counts of all its auctions have come."""
 
     key = "window"
     output = "window timestamp, auction long, bids long"

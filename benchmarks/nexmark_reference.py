@@ -1,6 +1,7 @@
-"""Nexmark Q3, Q4, Q5 and Q8 over the whole list of events at once, in plain Python. Shares no code with the operators.
+"""Reference results of Nexmark Q3, Q4, Q5 and Q8, from the whole list of events, in plain Python.
 
-Each gives a Counter of output rows as tuples; times are microseconds.
+The module shares no code with the operators. Each query returns a Counter of output rows as tuples; times are
+microseconds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def q3(events: Sequence[Event]) -> Counter[Any]:
 
 
 def q4(events: Sequence[Event]) -> Counter[Any]:
-    """(auction, category, price) of every auction that sold."""
+    """Counts (auction, category, price) of every auction that sold."""
     auctions = {e.id: e for e in events if isinstance(e, Auction)}
     best: dict[int, int] = {}
     for bid in events:
@@ -34,7 +35,7 @@ def q4(events: Sequence[Event]) -> Counter[Any]:
 
 
 def q4_averages(events: Sequence[Event]) -> dict[int, tuple[int, int]]:
-    """Category → (how many sold, their sum)."""
+    """Returns, by category, how many auctions sold and the sum of their prices."""
     found: dict[int, tuple[int, int]] = {}
     for (_, category, price), times in q4(events).items():
         n, total = found.get(category, (0, 0))
@@ -43,7 +44,7 @@ def q4_averages(events: Sequence[Event]) -> dict[int, tuple[int, int]]:
 
 
 def q5(events: Sequence[Event], size_us: int, every_us: int) -> Counter[Any]:
-    """(end of the window, auction, bids)."""
+    """Counts (end of the window, auction, bids)."""
     windows: dict[int, Counter[int]] = defaultdict(Counter)
     for bid in events:
         if isinstance(bid, Bid):
@@ -60,7 +61,7 @@ def q5(events: Sequence[Event], size_us: int, every_us: int) -> Counter[Any]:
 
 
 def q8(events: Sequence[Event], size_us: int) -> Counter[Any]:
-    """(person, name, start of the window, auctions opened in it)."""
+    """Counts (person, name, start of the window, auctions opened in it)."""
     opened = Counter((e.seller, e.at_us // size_us) for e in events if isinstance(e, Auction))
     return Counter(
         (e.id, e.name, e.at_us // size_us * size_us, opened[e.id, e.at_us // size_us])

@@ -1,10 +1,10 @@
-"""OBSERVE: what it costs a direct client that every process is watched.
+"""OBSERVE: cost of monitoring every process, as a direct client sees it.
 
-Four clusters are there all the time and take turns of a few seconds, in which each is asked as fast as its senders can:
-one that nobody watches; one that serves /metrics and is read each second, as Prometheus would more seldom; and two
-whose batches are traced, a hundredth of them and all, from the client to each commit, with a collector in a process of
-its own. A turn is compared with that of the cluster that nobody watches in the same round; the figure is the median of
-these. Who is first differs from round to round.
+Four clusters run all the time and take turns of a few seconds, in which each is driven as fast as its senders can: one
+without monitoring; one that serves /metrics and is read each second, more often than Prometheus would; and two whose
+batches are traced, 1 % of them and all, from the client to each commit, with a collector in a process of its own. A
+turn is compared with the unmonitored cluster's turn in the same round; the figure is the median of these ratios. The
+order changes from round to round.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ LEAST = 0.97
 
 
 class Watched(LocalCluster):
-    """Args:
-    metrics: every process says its figures, at ``pages``.
-    environment: of its processes, beside this one's.
+    """A cluster whose processes are monitored.
+
+    Args:
+        metrics: every process serves its metrics; ``pages`` has their URLs.
+        environment: variables of its processes, added to this process's.
     """
 
     def __init__(self, *, metrics: bool = False, environment: Mapping[str, str] | None = None) -> None:
@@ -60,7 +62,7 @@ class Watched(LocalCluster):
 
 @contextlib.contextmanager
 def collecting() -> Iterator[str]:
-    """Where a collector is."""
+    """Runs a collector in a process of its own. Yields its URL."""
     sink = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.sink"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -75,7 +77,9 @@ def collecting() -> Iterator[str]:
 
 
 def provider(share: float, endpoint: str) -> Any:
-    """Of this process, for the clients of one cluster: what the environment would make for all of them."""
+    """Makes a tracer provider for this process's clients of one cluster; the environment would make one for all
+    clusters.
+    """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -88,7 +92,7 @@ def provider(share: float, endpoint: str) -> Any:
 
 @contextlib.contextmanager
 def reading(pages: list[str]) -> Iterator[list[int]]:
-    """Bytes of each page that was read."""
+    """Reads all pages every second. Yields the sizes of the pages read so far, in bytes."""
     over, sizes = threading.Event(), list[int]()
 
     def read() -> None:
@@ -124,7 +128,7 @@ def run(experiment: str, *, quick: bool, seed: int, only: object = None) -> Reco
             stack.callback(made.shutdown)
             tracing.use(made)
             try:
-                sides[kind] = Side(local, seed)  # its clients keep what is in use when they are made
+                sides[kind] = Side(local, seed)  # its clients keep the provider in use when they are made
             finally:
                 tracing.use(None)
         sizes = stack.enter_context(reading(watched.pages))

@@ -1,4 +1,4 @@
-"""Operators that benchmarks deploy. Replicas import this module by name."""
+"""Operators that the benchmarks deploy. Replicas import this module by name."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from stateflow import BatchOperator, Operator, state
 
 
 class CountSum(Operator):
-    """Count and sum per key; one output row for every input row."""
+    """Counts and sums the values of each key; one output row for every input row."""
 
     key = "k"
     output = "k long, n long, total double"
 
-    figures = state.value(tuple[int, float], default=(0, 0.0))  # one state, as the contestants have it
+    figures = state.value(tuple[int, float], default=(0, 0.0))  # one state, as the contestants have
 
     def process(self, row: Any, ctx: Any) -> Iterator[tuple[int, int, float]]:
         n, total = self.figures.value
@@ -28,7 +28,7 @@ class CountSum(Operator):
 
 
 class CountSumColumns(BatchOperator):
-    """The same a batch at a time; one output row for every key of the batch."""
+    """CountSum a batch at a time; one output row for every key of the batch."""
 
     key = "k"
     output = "k long, n long, total double"
@@ -45,12 +45,12 @@ class CountSumColumns(BatchOperator):
         return pa.table({"k": keys, "n": n, "total": total})
 
 
-#: of processor time that Busy takes for a row
+#: CPU time that Busy takes for a row, in microseconds
 BUSY_US = 50
 
 
 class Busy(CountSum):
-    """CountSum that has much to think about."""
+    """CountSum that takes ``BUSY_US`` of CPU time for each row."""
 
     def process(self, row: Any, ctx: Any) -> Iterator[tuple[int, int, float]]:
         until = time.thread_time() + BUSY_US / 1e6
@@ -60,7 +60,7 @@ class Busy(CountSum):
 
 
 class Keep(Operator):
-    """Keeps the last payload of each key; no output. State as large as one likes, changed as much as one likes."""
+    """Keeps the last payload of each key; no output. Payloads set the size of the state and of its changes."""
 
     key = "k"
     output = "k long"
@@ -71,7 +71,9 @@ class Keep(Operator):
 
 
 class Ballast(Operator):
-    """CountSum over keys that each carry a payload, made at a key's first row: incompressible, and the same always."""
+    """CountSum over keys that each carry a payload. A row with a size replaces it, by bytes that are incompressible and
+    the same in every run.
+    """
 
     key = "k"
     output = "k long, n long, total double"

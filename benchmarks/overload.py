@@ -1,10 +1,10 @@
-"""OVERLOAD: what becomes of a replica of which twice as much is asked as it can do, and of others beside a bad client.
+"""OVERLOAD: a replica under twice its peak load, and good clients beside a hostile one.
 
-All clients are processes of their own, and each has a certificate, so that they are told apart. The peak is what one or
-several get done when each waits only for its last answer. Then all of them together send at fixed times, twice as much:
-what they cannot send in time waits with them. Then one client sends a quarter of the peak, alone and beside each kind
-of hostile client in turn: one that floods with large batches, one that takes no answers, one that sends halves of
-batches, one that opens two thousand streams; latency counts from the time a batch was scheduled.
+Each client is a process of its own with a certificate of its own, so that the replica can tell them apart. The peak is
+the best rate of one or several clients, each of which waits only for its last answer. Then all of them together send at
+fixed times, twice as much: batches that cannot be sent in time wait at the sender. Then one client sends a quarter of
+the peak, alone and beside each kind of hostile client in turn: one floods with large batches, one takes no answers, one
+sends halves of batches, one opens two thousand streams. Latency counts from the time a batch was scheduled.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ PARTITIONS = 8
 ROWS = 100
 CLIENTS = 3  # processes, of two sources each
 SETTLE_S = 1.0  # not counted
-ANSWER_S = 60.0  # a client that says nothing for so long hangs
+ANSWER_S = 60.0  # a client that prints nothing for so long hangs
 HOSTILE = ("flood", "deaf", "halves", "streams")
 PEAK_SHARE, P99_TIMES, MEMORY_GB = 0.9, 2.0, 2.0
 
 
 class Client:
-    """A process; begun when it was told so."""
+    """A client process, which starts to send at ``begin()``."""
 
     def __init__(self, kind: str, certificates: Certificates, told: Mapping[str, Any], name: str = "") -> None:
         who = certificates.issue(name or kind, "admin" if kind == "deaf" else "data")
@@ -63,7 +63,7 @@ class Client:
             raise RuntimeError(f"a client ended, or hangs: {kind}")
 
     def _line(self) -> str:
-        """That it says next. Empty: it ended, or hangs."""
+        """Returns the next line of its output. Empty: the client ended, or hangs."""
         return self._out.readline() if readable([self._out.fileno()], ANSWER_S) else ""
 
     def begin(self) -> None:
@@ -71,14 +71,14 @@ class Client:
         self._in.flush()
 
     def end(self) -> Any:
-        """What it says of what it sent."""
+        """Ends a counting client. Returns its report of what it sent."""
         self._in.close()
         said = self._out.read()
         self._process.wait(60)
         return json.loads(said) if said else {}
 
     def stop(self) -> bool:
-        """Of a hostile one. False: it was not at it any more, so that nobody was beside one."""
+        """Ends a hostile client. False: it had stopped already, so that the good clients had none beside them."""
         self._in.close()
         said = self._line()
         self._process.kill()
@@ -109,7 +109,10 @@ class Measured:
         }
 
     def counting(self, clients: int, interval_s: float, seconds: float, beside: str = "") -> list[dict[str, Any]]:
-        """What they say. Args: interval_s: between batches of a source; beside: a hostile one."""
+        """Runs counting clients and returns their reports.
+
+        ``interval_s``: between batches of a source. ``beside``: kind of the hostile client; empty: none.
+        """
         good = [
             Client("count", self._certificates, self._told(interval_s), f"count-{self._clients}")
             for _ in range(clients)

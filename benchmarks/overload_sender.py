@@ -1,7 +1,7 @@
 """A client of :mod:`benchmarks.overload`, in a process of its own: ``python -m benchmarks.overload_sender KIND JSON``.
 
-It says ``ready``, begins when its standard input is written to, and ends when that is closed; one that counts says then
-what it sent, and a hostile one whether it was still at it.
+It prints ``ready``, begins when its standard input is written to, and ends when that is closed. At the end a counting
+client prints what it sent, and a hostile one whether it was still active.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from stateflow.rpc.wire import CHANNEL_OPTIONS
 from stateflow.runtime.positions import Batch
 
 OPERATOR = CountSum.__name__
-#: rows of a batch of one that floods, and how many of its threads send at a time
+#: rows of a flooding batch, and how many threads flood at a time
 FLOOD_ROWS, FLOOD_THREADS = 20_000, 8
-#: that one opens which does not send anything by them
+#: streams that the client opens and leaves idle
 IDLE_STREAMS = 2_000
-#: keys from here on are of those who do not count
+#: keys of hostile clients begin here
 HOSTILE_KEYS = 1 << 40
 KEYS_EACH = 1_000_000
 
@@ -50,7 +50,9 @@ def _says_whether(goes_on: bool) -> None:
 
 
 def count(address: str, told: dict[str, Any]) -> None:
-    """Paced, as everybody should be. ``interval_s`` 0: as fast as it is answered."""
+    """Sends paced batches and counts the answers, as a good client. ``interval_s`` 0: each is sent when the last is
+    answered.
+    """
     cluster, number = Cluster(address), int(told["number"])
 
     def pick_of(inner: Callable[[Any], list[dict[str, Any]]]) -> Callable[[Any], list[dict[str, Any]]]:
@@ -81,7 +83,7 @@ def _sent(sources: list[Source]) -> int:
 
 
 def flood(address: str, told: dict[str, Any]) -> None:
-    """Large batches, several at a time, one after the other."""
+    """Sends large batches one after the other, from several threads at a time."""
     rows = [{"k": HOSTILE_KEYS + n, "v": 1.0} for n in range(FLOOD_ROWS)]
     streams = [Cluster(address).stream(OPERATOR, f"flood-{number}") for number in range(FLOOD_THREADS)]
     _begins()
@@ -101,7 +103,7 @@ def flood(address: str, told: dict[str, Any]) -> None:
 
 
 def deaf(address: str, told: dict[str, Any]) -> None:
-    """Batch after batch by one stream, and no answer is taken."""
+    """Sends batch after batch on one stream, and takes no answer."""
     deployed = next(each for each in Cluster(address).status().operators if each.name == OPERATOR)
     spec = Cluster(address).operator(OPERATOR)
     rows = by_partition(spec, None, [{"k": HOSTILE_KEYS + FLOOD_ROWS + n, "v": 1.0} for n in range(2_000)])
@@ -117,7 +119,7 @@ def deaf(address: str, told: dict[str, Any]) -> None:
 
 
 def halves(address: str, told: dict[str, Any]) -> None:
-    """Begins batch after batch, and sends the rest of none."""
+    """Begins batch after batch, and never sends the rest of one."""
 
     def requests() -> Iterator[rpb.ApplyRequest]:
         for number in range(1_000_000):
@@ -130,7 +132,7 @@ def halves(address: str, told: dict[str, Any]) -> None:
 
 
 def _one_stream(replica: str, requests: Iterator[rpb.ApplyRequest]) -> None:
-    """Nothing of it is read."""
+    """Sends on one stream whose answers are never read."""
     stub = replica_pb2_grpc.ReplicaServiceStub(blocking_channel(replica, CHANNEL_OPTIONS))
     _begins()
     held = stub.Apply(requests)
@@ -140,7 +142,7 @@ def _one_stream(replica: str, requests: Iterator[rpb.ApplyRequest]) -> None:
 
 
 def streams(address: str, told: dict[str, Any]) -> None:
-    """Opens as many as it gets, by one connection, and says nothing."""
+    """Opens ``IDLE_STREAMS`` streams on one connection, and sends nothing."""
     over = threading.Event()
 
     def nothing() -> Iterator[rpb.ApplyRequest]:

@@ -1,11 +1,11 @@
-"""S1: does the control plane scale? Where partitions go, planned for replicas that exist only as names.
+"""S1: planning time of the control plane, for replicas that exist only as names.
 
-A partition's operator has at most 65,536 of them, so there are several operators. Placing new operators is the ring's
-work; when a replica joins or leaves ``rebalance`` says what moves. The optimum moves the newcomer's share, or what the
-one that left had.
+One operator has at most 65,536 partitions, so there are several operators. The ring places new operators; when a
+replica joins or leaves, ``rebalance`` says what moves. The optimum moves the newcomer's share, or the partitions of the
+replica that left.
 
-S2: what do placement policies want, of partitions whose loads are skewed as Zipf has it, and a tenth of whose rows come
-from elsewhere? No partition has more than half a replica's share: one cannot be cut.
+S2: proposed moves of the placement policies, for partitions with Zipf-skewed loads, a tenth of which get their rows
+from another site. No partition has more than half a replica's share, because a partition cannot be split.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stateflow.types import PartitionId, ReplicaInfo
 
 OPERATORS = 16
 SITES = 400
-AWAY = 0.1  # of partitions
+AWAY = 0.1  # share of partitions whose rows come from another site
 FULL, QUICK = (10_000, 1_000_000), (10_000, 1_000_000)
 Owners = dict[PartitionId, str]
 
@@ -119,10 +119,10 @@ def _run_policies(*, quick: bool, seed: int) -> Record:
 
 
 def _skewed(rng: random.Random, replicas: int, partitions: int) -> tuple[View, dict[PartitionId, str]]:
-    """And the site that the rows of a partition come from, where that is not its owner's."""
+    """Makes a skewed view, and the site of the rows of each partition where that is not its owner's."""
     infos = [ReplicaInfo(f"r{number}", f"s{number % SITES}", "none") for number in range(replicas)]
     ids = [PartitionId(f"operator-{n % OPERATORS}", n // OPERATORS) for n in range(partitions)]
-    # 1/rank, of ranks that begin where the first has half a replica's share
+    # weights of 1/rank; ranks begin where the first partition has half a replica's share
     first = next(rank for rank in range(1, partitions) if rank * math.log(1 + partitions / rank) >= 2 * replicas)
     ranks = list(range(first, first + partitions))
     rng.shuffle(ranks)
@@ -156,7 +156,7 @@ def _timed(into: list[float], work: Any) -> Any:
 
 
 def _checked(owners: Mapping[PartitionId, str], infos: Sequence[ReplicaInfo], partitions: int) -> Correctness:
-    """Every partition has one owner that exists, and nobody is a whole partition off its share."""
+    """Tells whether every partition has one owner that exists, and no replica is a whole partition off its share."""
     known = {info.name for info in infos}
     counts = Counter(owners.values())
     least, most = partitions // len(infos), -(-partitions // len(infos))

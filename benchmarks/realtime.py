@@ -1,9 +1,9 @@
-"""REALTIME: from when a row is due at its source until the sink has what came of it, in Spark's real-time mode.
+"""REALTIME: time from when a row is due at its source until the sink has its output, in Spark's real-time mode.
 
-For each rate a query of its own runs over the same cluster, for a while left alone and for a while with all partitions
-moving from one site to the other and back; then the same operator in micro-batches, and what it does by Spark's own
-transformWithState in the JVM, in real time, where Spark runs that. A row that is due while Spark is between two epochs
-comes with the next one: figures are of all rows, and of those alone that were due within an epoch.
+For each rate a query of its own runs over the same cluster, for a while without moves and for a while with all
+partitions moving from one site to the other and back. Then the same operator runs in micro-batches, and its equivalent
+in Spark's transformWithState in the JVM, in real time. A row that is due while Spark is between two epochs comes with
+the next one: figures are of all rows, and of only those that were due within an epoch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OPERATOR, SITES, PARTITIONS, SOURCES, KEYS = "Count", ("a", "b"), 16, 2, 64
 RATES, RATES_QUICK = (10, 100, 1000), (100,)
 MICRO_RATE = 100
 EPOCH = "10 seconds"
-#: a session takes so long to start at the most; the first rows are due then
+#: longest start of a session; the first rows are due then
 START_S = 30.0
 WARM_S, ALONE_S, MOVING_S, AFTER_S = 12.0, 30.0, 30.0, 5.0
 TIMEOUT_S = 120.0
@@ -140,7 +140,7 @@ def _sleep_until(at_s: float) -> None:
 
 
 def _latencies(given: list[Given], query: Query, from_s: float, until_s: float) -> dict[str, Any]:
-    """Of rows that were due then, as they first came."""
+    """Summarises the latencies of rows that were due in this time, each from its first output."""
     began_us: dict[str, int] = {}
     for each in given:
         began_us.setdefault(each.attempt, each.at_us)

@@ -1,4 +1,4 @@
-"""The one JSON object a benchmark prints, and the facts about this machine that belong into it."""
+"""The JSON object that a benchmark prints, with the facts about this machine that belong to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PACKAGES = ("pyspark", "pyarrow", "pandas", "numpy", "grpcio", "rocksdict", "SQ
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bound on a figure. A ``value`` of None could not be measured, and then the target is not met."""
+    """A bound on a figure. ``value``: None where it could not be measured; the target is not met then."""
 
     name: str
     value: float | None
@@ -47,8 +47,8 @@ class Target:
 class Correctness:
     """Counts over every run of the benchmark; None where nothing could be counted.
 
-    ``lost`` and ``duplicated`` count output rows against the reference, ``late`` rows dropped behind a
-    watermark. ``state_equal`` says whether the final state is that of the reference, in every cell.
+    ``lost`` and ``duplicated`` count output rows against the reference, ``late`` rows dropped behind a watermark.
+    ``state_equal``: whether the final state equals that of the reference, in every cell.
     """
 
     lost: int | None
@@ -62,7 +62,7 @@ class Correctness:
 
     @staticmethod
     def of_all(parts: Sequence[Correctness]) -> Correctness:
-        """The sum of several; one part that could not be counted makes the whole unknown."""
+        """Adds up several results; the whole is unknown where one part could not be counted."""
 
         def total(counts: Sequence[int | None]) -> int | None:
             known = [count for count in counts if count is not None]
@@ -88,9 +88,9 @@ class Correctness:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Result of one experiment. ``failures`` says, one line each, what could not be measured and why.
+    """Result of one experiment. ``failures``: what could not be measured and why, one line each.
 
-    ``skipped``: why this machine cannot run it, or not all of it; nothing is wrong then.
+    ``skipped``: why this machine cannot run the experiment, or not all of it; that is no failure.
     """
 
     experiment: str
@@ -123,7 +123,7 @@ class Record:
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Median, minimum, maximum and the values themselves; all None without values."""
+    """Returns median, minimum, maximum and the values themselves; all None without values."""
     if not values:
         return {"median": None, "min": None, "max": None, "values": []}
     return {
@@ -139,7 +139,7 @@ def ratio(above: float | None, below: float | None) -> float | None:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on and nobody set: processors, memory and load at the end of the run."""
+    """Returns facts that figures depend on and no setting fixes: processors, memory, and load at the end of the run."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpus": os.cpu_count(),
@@ -159,7 +159,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of this tree, with ``+changes`` when the tree differs from it."""
+    """Returns the commit of this tree, with ``+changes`` when the tree differs from it; "unknown" without git."""
     head = _git("rev-parse", "HEAD")
     if not head:
         return "unknown"

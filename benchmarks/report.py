@@ -1,8 +1,8 @@
-"""``python -m benchmarks report``: the results that were kept, as one page, pictures and a table.
+"""Make a page, pictures and a table of the results that were kept.
 
-Reads JSON lines (bench-out/results.jsonl); of each experiment the newest counts. Writes ``report.html``, which refers
-to nothing outside itself, ``targets.md``, ``targets.png`` and ``latency.png``. Every figure and verdict comes from the
-records.
+Reads JSON lines (bench-out/results.jsonl); of each experiment the newest result counts. Writes ``report.html``, which
+refers to nothing outside itself, ``targets.md``, ``targets.png`` and ``latency.png``. Every figure and verdict comes
+from the records.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def render(records: Records, plotly_js: str) -> str:
 
 
 def markdown(records: Records) -> str:
-    """A table of every target."""
+    """Makes a Markdown table of every target."""
     lines = ["| " + " | ".join(_COLUMNS) + " |", "|---" * len(_COLUMNS) + "|"]
     for record in records.values():
         for aim in aims_of(record) or [None]:
@@ -173,7 +173,7 @@ def _subtitle(records: Records) -> str:
 
 
 def _commit(record: Mapping[str, Any]) -> str:
-    """Short; with a plus when the tree had changes."""
+    """Returns a short commit, with a plus when the tree had changes."""
     revision, plus, _ = record["commit"].partition("+")
     return str(revision)[:9] + plus
 
@@ -207,7 +207,7 @@ def _told(value: Any) -> str:
 
 
 def _brief(value: Any) -> Any:
-    """Without long lists."""
+    """Shortens lists to 12 entries."""
     if isinstance(value, Mapping):
         return {name: _brief(each) for name, each in value.items()}
     if isinstance(value, list):

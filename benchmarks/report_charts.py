@@ -1,7 +1,7 @@
-"""The charts of the report as plotly.js figures, found in a record by what its figures look like.
+"""Charts of the report as plotly.js figures, recognised in a record by the form of its figures.
 
-What was measured several times becomes a row with its range, a ``timeline`` a line over time, a ``ccdf`` one of its
-tail. Colours are ``var(--name)``, which the page replaces by those of the reader's light or dark scheme.
+A figure that was measured several times becomes a row with its range, a ``timeline`` a line over time, a ``ccdf`` a
+line of its tail. Colours are ``var(--name)``, which the page replaces by those of the reader's light or dark scheme.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from benchmarks.targets import Aim, number
 T = TypeVar("T")
 Figure = dict[str, Any]
 LINES_MAX = 6
-#: a logarithmic axis from this ratio of the largest to the smallest on
+#: an axis is logarithmic from this ratio of largest to smallest value on
 LOG_FROM = 12
 _COLOURS = tuple(f"var(--{name})" for name in ("a", "b", "c", "d", "e", "f"))
 
 
 def overview(aims: Sequence[Aim]) -> Figure:
-    """Every target on one axis: times better than its bound."""
+    """Draws every target on one axis: times better than its bound."""
     told = [aim for aim in aims if aim.score is not None][::-1]
     traces = []
     for name, colour, chosen in (
@@ -51,7 +51,7 @@ def overview(aims: Sequence[Aim]) -> Figure:
 
 
 def charts(record: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
-    """(title, figure) of everything in a record that can be drawn."""
+    """Yields title and figure of everything in a record that can be drawn."""
     groups: dict[str, list[Spread]] = {}
     for spread in spreads(record["figures"]):
         groups.setdefault(spread.path[0] if spread.path else "", []).append(spread)
@@ -67,7 +67,7 @@ def charts(record: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
 
 
 def ranges(each: Sequence[Spread]) -> Figure:
-    """A row per figure: median, least and most."""
+    """Draws a row per figure: median, least and most."""
     rows = list(each)[::-1]
     names = [" · ".join(spread.path[1:]) or spread.name for spread in rows]
     values = [value for spread in rows for value in (spread.least, spread.most)]
@@ -131,7 +131,7 @@ def _title(what: str, found: Sequence[Any]) -> str:
 
 
 def _some(found: Sequence[T]) -> Sequence[T]:
-    """All of a few, else every second, third, … so that each kind of run is among them."""
+    """Chooses all of a few, otherwise every second, third, … so that each kind of run is among them."""
     step = -(-len(found) // LINES_MAX)
     return found[step - 1 :: step] if found else found
 
@@ -142,7 +142,7 @@ def _row(aim: Aim) -> str:
 
 
 def _errors(points: Sequence[tuple[float | None, float | None, float | None]], colour: str) -> Figure:
-    """From a point down to the lesser and up to the greater of two others."""
+    """Makes error bars from a point down to the lesser and up to the greater of two others."""
     up, down = [], []
     for at, one, other in points:
         if at is None or one is None or other is None:

@@ -1,4 +1,4 @@
-"""The page of the report, a :class:`string.Template`: its ``$names`` are filled by ``report.render``."""
+"""The report's page, a :class:`string.Template` whose ``$names`` ``report.render`` fills."""
 
 from stateflow.demo.document import page
 

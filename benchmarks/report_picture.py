@@ -17,7 +17,7 @@ _COLOURS = ("#2372d9", "#e06c00", "#1d8f7a", "#8a5cc2", "#b8860b", "#c2477f")
 
 
 def write_targets(records: Mapping[str, dict[str, Any]], path: Path) -> bool:
-    """False when there is nothing to draw."""
+    """Draws every target. Returns False when there is nothing to draw."""
     told = [aim for record in records.values() for aim in aims_of(record) if aim.score is not None][::-1]
     if not told:
         return False
@@ -45,7 +45,7 @@ def write_targets(records: Mapping[str, dict[str, Any]], path: Path) -> bool:
 
 
 def write_latency(records: Mapping[str, dict[str, Any]], path: Path) -> bool:
-    """p50 and p99 over time, of L1. False when it was not measured."""
+    """Draws p50 and p99 of L1 over time. Returns False when L1 was not measured."""
     timelines = list(series(records["L1"]["figures"], "timeline")) if "L1" in records else []
     if not timelines:
         return False

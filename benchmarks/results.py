@@ -16,7 +16,7 @@ RESULTS = DIRECTORY / "results.jsonl"
 
 
 def keep(name: str, record: Record, file: Path = RESULTS) -> None:
-    """Append a record, with its benchmark's name and the time."""
+    """Appends a record, with its benchmark's name and the time."""
     file.parent.mkdir(parents=True, exist_ok=True)
     line = {"benchmark": name, "at": datetime.now(UTC).isoformat(timespec="seconds"), **record.to_json()}
     with file.open("a") as out:
@@ -24,7 +24,7 @@ def keep(name: str, record: Record, file: Path = RESULTS) -> None:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """Every record, oldest first. Raises SystemExit with one line when there is none to read."""
+    """Returns every record, oldest first. Raises SystemExit with one line when the file is missing."""
     if not file.is_file():
         raise SystemExit(f"no_results: {file} is not there: run `python -m benchmarks NAME --keep` first")
     lines = [line for line in file.read_text().splitlines() if line.strip()]
@@ -32,13 +32,13 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def newest(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Experiment → its last record, in order of experiments."""
+    """Returns the last record of each experiment, in order of experiments."""
     return dict(sorted({record["experiment"]: record for record in records}.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure that was measured several times. ``path``: where it stands in the record's figures."""
+    """A figure that was measured several times. ``path``: its place in the record's figures."""
 
     path: tuple[str, ...]
     median: float
@@ -52,7 +52,7 @@ class Spread:
 
 
 def spreads(figures: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[Spread]:
-    """Everything in ``figures`` that :func:`benchmarks.record.spread` made."""
+    """Yields everything in ``figures`` that :func:`benchmarks.record.spread` made."""
     if {"median", "min", "max"} <= figures.keys():
         if figures["median"] is not None:
             runs = len(figures.get("values") or ()) or 1
@@ -64,7 +64,9 @@ def spreads(figures: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[
 
 
 def series(figures: Any, key: str, path: tuple[str, ...] = ()) -> Iterator[tuple[str, list[Any]]]:
-    """(where, list) of every non-empty list called ``key``, such as a ``timeline`` or a ``ccdf``."""
+    """Yields (where, list) of every non-empty list whose name begins with ``key``, such as a ``timeline`` or a
+    ``ccdf``.
+    """
     if isinstance(figures, Mapping):
         for name, value in figures.items():
             if str(name).startswith(key) and isinstance(value, list) and value:

@@ -1,7 +1,7 @@
 """ROLLING: every replica and both controllers are restarted, one after another, while a Spark query runs.
 
-The query reads a file every ``EVERY_S`` seconds. A file's rows are counted by key; each output has the count, so what
-is lost or comes twice shows in it. A micro-batch fails when Spark gives it up or begins it again.
+The query reads a file every ``EVERY_S`` seconds. The operator counts a file's rows by key and puts out each count, so
+that lost and duplicated rows show. A micro-batch fails when Spark gives it up or begins it again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TIMEOUT_S = 300.0
 
 
 class Sites(LocalCluster):
-    """Two agents, and a replica that owns nothing, by which the cluster starts."""
+    """Two agents, and a replica without partitions that the cluster needs to start."""
 
     def agent(self, name: str) -> Process:
         where = ["--site", SITE, "--name", name, "--controller", self.address, "--data-dir", str(self.data_dir / name)]
@@ -44,7 +44,7 @@ class Sites(LocalCluster):
 
 
 class Input(threading.Thread):
-    """Writes a file every so often, until it is stopped."""
+    """Writes a file every ``EVERY_S`` seconds, until it is stopped."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(daemon=True)
@@ -61,7 +61,7 @@ class Input(threading.Thread):
             hidden = self._directory / f".{self.files:06d}.parquet"
             columns = {"k": keys, "v": [1.0] * ROWS, "size": [0] * ROWS}
             pq.write_table(pa.table(columns), hidden)
-            os.utime(hidden, (1_388_534_400 + self.files,) * 2)  # the file source goes by these
+            os.utime(hidden, (1_388_534_400 + self.files,) * 2)  # the file source orders by these
             hidden.rename(self._directory / hidden.name[1:])
             self.counts.update(keys)
             self.files += 1
@@ -91,12 +91,12 @@ def run(experiment: str, *, quick: bool, seed: int) -> Record:
 
 
 def _each(quick: bool) -> int:
-    """Replicas of an agent."""
+    """Returns the number of replicas of an agent."""
     return 1 if quick else 4
 
 
 def _run(each: int, figures: dict[str, Any]) -> Correctness:
-    """Raises StateflowError, TimeoutError."""
+    """Runs the experiment. Raises StateflowError, TimeoutError."""
     with (
         tempfile.TemporaryDirectory(prefix="stateflow-bench-") as folder,
         _cluster(Path(folder) / "cluster", each) as local,
@@ -151,7 +151,7 @@ def _cluster(folder: Path, each: int) -> Iterator[Sites]:
 
 
 class Query:
-    """``ended``: number and time of each micro-batch whose outputs were taken, also of one that came again."""
+    """A running query. ``ended``: number and time of each micro-batch whose outputs were taken, with repetitions."""
 
     def __init__(self, query: Any, outputs: Counter[tuple[int, int]], ended: list[tuple[int, float]]) -> None:
         self._query, self._outputs, self._ended = query, outputs, ended
@@ -163,19 +163,19 @@ class Query:
             self._progress[each["batchId"]] = each
 
     def progress(self) -> dict[int, dict[str, Any]]:
-        """By number."""
+        """Returns the progress of each micro-batch, by number."""
         self._look()
         return self._progress
 
     def ended(self) -> dict[int, float]:
-        """When the outputs of each micro-batch were taken first, in seconds since 1970."""
+        """Returns when the outputs of each micro-batch were first taken, in seconds since 1970."""
         first: dict[int, float] = {}
         for number, at in list(self._ended):
             first.setdefault(number, at)
         return first
 
     def mark(self) -> None:
-        """What came before is how long Spark takes to begin."""
+        """Excludes the micro-batches so far from the figures: they show how long Spark takes to begin."""
         self._look()
         self._first = max(self._progress)
 
@@ -206,7 +206,7 @@ class Query:
 
 @contextmanager
 def query_of(session: Any, folder: Path, cluster: Any) -> Iterator[Query]:
-    """Over what :class:`Input` writes. The session ends with it."""
+    """Starts a query over the files that :class:`Input` writes. Ends the session too."""
     from stateflow.spark import apply_operator
 
     outputs: Counter[tuple[int, int]] = Counter()

@@ -1,7 +1,7 @@
-"""T3: does it scale with replicas, keys and state?
+"""T3: scaling with replicas, workers, keys and state.
 
 * ``replicas``: rows a second of 1 and 2 replicas, per record and vectorised.
-* ``workers``: of one replica with 1 and 2 workers, an operator that takes 50 µs of processor time for a row.
+* ``workers``: the same of one replica with 1 and 2 workers, for an operator that takes 50 µs of CPU time for a row.
 * ``keys``: rows a second, resident memory and bytes a key, from a thousand keys to ten million.
 * ``state``: the same, from 10 MB to 4 GB of state in incompressible values.
 
@@ -113,7 +113,7 @@ def measure_workers(
 def measure_keys(
     quick: bool, seed: int, seconds: float, runs: int, checked: list[Correctness]
 ) -> tuple[dict[str, Any], list[Target]]:
-    """Vectorised. Every key is there before the clock starts."""
+    """Measures the vectorised operator. Every key exists before the clock starts."""
     figures: dict[str, Any] = {}
     for keys in KEYS_QUICK if quick else KEYS:
         with Rig(CountSumColumns, 1, keys, seed) as rig:
@@ -129,7 +129,7 @@ def measure_keys(
 def measure_state(
     quick: bool, seed: int, seconds: float, runs: int, checked: list[Correctness]
 ) -> tuple[dict[str, Any], list[Target]]:
-    """Per record; each row reads and rewrites a value of 4 kB, and checks what it read."""
+    """Measures the operator per record; each row reads and rewrites a value of 4 kB, and checks what it read."""
     figures: dict[str, Any] = {}
     for size in STATE_QUICK_MB if quick else STATE_MB:
         keys = size * MB // VALUE_BYTES
@@ -176,14 +176,16 @@ class Rig:
         self._local.stop()
 
     def load(self) -> None:
-        """Every key once."""
+        """Sends every key once."""
         router = Router(self._local.address, self.name)
         for number, start in enumerate(range(0, self.keys, self.rows)):
             keys = np.arange(start, min(start + self.rows, self.keys))
             self._send(router, Batch("load", number, sparse=True), keys, self._message(keys))
 
     def rate(self, seconds: float) -> float:
-        """Rows a second of all senders, each sending again when it is answered; half as long before it counts."""
+        """Returns the rows a second of all senders, each of which sends again when it is answered. Half of ``seconds``
+        warms up.
+        """
         done: list[list[tuple[float, int]]] = [[] for _ in range(SENDERS)]
         errors: list[BaseException] = []
         stop = threading.Event()
@@ -191,7 +193,7 @@ class Rig:
         def sender(number: int) -> None:
             numbers = np.random.default_rng(self.seed + number)
             router = Router(self._local.address, self.name)
-            # a key belongs to one sender, so that what it counts does not depend on their order
+            # a key belongs to one sender, so that its count does not depend on the order of senders
             mine = [
                 numbers.integers(0, -(-(self.keys - number) // SENDERS), self.rows) * SENDERS + number
                 for _ in range(PREPARED)
@@ -248,7 +250,7 @@ class Rig:
             np.add.at(self._counts, keys, 1)
 
     def correctness(self) -> Correctness:
-        """Output rows by number, the final state by key: how often each was counted, and its sum."""
+        """Compares the number of output rows, and the count and sum of every key."""
         state = "changes" if self.operator is Archive else "figures"
         table = self._local.cluster.read_state(self.name, state)
         keys, counts = table["key"].to_numpy(), np.zeros(self.keys, np.int64)

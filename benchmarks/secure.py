@@ -1,9 +1,10 @@
-"""SECURE: what TLS costs a direct client, and a move, beside plain text.
+"""SECURE: cost of TLS compared with plain text, for a direct client and for a move.
 
-Two clusters, with TLS and without, are there all the time, and take turns of a few seconds. In each one is asked as
-fast as its senders can, for throughput; then at a quarter of what plain text took at first, for latency; then half of
-it moves to another replica and back. A turn is compared with the one before it, so that a slow minute hits both; the
-figure is the median of these. All is on loopback: on a network the wire's time comes to both alike.
+Two clusters, with TLS and without, run all the time and take turns of a few seconds. In each turn a cluster is driven
+as fast as its senders can, for throughput; then at a quarter of the first throughput of plain text, for latency; then
+half of it moves to another replica and back. A turn is compared with the one before it, so that a slow minute hits
+both; the figure is the median of these ratios. All traffic is on loopback: on a network, transmission adds the same
+time to both.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Side:
 
     @contextlib.contextmanager
     def speaking(self) -> Iterator[None]:
-        """This process has the certificate that the cluster takes, or none."""
+        """Gives this process the certificate that the cluster takes, or none."""
         if self.local.certificates is not None:
             self.local.certificates.begin()
         try:
@@ -54,11 +55,11 @@ class Side:
         self._seed += 1
         sources = [Source(stream, picker(number, ROWS), interval_s) for number, stream in enumerate(self._streams)]
         load = Load(sources, self._seed)
-        load.truth = self._truth  # state goes on from one load to the next
+        load.truth = self._truth  # the state carries over from one load to the next
         return load
 
     def fastest(self, seconds: float) -> float:
-        """Batches a second, of all senders, when each waits only for its last answer."""
+        """Returns the batches per second of all senders, when each waits only for its last answer."""
         with self.speaking(), self.load(0.0) as load:
 
             def sent() -> int:
@@ -70,7 +71,7 @@ class Side:
             return (sent() - before) / (time.monotonic() - began)
 
     def paced(self, rate: float, seconds: float, moves: int) -> dict[str, float]:
-        """Latency at so many batches a second, and then the pauses of moves."""
+        """Measures latency at so many batches a second, and then the pauses of moves."""
         pauses: list[float] = []
         with self.speaking(), self.load(SENDERS / rate) as load:
             load.wait(SETTLE_S + seconds)
@@ -91,7 +92,7 @@ class Side:
 def run(experiment: str, *, quick: bool, seed: int, only: object = None) -> Record:
     seconds, turns, moves = (2.0, 6, 4) if quick else (10.0, 20, 10)
     found: dict[str, dict[str, list[float]]] = {PLAIN: {}, TLS: {}}
-    rate = 0.0  # batches a second that are asked of both
+    rate = 0.0  # batches a second sent to both
     with contextlib.ExitStack() as stack:
         sides: dict[str, Side] = {}
         for kind in (PLAIN, TLS):

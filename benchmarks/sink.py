@@ -1,5 +1,8 @@
-"""A collector that takes spans over OTLP/HTTP and keeps none: a process of its own, so that what it costs is not the
-sender's. It says its port, then serves until its standard input closes; a GET tells how many bytes came."""
+"""A collector that takes spans over OTLP/HTTP and keeps none.
+
+It runs in a process of its own, so that its cost is not the sender's. It prints its port, then serves until its
+standard input closes; a GET returns how many bytes came.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ _came = {"bytes": 0}
 
 
 class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"  # connections are kept, as real collectors do
+    protocol_version = "HTTP/1.1"  # connections are kept open, as by real collectors
 
     def do_POST(self) -> None:
         _came["bytes"] += len(self.rfile.read(int(self.headers["Content-Length"])))
@@ -37,4 +40,4 @@ if __name__ == "__main__":
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_port, flush=True)
     sys.stdin.read()
-    os._exit(0)  # connections that are kept are not waited for
+    os._exit(0)  # does not wait for open connections

@@ -1,7 +1,8 @@
-"""Random moves, kills and stops on real processes under load, for as long as asked: nothing may be lost or doubled.
+"""SOAK: random moves, kills and stops on real processes under load, for as long as given: nothing may be lost or
+doubled.
 
-One fault at a time: a partition has one standby, so that what two deaths at once take is another experiment's
-question. A stop or a kill may outlast the lease or not, as it comes.
+One fault at a time: a partition has one standby, so the cost of two deaths at once is another experiment's question. A
+stop or a kill may outlast the lease or not, at random.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ PARTITIONS = 8
 SITES = {"cloud": 1, "edge": 2}
 REPLICAS = ("cloud-0", "edge-0", "edge-1")
 LEASE_S = 3.0
-#: is stopped, and gives and takes partitions, but is not killed: what leaks in it has the whole run for that
+#: frozen, and moved from and to, but never killed: its leaks have the whole run to show
 SURVIVOR = "cloud-0"
-#: of what the cluster takes with nobody waiting; and for how long that is looked at
+#: load as a share of the measured peak, and how long the peak is measured, in seconds
 LOAD, PEAK_S = 0.5, 10.0
 ROWS = 20
-#: from one fault that is over to the next: so that what was held up meanwhile has been caught up with
+#: seconds from the end of a fault to the next one: enough to catch up with delayed batches
 APART_S = (5.0, 15.0)
 KEYS = 400
 SETTLE_S = 60.0
@@ -113,7 +114,7 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
 
 @dataclass(frozen=True, slots=True)
 class _Peak:
-    """``rate``: batches a second of all senders."""
+    """Peak load. ``rate``: batches a second of all senders. ``truth``: what has been sent."""
 
     rate: float
     truth: Ledger
@@ -136,8 +137,10 @@ def _thirds(sources: Sequence[Source]) -> list[list[float]]:
 
 
 def _flat(grown: Mapping[str, Mapping[str, float]]) -> list[Target]:
-    """Of who lives as long as the run does, and of all disks but the ledger's, which is appended to. What was not
-    looked at does not meet its own."""
+    """Makes growth targets for the survivor, and for all disks except the ledger's, which is appended to.
+
+    A target whose series was not sampled is not met.
+    """
     watched = [f"{SURVIVOR} {what}" for what in ("memory MB", "files", "threads")]
     watched += [f"{name} disk MB" for name in REPLICAS]
     watched += [name for name in grown if name.endswith("disk MB") and not name.startswith("ledger")]
@@ -154,7 +157,7 @@ def _wrong(correctness: Correctness) -> float | None:
 
 
 def _fault(local: LocalCluster, rng: random.Random, load: Load) -> str:
-    """One of them, and what it takes to be whole again."""
+    """Causes one random fault and repairs it. Returns the fault's name."""
     kind = rng.choice(["move", "move", "move", "kill", "stop", "kill during a move", "controller", "rebalance"])
     victim = rng.choice(REPLICAS if kind == "stop" else [name for name in REPLICAS if name != SURVIVOR])
     outlast = rng.random() < 0.5
@@ -190,13 +193,13 @@ def _move(local: LocalCluster, rng: random.Random, wait: bool = True) -> None:
     try:
         migration = local.migrate(OPERATOR, partitions, rng.choice(REPLICAS), strategy=strategy)
     except StateflowError:
-        return  # it is there already, or moving
+        return  # the partitions are there already, or moving
     if wait:
         migration.wait()
 
 
 def _ready(local: LocalCluster) -> None:
-    """Every replica answers, nothing moves, each partition has its standby. Raises TimeoutError."""
+    """Waits until every replica answers, no move runs and each partition has its standby. Raises TimeoutError."""
     deadline = time.monotonic() + SETTLE_S
     last = ""
     while time.monotonic() < deadline:

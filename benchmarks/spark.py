@@ -1,13 +1,14 @@
-"""T1: keyed count and sum under Spark, ours against Spark's own ways of doing it.
+"""T1: keyed count and sum under Spark, stateflow against Spark's own ways of doing it.
 
-Every contestant reads the same parquet files, one file per micro-batch: first the few keys, then the many, each in
-a query of its own; one contestant runs after another. At the full size each has a process and Spark session of its
-own. At the quick size all share one, which the rivals find warm: ours come first. The first micro-batches of a query
-warm up and are not counted. Throughput is rows of a micro-batch over its
-``triggerExecution`` time, which includes Spark's own bookkeeping for all alike.
+Every contestant reads the same parquet files, one file per micro-batch: first the few keys, then the many, each in a
+query of its own; one contestant runs after another. At the full size each has a process and Spark session of its own.
+At the quick size all share one, which the rivals find warm: stateflow comes first. The first micro-batches of a query
+warm up and are not counted. Throughput is rows of a micro-batch over its ``triggerExecution`` time, which includes
+Spark's own bookkeeping for all alike.
 
-Each contestant is then checked twice: the final state of each timed run, cell by cell, and every output row of
-a smaller run. A query that only hands its rows to Python and back is Spark's floor: the time above it is ours.
+Each contestant is then checked twice: the final state of each timed run, cell by cell, and every output row of a
+smaller run. A query that only hands its rows to Python and back is Spark's floor: stateflow's cost is the time above
+it.
 
 T1-small and T4: see :mod:`benchmarks.spark_small`.
 """
@@ -40,11 +41,11 @@ TRANSFORM_PANDAS, APPLY_PANDAS = "transformWithStateInPandas", "applyInPandasWit
 MINE, RIVALS = (OURS, COLUMNS), (TRANSFORM, NATIVE, TRANSFORM_PANDAS, APPLY_PANDAS)
 TRIVIAL = "mapInArrow"
 CONTESTANTS = (*RIVALS, TRIVIAL, *MINE)
-#: Python operators of Spark's, which at many keys take up to a minute for a batch
+#: Spark's own Python operators, which at many keys take up to a minute for a batch
 SLOW = frozenset({TRANSFORM, TRANSFORM_PANDAS, APPLY_PANDAS})
 VERIFY_ROWS, VERIFY_KEYS, VERIFY_BATCHES = 2_000, 300, 3
 
-#: lower bounds of ours / rival at a number of keys
+#: lower bounds of stateflow / rival at a number of keys
 TARGETS = {
     (OURS, TRANSFORM, 1_000): 6.0,
     (OURS, TRANSFORM, 100_000): 50.0,
@@ -57,8 +58,8 @@ TARGETS = {
 }
 #: upper bounds of the time above the floor, µs a row, by number of keys
 ABOVE_FLOOR_US = {1_000: 0.7, 100_000: 1.5}
-#: no target is held against the others: only the full size waits for them. The floor comes after ours: it finds the JVM
-#: warmer, so that ours are not flattered
+#: only the full size runs the others: no target compares with them. The floor comes after stateflow and so finds the
+#: JVM warmer, which does not flatter stateflow
 QUICK = (*MINE, TRIVIAL, NATIVE, TRANSFORM)
 
 FIRST_FILE_S = 1_388_534_400
@@ -69,7 +70,7 @@ _FAILURE_LINES = 3
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One query that is timed."""
+    """One timed query."""
 
     keys: int
     warm_up: int
@@ -79,7 +80,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker process does with one contestant; written as JSON for ``benchmarks.spark_worker``."""
+    """A worker process's job with one contestant; ``benchmarks.spark_worker`` gets it as JSON."""
 
     contestant: str
     timed: list[Timed]
@@ -87,7 +88,7 @@ class Job:
     work_directory: str
     result: str
     small: bool = False
-    partitions: int = PARTITIONS  # of ours
+    partitions: int = PARTITIONS  # of stateflow's operators
 
 
 def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None = None) -> Record:
@@ -140,12 +141,13 @@ def job_of(
 
 
 def batches_of(contestant: str, keys: int, *, quick: bool) -> tuple[int, int]:
-    """(warm-up, counted) micro-batches: the same for all, but fewer for those that take up to a minute for each.
+    """Returns how many micro-batches warm up, and how many count.
 
-    A query runs for weeks: what counts is the JVM when it has compiled what it runs. Spark's native aggregation and
-    ours take half as long for the twenty-fifth batch as for the fifth, and about a tenth less again for the sixtieth.
-    It goes on more slowly for hundreds, which is not waited for; docs/evaluation.md says what comes of that.
-    With many keys the JVM is warm already.
+    The numbers are the same for all, but lower for contestants that take up to a minute for each. A query runs for
+    weeks: what counts is the JVM once it has compiled its code. Spark's native aggregation and stateflow take half as
+    long for the twenty-fifth batch as for the fifth, and about a tenth less again for the sixtieth. Improvement goes on
+    more slowly for hundreds of batches, which the benchmark does not wait for; docs/evaluation.md says what follows
+    from that. With many keys the JVM is warm already.
     """
     many = keys > KEY_COUNTS[0]
     if contestant in SLOW and many:
@@ -156,7 +158,7 @@ def batches_of(contestant: str, keys: int, *, quick: bool) -> tuple[int, int]:
 
 
 def write_input(directory: Path, seed: int, keys: int, rows: int, files: int) -> Path:
-    """Parquet files of uniform keys, modification times in order, as the file source replays by those.
+    """Writes Parquet files of uniform keys, with modification times in order, because the file source replays by those.
 
     Values are multiples of a quarter, so that their sums are exact in any order of addition.
     """
@@ -176,7 +178,9 @@ def write_input(directory: Path, seed: int, keys: int, rows: int, files: int) ->
 
 
 def run_session(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
-    """By contestant what came of it, or ``{"error": …}``; all in one session. No process of it outlives this call."""
+    """Runs jobs in one session. Returns each contestant's result, or ``{"error": …}``. No process of it outlives this
+    call.
+    """
     environment = os.environ | {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
@@ -198,7 +202,7 @@ def run_session(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
             _end_group(process)
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     error = {"error": f"{ended}: " + " | ".join(lines[-_FAILURE_LINES:])}
-    # what ended badly after its last result is not a success; results before a contestant that failed stand
+    # a bad end after the last result is no success; results before a contestant that failed stand
     failed = jobs[-1] if ended != "exit status 0" else None
     return {
         job.contestant: json.loads(Path(job.result).read_text())
@@ -209,10 +213,10 @@ def run_session(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the process group this module started for the worker, with the JVM in it.
+    """Ends the process group that this module started for the worker, with the JVM in it.
 
-    A worker that still runs is first asked to end by itself: replicas live in groups of their own, and only the
-    worker knows them.
+    A worker that still runs is first asked to end by itself: replicas live in groups of their own, which only the
+    worker knows.
     """
     if process.poll() is None:
         process.terminate()
@@ -282,7 +286,7 @@ def _record(experiment: str, outcomes: dict[str, dict[str, Any]], *, quick: bool
 
 
 def above_floor_us(mine: float | None, floor: float | None) -> float | None:
-    """Of two rates in rows a second: the µs a row that the first takes longer."""
+    """Returns how many µs a row ``mine`` takes longer than ``floor``; both are rates in rows a second."""
     return 1e6 / mine - 1e6 / floor if mine and floor else None
 
 

@@ -1,9 +1,9 @@
 """Small micro-batches under Spark.
 
-T1-small: how long does a micro-batch take that brings nothing, or 1,000 rows, beside a query that only hands rows to
-Python and back? That is Spark's own floor.
+T1-small: duration of a micro-batch without rows, or with 1,000 rows, compared with a query that only hands rows to
+Python and back, which is Spark's own floor.
 
-T4: how long does one of 1,000 rows take, by the number of partitions?
+T4: duration of a micro-batch of 1,000 rows, by the number of partitions.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ SPREAD_BOUND = 1.2
 
 
 class _Runs:
-    """Of one experiment: seconds of what was timed, and what came of checking it."""
+    """Runs of one experiment: seconds of the timed micro-batches, and the results of checking."""
 
     def __init__(self, directory: Path, seed: int, batches: tuple[int, int], rows: Sequence[int]) -> None:
-        """Args: batches: of warm-up, counted. rows: of the micro-batches, in turns."""
+        """Writes the inputs. ``batches``: how many warm up, and how many count. ``rows``: sizes of the micro-batches,
+        in turn.
+        """
         self.seconds: dict[str, dict[str, list[float]]] = {}  # by case and rows
         self.checks: list[Correctness] = []
         self.failures: list[str] = []
@@ -52,7 +54,7 @@ class _Runs:
         self._query = Timed(KEYS, warm_up, warm_up + counted, str(timed))
 
     def add(self, case: str, contestant: str, partitions: int = PARTITIONS) -> None:
-        """In a session of its own."""
+        """Runs a contestant in a session of its own."""
         self._number += 1
         place = self._directory / f"{contestant}-{self._number}"
         job = job_of(place, contestant, [self._query], self._verify, small=True, partitions=partitions)
@@ -60,7 +62,7 @@ class _Runs:
         if "error" in outcome:
             self.failures.append(f"{case}: {outcome['error']}")
             return
-        if contestant != TRIVIAL:  # it keeps nothing
+        if contestant != TRIVIAL:  # the floor keeps no state
             self.checks.append(Correctness(**outcome["correctness"]))
         for rows, took in outcome["seconds"].items():
             self.seconds.setdefault(case, {}).setdefault(rows, []).extend(took)
@@ -83,7 +85,7 @@ class _Runs:
         return {case: {rows: spread(took) for rows, took in by.items()} for case, by in self.seconds.items()}
 
     def over(self, one: str, other: str, rows: int) -> float | None:
-        """Of two cases' medians."""
+        """Returns the ratio of two cases' medians; None where one is missing."""
         above, below = (self.figures.get(case, {}).get(str(rows), {}).get("median") for case in (one, other))
         return ratio(above, below)
 
@@ -94,7 +96,9 @@ def run(experiment: str, *, quick: bool, seed: int) -> Record:
 
 
 def _small(experiment: str, directory: Path, *, quick: bool, seed: int) -> Record:
-    """Micro-batches of both sizes in turns, in one query; a contestant after another, and all of that again."""
+    """Times micro-batches of both sizes in turn, in one query; runs one contestant after another, and repeats all of
+    it.
+    """
     batches, rounds = ((10, 20), 1) if quick else ((20, 60), 3)
     runs = _Runs(directory, seed, batches, SMALL_ROWS)
     for _ in range(rounds):
@@ -112,7 +116,7 @@ def _small(experiment: str, directory: Path, *, quick: bool, seed: int) -> Recor
 
 
 def _spread(experiment: str, directory: Path, *, quick: bool, seed: int) -> Record:
-    """The floor first, then ours over ever more partitions, and all of that again."""
+    """Runs the floor first, then stateflow over ever more partitions, and repeats all of it."""
     batches, rounds, mine = ((8, 10), 1, MINE[:1]) if quick else ((40, 60), 3, MINE)
     runs = _Runs(directory, seed, batches, (ROWS,))
 
@@ -140,7 +144,7 @@ def _spread(experiment: str, directory: Path, *, quick: bool, seed: int) -> Reco
 
 
 def write_small_input(directory: Path, seed: int, files: int, sizes: Sequence[int] = SMALL_ROWS) -> Path:
-    """Args: sizes: rows of the files, in turns."""
+    """Writes one file per micro-batch. ``sizes``: rows of the files, in turn."""
     directory.mkdir()
     for index in range(files):
         part = write_input(directory / f"of-{index}", seed + index, KEYS, sizes[index % len(sizes)], 1)

@@ -42,14 +42,15 @@ SETTINGS = {
     # commit, and do not look a key up merely to count keys.
     f"{_STORE}.rocksdb.changelogCheckpointing.enabled": "true",
     f"{_STORE}.rocksdb.trackTotalNumberOfRows": "false",
-    # What our documentation recommends, for all of them: the native aggregation gains from the log's, those in Python
-    # from all but that of planning, which Spark does once for stateful queries in any case.
+    # settings that stateflow's documentation recommends, for all contestants: the native aggregation gains from that of
+    # the log; those in Python gain from all but that of planning, which Spark does once for stateful queries in any
+    # case
     **quick_settings("local[2]"),
 }
 
 
 class CountSumProcessor(StatefulProcessor):
-    """Both figures in one state, so that a key costs one read and one write per batch."""
+    """Keeps both figures in one state, so that a key costs one read and one write per batch."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._figures = handle.getValueState("figures", "n long, total double")
@@ -67,25 +68,25 @@ class CountSumProcessor(StatefulProcessor):
 
 
 class Contestant:
-    """How one contestant is put on a stream and how its final state is read: columns k, n, total."""
+    """A contestant: applies its operation to a stream, and reads its final state as columns k, n, total."""
 
     output_mode = "update"
     rows_out_per_row_in = False
 
     def __init__(self, spark: SparkSession, partitions: int) -> None:
         self.spark = spark
-        self.partitions = partitions  # of ours
+        self.partitions = partitions  # of stateflow's operators
 
     def apply(self, stream: DataFrame) -> DataFrame:
         raise NotImplementedError
 
     def state(self, checkpoint: Path) -> DataFrame | None:
-        """None: it keeps nothing."""
+        """Reads the final state; None: the contestant keeps none."""
         raise NotImplementedError
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[None]:
-        """Whatever one query needs around it, with empty state."""
+        """Provides what one query needs around it, with empty state."""
         yield
 
 
@@ -190,7 +191,7 @@ class OursInColumns(Ours):
 
 
 class Trivial(Contestant):
-    """Rows to Python and back: no state, no output of its own."""
+    """Hands rows to Python and back: no state, no output of its own."""
 
     output_mode = "append"
 
@@ -239,7 +240,7 @@ def work(spark: SparkSession, job: Job) -> dict[str, Any]:
         late += dropped(progress)
         equal &= bool(same)
     found = {"runs": runs, "spark_settings": SETTINGS}
-    if job.contestant == TRIVIAL:  # it keeps nothing
+    if job.contestant == TRIVIAL:  # the floor keeps no state
         return found
     with contestant.fresh():
         lost, duplicated, verified = verification_run(contestant, job)
@@ -248,9 +249,9 @@ def work(spark: SparkSession, job: Job) -> dict[str, Any]:
 
 
 def small_run(contestant: Contestant, job: Job) -> dict[str, Any]:
-    """Seconds of each micro-batch by its rows."""
+    """Returns the seconds of each micro-batch, by its number of rows, and the correctness."""
     (query,) = job.timed
-    lost = duplicated = late = None  # of a contestant that keeps nothing
+    lost = duplicated = late = None  # stays so for the floor, which keeps no state
     with contestant.fresh():
         progress, equal = timed_run(contestant, query, Path(job.work_directory) / "small")
     if job.contestant != TRIVIAL:
@@ -269,12 +270,14 @@ def small_run(contestant: Contestant, job: Job) -> dict[str, Any]:
 
 
 def dropped(progress: list[dict[str, Any]]) -> int:
-    """Rows that Spark let go as too late."""
+    """Counts the rows that Spark dropped as too late."""
     return sum(op.get("numRowsDroppedByWatermark", 0) for entry in progress for op in entry["stateOperators"])
 
 
 def timed_run(contestant: Contestant, timed: Timed, directory: Path) -> tuple[list[dict[str, Any]], bool | None]:
-    """Run the first ``timed.batches`` files: progress of the micro-batches in order, and whether the state is right."""
+    """Runs the first ``timed.batches`` files. Returns progress of the micro-batches in order, and whether the state is
+    right; None: the contestant keeps no state.
+    """
     source, checkpoint = directory / "input", directory / "checkpoint"
     source.mkdir(parents=True)
     for path in input_files(timed.input, timed.batches):
@@ -299,7 +302,9 @@ def timed_run(contestant: Contestant, timed: Timed, directory: Path) -> tuple[li
 
 
 def verification_run(contestant: Contestant, job: Job) -> tuple[int, int, bool]:
-    """Every output row of a small run against the reference: rows lost, rows too many, and all else equal."""
+    """Compares every output row of a small run with the reference. Returns rows lost, rows too many, and whether all is
+    equal.
+    """
     outputs: list[pd.DataFrame] = []
 
     def keep(batch: DataFrame, number: int) -> None:
@@ -320,10 +325,10 @@ def verification_run(contestant: Contestant, job: Job) -> tuple[int, int, bool]:
 
 
 def compare_outputs(came: pd.DataFrame, rows: pd.DataFrame, *, per_row: bool) -> tuple[int, int, bool]:
-    """Lost, duplicated, equal. The count of a key tells its outputs apart.
+    """Returns rows lost, rows duplicated, and whether all is equal. The count of a key tells its outputs apart.
 
-    Rows of one key within one batch may be worked off in any order after a shuffle, so that per input row the
-    sum is certain only where a key's batch ends.
+    After a shuffle, rows of one key within one batch may be processed in any order. Per input row the sum is therefore
+    certain only where a key's batch ends.
     """
     rows = rows.assign(n=rows.groupby("k").cumcount() + 1, total=rows.groupby("k")["v"].cumsum())
     ends = rows.drop_duplicates(["batch", "k"], keep="last")
@@ -353,7 +358,7 @@ def input_files(directory: str, count: int | None = None) -> list[Path]:
 
 
 def read_input(path: str | Path, count: int | None = None) -> pd.DataFrame:
-    """One file, or the first ``count`` files of a directory, in order."""
+    """Reads one file, or the first ``count`` files of a directory, in order."""
     files = input_files(str(path), count) if Path(path).is_dir() else [Path(path)]
     rows: pd.DataFrame = pd.concat([pq.read_table(file).to_pandas() for file in files], ignore_index=True)
     return rows

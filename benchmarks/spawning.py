@@ -1,5 +1,8 @@
-"""FLEET: replicas that one command spawns at two agents: how long until they serve, are emptied, and one that joins is
-used, while rows stream. Real processes."""
+"""FLEET: replicas that one command spawns at two agents, while rows stream: time until they serve, until one is
+emptied, and until one that joins is used.
+
+All are real processes.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class Sites(LocalCluster):
         agent.wait_ready()
 
     def owners(self) -> dict[str, int]:
-        """Partitions by replica."""
+        """Returns the number of partitions of each replica."""
         (operator,) = (each for each in self.cluster.status().operators if each.name == OPERATOR)
         return {name: operator.owners.count(name) for name in set(operator.owners)}
 
@@ -71,7 +74,7 @@ def run(experiment: str, *, quick: bool, seed: int) -> Record:
 
 
 def _run(count: int, seed: int, figures: dict[str, Any]) -> Correctness:
-    """Raises StateflowError, TimeoutError."""
+    """Runs the experiment. Raises StateflowError, TimeoutError."""
     with (
         tempfile.TemporaryDirectory(prefix="stateflow-bench-") as folder,
         Sites(sites={SITE: 1}, data_dir=folder, checkpoint_interval_s=0) as local,
@@ -87,7 +90,7 @@ def _run(count: int, seed: int, figures: dict[str, Any]) -> Correctness:
             began = time.monotonic()
             names = set(cluster.spawn(SITE, count=count).wait())
             _note(figures, "spawned_s", began)
-            # each has its share without a further command
+            # each gets its share without a further command
             _until(lambda: names <= local.owners().keys(), "each serves", load)
             _note(figures, "all_serve_s", began)
             _until(lambda: not local.moves(), "what they are given is given", load)
@@ -115,7 +118,7 @@ def _note(figures: dict[str, Any], name: str, began: float) -> None:
 
 
 def _until(holds: Callable[[], bool], what: str, load: Load | None = None) -> None:
-    """Raises TimeoutError, and what the load failed with."""
+    """Waits until ``holds()``. Raises TimeoutError, and what the load failed with."""
     until = time.monotonic() + TIMEOUT_S
     while not holds():
         if time.monotonic() > until:

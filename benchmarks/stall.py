@@ -1,7 +1,7 @@
-"""Whether the process that generates a load was held up itself.
+"""A watch that tells whether the process that generates a load was held up itself.
 
-A thread sleeps for a moment, again and again. When it wakes up late, so would any other thread of this process: what
-was measured meanwhile is the generator's delay as well as the system's. It stays in the latencies, but is reported.
+A thread sleeps for a moment, again and again. When it wakes up late, so would any other thread of this process:
+latencies measured meanwhile include the generator's delay. The delay stays in the latencies, but is reported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Stalls:
 
     @property
     def share(self) -> float:
-        """Of the time watched."""
+        """Share of the watched time."""
         return self.total_s / self.watched_s if self.watched_s else 0.0
 
     def to_json(self) -> dict[str, float]:
@@ -37,7 +37,7 @@ class Stalls:
 
 
 class StallWatch:
-    """A context manager; :meth:`found` also afterwards."""
+    """A context manager that counts stalls; :meth:`found` works also afterwards."""
 
     def __init__(self) -> None:
         self._late_s: list[float] = []

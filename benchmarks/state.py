@@ -1,4 +1,4 @@
-"""P1: what tracked state costs beside plain Python, on disk and in memory.
+"""P1: cost of tracked state compared with plain Python, on disk and in memory.
 
 * ``hot``: read-modify-write of a tracked value and of a map's entry, against the same loop over a dict.
 * ``entry``: bytes written when one entry of a map changes, by the size of the map.
@@ -83,7 +83,9 @@ def _per_s(work: Callable[[], None], rows: int) -> float:
 
 
 def measure_hot(quick: bool, seed: int) -> tuple[dict[str, Any], list[Target], bool]:
-    """``access``: the loops differ in what is read and written. ``record`` binds a key for every step, too."""
+    """Measures accesses, whose loops differ only in what is read and written. ``record`` also binds a key for every
+    step.
+    """
     rounds, rows = (5, 100_000) if quick else (9, 300_000)
     keys = [f"k{number}" for number in np.random.default_rng(seed).integers(0, HOT_KEYS, rows)]
     keyed = KeyedState("Hot", declarations_of(Hot), store := MemoryStore())
@@ -193,7 +195,7 @@ def measure_vectorised(quick: bool, seed: int) -> tuple[dict[str, Any], list[Tar
 def _direct(
     operator: type[Operator], keys: int, batches: int, seed: int, directory: Path
 ) -> tuple[dict[str, Any], dict[Any, Any]]:
-    """Rows a second of each batch after the first half, on RocksDB, and the final state."""
+    """Returns the rows a second of each batch of the second half, on RocksDB, and a sample of the final state."""
     engine, numbers = RocksEngine(), np.random.default_rng(seed)
     stores = [engine.open(directory / str(number), create=True) for number in range(VECTOR_PARTITIONS)]
     hosts = [PartitionHost(operator, PartitionId("p1", number), store, 1) for number, store in enumerate(stores)]

@@ -46,7 +46,7 @@ class Archive(Operator):
 
     def process(self, row: Any, ctx: Any) -> Iterator[tuple[int, int]]:
         blob = self.blob.value or b""
-        # incompressible, and told by key and change
+        # incompressible, and determined by key and change
         self.changes.value += 1
         self.blob.value = content(row.k, self.changes.value)
         if self.changes.value > 1 and blob != content(row.k, self.changes.value - 1):

@@ -1,6 +1,6 @@
-"""Every experiment, one after another, each in a process of its own; then the report.
+"""Run every experiment, each in a process of its own, then the report.
 
-``python -m benchmarks suite [--quick]``. One that fails does not stop the others; the exit status is 1 then.
+An experiment that fails does not stop the others; the exit status is 1 then.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from benchmarks import report
 from benchmarks.record import REPOSITORY
 from benchmarks.results import RESULTS
 
-#: one experiment may take so long; a quick one is meant to take 120 s on two quiet cores
+#: time limit of one experiment; a quick one is meant to take 120 s on two quiet cores
 LIMIT_QUICK_S, LIMIT_S = 600, 4 * 3600
-#: to end its processes
+#: seconds that an experiment has to end its processes
 GRACE_S = 60
 
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def chosen(*, quick: bool, names: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
-    """(benchmark, experiment) in the order of the registry."""
+    """Yields (benchmark, experiment) in the order of the registry."""
     from benchmarks.__main__ import REGISTRY
 
     for name, benchmark in REGISTRY.items():
@@ -59,7 +59,7 @@ def _run(name: str, experiment: str, *, quick: bool, seed: int) -> bool:
     command += ["--quick"] * quick
     print(f"== {name} {experiment}", file=sys.stderr, flush=True)
     began = time.monotonic()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored under nohup, and by children then
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored under nohup, and then also by children
     process = subprocess.Popen(command, cwd=REPOSITORY)
     try:
         status = process.wait(LIMIT_QUICK_S if quick else LIMIT_S)
@@ -68,7 +68,7 @@ def _run(name: str, experiment: str, *, quick: bool, seed: int) -> bool:
         process.send_signal(signal.SIGINT)
         _await_end(process)
         return False
-    except KeyboardInterrupt:  # the terminal has told it too
+    except KeyboardInterrupt:  # the terminal has sent it to the child too
         _await_end(process)
         raise
     took = time.monotonic() - began
@@ -77,7 +77,7 @@ def _run(name: str, experiment: str, *, quick: bool, seed: int) -> bool:
 
 
 def _await_end(process: subprocess.Popen[bytes]) -> None:
-    """Of it and of what it started: left alone, that would take the processors from the next one."""
+    """Waits until an experiment and its processes end: left running, they would take CPU time from the next one."""
     try:
         process.wait(GRACE_S)
     except subprocess.TimeoutExpired:

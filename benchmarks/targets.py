@@ -1,4 +1,4 @@
-"""A record's targets as they are told: bound, range over the runs, how far from it, verdict."""
+"""Targets of a record as the report shows them: bound, range over the runs, distance from the bound, verdict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Aim:
     target: float
     at_least: bool
     met: bool
-    least: float | None  # over the runs, where the record tells
+    least: float | None  # over the runs, where the record has it
     most: float | None
 
     @property
@@ -38,7 +38,7 @@ class Aim:
 
     @property
     def ratio(self) -> float | None:
-        """Figure over bound."""
+        """Returns the figure over its bound; None where it was not measured, or the bound is 0."""
         return self.value / self.target if self.value is not None and self.target else None
 
     @property
@@ -46,7 +46,7 @@ class Aim:
         return "" if self.least is None or self.most is None else f"{number(self.least)} – {number(self.most)}"
 
     def scored(self, value: float | None) -> float | None:
-        """How many times better than the bound a value is; None where that cannot be told."""
+        """Returns how many times better than the bound a value is; None where that has no meaning."""
         if value is None or self.target <= 0 or value <= 0:
             return None
         return value / self.target if self.at_least else self.target / value
@@ -77,9 +77,11 @@ def aims_of(record: Mapping[str, Any]) -> list[Aim]:
 
 
 def range_of(value: float | None, known: list[Spread]) -> tuple[float | None, float | None]:
-    """The range of the figure a target was computed from: one that was measured several times, or a ratio of two.
+    """Returns the range of the figure a target was computed from: measured several times, or a ratio of two such
+    figures.
 
-    Of a ratio the widest: least over most, most over least. (None, None) when it is neither, or may be several.
+    A ratio has the widest range: least over most, most over least. (None, None) when the figure is neither, or
+    ambiguous.
     """
     if not value:
         return None, None
@@ -96,7 +98,7 @@ def range_of(value: float | None, known: list[Spread]) -> tuple[float | None, fl
 
 
 def number(value: float | None) -> str:
-    """For people: three digits that count, thousands set apart."""
+    """Formats a number for people: three significant digits, thousands separated."""
     if value is None:
         return "–"
     if value == 0 or abs(value) >= 100:

@@ -1,7 +1,7 @@
-"""Vehicles that report where they are, and the operator that keeps what is known of them. Replicas import this module.
+"""Vehicles that report their position, and the operator that keeps what they reported. Replicas import this module.
 
-There is one key for a region, whose vehicles travel together, and one region for a partition; so a region's state
-can live at the edge site its vehicles are near, and moves when another one is nearer. Deterministic by seed.
+There is one key for a region, whose vehicles travel together, and one region for a partition; so a region's state can
+live at the edge site its vehicles are near, and moves when another site is nearer. Deterministic by seed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from stateflow import Operator, state
 from stateflow.partitioner import partition_of
 
-#: the sites stand at the corners of a square with this side
+#: diameter of the circle on which the sites stand
 SIDE_KM = 40.0
 STEP_S = 1.0
 SPEED_KM_S = (0.01, 0.03)
 
 
 class Vehicles(Operator):
-    """The last position of every vehicle of a region, its mileage, and its last message, which gives state its size."""
+    """Last position of every vehicle of a region, its mileage, and its last message, which sets the state's size."""
 
     key = "region"
     output = "region long, vehicle long, readings long, km double"
@@ -74,11 +74,11 @@ class Fleet:
         return Region(number, key, x, y, (number + 1) % len(self.sites), offsets)
 
     def nearest(self, region: Region) -> int:
-        """The number of the site a region belongs to now."""
+        """Returns the number of the site that a region is nearest to."""
         return min(range(len(self.sites)), key=lambda site: math.dist(self.sites[site], (region.x, region.y)))
 
     def drive(self) -> None:
-        """One step; who arrives goes on to another site."""
+        """Drives all regions one step; a region that arrives turns to another site."""
         for region in self.regions:
             x, y = self.sites[region.to]
             left = math.dist((x, y), (region.x, region.y))
@@ -91,7 +91,7 @@ class Fleet:
                 region.y += (y - region.y) / left * step
 
     def readings(self, region: Region, vehicles: range, size: int) -> list[dict[str, Any]]:
-        """What these vehicles report now. ``size``: bytes of each one's message, 0 to leave it as it is."""
+        """Returns what these vehicles report now. ``size``: bytes of each one's message, 0 to leave it as it is."""
         return [
             {
                 "region": region.key,

@@ -1,5 +1,7 @@
-"""A source that gives the same rows whenever it is read, in micro-batches and in real time, and a sink that writes down
-when each row came: a few classes of Java, which are compiled where there is a compiler."""
+"""A repeatable source of rows for micro-batches and real time, and a sink that logs when each row came.
+
+Both are a few classes of Java, which are compiled where there is a compiler.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def has_compiler() -> bool:
 
 
 def make_jar(directory: Path) -> Path:
-    """Compiled against the Spark that is installed here. Raises StateflowError where there is no compiler."""
+    """Compiles the classes against the installed Spark. Raises StateflowError where there is no compiler."""
     import pyspark
 
     if not has_compiler():
@@ -42,7 +44,7 @@ def make_jar(directory: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A row as the sink was given it. ``attempt``: of (epoch, task), the one it was in."""
+    """A row as the sink got it. ``attempt``: identifies the attempt at (epoch, task) that gave the row."""
 
     at_us: int
     epoch: int
@@ -52,18 +54,20 @@ class Given:
 
 
 class Log:
-    """What the sink wrote, and may write on."""
+    """The sink's log, which may still be growing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def rows(self) -> list[Given]:
-        """Of all attempts, in the order in which they came."""
+        """Returns the rows of all attempts, in the order in which they came."""
         return [given for kind, given in self._lines() if kind == "row"]
 
     def taken(self) -> list[Given]:
-        """What a sink has that takes an epoch's rows at its end: of each task in each epoch those of the last attempt
-        that gave all of them."""
+        """Returns the rows that a sink keeps which takes an epoch's rows at its end.
+
+        For each task in each epoch, these are the rows of the last attempt that gave all of them.
+        """
         ended = {(given.epoch, given.task): given.attempt for kind, given in self._lines() if kind == "end"}
         return [given for given in self.rows() if ended.get((given.epoch, given.task)) == given.attempt]
 
@@ -72,6 +76,6 @@ class Log:
             return
         for line in self._path.read_text().splitlines(keepends=True):
             if not line.endswith("\n"):
-                break  # it is being written
+                break  # the sink is writing this line
             kind, at_us, epoch, task, attempt, *columns = line.rstrip("\n").split(",")
             yield kind, Given(int(at_us), int(epoch), int(task), attempt, tuple(columns))

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from benchmarks.replay.operators import Count, Seconds
 from stateflow.spark import apply_operator, local_session
 
-#: counts as Count does, by Spark's own state
+#: counts as Count does, with Spark's own state
 IN_JVM = "transformWithState"
 OWN_STATE = {
     "spark.sql.streaming.stateStore.providerClass": (
@@ -23,9 +23,12 @@ OWN_STATE = {
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """``epoch``: how long one lasts, as Spark's trigger has it; empty: micro-batches. ``rows``: of each partition;
-    ``interval_us``: between two of them; ``t0_us``: when the first is due. ``cores``: of the session. ``operator``: one
-    of this package, or :data:`IN_JVM`."""
+    """A query and its source.
+
+    ``t0_us``: when the first row is due, µs since 1970. ``rows``: of each partition. ``interval_us``: between two of
+    them. ``epoch``: its length, as Spark's trigger takes it; empty: micro-batches. ``cores``: of the session.
+    ``operator``: the name of one of this package's, or :data:`IN_JVM`.
+    """
 
     jar: str
     address: str

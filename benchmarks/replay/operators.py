@@ -1,4 +1,4 @@
-"""Replicas and Spark's workers import this module by name."""
+"""Operators of the replay queries. Replicas and Spark's workers import this module by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stateflow import Context, Operator, Timer, state
 
 
 class Count(Operator):
-    """Each row comes out with its place among those of its key."""
+    """Numbers the rows of each key: every row comes out with its place among them."""
 
     key = "k"
     output = "part int, off long, k string, due timestamp, n long"
@@ -21,7 +21,7 @@ class Count(Operator):
 
 
 class Seconds(Operator):
-    """How many rows of a key were due in each second, once event time has passed it."""
+    """Counts the rows of a key that were due in each second, and puts a second out once event time has passed it."""
 
     key = "k"
     output = "k string, second long, n long"
