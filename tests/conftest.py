@@ -1,4 +1,4 @@
-"""Hooks of every test: which tier and lane it is in (``tests/gate.py``), and a journal of what ran."""
+"""Hooks of every test: selection by tier and lane (``tests/gate.py``), and a journal of what ran."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.gate import LANES, TIERS, Durations, is_in_gate, lane_of, promises
 
-# both are assertions about how fast this machine is just now
+# both checks depend on how fast the machine is just now
 settings.register_profile("stateflow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("stateflow")
 
@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # whoever ends a run that takes too long asks what it was at; while a test runs, 2 is a file of pytest's
+    # SIGUSR1 asks a run that takes too long for its stacks; while a test runs, descriptor 2 is a file of pytest's
     faulthandler.register(signal.SIGUSR1, file=os.dup(2), all_threads=True)
     path = config.getoption("--journal")
     if path and not hasattr(config, "workerinput"):
@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         (wanted if is_wanted(item) else others).append(item)
     config.hook.pytest_deselected(items=others)
-    # longest files first, so that none is begun when the others have ended
+    # longest files first, so that no long file begins when the others have ended
     durations = Durations.read()
     seconds = {file: durations.of_file(file) for file in files}
     items[:] = sorted(wanted, key=lambda item: -seconds[item.nodeid.partition("::")[0]])

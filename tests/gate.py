@@ -1,14 +1,14 @@
-"""The gate: what must pass before a change lands, in lanes and within ten minutes.
+"""Run the gate: the tests that must pass before a change lands, in lanes and within ten minutes.
 
     python -m tests.gate                       # make test
     python -m tests.gate --tier all            # make test-all; one quarter of it: --shard 2/4
-    python -m tests.gate --write-durations     # after a run: what its tests took is kept
+    python -m tests.gate --write-durations     # after a run: keeps the durations of its tests
 
 Tiers
-    ``gate``   every test that needs no process of its own, at small sizes; of those on real processes the *promises* of
-               ``promises.toml`` alone.
+    ``gate``   every test that needs no process of its own, at small sizes; of those on real processes only the
+               *promises* of ``promises.toml``.
     ``all``    every test, at the sizes that ``sizes.py`` says.
-    A test is left out of the gate by ``@pytest.mark.thorough``, or by starting processes without being a promise.
+    ``@pytest.mark.thorough`` leaves a test out of the gate; so does starting processes without being a promise.
 
 Lanes, by what a test needs; each is one pytest of its own
     ``cpu``      computes: one worker for each core, alone on the machine. Nothing in it depends on time.
@@ -16,11 +16,11 @@ Lanes, by what a test needs; each is one pytest of its own
     ``spark``    one worker and one JVM for all of its tests.
     ``alone``    slow disks, full disks, links, open files: one after another, at the end.
 
-What fails in a lane is run once more, alone, with the same seed. What then passes is *flaky*: the last lines of the
-run name it. Of the lane ``cpu`` it is red all the same; of the others the gate stays green, and ``flaky.toml`` gets an
-entry.
+The gate runs a test that fails in a lane once more, alone, with the same seed. A test that then passes is *flaky*: the
+last lines of the run name it. In the lane ``cpu`` it is red all the same; in the others the gate stays green, and
+``flaky.toml`` gets an entry.
 
-The run ends by itself after its cap, with the stacks and names of what was running.
+The run ends by itself after its cap, with the names and stacks of the tests that were running.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ PROMISES_PAGE = ROOT / "CONTRIBUTING.md"
 FLAKY = TESTS / "flaky.toml"
 
 TIERS = ("gate", "all")
-#: lane: its workers. The lanes of one stage run side by side, stages one after another.
+#: workers of each lane. The lanes of one stage run side by side, stages one after another
 LANES = {"cpu": 2, "waiting": 4, "spark": 1, "alone": 1}
 STAGES = (("cpu",), ("waiting", "spark"), ("alone",))
 #: markers of tests that start processes
 PROCESSES = {"processes", "spark", "browser"}
 
-#: seconds of wall time on two cores: what the lanes of the gate may take together
+#: wall time, in seconds on two cores, that the lanes of the gate may take together
 BUDGET_S = 540.0
 CAP_S = {"gate": 20 * 60.0, "all": 90 * 60.0}
-#: seconds that one test may take beside the others of its stage, by its lane
+#: seconds that one test may take while the others of its stage run, by its lane
 LONGEST_S = {"cpu": 4.0, "waiting": 40.0, "spark": 40.0, "alone": 40.0}
-#: seconds that one test may take in a run before it is ended with its stack, by its tier
+#: seconds after which a running test is ended with its stack, by its tier
 TIMEOUT_S = {"gate": 150, "all": 900}
 MAX_FLAKY = 10
-#: where more fail, it is not by chance, and none is run once more
+#: where more tests fail, chance is not the cause, and no test runs again
 MAX_ONCE_MORE = 10
-#: the characters of a lane's output that are shown
+#: characters of a lane's output that are shown
 SHOWN = 20_000
 PYTEST = (
     sys.executable,
@@ -98,9 +98,10 @@ def is_in_gate(markers: Iterable[str], promised: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """One sentence of README or docs/faults.md and the test that holds it.
+    """One sentence of README or docs/faults.md and the test that proves it.
 
-    ``of``: its section there. ``test``: a node id, or one without its parameters, which is all of them.
+    ``of``: its section there. ``says``: the sentence. ``test``: a node id; without parameters it stands for all of
+    them.
     """
 
     of: str
@@ -134,7 +135,7 @@ def table_of(held: Sequence[Promise], durations: Durations) -> str:
 
 
 def write_table(page: Path = PROMISES_PAGE) -> None:
-    """Replaces the table of promises in a page, up to the empty line behind it."""
+    """Replaces the table of promises in a page, up to the empty line after it."""
     before, _, rest = page.read_text().partition("| promise | test | s |\n")
     after = rest.partition("\n\n")[2]
     page.write_text(f"{before}{table_of(promises(), Durations.read())}\n{after}")
@@ -155,7 +156,7 @@ def files_of(lane: str, tier: str) -> list[str]:
 class Durations:
     """Seconds that tests took when ``--write-durations`` was last run: ``lanes[lane][node id] = seconds``.
 
-    Tests of less than ``SMALL_S`` are one sum for each file.
+    Tests that took less than ``SMALL_S`` are added up for each file.
     """
 
     SMALL_S = 0.2
@@ -221,7 +222,7 @@ class Journal:
 
 
 def seed_of_commit() -> int:
-    """Derives a seed from the commit: the same one for everybody who tests it, another one for the next commit."""
+    """Derives a seed from the commit: the same one on every machine, another one for the next commit."""
     found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     return int(found.strip()[:7] or "0", 16)
 
@@ -229,8 +230,8 @@ def seed_of_commit() -> int:
 def slowness() -> float:
     """Measures how many times longer this machine takes just now than a quiet one with two cores; at least 1.
 
-    What a test waits for at most is multiplied by it (``tests/integration/support.py``). The worst of three counts: a
-    million additions, a process that starts and ends, and a durable write.
+    The time limits of waiting tests are multiplied by it (``tests/integration/support.py``). The worst of three counts:
+    a million additions, a process that starts and ends, and a durable write.
     """
     with tempfile.TemporaryFile() as file:
 
@@ -274,7 +275,7 @@ class Lane:
             )
 
     def wait(self, timeout_s: float) -> int | None:
-        """Waits for its end and returns the exit status; ``None`` when the time is over and it runs on."""
+        """Waits for its end and returns the exit status; None: the time is over and the lane still runs."""
         try:
             status = self._process.wait(max(0.0, timeout_s))
         except subprocess.TimeoutExpired:
@@ -290,7 +291,7 @@ class Lane:
         for pid in _pythons_below(self._process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)
-            time.sleep(1)  # one behind the other, as they write into one file
+            time.sleep(1)  # one after another, as they write into one file
         self.kill()
         self.seconds = time.monotonic() - self.began
 
@@ -301,7 +302,7 @@ class Lane:
 
 
 def _pythons_below(pid: int) -> list[int]:
-    """Returns the process ids of a pytest and of its xdist workers, but of nothing that tests started."""
+    """Returns the process ids of a pytest and of its xdist workers, without the processes that tests started."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     found = [pid]
     for child in children.read_text().split() if children.exists() else ():
@@ -339,7 +340,7 @@ class Gate:
                 statuses |= self._run_stage(stage)
                 if None in statuses.values():
                     break
-        finally:  # also where this process is ended
+        finally:  # also where this process is told to end
             for lane in self.lanes:
                 lane.kill()
         journals = {lane.name: lane.journal() for lane in self.lanes}
@@ -405,7 +406,7 @@ class Gate:
             ((spent, test, lane) for lane, journal in journals.items() for test, spent in journal.seconds.items()),
             reverse=True,
         )
-        may_be = (0, 1, 5) if self._shard or self._extra else (0, 1)  # 1: tests failed; 5: there was none
+        may_be = (0, 1, 5) if self._shard or self._extra else (0, 1)  # 1: tests failed; 5: there were none
         print(f"\nslowest of {len(outcomes)} tests:")
         for spent, test, lane in took[:SLOWEST]:
             print(f"  {spent:6.1f} s  {lane:8} {test}")
@@ -473,6 +474,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # started with nohup and &, tests would ignore it, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests started with nohup and & would ignore it, too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

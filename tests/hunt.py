@@ -1,10 +1,10 @@
-"""A hunt for what no gate finds: ``make hunt`` draws one thing after another until it is stopped.
+"""Hunt for faults that no gate finds: draw one command after another until stopped (``make hunt``).
 
     python -m tests.hunt [--draws N] [--seed S]
 
-Each draw is a command with a seed of its own, chosen by weight. A finding is printed with its seed and the command
-that repeats it, and kept with its output in ``hunt-out/``. One draw in a hundred has a mistake planted; where that is
-not found the hunt itself is broken, and ends.
+Each draw is a command with a seed of its own, chosen by weight. The hunt prints a finding with its seed and the command
+that repeats it, and keeps it with its output in ``hunt-out/``. One draw in a hundred has a mistake planted; where the
+draw does not find it the hunt itself is broken, and ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from random import Random
 from tests.gate import ROOT
 
 FINDINGS = ROOT / "hunt-out"
-#: seconds; who takes longer hangs, which is a finding
+#: seconds; a draw that takes longer hangs, which is a finding
 LONGEST_S = 1800
 PLANTED_EVERY = 100
 PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x")
@@ -32,7 +32,9 @@ PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x")
 
 @dataclass(frozen=True, slots=True)
 class Quarry:
-    """One kind of draw. ``weight``: how often it is drawn beside the others. ``command`` makes one of a seed."""
+    """One kind of draw. ``weight``: how often it is drawn, relative to the others. ``command``: makes the command of a
+    seed.
+    """
 
     name: str
     weight: float
@@ -48,7 +50,7 @@ def _pytest(*arguments: str) -> Callable[[int], Sequence[str]]:
 
 
 def _a_file(marker: str) -> Callable[[int], Sequence[str]]:
-    """One file of integration tests, drawn by the seed."""
+    """Makes the command of one file of integration tests, chosen by the seed."""
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "integration").glob("test_*.py"))
     return lambda seed: (*PYTEST, f"--hypothesis-seed={seed}", "-m", marker, Random(seed).choice(files))
 
@@ -100,7 +102,7 @@ def chase(quarry: Quarry, seed: int) -> bool:
             ended, sound = f"status {status}", status in (0, 5)  # 5: pytest had no test to run
         except subprocess.TimeoutExpired:
             ended, sound = f"not within {LONGEST_S} s", False
-        finally:  # also what it started
+        finally:  # also the processes that the command started
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

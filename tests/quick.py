@@ -1,10 +1,10 @@
-"""The unit tests of what changed: ``make quick``, before a commit.
+"""The unit tests of a change: ``make quick``, before a commit.
 
     python -m tests.quick [REVISION]     # what changed since then and is not committed; HEAD by default
 
-Tests that changed run whole. Of a module that changed, the tests that import it run, nearest first, until the time
-that ``durations.json`` knows of them is spent; what was left out is said. Tests that start processes are left to
-``make test``.
+Tests that changed run whole. Tests that import a changed module run, nearest first, until their durations in
+``durations.json`` add up to the budget; the run says how many files were left out. Tests that start processes are left
+to ``make test``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def module_of(file: str) -> str:
 
 
 def nearest_first(graph: grimp.ImportGraph, changed: set[str]) -> list[str]:
-    """Modules that import what changed, by how many imports lie between."""
+    """Returns the changed modules and those that import them, by the number of imports between."""
     found, edge = list[str](), set(changed)
     seen = set(changed)
     while edge:
@@ -67,7 +67,7 @@ def main() -> int:
         return 0
     command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "-m", AT_WORK, *wanted]
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
-    return 0 if status == 5 else status  # 5: none of them is for now
+    return 0 if status == 5 else status  # 5: all of them were deselected
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How much tests that draw at random do, by tier (``tests/gate.py``), and from which seed.
+"""Sizes of randomised tests by tier (``tests/gate.py``), and their first seed.
 
 STATEFLOW_TEST_TIER   ``gate`` (default): a sixteenth; ``all``: a quarter; ``hunt``: everything.
 STATEFLOW_TEST_SEED   where seeds begin; ``tests/gate.py`` derives it from the commit.

@@ -1,4 +1,4 @@
-"""``python -m tests.chaos``: every fault of the table, and a page of verdicts."""
+"""Cause every fault of the table, and write a page of verdicts: ``python -m tests.chaos``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import time
 from tests.chaos.page import FAILED, NOT_RUN, PAGE, SKIPPED, table, verdicts_of
 from tests.chaos.rows import ROWS, Row
 
-#: a row that takes longer has not passed
+#: seconds; a row that takes longer has not passed
 TIMEOUT_S = 600
 
 
 def run(row: Row) -> tuple[str, str]:
-    """Its verdict, and what pytest said."""
+    """Runs a row's tests. Returns its verdict, and the end of pytest's output."""
     began = time.monotonic()
     command = [sys.executable, "-m", "pytest", "--tb=short", "-p", "no:cacheprovider", *row.ids]
     try:
@@ -28,7 +28,7 @@ def run(row: Row) -> tuple[str, str]:
 
 
 def verdict(status: int, said: str, took_s: float) -> str:
-    """Args: status, said: of pytest, whose last line has counts."""
+    """Makes a verdict of pytest's exit status and its output ``said``, whose last line has the counts."""
     if status:
         return f"{FAILED} ({took_s:.0f} s)"
     counts = {word: number for number, word in re.findall(r"(\d+) (passed|skipped)", said.splitlines()[-1])}

@@ -1,4 +1,4 @@
-"""docs/chaos.md: the table, and when it was run."""
+"""The page docs/chaos.md: the table of faults, with the verdicts of its last run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ same classes drawn at random, and every state of the machines: [correctness.md](
 |---|---|---|---|---|---|
 """
 
-#: verdicts that the page may stand with: it was run, and came out as said
+#: verdicts that the page may contain: the row was run, and came out as said
 GOOD = re.compile(r"as said \(\d+ s\)(, \d+ not possible here)?|skipped: not possible here")
 SKIPPED, FAILED, NOT_RUN = "skipped: not possible here", "**failed**", "not run"
 
 
 def table(verdicts: Mapping[str, str]) -> str:
-    """Args: verdicts: by fault."""
+    """Renders the page. ``verdicts``: by fault."""
     return HEAD + "".join(f"{_line(row)} {verdicts[row.fault]} |\n" for row in ROWS)
 
 
@@ -36,6 +36,6 @@ def _line(row: Row) -> str:
 
 
 def verdicts_of(text: str) -> dict[str, str]:
-    """As a page has them."""
+    """Reads the verdicts of a page, by fault."""
     rows = [line.split(" | ") for line in text.removeprefix(HEAD).splitlines()]
     return {cells[0].removeprefix("| "): cells[-1].removesuffix(" |") for cells in rows}

@@ -1,5 +1,7 @@
-"""Faults, and the tests that do them to real processes under load. ``python -m tests.chaos`` runs them all and writes
-docs/chaos.md; a unit test compares the page with this."""
+"""Faults, and the tests that cause them on real processes under load.
+
+``python -m tests.chaos`` runs them all and writes docs/chaos.md; a unit test compares the page with this table.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ _INTEGRATION = "tests/integration/"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """``seen``: by whom it happens to. ``lost``: of what was acknowledged. ``tests``: ids, below tests/integration."""
+    """One fault. ``seen``: what those affected see. ``lost``: of acknowledged data. ``tests``: ids below
+    tests/integration.
+    """
 
     fault: str
     seen: str

@@ -1,4 +1,4 @@
-"""Runs the whole matrix, or a part of it, and writes the table."""
+"""Run the whole matrix, or a part of it, and write the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs cells of the matrix: a cluster of real processes behind proxies, a stream that goes on, one move per cell."""
+"""Runs of cells: a cluster of real processes behind proxies, a continuous stream, one move per cell."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.integration.support import Streaming, check_owners, eventually, settl
 PARTITIONS = 4
 REPLICAS = ("cloud-0", "edge-0")
 AWAY_S = 1.0  # how long a paused or cut participant is
-OUTAGE_S = 12.0  # of the ledger: longer than a hold
+OUTAGE_S = 12.0  # longer than a hold
 STEP_TIMEOUT_S = 20.0
 
 
 class ProxiedCluster(LocalCluster):
-    """Every process is reached through a proxy of its own."""
+    """A cluster whose every process is behind a proxy of its own."""
 
     def __init__(self) -> None:
         super().__init__(Tally, sites={"cloud": 1, "edge": 1}, partitions=PARTITIONS, checkpoint_interval_s=0)
@@ -48,12 +48,12 @@ class ProxiedCluster(LocalCluster):
             proxy.close()
 
     def cut(self, name: str) -> None:
-        """Nobody reaches it, and it reaches nobody."""
+        """Cuts a process off: all connections to it and from it are held."""
         for other, proxy in self.proxies.items():
             proxy.hold(None if other == name else frozenset({self.processes[name].pid}))
 
     def lock_ledger(self) -> None:
-        """Nobody else writes it."""
+        """Locks the ledger, so that no other process can write to it."""
         ledger = self.data_dir / "ledger.db"
         self._lock = sqlite3.connect(ledger, isolation_level=None, timeout=STEP_TIMEOUT_S, check_same_thread=False)
         self._lock.execute("BEGIN EXCLUSIVE")
@@ -68,7 +68,9 @@ class ProxiedCluster(LocalCluster):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``move``: COMPLETED or ABORTED; ``longest_s``: the longest a batch took; ``problem``: if any."""
+    """Result of a cell. ``move``: COMPLETED or ABORTED, "?" when unknown. ``longest_s``: the longest time of a batch.
+    ``problem``: empty where all is well.
+    """
 
     cell: Cell
     move: str
@@ -83,7 +85,7 @@ def matrix() -> Iterator[ProxiedCluster]:
 
 
 def run_cell(local: ProxiedCluster, cell: Cell, number: int) -> Outcome:
-    """Raises nothing: what is wrong is in the outcome."""
+    """Runs a cell. Failures are reported in the outcome, not raised."""
     try:
         return _run(local, cell, number)
     except (AssertionError, StateflowError) as error:
@@ -138,8 +140,8 @@ def _owner_of(local: ProxiedCluster, partition: int) -> str:
 
 
 def _cancel(local: ProxiedCluster, reconfiguration: str) -> None:
-    """Beside what strikes the controller meanwhile: it may not answer before that is mended."""
-    with contextlib.suppress(StateflowError):  # it may have been killed; that the step is seen says that it was asked
+    """Cancels a move from a thread of its own: a controller that was struck may not answer before it is mended."""
+    with contextlib.suppress(StateflowError):  # it may have been killed; a step seen means the request arrived
         ControllerClient(local.address).call("CancelReconfiguration", cpb.ReconfigurationRequest(id=reconfiguration))
 
 

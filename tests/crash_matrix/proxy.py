@@ -1,4 +1,4 @@
-"""A loopback TCP proxy before each process: it sees RPCs go by, frame by frame, and can be cut."""
+"""A loopback TCP proxy before each process, which watches RPCs frame by frame and can cut connections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ END_STREAM = 1
 
 @dataclass(slots=True)
 class Trap:
-    """``spring`` is called once, with the frame that makes the step still in hand."""
+    """A trap at one step. The proxy calls ``spring`` once, before it passes on the frame that makes the step."""
 
     method: str
     moment: Moment
@@ -28,7 +28,7 @@ class Trap:
 
 
 class Proxy:
-    """Args: upstream: the address behind it, as it is when somebody connects."""
+    """A proxy for one process. ``upstream``: returns the process's address; called at each connection."""
 
     def __init__(self, upstream: Callable[[], str]) -> None:
         self._upstream = upstream
@@ -37,9 +37,9 @@ class Proxy:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._links: list[_Link] = []
         self._lock = threading.Lock()
-        self.cut = False  # everything to and from here stands still
-        self.cut_clients: frozenset[int] = frozenset()  # processes whose connections do
-        self.one_way: bool | None = None  # only what is asked stands still (True), or only what is answered (False)
+        self.cut = False  # holds all connections
+        self.cut_clients: frozenset[int] = frozenset()  # processes whose connections it holds
+        self.one_way: bool | None = None  # holds only requests (True), only answers (False), or both (None)
         self._moving = threading.Condition()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -70,8 +70,10 @@ class Proxy:
             self._moving.wait_for(lambda: self.one_way not in (None, asks) or not self.stands_still(port))
 
     def hold(self, clients: frozenset[int] | None = None, one_way: bool | None = None) -> None:
-        """Nothing passes any more: at all, or to and from these processes. Args: one_way: only what they ask stands
-        still (True), or only what they are answered (False)."""
+        """Holds all connections, or only those of these client processes.
+
+        ``one_way``: holds only their requests (True) or only the answers to them (False); None: both.
+        """
         with self._moving:
             self.one_way = one_way
             if clients is None:
@@ -80,7 +82,7 @@ class Proxy:
                 self.cut_clients = clients
 
     def heal(self) -> None:
-        """New connections pass; those that stood still are gone."""
+        """Lets connections pass again, and closes those that were held."""
         with self._lock:
             for link in self._links:
                 if self.stands_still(link.port):
@@ -90,7 +92,7 @@ class Proxy:
             self._moving.notify_all()
 
     def reset(self) -> None:
-        """Drop every connection: on a new one headers are spelled out again."""
+        """Drops every connection: a new one spells its headers out again."""
         with self._lock:
             for link in self._links:
                 link.close()
@@ -102,7 +104,7 @@ class Proxy:
 
 
 class _Link:
-    """One connection. Streams that carry the method in question are known by their numbers."""
+    """One connection. ``_streams``: numbers of its streams that carry the trapped method."""
 
     def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket, port: int) -> None:
         self._proxy, self._client, self._server, self.port = proxy, client, server, port
@@ -161,8 +163,8 @@ class _Link:
 
 
 def _owner(port: int, processes: frozenset[int]) -> bool:
-    """Does one of these processes have this local port?"""
-    # gRPC's sockets are of IPv6 also where they speak IPv4
+    """Tells whether one of these processes has this local port."""
+    # gRPC's sockets are IPv6 even where they speak IPv4
     wanted = {f"0100007F:{port:04X}", f"0000000000000000FFFF00000100007F:{port:04X}"}
     inodes = set()
     for table in ("tcp", "tcp6"):

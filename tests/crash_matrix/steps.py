@@ -1,7 +1,7 @@
-"""The steps of a move, as they can be seen on the wire.
+"""The steps of a move that can be seen on the wire.
 
-An instruction of the controller's machine is carried out by an RPC, or is a record that stands between two of them; the
-target pulls by RPCs of its own. A step is a moment of an RPC: its request, its first answer, the end of its stream.
+An instruction of the controller's machine is carried out by an RPC, or is a record written between two RPCs; the target
+pulls data by RPCs of its own. A step is a moment of an RPC: its request, its first answer, the end of its stream.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Fault(StrEnum):
     OUTAGE = "outage"
 
 
-#: what may happen to whom
+#: which fault may happen to which participant
 FAULTS = (
     *((p, f) for p in Participant if p is not Participant.LEDGER for f in Fault if f is not Fault.OUTAGE),
     (Participant.LEDGER, Fault.OUTAGE),
@@ -44,7 +44,7 @@ FAULTS = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``server`` answers the RPC."""
+    """A moment of an RPC. ``server``: the participant that answers the RPC."""
 
     method: str
     server: Participant
@@ -65,7 +65,7 @@ class Cell:
         return f"{self.step}, {self.participant} {self.fault}"
 
 
-#: how an instruction can be seen: (method, server); a retry is seen as what it retries
+#: the RPC by which an instruction is seen, as (method, server); a retry is seen as the instruction that it retries
 SEEN_AS: dict[type[m.Instruction], tuple[str, Participant]] = {
     m.Prepare: ("Prepare", Participant.TARGET),
     m.RecordGrant: ("Fence", Participant.SOURCE),  # recorded when the fence is sent
@@ -77,12 +77,12 @@ SEEN_AS: dict[type[m.Instruction], tuple[str, Participant]] = {
     m.Release: ("Release", Participant.SOURCE),
     m.CancelTarget: ("Cancel", Participant.TARGET),  # of a move whose source's lease has lapsed
 }
-#: by the target, from the source (and Inspect, which measures round trips and changes nothing)
+#: RPCs of the target to the source (and Inspect, which measures round trips and changes nothing)
 PULLED = ("Snapshot", "Fetch", "Follow")
 
 
 def steps() -> list[Step]:
-    """In the order of a move."""
+    """Returns all steps, in the order of a move."""
     controlled = dict.fromkeys(SEEN_AS.values())
     pulled = [(method, Participant.SOURCE) for method in PULLED]
     found = []
@@ -99,7 +99,7 @@ def cells() -> list[Cell]:
 
 
 def sample() -> list[Cell]:
-    """One for each participant and fault, at steps of all kinds."""
+    """Returns a cell for each participant and fault, at steps of all kinds."""
     chosen, every = [], steps()
     for number, (participant, fault) in enumerate(FAULTS):
         chosen.append(Cell(every[(number * 5 + 2) % len(every)], participant, fault))

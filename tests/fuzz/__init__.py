@@ -1,6 +1,7 @@
 """Hostile input at every decoder and every RPC.
 
-``doors``: whatever reads bytes from elsewhere, each with what is sound to it. ``engine``: mutates what is sound, guided
-by the code that it reaches (atheris), one process for each door. ``calls``: requests that nobody would send, to real
-processes. ``python -m tests.fuzz`` runs all of it; ``cases`` holds what was ever found, and the tests read it again.
+``doors``: every reader of bytes from elsewhere, each with sound inputs. ``engine``: mutates sound inputs, guided by the
+code that they reach (atheris), one process for each door. ``calls``: hostile requests to the RPCs of real processes.
+``python -m tests.fuzz`` runs all of it; ``cases`` holds every input that was ever a finding, which the tests read
+again.
 """

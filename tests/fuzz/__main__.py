@@ -1,4 +1,6 @@
-"""``python -m tests.fuzz``: a million inputs to the decoders, and tens of thousands to the RPCs of real processes."""
+"""Send a million inputs to the decoders, and tens of thousands to the RPCs of real processes: ``python -m
+tests.fuzz``.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,19 @@ from pathlib import Path
 
 from tests.fuzz.doors import CASES, DOORS
 
-#: what was reached until now, from which the next run goes on; and what was found
+#: the corpus that runs have built up, which the next run extends; and the findings
 CORPUS = Path(".fuzz")
 FOUND = CORPUS / "found"
 _DONE = re.compile(rb"stat::number_of_executed_units: *(\d+)")
 _REACHED = re.compile(rb"cov: (\d+)")
 TOGETHER = 2
-#: of one door: what hangs is noticed by each input's own limit
+#: seconds for one door; each input has its own limit, which notices a hang
 DOOR_TIMEOUT_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """``reached``: edges of the code; ``problem``: what was printed, where something was found."""
+    """Result of one door. ``reached``: edges of the code. ``problem``: output of the run, where something was found."""
 
     door: str
     inputs: int

@@ -1,8 +1,8 @@
-"""Requests that nobody would send, to every RPC of real processes: a controller and two replicas.
+"""Hostile requests to every RPC of real processes: a controller and two replicas.
 
-A request is made field by field, of what such a field may hold and of what it must not; some are then damaged byte by
-byte. Each call ends with an answer or a StateflowError of one line, no process ends or says a traceback, and an honest
-client's rows are counted before and after.
+A request is made field by field, of values that the field may hold and of others that it must not; some requests are
+then damaged byte by byte. Each call must end with an answer or a StateflowError of one line, no process may end or log
+a traceback, and an honest client's rows are counted before and after.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tests.property.arrow_mutants import damaged
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 ROWS = [{"k": f"honest-{number}", "v": number} for number in range(20)]
-#: calls that are under way at a time, and how long one may be: streams that go on are left
+#: calls under way at a time, and their deadline: streams that go on are left
 TOGETHER = 48
 DEADLINE_S = 3.0
 MESSAGES_MAX = 5
-#: with which nobody is left without an answer for good
+#: seconds within which an honest client must be served
 GOES_ON_WITHIN_S = 20.0
 DEPTH_MAX = 4
 INTEGERS = (0, 1, 2, 3, 4, 7, 255, 65_535, 65_536, 1 << 31, (1 << 32) - 1, 1 << 53, (1 << 63) - 1, (1 << 64) - 1, -1)
@@ -49,7 +49,7 @@ HOSTILE = (
     *("*/5 * * * *", "0 0 31 2 *", "hard label a=b:2-4", "{}", "[]", "[[[[", '{"a": 1e999}', "tests.fuzz:Nothing"),
     *("0" * 32, "f" * 64, "rebalance", "migrate", "stateflow:migration", "batch:x", "PAUSED", "%00", "{0}", "r-0"),
 )
-#: what there is. Who may move and delete it is not hostile where he does, so that those calls get no such name
+#: names that exist. Only calls for READ and DATA roles get them: others may legitimately move and delete what they name
 KNOWN = ("Tally", "cloud-0", "edge-0", "cloud", "edge", "s")
 HARMLESS = frozenset({Role.READ, Role.DATA})
 
@@ -76,14 +76,14 @@ def calls_of(module: Any, service: str) -> list[Call]:
 
 @dataclass(slots=True)
 class Outcome:
-    """``said``: status → calls; ``wrong``: what must not be."""
+    """Result of all calls. ``said``: number of calls by status. ``wrong``: violations, one text each."""
 
     said: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
 
 class Made:
-    """Messages, of what their fields may hold or not."""
+    """A maker of messages, whose fields hold valid and invalid values."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -122,7 +122,7 @@ class Made:
             setattr(message, each.name, self._value(each, names))
 
     def _value(self, each: FieldDescriptor, names: tuple[str, ...]) -> Any:
-        """Mostly what such a field may hold: else no request would come far."""
+        """Chooses a value that is mostly valid for the field: otherwise few requests would get far."""
         kind = kind_of(each)
         for _ in range(6 if isinstance(kind, Kind) and self._chance.random() < 0.95 else 1):
             value = self._any(each, names)
@@ -178,7 +178,7 @@ async def _one(channel: grpc.aio.Channel, call: Call, requests: list[bytes], out
                     break
         outcome.said["OK"] += 1
     except asyncio.CancelledError:
-        outcome.said["OK"] += 1  # by this
+        outcome.said["OK"] += 1  # by the cancellation above
     except grpc.aio.AioRpcError as error:
         outcome.said[error.code().name] += 1
         if problem := _problem(call, error):
@@ -193,7 +193,7 @@ def _problem(call: Call, error: grpc.aio.AioRpcError) -> str:
         return f"not said in one line: {said[:LINE_MAX]!r}"
     if error.code() is grpc.StatusCode.UNKNOWN or type(fault) is StateflowError:
         return f"an error that nobody meant: {said}"
-    if error.code() is grpc.StatusCode.INTERNAL and not call.method.client_streaming:  # there: who sends is late
+    if error.code() is grpc.StatusCode.INTERNAL and not call.method.client_streaming:
         return f"an error inside of it: {details}"
     if error.code() is grpc.StatusCode.UNAVAILABLE and "stateflow-fault-bin" not in str(error.trailing_metadata()):
         return f"it does not answer: {details}"
@@ -237,7 +237,7 @@ def _tracebacks(folder: Path) -> Iterator[str]:
 
 
 def run(count: int, seed: int, folder: Path) -> Outcome:
-    """Raises AssertionError where an honest client is not served as before."""
+    """Sends the calls. Raises AssertionError where an honest client is not served as before."""
     with LocalCluster(Tally, sites={"cloud": 1, "edge": 1}, partitions=4, data_dir=folder) as local:
         pids = {name: process.pid for name, process in local.processes.items()}
         _honest(local, 0)

@@ -1,5 +1,8 @@
-"""Whatever reads bytes from elsewhere. A door takes any bytes, and gives what they hold or a StateflowError of one
-line: nothing else is raised, and nobody waits."""
+"""Every reader of bytes from elsewhere.
+
+A door takes any bytes, and returns what they hold or raises a StateflowError of one line. It raises nothing else, and
+never hangs.
+"""
 
 from __future__ import annotations
 
@@ -70,19 +73,21 @@ CASES = Path(__file__).parent / "cases"
 
 @cache
 def folder_of_this_process() -> Path:
-    """For what doors need on disk."""
+    """Makes the folder for files of doors; it is removed when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="stateflow-fuzz-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 class Defect(AssertionError):
-    """What a door must not do."""
+    """Behaviour that no door may show."""
 
 
 @dataclass(frozen=True)
 class Door:
-    """``sound``: inputs that it takes, and from which others are made. ``weight``: its share of all inputs."""
+    """A reader of bytes. ``sound``: makes valid inputs, from which others are made. ``weight``: share of all inputs,
+    relative to the other doors'.
+    """
 
     name: str
     enter: Callable[[bytes], object]
@@ -90,7 +95,7 @@ class Door:
     weight: float = 1.0
 
     def __call__(self, data: bytes) -> bool:
-        """Was it let in? Raises Defect, or whatever else the door raises."""
+        """Tells whether the door let the bytes in. Raises Defect, and any other error that the door raises."""
         try:
             self.enter(data)
         except StateflowError as error:
@@ -99,19 +104,19 @@ class Door:
         return True
 
     def cases(self) -> list[bytes]:
-        """What was found once."""
+        """Returns the inputs that were findings once."""
         return [path.read_bytes() for path in sorted((CASES / self.name).glob("*"))]
 
 
 def check_line(error: StateflowError) -> None:
-    """Raises Defect."""
+    """Checks that an error is one printable line. Raises Defect."""
     said = str(error)
     if not said.isprintable() or len(said) > LINE_MAX:
         raise Defect(f"it is not said in one line: {said[:LINE_MAX]!r}") from error
 
 
 def each(*decoders: Callable[[bytes], object]) -> Callable[[bytes], None]:
-    """All of them; refused where each refuses."""
+    """Combines decoders; the result refuses input that all of them refuse."""
 
     def enter(data: bytes) -> None:
         refusals: list[StateflowError] = []
@@ -131,7 +136,7 @@ def each(*decoders: Callable[[bytes], object]) -> Callable[[bytes], None]:
 
 
 def change_set(data: bytes) -> None:
-    ChangeSet.decode(data + xxhash.xxh64_digest(data))  # whoever sends it can add that
+    ChangeSet.decode(data + xxhash.xxh64_digest(data))  # an attacker can add the digest, too
 
 
 def sound_change_sets() -> Iterator[bytes]:
@@ -159,7 +164,7 @@ MANIFEST: dict[str, Any] = {
 
 
 def manifest(data: bytes) -> None:
-    """As whoever can write into a store would: the checksum is right."""
+    """Reads a manifest whose checksum is right, as an attacker who can write to the store would make it."""
     text = data.decode("utf-8", "replace")
     sealed = json.dumps({"body": text, "checksum": xxhash.xxh3_128_hexdigest(text.encode())})
     found = Manifest.decode(sealed.encode(), "somewhere")
@@ -178,7 +183,7 @@ INFLATED_MAX = 1 << 26
 
 
 def blob(data: bytes) -> None:
-    """The first byte says how it is named."""
+    """Decodes a blob; the first byte chooses its suffix."""
     codec = Codec("zstd", KEY)
     suffix = ("", ".zst", codec.suffix, codec.suffix.removeprefix(".zst"))[data[0] % 4] if data else ""
     size = 0
@@ -187,7 +192,7 @@ def blob(data: bytes) -> None:
             raise Defect(f"{len(piece)} bytes were inflated at once")
         size += len(piece)
         if size > INFLATED_MAX:
-            return  # whoever asked for a file of some size stops there
+            return  # a reader that expects some size stops there
 
 
 def sound_blobs() -> Iterator[bytes]:
@@ -206,7 +211,7 @@ def commit_log(data: bytes) -> None:
 
 
 def sealed_commit_log(data: bytes) -> None:
-    """Whose checksums are right."""
+    """Reads a commit log whose checksums are right."""
     head = commit_records._SEGMENT.pack(commit_records.SEGMENT_MAGIC, commit_records.VERSION, 1)
     frame = commit_records._FRAME.pack(commit_records.FRAME_MAGIC, 1, len(data), binascii.crc32(data))
     sealed = b"".join(part + struct.pack(commit_records._CRC.format, binascii.crc32(part)) for part in (head, frame))
@@ -233,7 +238,7 @@ def sound_logs() -> Iterator[bytes]:
 
 @cache
 def database() -> tuple[Path, list[str]]:
-    """One with tables, a log and a manifest; and the names of its files, of which each may be damaged."""
+    """Makes a database with tables, a log and a manifest. Returns its folder, and the names of the files to damage."""
     place = folder_of_this_process() / "sound"
     store = RocksEngine(1 << 20, 1 << 20).open(place, create=True)
     for round_ in range(3):
@@ -246,7 +251,11 @@ def database() -> tuple[Path, list[str]]:
 
 
 def stores(data: bytes) -> None:
-    """Which file, where, and what is there instead; nothing: the file is missing. Shorter: none is damaged."""
+    """Damages one file of a database, then reads it.
+
+    Byte 0 chooses the file, bytes 1 and 2 the place, the rest replaces what is there; without a rest the file is
+    removed. Fewer than 3 bytes: nothing is damaged.
+    """
     sound, names = database()
     place = sound.parent / "damaged"
     shutil.rmtree(place, ignore_errors=True)
@@ -267,11 +276,11 @@ def stores(data: bytes) -> None:
     except Exception as error:
         if isinstance(error, StateflowError) or (meant := meaning(error)) is None:
             raise
-        raise meant from error  # as whoever reads a store does
+        raise meant from error  # as the readers of a store do
 
 
 def sound_stores() -> Iterator[bytes]:
-    """The first one is; of others it is not known here what each file's first bytes are."""
+    """Yields inputs, of which only the first is known to be sound: the content of the files is not known here."""
     _, names = database()
     yield b""
     for number in range(len(names)):
@@ -312,7 +321,7 @@ MESSAGES: list[type[Message]] = [
     for module in (common_pb2, controller_pb2, replica_pb2)
     for name in sorted(module.DESCRIPTOR.message_types_by_name)
 ]
-#: what is made of a message that is let in
+#: conversions of messages that are let in
 MADE: dict[type[Message], Callable[[Any], object]] = {
     common_pb2.OperatorSpec: wire.spec_of,
     common_pb2.Replica: wire.replica_of,
@@ -333,14 +342,14 @@ MADE: dict[type[Message], Callable[[Any], object]] = {
 
 
 def message(data: bytes) -> None:
-    """The first byte says of which kind."""
+    """Parses a message; the first byte chooses its kind."""
     if not data:
         return
     kind = MESSAGES[data[0] % len(MESSAGES)]
     try:
         parsed = kind.FromString(data[1:])
     except NotParsed:
-        return  # gRPC answers that itself
+        return  # gRPC itself answers such bytes
     made = MADE.get(kind, lambda _: None)
     made(checked(parsed))
 
@@ -376,7 +385,7 @@ def coders() -> list[Any]:
 
 
 def stored(data: bytes) -> None:
-    """A value or a key, as a store holds it. The first byte says what was declared."""
+    """Decodes a value or a key, as a store holds it. The first byte chooses the declared type."""
     if not data:
         return
     number, body = data[0], data[1:]
@@ -386,7 +395,7 @@ def stored(data: bytes) -> None:
         try:
             decode(body)
         except DECODE_FAILURES:
-            pass  # who asks says it with its place
+            pass  # the caller reports these, with their place
     each(cells.unpack_cell_with_expiry, cells.split_address, cells.decode_row_key, key_order.split_ordered)(body)
 
 
@@ -423,7 +432,9 @@ def pem(data: bytes, label: str) -> bytes:
 
 
 def certificate(data: bytes) -> None:
-    """DER; the first byte says of what."""
+    """Reads a certificate, a key or a revocation list; the first byte chooses which. All are DER but a list of the last
+    kind.
+    """
     folder, _ = authority()
     ca, own, key = ((folder / name).read_bytes() for name in ("ca.pem", "out/cert.pem", "out/key.pem"))
     match data[:1], data[1:]:
@@ -487,7 +498,7 @@ def sound_documents() -> Iterator[bytes]:
 def text(data: bytes) -> None:
     said = data.decode("utf-8", "replace")
     for ask in (parse_name, Identity.of_uri, lambda one: partition_of(one, 128)):
-        ask(said)  # these have an answer for every text
+        ask(said)  # these answer every text
     readers: list[Callable[[str], object]] = [
         Schedule.parse,
         parse_ddl,

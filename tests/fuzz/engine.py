@@ -1,7 +1,7 @@
 """Runs one door: ``python -m tests.fuzz.engine DOOR RUNS SEED CORPUS FOUND``. Ends with 0 where nothing was found.
 
-atheris makes inputs of what is sound, and keeps those that reach code which none before has reached (Zalewski, AFL
-2013; libFuzzer). What it finds, a hang and what takes too much memory too, is written into ``FOUND``.
+atheris makes inputs from sound ones, and keeps those that reach code which no input has reached before (Zalewski, AFL
+2013; libFuzzer). It writes findings into ``FOUND``, which include hangs and inputs that take too much memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import atheris
 
-#: of one input
+#: limits of one input
 HANGS_AFTER_S = 20
 MEMORY_MAX_MB = 1500
 LENGTH_MAX = 8192

@@ -1,4 +1,4 @@
-"""Operators that the replicas of these tests load."""
+"""Operators that the replicas of the integration tests load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RAISES, UNENCODABLE, WRONG_OUTPUT, EXITS = -1, -2, -3, -4
 
 
 class Tally(Operator):
-    """Count and sum per key, a sum per tag, the set of tags. Some values of ``v`` make it misbehave."""
+    """Keeps count and sum per key, a sum per tag, and the set of tags. Some values of ``v`` make it misbehave."""
 
     key = "k"
     output = "k string, n long, total long"
@@ -49,7 +49,7 @@ class Tally(Operator):
 
 
 class Sorting(Operator):
-    """Even values, never null; odd ones beside."""
+    """Yields even values, never null, and emits odd ones to a side output."""
 
     key = "k"
     output = "k string not null, v long NOT NULL"
@@ -87,7 +87,7 @@ class Alarmed(Operator):
 
 
 class Prints(Operator):
-    """A thousand letters for each row."""
+    """Prints a thousand letters for each row."""
 
     key = "k"
     output = "k string"
@@ -99,7 +99,7 @@ class Prints(Operator):
 
 
 class Blob(Operator):
-    """Keeps a value as large as asked for; for a negative size one that cannot be compressed."""
+    """Keeps a value of the given size; a negative size makes one that cannot be compressed."""
 
     key = "k"
     output = "k string, size long"
@@ -111,7 +111,7 @@ class Blob(Operator):
 
 
 class Reading(Operator):
-    """Its key is a double."""
+    """Counts rows by a key of type double."""
 
     key = "k"
     output = "k double, n long"
@@ -146,7 +146,7 @@ class Minutes(Operator):
 
 
 class Own(BaseException):
-    """No Exception."""
+    """A BaseException that is no Exception."""
 
 
 class Unspeakable(Exception):
@@ -163,7 +163,7 @@ class Endless(Exception):
 
 
 class Rogue(Operator):
-    """Does what its row says."""
+    """Misbehaves as its row says."""
 
     key = "k"
     output = "k string, n long"
@@ -205,7 +205,7 @@ class Rogue(Operator):
                     try:
                         while time.monotonic() < until:
                             pass
-                    except BaseException:  # noqa: BLE001 - that is what it is for
+                    except BaseException:  # noqa: BLE001 - deafness is its purpose
                         pass
             case "state":
                 while True:
@@ -231,7 +231,7 @@ class Unopenable(Rogue):
 
 
 class Corrupting(Operator):
-    """Does to the partition's slot what only a bug would do."""
+    """Corrupts all ``Slot`` objects of its process, as only a bug would."""
 
     key = "k"
     output = "k string, n long"

@@ -1,4 +1,4 @@
-"""Waiting for conditions, and a plain model of the operator under test."""
+"""Helpers of integration tests: waiting for conditions, and a plain model of the operator under test."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Text = TypeVar("Text", str, bytes)
 POLL_S = 0.02
-#: as tests/gate.py measured it
+#: factor of this machine, as tests/gate.py measured it
 SLOWNESS = float(os.environ.get("STATEFLOW_TEST_SLOWNESS", "1"))
 
 
 def eventually(ask: Callable[[], T], what: str, timeout_s: float = 120.0) -> T:
-    """The first true answer. Unavailable counts as not yet. ``timeout_s``: on a quiet machine."""
+    """Returns the first true answer of ``ask``; Unavailable counts as not yet. Raises AssertionError.
+
+    ``timeout_s``: on a quiet machine; multiplied by ``SLOWNESS``.
+    """
     timeout_s *= SLOWNESS
     deadline = time.monotonic() + timeout_s
     last: Any = None
@@ -45,7 +48,7 @@ def eventually(ask: Callable[[], T], what: str, timeout_s: float = 120.0) -> T:
 
 @contextlib.contextmanager
 def ending(process: subprocess.Popen[Text]) -> Iterator[subprocess.Popen[Text]]:
-    """It does not outlive this, whatever becomes of the test."""
+    """Kills a process at the end of the block, also where the test fails."""
     with process:
         try:
             yield process
@@ -54,7 +57,7 @@ def ending(process: subprocess.Popen[Text]) -> Iterator[subprocess.Popen[Text]]:
 
 
 def command(*words: str) -> Result:
-    """Runs a command in this process; one of its own takes seconds to start."""
+    """Runs a command in this process; a process of its own would take seconds to start."""
     from typer.testing import CliRunner  # programs that tests start import this module, and need no commands
 
     from stateflow.cli.app import app
@@ -63,14 +66,14 @@ def command(*words: str) -> Result:
 
 
 def told(*words: str, status: int = 0) -> Any:
-    """Returns what a command says in JSON."""
+    """Runs a command with ``--json``. Returns its answer."""
     result = command(*words, "--json")
     assert result.exit_code == status, (result.stdout, result.stderr)
     return json.loads(result.stdout)
 
 
 class Model:
-    """What ``Tally`` should make of rows."""
+    """Expected state and outputs of ``Tally``."""
 
     def __init__(self) -> None:
         self.n: dict[str, int] = {}
@@ -89,7 +92,7 @@ class Model:
         return sorted(outputs)
 
     def check(self, cluster: Cluster, operator: str = "Tally", keys: str = "") -> None:
-        """Every state as read from the cluster is the model's; ``keys``: only those with this prefix."""
+        """Compares every state, as read from the cluster, with the model. ``keys``: only keys with this prefix."""
         assert read(cluster, operator, "n", keys) == {(key, None): n for key, n in self.n.items()}
         assert read(cluster, operator, "total", keys) == {(key, None): total for key, total in self.total.items()}
         assert read(cluster, operator, "by_tag", keys) == self.by_tag
@@ -118,7 +121,7 @@ class Streaming:
         self.stream = stream
         self.model = Model()
         self.batches = 0
-        self.longest_s = 0.0  # that a batch took
+        self.longest_s = 0.0  # longest time of a batch
         self.error: BaseException | None = None
         self._prefix = prefix
         self._stop = threading.Event()
@@ -140,7 +143,7 @@ class Streaming:
         return self
 
     def more(self, batches: int = 3) -> None:
-        """Until so many further batches are acknowledged."""
+        """Waits until so many further batches are acknowledged."""
         goal = self.batches + batches
         eventually(lambda: self.error or self.batches >= goal, f"{batches} more batches")
         if self.error:
@@ -155,7 +158,7 @@ class Streaming:
 
 
 def check_owners(local: LocalCluster, operator: str = "Tally") -> None:
-    """Each partition is owned by exactly one replica, and by the one that the controller names."""
+    """Checks that each partition has exactly one owner, which is the one that the controller names."""
     cluster = local.cluster
     status = cluster.status()
     (deployed,) = [o for o in status.operators if o.name == operator]
@@ -184,14 +187,14 @@ def manifests(directory: Path, operator: str) -> list[Path]:
 
 
 def flip_byte(file: Path, at: float) -> None:
-    """Args: at: from 0 to 1."""
+    """Inverts one byte of a file. ``at``: its place, from 0 to 1."""
     data = bytearray(file.read_bytes())
     data[min(int(len(data) * at), len(data) - 1)] ^= 0xFF
     file.write_bytes(data)
 
 
 def damage_table(local: LocalCluster, owner: str, partition: int) -> None:
-    """A byte near the beginning of the largest sorted file of Tally's partition."""
+    """Damages a byte near the beginning of the largest SST file of Tally's partition."""
     files = (local.data_dir / owner / "operators" / "Tally" / f"p{partition:05d}").rglob("*.sst")
     flip_byte(max(files, key=lambda path: path.stat().st_size), 0.02)
 

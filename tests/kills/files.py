@@ -1,5 +1,8 @@
-"""Files that a query counts into a Parquet sink. What is expected is computed from the files, what came from those that
-the sink's log names; Spark has no part in either."""
+"""Files that a query counts into a Parquet sink.
+
+The expected output is computed from the input files, the actual output is read from the files that the sink's log
+names; Spark has no part in either.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,12 @@ def write_file(directory: Path, number: int, rows: list[dict[str, Any]]) -> None
     )
     hidden = directory / f".{number:05d}.parquet"
     pq.write_table(pa.Table.from_pylist(rows, schema), hidden)
-    os.utime(hidden, (FIRST_FILE_S + number, FIRST_FILE_S + number))  # the file source goes by these
+    os.utime(hidden, (FIRST_FILE_S + number, FIRST_FILE_S + number))  # the file source orders by these
     hidden.rename(directory / f"{number:05d}.parquet")
 
 
 def some_rows(number: int, count: int = FILE_ROWS) -> list[dict[str, Any]]:
-    """Wide ones: what Spark hands a worker at once, 64 KiB, is a part of a task's rows only."""
+    """Makes wide rows: the 64 KiB that Spark hands a worker at once are only a part of a task's rows."""
     rng = random.Random(SEED + number)
     return [
         {
@@ -48,7 +51,7 @@ def some_rows(number: int, count: int = FILE_ROWS) -> list[dict[str, Any]]:
 
 
 class Expected:
-    """One thread with dictionaries, over the input files in their order."""
+    """Expected state and outputs: one thread with dictionaries reads the input files in their order."""
 
     def __init__(self, directory: Path) -> None:
         self.n: Counter[str] = Counter()
@@ -73,7 +76,7 @@ class Expected:
 
 
 def sink_rows(output: Path) -> list[tuple[int, str, int, int]]:
-    """Of the files in the sink's log: what a killed batch left in the directory beside them is not output."""
+    """Reads the files named in the sink's log: files that a killed batch left beside them are not output."""
     log = output / "_spark_metadata"
     numbers = {int(path.name.partition(".")[0]): path for path in log.iterdir() if path.name[0].isdigit()}
     compacted = {number for number, path in numbers.items() if path.name.endswith(".compact")}

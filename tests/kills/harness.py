@@ -1,4 +1,4 @@
-"""A pipeline, what kills its processes, and what moves its partitions meanwhile."""
+"""A pipeline, the kills of its processes, and the moves of its partitions meanwhile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEED = 20130101
 PARTITIONS = 8
 SITES = {"cloud": 1, "edge": 1}
 REPLICAS = ("cloud-0", "edge-0")
-AWAY_S = 0.7  # at most, before what was killed is started again
+AWAY_S = 0.7  # at most, before a killed process is started again
 PATIENCE_S = 240.0
 MOVE_EVERY_S = 0.25
 
@@ -34,75 +34,77 @@ Fault = Callable[[random.Random], None]
 class Way(ABC):
     """A query, and how Spark runs it.
 
-    ``operators``: those it needs; partitions of the first are moved. ``kills``: how many of each kind in a round, of
-    the cluster's processes, too. ``moment_s``: a kill comes at any moment of so much of the query's work.
+    ``operators``: those it needs; partitions of the first are moved. ``kills``: how many of each kind in a round, also
+    of the cluster's processes. ``moment_s``: a kill comes at a random moment within so many seconds.
     """
 
     name: ClassVar[str]
     operators: ClassVar[tuple[type[Operator], ...]]
     kills: ClassVar[Mapping[str, int]]
     moment_s: ClassVar[float]
-    #: where Spark plans and commits batches
+    #: process in which Spark plans and commits batches
     driver: Driver
 
     def __init__(self, address: str, work: Path) -> None:
-        """Args: work: an empty directory."""
+        """Sets the way up. ``work``: an empty directory."""
         self.address, self.work = address, work
 
     @property
     @abstractmethod
     def faults(self) -> Mapping[str, Fault]:
-        """By kind; each kills one of Spark's processes other than the driver, and has the query go on."""
+        """Faults by kind; each kills one of Spark's processes other than the driver, and makes the query go on."""
 
-    # where the driver is all there is
+    # defaults for a way whose only program is the driver
 
     def start(self) -> None:
-        """Spark, and the query."""
+        """Starts Spark and the query."""
         self.driver.start()
 
     def check(self) -> None:
-        """Raises AssertionError where something that nobody killed has ended."""
+        """Checks that the programs still run. Raises AssertionError where one ended without being killed."""
         self.driver.check()
 
     def revive(self, rng: random.Random) -> None:
-        """Has the query go on when the driver is dead."""
+        """Makes the query go on after the driver was killed."""
         self.driver.start()
 
     def end(self) -> None:
-        """Of all its processes, whatever they are at."""
+        """Ends all its processes, in any state."""
         self.driver.end()
 
     @abstractmethod
     def feed(self, done: int) -> None:
-        """Some more input than is worked off. Args: done: committed batches."""
+        """Adds input beyond what is processed. ``done``: committed batches."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Waits until all input is worked off, and ends the query."""
+        """Waits until all input is processed, and ends the query."""
 
     @abstractmethod
     def compare(self, local: LocalCluster) -> None:
-        """Sink and states with what has to be there. Raises AssertionError."""
+        """Compares sink and states with the expected ones. Raises AssertionError."""
 
     @property
     def checkpoint(self) -> Path:
         return self.work / "checkpoint"
 
     def committed(self) -> int:
-        """Batches."""
+        """Returns the number of committed batches."""
         commits = self.checkpoint / "commits"
         numbers = [int(path.name) for path in commits.iterdir() if path.name.isdigit()] if commits.is_dir() else []
-        return max(numbers, default=-1) + 1  # not how many there are: Spark removes old ones
+        return max(numbers, default=-1) + 1  # counting the files would miss old ones, which Spark removes
 
 
 class Mover(threading.Thread):
-    """Moves some partitions at a time to the one or the other replica until it is stopped. A move may fail; whether
-    what it leaves is right, others ask."""
+    """Moves some partitions at a time to one or the other replica until it is stopped.
+
+    A move may fail; other checks tell whether its result is right.
+    """
 
     def __init__(self, local: LocalCluster, operator: str) -> None:
         super().__init__(daemon=True)
         self.local, self.operator = local, operator
-        self.completed: Counter[str] = Counter()  # partitions that came to each replica
+        self.completed: Counter[str] = Counter()  # partitions that moved to each replica
         self.failed = 0
         self.error: BaseException | None = None
         self._stop_now = threading.Event()
@@ -120,7 +122,7 @@ class Mover(threading.Thread):
         partitions = self._rng.sample(range(PARTITIONS), self._rng.randint(1, 4))
         try:
             report = self.local.migrate(self.operator, partitions, to).wait()
-        except StateflowError:  # it is there already, or somebody was just killed
+        except StateflowError:  # the partitions are there already, or a process was just killed
             self.failed += 1
             return
         done = [move for move in report.moves if move.state == "COMPLETED"]
@@ -136,7 +138,7 @@ class Mover(threading.Thread):
 
 
 class Run:
-    """What is done to a query."""
+    """A query with its kills and moves."""
 
     def __init__(self, local: LocalCluster, way: Way) -> None:
         self.local, self.way = local, way
@@ -151,7 +153,7 @@ class Run:
         }
 
     def feed(self) -> int:
-        """Committed batches; there is always more to do than those."""
+        """Adds input, so that there is always more than the committed batches. Returns the number of those."""
         done = self.way.committed()
         self.way.feed(done)
         return done
@@ -166,12 +168,14 @@ class Run:
         eventually(there, f"{batches} more batches", PATIENCE_S)
 
     def strike_early(self) -> None:
-        """Kills the driver when it has written aside, and not yet renamed, what is first in the log of offsets: Spark
-        refuses to start beside such a file. What else it may leave is up to chance."""
+        """Kills the driver between writing and renaming the temporary file of the first offset log entry.
+
+        Spark refuses to start beside such a file. What else is left is up to chance.
+        """
         driver, offsets = self.way.driver, self.way.checkpoint / "offsets"
         jvm = eventually(driver.jvm, "a JVM", PATIENCE_S)
         deadline = time.monotonic() + PATIENCE_S
-        while not any(offsets.glob("*0*")):  # as quickly as one can, for it is there for milliseconds
+        while not any(offsets.glob("*0*")):  # polls quickly: the file exists for milliseconds
             assert time.monotonic() < deadline, f"no batch: {driver.said()[-6000:]}"
             time.sleep(0.001)
         os.kill(jvm, signal.SIGKILL)
@@ -201,7 +205,7 @@ class Run:
         return time.monotonic() - self.started
 
     def told(self, mover: Mover) -> str:
-        """In a line."""
+        """Summarises the run in a line."""
         kills = ", ".join(f"{times} {kind}" for kind, times in sorted(self.kills.items()))
         return (
             f"{self.way.name}: {self.seconds:.0f} s, {self.way.committed()} batches, {self.kills.total()} kills "

@@ -1,4 +1,4 @@
-"""Processes of the test's own, which are killed and started again."""
+"""Processes that a test starts, kills and starts again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def spark_driver(what: str, *arguments: object) -> list[str]:
-    """The command of a program of ``spark_drivers``."""
+    """Returns the command of a program of ``spark_drivers``."""
     return [sys.executable, "-m", "tests.integration.spark_drivers", what, *map(str, arguments)]
 
 
@@ -35,11 +35,14 @@ def listening(host: str, port: int) -> bool:
 
 
 class Program:
-    """A command that may be started again when it has ended. What it says goes to ``log``, of all its processes."""
+    """A command that may be started again when it has ended. ``log``: gets the output of all its processes."""
 
     def __init__(self, command: list[str], log: Path, **environment: str) -> None:
         self._command, self._log = command, log
-        self._environment = {"PYTHONPATH": str(REPOSITORY), **environment}  # what Spark starts begins elsewhere
+        self._environment = {
+            "PYTHONPATH": str(REPOSITORY),
+            **environment,
+        }  # Spark's processes start in other folders
         self._popen: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -66,11 +69,11 @@ class Program:
         assert self.runs, f"{self._log.stem} ended by itself, with {self.popen.returncode}: {self.said()[-6000:]}"
 
     def check_ends(self, patience_s: float) -> None:
-        """By itself, and well."""
+        """Waits for the program to end by itself. Raises AssertionError where its exit status is not 0."""
         assert self.popen.wait(patience_s) == 0, self.said()[-6000:]
 
     def said(self) -> str:
-        """By all its processes."""
+        """Returns the output of all its processes so far."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def kill(self) -> None:
@@ -83,7 +86,7 @@ class Program:
 
 
 class Driver(Program):
-    """One with a JVM of Spark's, which it is the parent of, and which in turn has Python workers."""
+    """A program that is the parent of a Spark JVM, which in turn has Python workers."""
 
     def jvm(self) -> int | None:
         return spark_jvm(self.popen.pid)
@@ -92,8 +95,10 @@ class Driver(Program):
         return spark_workers(self.popen.pid)
 
     def die(self, rng: random.Random) -> None:
-        """The JVM, once there is one, and the Python process, either first, and both before anything is started in
-        their place. Workers are left to find out for themselves."""
+        """Kills the JVM, once there is one, and the Python process, in random order.
+
+        Both are dead when this returns, before any successor starts. Workers are left to notice by themselves.
+        """
         jvm = eventually(self.jvm, "the driver has its JVM")
         assert jvm is not None
         first, second = rng.sample([jvm, self.popen.pid], 2)
@@ -109,11 +114,11 @@ class Driver(Program):
             jvm = self.jvm()
             super().end()
             if jvm is not None:
-                eventually(lambda: gone(jvm), "the JVM goes with its driver")  # its input has ended
+                eventually(lambda: gone(jvm), "the JVM goes with its driver")  # the JVM's standard input has ended
 
 
 def kill_one(what: str, found: Callable[[], list[int]], rng: random.Random) -> None:
-    """Args: found: processes, any of which may end by itself meanwhile."""
+    """Kills a random process of those that ``found`` returns, any of which may end by itself meanwhile."""
 
     def struck() -> int | None:
         pids = found()

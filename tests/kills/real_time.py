@@ -1,4 +1,4 @@
-"""Spark's real-time mode: rows that come by the clock, each to be applied once in whichever epochs it is run again."""
+"""Spark's real-time mode: rows come by the clock, and each must be applied once although epochs are repeated."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from tests.integration.support import eventually
 from tests.kills.harness import PATIENCE_S, SEED, Fault, Way
 from tests.kills.programs import Driver
 
-#: of the input
+#: partitions and keys of the input
 SOURCES, KEYS = 2, 20
 EVERY_US = 40_000
 #: rows of each source partition: more than any run has time for
 ENDLESS = 1 << 40
-#: rows of each that are still to come when the end is known
+#: rows of each source partition still to come when the end is set
 LAST = 50
 
 
 class RealTime(Way):
-    """A driver with a local master. Spark does not try tasks of such a query again: what ends one ends the query."""
+    """A driver with a local master. Spark does not retry tasks of such a query: a fault that ends a task ends the
+    query.
+    """
 
     name = "real-time"
     operators = (Count,)
@@ -54,12 +56,14 @@ class RealTime(Way):
         return {"worker": self._worker}
 
     def feed(self, done: int) -> None:
-        """Rows come by the clock."""
+        """Adds nothing: rows come by the clock."""
 
     def finish(self) -> None:
-        """Rows know no end: a driver that has one goes on in its place."""
+        """Replaces the driver, whose input is endless, by one whose input ends, and waits until all rows are
+        committed.
+        """
         self.driver.die(random.Random(SEED))
-        rows = (_now_us() - self._query.t0_us) // EVERY_US + LAST  # none behind those was read
+        rows = (_now_us() - self._query.t0_us) // EVERY_US + LAST  # later than any row that was read
         self._query = replace(self._query, rows=rows)
         self.driver = self._driver_of(self._query)
         self.driver.start()
@@ -83,7 +87,9 @@ class RealTime(Way):
 
 
 def kill_workers(driver: Driver) -> None:
-    """Those that Spark forked for tasks, until one was at work: its query fails then, and the driver ends."""
+    """Kills the Python workers that Spark forked for tasks until one was at work, so that the query fails and the
+    driver ends.
+    """
 
     def ended() -> bool:
         for worker in driver.workers():
@@ -95,9 +101,9 @@ def kill_workers(driver: Driver) -> None:
 
 
 def check_counted(taken: list[Given], local: LocalCluster, rows: int) -> None:
-    """Each row is taken once, with each place among its key's once; and the state has them all.
+    """Checks that each row is taken once, numbered without gaps within its key, and that the state counts all rows.
 
-    Args: rows: of each source partition.
+    ``rows``: of each source partition.
     """
     wanted = {(str(part), str(off)) for part in range(SOURCES) for off in range(rows)}
     assert Counter(each.columns[:2] for each in taken) == Counter(wanted)

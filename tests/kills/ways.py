@@ -25,7 +25,7 @@ HERE = "127.0.0.1"
 
 
 class OverFiles(Way):
-    """Counts files, about a micro-batch each, until ``work/enough`` says how many those are."""
+    """A way whose query counts files, about one in each micro-batch, until ``work/enough`` says how many there are."""
 
     operators = (Tally,)
     moment_s = 0.4
@@ -38,7 +38,7 @@ class OverFiles(Way):
     @property
     @abstractmethod
     def client(self) -> Program:
-        """The program that started the query, and ends when it has come to its end."""
+        """Program that started the query, and ends when the query ends."""
 
     def feed(self, done: int) -> None:
         while self.files < done + AHEAD:
@@ -81,8 +81,11 @@ class Classic(OverFiles):
 
 
 class Connect(OverFiles):
-    """A Spark Connect server, which is the driver, and a client in another process. Its query outlives the client; the
-    next one starts it again under the same checkpoint, which ends the one that runs."""
+    """A Spark Connect server, which is the driver, and a client in another process.
+
+    The query outlives its client; the next client starts the query again under the same checkpoint, which ends the one
+    that runs.
+    """
 
     name = "connect"
     kills: ClassVar = {"driver": 1, "client": 1, "worker": 1, "replica": 1, "controller": 1}
@@ -107,7 +110,7 @@ class Connect(OverFiles):
         self.client.start()
 
     def _begin(self) -> None:
-        """Another client, until its query is the one that runs."""
+        """Starts another client, and waits until its query is the one that runs."""
         before = self.client.said().count(STARTED)
         self.client.start()
 
@@ -135,7 +138,7 @@ class Connect(OverFiles):
         self.driver.end()
 
     def revive(self, rng: random.Random) -> None:
-        """The client dies with its server, or is left to find out that another one does not have its query."""
+        """Restarts the server; the client dies with it, or is left to notice that the new server lacks its query."""
         if STARTED not in self.client.said() or rng.random() < 0.5:
             self.client.kill()
         self._serve()
@@ -151,7 +154,7 @@ class Connect(OverFiles):
 
 
 class Standalone(OverFiles):
-    """A driver with a cluster of Spark's own: a master, and workers that have an executor each."""
+    """A driver with a standalone Spark cluster: a master, and workers that have an executor each."""
 
     name = "standalone"
     kills: ClassVar = {"driver": 1, "worker": 1, "executor": 1, "standalone worker": 1, "replica": 1, "controller": 1}

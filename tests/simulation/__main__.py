@@ -1,4 +1,4 @@
-"""``python -m tests.simulation``: the explorations, larger than the test suite's."""
+"""Runs the explorations, larger than the test suite's: ``python -m tests.simulation``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Breadth-first exploration of a model, to the last state."""
+"""Breadth-first exploration of all states of a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Explored:
 
 
 class Found(AssertionError):
-    """A state that breaks a rule, with the shortest way to it."""
+    """A state that breaks a rule, with the shortest trace to it."""
 
     def __init__(self, why: str, trace: list[str]) -> None:
         super().__init__(why + "\n  " + "\n  ".join(trace))
@@ -29,11 +29,11 @@ class Found(AssertionError):
 
 
 def explore(model: Model, states_max: int = 2_000_000, on_end: Callable[[World], None] = lambda _: None) -> Explored:
-    """Raises Found for the first broken rule; also when some state has no way to an end."""
+    """Explores all states. Raises Found for the first broken rule, and for a state from which no end can be reached."""
     first = model.start()
     number: dict[World, int] = {first: 0}
     came: list[tuple[int, str]] = [(-1, "start")]
-    into: list[list[int]] = [[]]  # predecessors by transitions that must happen
+    into: list[list[int]] = [[]]  # predecessors, by transitions that must happen
     ends: list[int] = []
     outcomes: dict[str, int] = {}
     leftovers: dict[str, int] = {}
@@ -89,7 +89,7 @@ def explore(model: Model, states_max: int = 2_000_000, on_end: Callable[[World],
                 leftovers["target still warming"] = leftovers.get("target still warming", 0) + 1
             if world.log != "none":
                 leftovers["source still logging"] = leftovers.get("source still logging", 0) + 1
-    # from everywhere an end can be reached by what must happen, without luck
+    # an end must be reachable from every state, by transitions that must happen
     reached = bytearray(len(came))
     stack = list(ends)
     while stack:
