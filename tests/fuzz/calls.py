@@ -193,6 +193,7 @@ def _problem(call: Call, error: grpc.aio.AioRpcError) -> str:
         return f"not said in one line: {said[:LINE_MAX]!r}"
     if error.code() is grpc.StatusCode.UNKNOWN or type(fault) is StateflowError:
         return f"an error that nobody meant: {said}"
+    # a stream of requests may end so where its sender is late
     if error.code() is grpc.StatusCode.INTERNAL and not call.method.client_streaming:
         return f"an error inside of it: {details}"
     if error.code() is grpc.StatusCode.UNAVAILABLE and "stateflow-fault-bin" not in str(error.trailing_metadata()):

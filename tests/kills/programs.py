@@ -39,10 +39,7 @@ class Program:
 
     def __init__(self, command: list[str], log: Path, **environment: str) -> None:
         self._command, self._log = command, log
-        self._environment = {
-            "PYTHONPATH": str(REPOSITORY),
-            **environment,
-        }  # Spark's processes start in other folders
+        self._environment = {"PYTHONPATH": str(REPOSITORY), **environment}  # Spark starts processes elsewhere
         self._popen: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

@@ -1,11 +1,11 @@
 """A world of one move, small enough to be explored to the last state.
 
-The machines are the real ones: ``reconfig.migration.Move`` at the controller, ``Lifecycle`` at source and target.
-What is modelled here is what the shells do between them: calls that are lost, late or answered to nobody, the
-stream of a transfer, the change log, what is durable, and processes that end and come back.
+The machines are the real ones: ``reconfig.migration.Move`` at the controller, ``Lifecycle`` at source and target. The
+model adds what the shells do between them: calls that are lost, late or answered to no caller, the stream of a
+transfer, the change log, durable state, and processes that end and come back.
 
-Time does not exist. Whatever may happen next is a transition; whether a time-out is early or late makes no
-difference. State is one immutable tuple, so that states already seen are recognised.
+Time does not exist. Everything that may happen next is a transition; whether a time-out is early or late makes no
+difference. State is one immutable tuple, so that the exploration recognises states already seen.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ LOST = Unavailable("no answer")
 MEASURED = Measured(0, 0.0, 0.0, 0.0)
 
 Cycle = tuple[Any, ...]  # Lifecycle's fields
-Durable = tuple[State, int] | None  # what the disk says of ownership
+Durable = tuple[State, int] | None  # ownership on disk
 
 
 class World(NamedTuple):
-    # controller; move is None while the process is down or has nothing more to do
+    # controller; move is None while the process is down, or when it has nothing more to do
     move: tuple[Any, ...] | None
     todo: tuple[Instruction, ...]
-    notes: tuple[str, ...]  # what it told itself: records that are done
+    notes: tuple[str, ...]  # to itself: records that are written
     running: bool
-    # calls to the source: (kind, stage), stage: sent, waiting (for the batch in hand), answered …, orphan
+    # calls to the source: (kind, stage), stage: sent, waiting (for the running batch), answered …, orphan
     calls: tuple[tuple[str, str], ...]
     # prepare calls to the target: sent or orphan
     prepares: tuple[str, ...]
-    stream: tuple[bool, tuple[str, ...]] | None  # (was a base reported?, reports on their way)
-    letters: tuple[str, ...]  # to whom it may concern: abandon, release; "late": of an earlier term
+    stream: tuple[bool, tuple[str, ...]] | None  # (whether a base was reported, reports under way)
+    letters: tuple[str, ...]  # unanswered requests: abandon, release; "late": of an earlier term
     # the ledger
     granted: bool
     outcome: str
@@ -61,11 +61,12 @@ class World(NamedTuple):
     commits: int
     acknowledged: int
     faults: tuple[int, ...]
-    # what an earlier move left behind; see two_moves.py
+    # remains of an earlier move; see two_moves.py
     third: Cycle | None = None
     third_disk: Durable = None
     stale: tuple[str, ...] = ()
-    stale_pull: int = -1  # what the earlier target copied, where it follows the earlier source once more
+    #: what the earlier target has copied, where it follows the earlier source again; -1: it does not
+    stale_pull: int = -1
 
 
 FAULTS = ("source ends", "target ends", "controller ends", "call lost", "stream lost", "transfer lost", "cancelled")
@@ -73,14 +74,14 @@ FAULTS = ("source ends", "target ends", "controller ends", "call lost", "stream 
 
 @dataclass(slots=True)
 class Rules:
-    """What can be broken on purpose, to see that the exploration finds it."""
+    """Limits of the exploration, and rules that tests break on purpose, to see that the exploration finds it."""
 
     lifecycle: type[Lifecycle] = Lifecycle
     move: type[Move] = Move
     commits: int = 1
     faults: tuple[int, ...] = (1, 1, 1, 1, 1, 1, 1)
     faults_together: int = 2
-    orphans_survive: bool = False  # a request in flight outlives the process it was sent to
+    orphans_survive: bool = False  # a request in flight outlives its receiver
     durable_first: bool = True
     unfence_on_timeout: bool = False
     fence_needs_follower: bool = True
@@ -167,7 +168,10 @@ class Model:
     # -- everything that can happen next ------------------------------------------------------------------
 
     def steps(self, w: World) -> Iterator[tuple[str, World, bool]]:
-        """(what, world, must it happen some time?). What need not happen: faults, and batches that arrive."""
+        """Yields (what happens, the world after it, whether it must happen at some time).
+
+        Faults and arriving batches need not happen.
+        """
         yield from self._controller(w)
         yield from self._calls(w)
         yield from self._target(w)
@@ -186,7 +190,7 @@ class Model:
         if w.todo:
             yield f"controller: {w.todo[0]}", self._carry_out(w), True
             return
-        if w.move[0] in m.TERMINAL:  # the runner ends: nobody listens any more
+        if w.move[0] in m.TERMINAL:  # the runner ends and listens no more
             orphans = tuple(sorted("orphan" for _ in w.prepares))
             yield "move ends", self._forget_calls(w)._replace(move=None, stream=None, prepares=orphans), True
             return
@@ -259,7 +263,7 @@ class Model:
 
     @staticmethod
     def _forget_calls(w: World) -> World:
-        """The caller is gone; what is on its way may arrive all the same."""
+        """Forgets the caller's calls; those under way may arrive all the same."""
         calls = tuple(sorted((kind, "orphan") for kind, stage in w.calls if stage in ("sent", "orphan")))
         return w._replace(calls=calls)
 
@@ -322,7 +326,7 @@ class Model:
 
     def _cancel(self, w: World, lifecycle: Lifecycle) -> tuple[World | None, str]:
         if lifecycle.in_hand:
-            return None, ""  # it needs the lock that the batch has
+            return None, ""  # it needs the lock that the batch holds
         if not lifecycle.cancel(self.rules.move_id):
             return w, "sealed"
         disk = (State.OWNED, self.rules.epoch) if lifecycle.state is State.OWNED else w.source_disk
@@ -357,13 +361,13 @@ class Model:
 
     def _prepare(self, w: World, listens: bool) -> World:
         assert w.target is not None
-        if listens:  # from the newest term: what is on its way of an earlier one is refused from here on
+        if listens:  # from the newest term: requests of an earlier one are refused from here on
             w = w._replace(stream=(False, ()), letters=tuple(x for x in w.letters if x != "late abandon"))
         lifecycle = self.thaw(w.target)
         if lifecycle.state is State.OWNED:
             return self._to_stream(w, "owned") if listens else w
         if w.pull[0] != "none":
-            return w  # it joins the transfer that is under way
+            return w  # it joins the running transfer
         try:
             lifecycle.prepare(self.rules.move_id, self.rules.epoch)
         except StateflowError:
@@ -375,7 +379,7 @@ class Model:
         return w if w.stream is None else w._replace(stream=(w.stream[0], (*w.stream[1], report)))
 
     def _pull_ends(self, w: World) -> World:
-        """A transfer that broke gives the partition up and says so to whoever listens."""
+        """Ends a broken transfer: the target gives the partition up and reports it on the stream, if there is one."""
         assert w.target is not None
         lifecycle = self.thaw(w.target)
         lifecycle.abandon(self.rules.move_id)
@@ -531,7 +535,7 @@ class Model:
     # -- what must hold -----------------------------------------------------------------------------------
 
     def check(self, w: World) -> None:
-        """In every state. Raises Broken."""
+        """Checks what must hold in every state. Raises Broken."""
         for cycle in (w.source, w.target):
             if cycle is not None:
                 _validate(self.thaw(cycle))
@@ -555,7 +559,7 @@ class Model:
             raise Broken("owned at an epoch that was not granted")
 
     def check_end(self, w: World) -> None:
-        """In states where nothing more has to happen. Raises Broken."""
+        """Checks what must hold in states where nothing more has to happen. Raises Broken."""
         if not w.outcome:
             raise Broken("the move never ends")
         owners = [who for who in ("source", "target") if getattr(w, who)[0] is State.OWNED]

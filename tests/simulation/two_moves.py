@@ -1,9 +1,9 @@
-"""A second move after the first: three replicas, and what the first one left on its way.
+"""A second move after the first: three replicas, and late requests of the first move.
 
-Every end of a first move, from A to B, that ``one_move`` can reach is a start here. The second move goes from whoever
-owns now to either of the others, with every fault of ``one_move``, and meanwhile requests of the first one arrive that
-nobody remembers: its prepare, fence, cancellation, release, at most so many. B may then follow A once more; if A is
-sealed for that move, it gets the old seal a second time.
+Every end of a first move, from A to B, that ``one_move`` can reach is a start here. The second move goes from the
+present owner to either of the others, with every fault of ``one_move``. Meanwhile late requests of the first move
+arrive, at most ``stale_max`` of them: its prepare, fence, cancellation, release. B may then follow A once more; if A is
+sealed for that move, B gets the old seal a second time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ AT_A = frozenset({"fence", "cancel", "release"})
 
 
 class SecondMove(Model):
-    """Args: first: an end of the first move; to: B or C, A or C; stale_max: late requests that arrive after all."""
+    """A world of the second move.
+
+    Args:
+        first: an end of the first move.
+        to: its target; B or C where A owns, A or C where B owns.
+        stale_max: late requests of the first move that may arrive.
+    """
 
     def __init__(self, rules: Rules, first: World, to: str, stale_max: int) -> None:
         owner = "B" if first.outcome == "owned" else "A"
@@ -63,7 +69,7 @@ class SecondMove(Model):
         move = self.rules.move(self.rules.epoch, self.rules.granted)
         world = super().start()._replace(move=freeze_move(move), todo=(), stale=self._stale if self._stale_max else ())
         if self._first.target is not None and self._first.target[0] is State.WARMING:
-            world = world._replace(stale_pull=0)  # both ends of it were out of reach when it was cancelled
+            world = world._replace(stale_pull=0)  # both ends of the transfer were out of reach at its cancellation
         for name, (cycle, disk) in left.items():
             world = world._replace(**{self._field[name]: cycle, f"{self._field[name]}_disk": disk})
         instructions = move.handle(m.Begin())
@@ -81,7 +87,7 @@ class SecondMove(Model):
             if after is not None:
                 yield f"late {kind} of the first move", after, False
         if w.stale_pull >= 0:
-            yield "the first move's transfer ends", self._follow_again(w), True  # taken as given: it breaks some time
+            yield "the first move's transfer ends", self._follow_again(w), True  # assumed: it breaks at some time
         if w.third is not None:
             restarted = w._replace(third=self._restarted(w.third_disk))
             yield "the third restarts", self._forget_requests(restarted, "third"), False
@@ -92,7 +98,7 @@ class SecondMove(Model):
             yield self._forget_requests(after, role) if name.endswith("ends") else after
 
     def _forget_requests(self, w: World, role: str) -> World:
-        """A request to a process that ends is gone with its connection."""
+        """Drops the late requests to a process that ends: they are gone with its connection."""
         if role == self._field["A"]:
             return w._replace(stale=tuple(kind for kind in w.stale if kind not in AT_A))
         if role == self._field["B"]:
@@ -100,7 +106,7 @@ class SecondMove(Model):
         return w
 
     def _late(self, w: World, kind: str) -> World | None:
-        """None: it finds nobody, or waits."""
+        """Delivers a late request. None: its receiver is down, or a batch runs there."""
         name = "A" if kind in AT_A else "B"
         field = self._field[name]
         cycle: Cycle | None = getattr(w, field)
@@ -111,7 +117,7 @@ class SecondMove(Model):
             match kind:
                 case "fence":
                     if lifecycle.state is State.OWNED and w.stale_pull < 0:
-                        return w  # nobody follows
+                        return w  # no replica follows
                     if lifecycle.fence(MOVE, GRANTED, INFOS["B"]) is FenceAnswer.SEAL_NOW:
                         lifecycle.sealed()
                         w = w._replace(**{f"{field}_disk": (State.SEALED, lifecycle.epoch)})
@@ -132,7 +138,7 @@ class SecondMove(Model):
         return w._replace(**{field: freeze(lifecycle)})
 
     def _follow_again(self, w: World) -> World:
-        """B has what A sealed for the first move, or gives it up."""
+        """Ends the first move's repeated transfer: B owns what A sealed for that move, or gives it up."""
         a, b = getattr(w, self._field["A"]), getattr(w, self._field["B"])
         w = w._replace(stale_pull=-1)
         if b is None:
@@ -174,7 +180,7 @@ class SecondMove(Model):
 
 
 def ends_of_the_first(rules: Rules) -> list[World]:
-    """Distinct in what a second move can see of them."""
+    """Returns the ends of the first move that a second move can tell apart."""
     found: dict[World, None] = {}
 
     def end(w: World) -> None:
@@ -197,7 +203,7 @@ def ends_of_the_first(rules: Rules) -> list[World]:
 
 
 def explore_two(first: Rules, second: Rules, stale_max: int) -> Explored:
-    """Every second move after every end of a first one. Raises Found."""
+    """Explores every second move after every end of a first one. Raises Found."""
     states = transitions = ends = 0
     outcomes: dict[str, int] = {}
     leftovers: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""``python -m tests.simulation.sim``: many seeds, or one with its trace."""
+"""Simulate many seeds, or one with its trace: ``python -m tests.simulation.sim``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ COLLECT_EVERY = 10
 
 
 def run_seeds(seeds: Iterable[int]) -> tuple[Counts, list[tuple[int, str, list[str]]]]:
-    """What was done, and (seed, violation, trace) of those that failed."""
+    """Simulates seeds. Returns their counts, and (seed, violation, trace) of those that failed."""
     total, failed = Counts(), []
-    gc.collect()  # what is frozen stays: not the last worlds of the shard before
+    gc.collect()  # freezing keeps objects for good, so not the last worlds of the shard before
     gc.freeze()
     for seed in seeds:
         world = simulate(seed)
@@ -47,7 +47,8 @@ def main() -> int:
         return 1 if world.failure else 0
     started = time.perf_counter()
     last = arguments.first + arguments.seeds
-    size = max(1, min(SHARD, arguments.seeds // (2 * arguments.processes)))  # few seeds are for all processes, too
+    # few seeds are spread over all processes, too
+    size = max(1, min(SHARD, arguments.seeds // (2 * arguments.processes)))
     shards = [range(at, min(at + size, last)) for at in range(arguments.first, last, size)]
     total, failed = Counts(), []
     with ProcessPoolExecutor(arguments.processes) as pool:

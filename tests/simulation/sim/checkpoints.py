@@ -1,13 +1,14 @@
-"""Restores, uploads and collections at once, on one store: the real :class:`CheckpointStore`, one operation at a time.
+"""Concurrent restores, uploads and collections on one store: the real :class:`CheckpointStore`, one operation at a
+time.
 
-Everybody runs until its next operation on the store, and then a seed says who goes on: an owner that takes checkpoints,
-its successors that restore (to the newest, to an older one, from another store) and serve, owners that do not know yet
-that they are none, collections with all kinds of retention and clocks, and processes that die in between. The store's
-clock may jump by a day.
+Every actor runs until its next operation on the store; then a seed chooses which actor goes on. Actors are an owner
+that takes checkpoints, successors that restore (to the newest, to an older one, from another store) and serve, owners
+that do not know yet that they own no more, collections with all kinds of retention and clocks, and processes that die
+in between. The store's clock may jump by a day.
 
-What must hold: what was restored is what some checkpoint of that position held; the newest checkpoint can be restored
-whenever nobody is in the middle of publishing; and what a successor began with is in the store when it serves: its
-disk, which may be lost at any time, is not the only place that has it.
+What must hold: a restored state is that of some checkpoint of its position; the newest checkpoint can be restored
+whenever no actor is in the middle of publishing; and what a successor began with is in the store when it serves,
+because its disk may be lost at any time and must not be the only place that has it.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from tests.simulation.sim.oracle import Violation
 
 P = PartitionId("Op", 0)
 ROUNDS = 6
-#: contents there are: few, so that what was collected comes back
+#: number of different contents: few, so that collected content comes back
 CONTENTS = 5
 
 
 class Ended(BaseException):
-    """The process is killed."""
+    """Ends an actor's thread: its process is killed."""
 
 
 class Memory:
-    """Outlives everybody. Its clock is its own."""
+    """A backend in memory that outlives all actors. It has a clock of its own."""
 
     piece_bytes = 0
 
@@ -87,7 +88,7 @@ class Memory:
 
 
 class Actor:
-    """Stands still before each operation until it is its turn."""
+    """A thread that pauses before each operation on the store until the scheduler lets it go on."""
 
     def __init__(self, name: str, work: Callable[[Actor], None], memory: Memory) -> None:
         self.name, self.memory = name, memory
@@ -104,7 +105,7 @@ class Actor:
             work(self)
         except Ended:
             pass
-        except BaseException as error:  # noqa: BLE001 - the scheduler's
+        except BaseException as error:  # noqa: BLE001 - the scheduler raises it
             self.failure = error
         finally:
             self.over = True
@@ -145,7 +146,7 @@ class _InTurn(Objects):
 
 @dataclass
 class Owned:
-    """What its owner has on its disk."""
+    """State that the owner has on its disk."""
 
     epoch: int
     sequence: int
@@ -180,7 +181,7 @@ class World:
         return Manifest("Op", 0, owned.epoch, owned.sequence, "", where, 0, "r", (file,), partitions=1, key=("k",))
 
     def owner(self, actor: Actor) -> None:
-        """Takes checkpoints of what it believes to own, for as long as it does."""
+        """Takes checkpoints of what it believes it owns, a few times; it changes the state only while it owns it."""
         owned = replace(self.current)
         for _ in range(self.random.randint(1, 4)):
             if self.current.epoch == owned.epoch:
@@ -241,7 +242,9 @@ class World:
     # -- what must hold ------------------------------------------------------------------------------------
 
     def check_newest(self) -> None:
-        """At this very moment: whoever has lost all disks finds what is owned, or newer."""
+        """Checks that a restore from the store alone, with all disks lost, finds the owned state or a newer one. Raises
+        Violation.
+        """
         here = CheckpointStore("sim", backend=self.memory, codec=Codec())
         here.objects = _Quiet(self.memory)
         here.catalog = Catalog(here.objects, here.codec)
@@ -312,7 +315,7 @@ class _Quiet(Objects):
         return work(*arguments)
 
     def create(self, name: str, data: bytes) -> None:
-        """Looks only: its holds are none."""
+        """Creates no object: a check only reads."""
 
     def delete(self, name: str) -> None: ...
 
@@ -321,7 +324,7 @@ class _Quiet(Objects):
 
 
 def simulate(seed: int) -> World:
-    """Raises Violation."""
+    """Runs a seed on a temporary folder. Raises Violation."""
     folder = Path(tempfile.mkdtemp(prefix="stateflow-sim-"))
     logging.disable(logging.CRITICAL)
     world = World(seed, folder)

@@ -1,6 +1,8 @@
-"""Several controllers of one ledger, and what may happen to them: they are stopped and go on, the ledger is away from
-one or from all, can only be read, or does not say what became of commits, its clock jumps. Drawn from generators of
-their own."""
+"""Several controllers of one ledger, and their faults.
+
+Controllers are stopped and go on. The ledger is away from one or from all, can only be read, or does not tell whether
+commits succeeded; its clock jumps. Faults are drawn from generators of their own.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,11 @@ if TYPE_CHECKING:
     from tests.simulation.sim.world import World
 
 NAMES = ("controller", "controller-b", "controller-c")
-SECOND, THIRD = 0.6, 0.25  # of the seeds have a second controller, and a third
+SECOND, THIRD = 0.6, 0.25  # shares of the seeds that have a second controller, and a third
 
 
 class Controllers:
-    """Of a world. ``leading``: by name, of processes that are alive."""
+    """Controllers of a world. ``leading``: by name, of live processes."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -116,7 +118,7 @@ class Controllers:
         return self._random.choice((0.05, 0.5, 2.0, 6.0, 12.0)) * self._random.random()
 
     def _outage(self) -> None:
-        """Of the ledger, for one controller or for all; some outlive every hold and lease."""
+        """Takes the ledger away from one controller or from all; some outages outlive every hold and lease."""
         random = self._outages
         names = random.choice((self.names, self.names, self.names[:1], self.names[-1:]))
         how = random.choice((Outage.AWAY, Outage.AWAY, Outage.READ_ONLY, Outage.UNCERTAIN))
@@ -127,7 +129,7 @@ class Controllers:
             self._until[how][name] = max(self._until[how][name], until)
 
     def _stop(self) -> None:
-        """One that leads, preferably, for about as long as its hold."""
+        """Stops a controller, preferably one that leads, for about as long as its hold."""
         leads = [name for name, each in self.leading.items() if each.serving is not None]
         name = self._random.choice(leads or list(self.names))
         process = self._world.programs[name].process
@@ -143,12 +145,12 @@ class Controllers:
         process.go_on()
 
     def _jump(self) -> None:
-        """The database's clock."""
+        """Makes the database's clock jump."""
         self._world.clock_skew_s += self._random.choice((-3600.0, -30.0, -2.0, 2.0, 30.0, 3600.0))
         self._world.log("the database's clock jumps")
 
     def _cut(self) -> None:
-        """A controller from some replicas, which may hear the other."""
+        """Cuts a controller off from some replicas, which may still reach another one."""
         from tests.simulation.sim.world import REPLICAS
 
         name = self._random.choice(self.names)
@@ -160,7 +162,7 @@ class Controllers:
 
 
 class Reader:
-    """Asks one controller or another where partitions are, as a client does that remembers what it has seen."""
+    """Reads from one controller or another where partitions are, like a client that remembers what it has seen."""
 
     def __init__(self, world: World) -> None:
         names = world.controllers.names
@@ -193,7 +195,7 @@ class Reader:
 
 
 class Asked:
-    """Calls to the controller that leads, from a process of the world."""
+    """Calls to the leading controller, from a process of the world."""
 
     def __init__(self, world: World) -> None:
         names = world.controllers.names
@@ -201,7 +203,7 @@ class Asked:
         self._at = 0
 
     async def ask(self, method: str, request: Any, timeout: float) -> Any:
-        """Raises AioRpcError."""
+        """Calls a method, at one controller after another until one leads. Raises AioRpcError."""
         for left in reversed(range(len(self._stubs))):
             try:
                 return await getattr(self._stubs[self._at], method)(request, timeout=timeout)

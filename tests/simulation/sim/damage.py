@@ -1,4 +1,4 @@
-"""Files that are missing or damaged when a replica starts, and come back later from what was put aside."""
+"""Damage to a replica's files before it starts, and their later return from quarantine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from tests.simulation.sim.oracle import Violation
 from tests.simulation.sim.world import REPLICAS, World
 
 SHARE = 0.3  # of all seeds
-AWAY_S = 4.0  # a replica stays down, at most
+AWAY_S = 4.0  # longest time that the replica stays down
 MENDED_AFTER_S = 15.0
-NOTICED_AFTER_S = 10.0  # that it is back
+NOTICED_AFTER_S = 10.0  # seconds until its return is noticed
 
 
 class Damage:
-    """One replica of a seed is killed; a copy of a partition, or an operator's description, is damaged; it starts.
-    Later somebody mends the files, and puts what was put aside back: whoever has the partition by then keeps it."""
+    """Kills one replica of a seed, damages a copy of a partition or an operator's description, and starts the replica.
+
+    Later it mends the files, and puts the quarantined copy back: the replica that owns the partition by then keeps it.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -40,7 +42,7 @@ class Damage:
             if isinstance(node, Dir)
             and "CURRENT" in node.entries
             and not copy.endswith(PART)
-            and UNFINISHED not in node.entries  # which is thrown away at every start
+            and UNFINISHED not in node.entries  # a replica throws such a copy away at every start
         ]
         if operator is not None and copies:
             if "operator.json" in operator.entries and self._random.random() < 0.2:
@@ -60,7 +62,7 @@ class Damage:
         kind = self._random.choice(kinds)
         self._world.damaged += 1
         self._power_losses = self._world.counts.power_losses
-        self._after_power_loss = self._world.programs[name].power_lost  # and it did not start since
+        self._after_power_loss = self._world.programs[name].power_lost  # and has not started since
         self._world.log(f"{name} {home}/{copy}: its {kind} is damaged")
         mended = lambda: False  # noqa: E731
         if kind == "log":
@@ -79,15 +81,18 @@ class Damage:
     def _mend(
         self, name: str, home: str, copy: str, directory: Dir, mend: Callable[[], None], mended: Callable[[], bool]
     ) -> None:
-        """Args: mended: the replica has done so already, by its commit log; then it may have moved away since. Raises
-        Violation where what nobody mended was removed."""
+        """Mends the damage, and puts the copy back from quarantine. Reports a violation where the damaged copy is gone.
+
+        ``mended``: tells whether the replica has mended the copy already, by its commit log; the copy may have moved
+        since.
+        """
         world, root = self._world, self._world.disks[name].root
         world.kill(name)
         whole = mended()
         mend()
         if self._after_power_loss or world.counts.power_losses > self._power_losses:
-            world.programs[name].power_lost = True  # also what was put aside may have lost some by it
-        at_home = _made(root, "data", "operators", "Flow", home)  # what was put aside may be all that is left
+            world.programs[name].power_lost = True  # the quarantined copy may have lost some records by it, too
+        at_home = _made(root, "data", "operators", "Flow", home)  # the quarantined copy may be all that is left
         evidence = _dir(root, "data", "evidence", "Flow")
         for name_there, node in [] if evidence is None else list(evidence.entries.items()):
             if name_there.startswith(f"{home}-") and isinstance(node, Dir) and directory in node.entries.values():

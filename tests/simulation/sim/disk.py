@@ -1,12 +1,11 @@
-"""A computer whose power may fail: files and databases that keep what was synced, and by luck more.
+"""A computer whose power may fail: files and databases keep what was synced, and by luck more.
 
-Files and directories are inodes. A file keeps what it held at its last sync, a directory the entries it had at its
-own: a name that was made since may be gone, or a removed one back. A rename is one transaction, as journals have it:
-what was durable under the old name is there under one of the two. What was appended since then is kept up to
-anywhere, and sectors of it may be missing. A database has a log and immutable files, as RocksDB does: a write is in
-the log when it returns, and outlives its process; it outlives power once it, a later synced write or a flush was
-synced. What is left of the log is a prefix of it; or of each of its files, where what is committed is in another log
-first.
+Files and directories are inodes. A file keeps what it held at its last sync, a directory the entries it had at its own:
+a name made since then may be gone, or a removed one back. A rename is one transaction, as in journals: what was durable
+under the old name is there under one of the two names. Data appended since the last sync is kept up to a random place,
+and sectors of it may be missing. A database has a log and immutable files, like RocksDB: a write is in the log when it
+returns, and outlives its process. It outlives a power loss once it, a later synced write or a flush was synced. A power
+loss leaves a prefix of the log; or, where a commit log comes first, a prefix of each of its files.
 """
 
 from __future__ import annotations
@@ -42,13 +41,16 @@ class File:
     number: int
     data: bytes = b""
     synced: bytes = b""
-    records: Any = None  # decoded, once asked for; immutable from then on
+    records: Any = None  # decoded at first use; immutable from then on
 
 
 @dataclass(slots=True)
 class Log:
-    """``files``: where each of its files after the first begins; ``hole_at``: there some are missing, and others come
-    behind them."""
+    """Log of a database.
+
+    ``files``: where each of its files after the first begins. ``damaged_at``: the first damaged record. ``hole_at``:
+    where records are missing before others.
+    """
 
     records: list[Any] = field(default_factory=list)
     synced: int = 0
@@ -67,7 +69,7 @@ class Log:
 
     @property
     def readable(self) -> int:
-        """Records before the first damage."""
+        """Number of records before the first damage."""
         return min(at for at in (self.hole_at, self.damaged_at, len(self.records)) if at is not None)
 
 
@@ -80,7 +82,7 @@ class Dir:
     next_file: int = 1
 
     def put(self, name: str, node: File) -> None:
-        """As databases do: the file, then the entry, synced."""
+        """Writes a file and its entry durably, as databases do."""
         node.synced = node.data
         self.entries[name] = self.durable[name] = node
 
@@ -109,15 +111,15 @@ class _Rename(NamedTuple):
 
 
 class Disk:
-    """Outlives the processes that use it."""
+    """A disk, which outlives the processes that use it."""
 
     def __init__(self, random: Random, name: str) -> None:
         self.root = Dir()
         self.random = random
-        self.name = name  # of no other
+        self.name = name  # unique among disks
         self.ids = 0
         self._files = 0
-        self._renames: list[_Rename] = []  # neither of their directories was synced since
+        self._renames: list[_Rename] = []  # of directories that were not synced since
 
     def new(self, data: bytes = b"") -> File:
         self._files += 1
@@ -139,7 +141,7 @@ class Disk:
         directory.durable = dict(directory.entries)
 
     def power_loss(self) -> None:
-        # none is on disk without those before it
+        # a rename is on disk only with those before it
         kept = self.random.randint(0, len(self._renames)) if self._renames else 0
         for rename in self._renames[:kept]:
             rename.commit()
@@ -168,7 +170,7 @@ class Disk:
                 node.data = node.synced = whole[: self.random.randint(0, len(whole))] or node.synced
 
     def _torn(self, at: int, appended: bytes) -> bytes:
-        """What is left of it: a part, perhaps with a sector of zeros."""
+        """Returns what is left of appended data: a part, perhaps with a sector of zeros."""
         left = appended[: self.random.randint(0, len(appended))]
         if left and self.random.random() < 0.3:
             start = (at + self.random.randrange(len(left))) // SECTOR * SECTOR
@@ -178,11 +180,13 @@ class Disk:
 
 
 class Environment:
-    """Stands in for stateflow.runtime.environment.Environment, for one process on one disk.
+    """A double of stateflow.runtime.environment.Environment, for one process on one disk.
 
-    ``wrote`` is told of every write to a database, when it is in its log; ``logged`` of what is in the commit log.
+    ``wrote`` is called at every write to a database, when the write is in its log; ``logged`` at every commit in the
+    commit log.
 
-    Args: logs: there is a commit log, and what databases log may have holes.
+    Args:
+        logs: whether there is a commit log, so that the logs of databases may have holes.
     """
 
     def __init__(self, process: Process, disk: Disk, *, logs: bool = False) -> None:
@@ -195,7 +199,7 @@ class Environment:
         return Path(self, ("data",))
 
     def write(self) -> None:
-        """Before and after everything that changes the disk: here a process may be killed."""
+        """Marks a place before or after a change of the disk, where the process may be killed."""
         process = self.process
         if not process.alive:
             raise Crashed
@@ -217,7 +221,7 @@ class Environment:
 
     def claim(self, directory: Path) -> Any:
         directory.mkdir(parents=True, exist_ok=True)
-        self.disk.root.durable = dict(self.disk.root.entries)  # whoever made the data directory saw to that
+        self.disk.root.durable = dict(self.disk.root.entries)  # creating the data directory includes that sync
         return SimpleNamespace(close=lambda: None)
 
     def open(self, directory: Path, *, create: bool = False, up_to_damage: bool = False) -> Store:
@@ -312,7 +316,7 @@ class Environment:
     def remove_tree(self, path: Path) -> None:
         node, parent = path.find(), path.parent.find()
         if isinstance(parent, Dir) and node is not None:
-            while isinstance(node, Dir) and node.entries:  # in no order, and not at once
+            while isinstance(node, Dir) and node.entries:  # in random order, and not at once
                 self.write()
                 name = self.disk.random.choice(list(node.entries))
                 if isinstance(node.entries[name], Dir):
@@ -324,7 +328,7 @@ class Environment:
 
 
 class Path:
-    """As much of pathlib as the product uses."""
+    """The part of pathlib.Path that the product uses."""
 
     __slots__ = ("_environment", "parts")
 
@@ -432,7 +436,7 @@ class Path:
         return other
 
     def look(self) -> dict[bytes, bytes]:
-        """What the database in this directory holds, which nobody has open."""
+        """Reads the database in this directory, which no process may have open."""
         found = self.directory()
         opened_by = found.opened_by
         store = Store(self._environment, found)
@@ -495,7 +499,7 @@ class _Appending:
 
 
 class Segments:
-    """Of a commit log. A write to one may be cut off by the end of the process, too."""
+    """Segments of a commit log. The end of the process may cut a write to one off."""
 
     def __init__(self, environment: Environment, directory: Path) -> None:
         self._environment, self._directory = environment, directory
@@ -548,11 +552,13 @@ class Segments:
 
 
 def check(directory: Dir, up_to_damage: bool = False) -> None:
-    """Raises StateDamaged, as a database does that verifies its log and compares its files with its manifest."""
+    """Checks a database as RocksDB does at opening: its log, and its files against its manifest. Raises
+    StateDamaged.
+    """
     current = directory.entries["CURRENT"]
     assert isinstance(current, File)
     manifest = directory.entries.get(current.data.decode())
-    if manifest is None:  # its name was durable, and not what is in it
+    if manifest is None:  # CURRENT was durable before the manifest it names
         raise StateDamaged("it does not say which its manifest is", remedy="-")
     assert isinstance(manifest, File)
     missing = [name for name in manifest.data.decode().split() if name not in directory.entries]
@@ -562,7 +568,7 @@ def check(directory: Dir, up_to_damage: bool = False) -> None:
 
 
 class Store:
-    """A partition's database. Ordered bytes → bytes over a log and immutable files."""
+    """A partition's database: ordered bytes → bytes, over a log and immutable files."""
 
     def __init__(self, environment: Environment, directory: Dir) -> None:
         self._environment, self._dir = environment, directory
@@ -697,7 +703,7 @@ class Store:
             name: node
             for name, node in files.items()
             if name not in (INCOMING, UNFINISHED) and not name.startswith(OWNED)
-        }  # the database's
+        }  # only the database's own files
         copy.durable = dict(copy.entries)
 
     def close(self) -> None:

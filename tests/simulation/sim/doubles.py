@@ -1,9 +1,9 @@
-"""What should be there once: a second replica of a name, with an empty data directory; a controller whose ledger is
-empty, and somebody who deploys the operator there again.
+"""Duplicates of what must exist once: a second replica of a name, and a controller with an empty ledger.
 
-The second replica may have the name only when that has nothing to lose; then it has ended as soon as it is seen. Where
-something is on its way to the name by then, the replica that had it first is refused: the operator gives it the name.
-The ledger that is empty is followed by the one that was there before.
+The second replica has an empty data directory. It may have the name only when the name has nothing to lose; then it is
+ended as soon as it is let in. If a move to the name is under way by then, the first replica is refused: an operator
+runs ``replace`` for it. On the controller with the empty ledger somebody deploys the operator again; later the
+controller gets its former ledger back.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tests.simulation.sim.loop import Process
 if TYPE_CHECKING:
     from tests.simulation.sim.world import World
 
-SHARE = 0.15  # of seeds that have one of a kind
-REPLACED_S = 30.0  # an operator waits so long for the refused replica to be let in by itself
+SHARE = 0.15  # share of seeds that have a duplicate of each kind
+REPLACED_S = 30.0  # how long an operator waits for the refused replica to be let in by itself
 
 
 class Doubles:
@@ -38,15 +38,15 @@ class Doubles:
         self._stranger: Process | None = None
 
     def plan(self) -> None:
-        from tests.simulation.sim.world import REPLICAS  # this module is part of a world
+        from tests.simulation.sim.world import REPLICAS  # not above: this module is part of a world
 
         random, loop = self._random, self._world.loop
         if random.random() < SHARE:
             begin = 0.5 + random.random() * self._busy_s
             loop.at(begin, None, self._begin_double, random.choice(REPLICAS))
             loop.at(begin + 8 * random.random(), None, self._end_double)
-        # NOT COVERED: a pair of controllers that are named together and decide by different ledgers. Replicas follow
-        # the one of their own ledger, so that the other one hears of no claims and may deploy (seed 946, without this).
+        # NOT COVERED: two controllers that are named together and decide by different ledgers. Replicas follow the one
+        # of their own ledger, so that the other one hears of no claims and may deploy (seed 946, without this).
         if random.random() < SHARE and len(self._world.controllers.names) == 1:
             begin = 4 + random.random() * self._busy_s  # it is deployed by then
             loop.at(begin, None, self._begin_blank)
@@ -74,7 +74,7 @@ class Doubles:
         process.killed = lambda: world.killed(program)
         world.loop.spawn(process, world.guarded(boot(process)))
 
-        def registered(incarnation: str) -> None:  # what is planned from here on is planned with it
+        def registered(incarnation: str) -> None:  # moves planned from here on count with it
             if incarnation == "double-1":
                 world.log(f"the second {name} was let in")
                 self._end_double()
@@ -86,7 +86,7 @@ class Doubles:
         world.registered = registered
 
     async def _replace(self, name: str) -> None:
-        """The operator does what `name_taken` advises, at whichever controller leads."""
+        """Replaces the name, as `name_taken` advises operators, at one controller after another, again and again."""
         addresses = self._world.controllers.addresses().split(",")
         controllers = [controller_pb2_grpc.ControllerServiceStub(self._world.net.connect(each)) for each in addresses]
         while True:
@@ -107,7 +107,7 @@ class Doubles:
         world = self._world
         cluster = world.controller.cluster if world.controller is not None else None
         if cluster is None or "Flow" not in cluster.deployed or not set(REPLICAS) <= cluster.roster.replicas.keys():
-            return  # there is nothing yet that could be lost, or a replica belongs to no ledger yet
+            return  # nothing can be lost yet, or a replica belongs to no ledger yet
         world.log("the controller gets an empty ledger")
         world.counts.blanks += 1
         world.kill("controller")

@@ -1,4 +1,4 @@
-"""The operator that the simulated cluster runs, and rows for it."""
+"""Operator of the simulated cluster, and rows for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.applying import rows_of
 PARTITIONS = 3
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("event_us", pa.int64()), ("processing_us", pa.int64())])
 SCHEMA_BYTES = SCHEMA.serialize().to_pybytes()
-#: called for every row: here a thread may stand still
+#: called for every row: a thread may pause here
 step: Callable[[], None] = lambda: None  # noqa: E731
 
 
@@ -55,7 +55,7 @@ class Flow(Operator):
 
 @cache
 def messages() -> dict[int, list[bytes]]:
-    """Partition → encoded rows to choose from; each its own."""
+    """Makes encoded messages of rows for each partition."""
     random = Random(7)
     keys: dict[int, list[str]] = {partition: [] for partition in range(PARTITIONS)}
     for number in range(60):
@@ -78,6 +78,6 @@ def messages() -> dict[int, list[bytes]]:
 
 
 def sorted_rows(rows: Mapping[int, bytes]) -> BatchRows:
-    """Of some partitions' messages, ``b""`` for none."""
+    """Combines some partitions' messages, ``b""`` for none, into one batch."""
     read = {p: pa.ipc.read_record_batch(message, SCHEMA) if message else None for p, message in rows.items()}
     return rows_of(read, SCHEMA_BYTES)

@@ -1,8 +1,8 @@
-"""A sparse source whose client sends again by itself what partitions lost, of which there may be two at a time.
+"""A sparse source whose client sends lost batches again by itself; two such clients may run at a time.
 
-It runs the client's own :class:`~stateflow.client.delivery.Delivery`. What the application keeps is how many batches
-were acknowledged; what its client keeps no longer, it sends again by hand. It tells a client that starts of a batch
-that was acknowledged only where no partition has that one or a newer one: nobody else knows.
+It runs the client's own :class:`~stateflow.client.delivery.Delivery`. The application keeps how many batches were
+acknowledged, and sends by hand what its client keeps no longer. When a client starts, the application tells it of an
+acknowledged batch only where no partition has that batch or a newer one: no other party knows of it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.simulation.sim.oracle import Violation
 from tests.simulation.sim.workload import Client, Source
 from tests.simulation.sim.world import Clock, World
 
-#: of seeds in which a second client of the source is started beside the first
+#: share of seeds in which a second client of the source starts beside the first
 RIVALS = 0.3
 
 
@@ -38,13 +38,13 @@ class Gateway(Client):
     def __init__(self, world: World, process: Process, source: Source) -> None:
         super().__init__(world, process, source)
         self._random = Random(f"{world.seed}:{process.name}:{world.programs[process.name].starts}")
-        # a client whose clock is behind, or that keeps nothing, is a client all the same
+        # clients with a slow clock, or that keep no history, must work as well
         bytes_max = self._random.choice((0, 2_000, 1 << 20))
         history = History("Flow", source.name, PARTITIONS, bytes_max)
         session = Session(Clock(process).now_us(), f"{self._random.getrandbits(64):016x}")
         self._delivery = Delivery(history, session, self._acknowledged)
         self._opened = False
-        self._newest = -1  # batch that any partition had when it was asked last
+        self._newest = -1  # newest batch of any partition when last asked
 
     async def run(self) -> None:
         source = self._source
@@ -52,9 +52,9 @@ class Gateway(Client):
             try:
                 if not self._opened:
                     await self._open_once()
-                    continue  # a client that came before may have been acknowledged meanwhile
+                    continue  # an earlier client may have been acknowledged meanwhile
                 await self._one(source.done)
-            except (Unavailable, OperatorNotDeployed):  # the latter of a controller whose ledger is empty
+            except (Unavailable, OperatorNotDeployed):  # the latter from a controller whose ledger is empty
                 await asyncio.sleep(0.1)
                 continue
             except SourceTaken:
@@ -66,7 +66,7 @@ class Gateway(Client):
             await asyncio.sleep(self._random.expovariate(1 / 0.4))
 
     async def audit(self) -> None:
-        """In the end: whatever partitions lost is sent again."""
+        """Sends again, at the end, what partitions have lost."""
         while True:
             try:
                 await self._open_once()
@@ -101,7 +101,7 @@ class Gateway(Client):
         await self._perform(steps)
 
     async def _rewind(self, oldest: int, number: int) -> None:
-        """By hand: the client keeps them no longer, or a predecessor sent them."""
+        """Sends batches again by hand: the client keeps them no longer, or a predecessor sent them."""
         if not self._world.oracle.lost or self._world.acknowledge == "standby":
             raise Violation(f"a gap without a loss: batch {oldest} is asked for before {number}")
         if taken := self._delivery.history.taken:

@@ -1,7 +1,7 @@
-"""The ledger's rules over a list: a simulation cannot wait for SQL. A record is durable when ``put`` returns.
+"""The ledger's rules over a list, because a simulation cannot wait for SQL. A record is durable when ``put`` returns.
 
-Each controller has a handle of its own, through which the ledger may be away or read-only: nothing is written then, or
-it is and nobody is told.
+Each controller has a handle of its own, through which the ledger may be away or read-only: nothing is written then. Or
+it is written, and the controller is not told.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from stateflow.ledger import App, Entry, Hold, Holder, Record, RecordState
 from stateflow.ledger.rules import LEGAL_PREVIOUS, blocking
 
 T = TypeVar("T")
-#: of the commits: they were done, and nobody is told; and of those in an outage
+#: shares of commits that succeed without an answer: always, and in an outage
 UNCERTAIN, UNCERTAIN_IN_OUTAGE = 0.002, 0.3
 
 
 class Outage(Enum):
-    AWAY = "away"  # as where it is stopped, locked or full
+    AWAY = "away"  # stopped, locked or full
     READ_ONLY = "read-only"
-    UNCERTAIN = "uncertain"  # connections are cut: before a commit, after it, in its midst
+    UNCERTAIN = "uncertain"  # connections are cut before, during or after a commit
 
 
 class MemoryLedger:
-    """Args: now: the database's clock, seconds."""
+    """A ledger in memory. ``now``: the database's clock, in seconds."""
 
     def __init__(self, now: Callable[[], float], id: str = "ledger") -> None:
         self.id, self.now = id, now
@@ -82,7 +82,7 @@ class MemoryLedger:
         return iter([record for record in self._records[max(after, 0) :] if item_id in (None, record.item_id)])
 
     def put_many(self, entries: Sequence[Entry]) -> list[Record]:
-        """All or none."""
+        """Appends all entries or none."""
         before, heads = len(self._records), dict(self._heads)
         written: dict[int, Record] = {}
         try:
@@ -105,12 +105,12 @@ class MemoryLedger:
 
 
 class Handle:
-    """A controller's: what stateflow.ledger.Ledger is to it.
+    """A controller's handle, a double of stateflow.ledger.Ledger.
 
     Args:
-        meets: is there such an outage for this process now?
-        step: somebody else may come first here.
-        random: of faults.
+        meets: tells whether this process is in such an outage now.
+        step: marks a place where another process may come first.
+        random: decides about faults.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Handle:
         return done
 
     def drop_other_bundles(self, digests: Collection[str], older_than: timedelta) -> int:
-        """There are none."""
+        """Drops nothing: there are no bundles."""
         return 0
 
     def close(self) -> None:

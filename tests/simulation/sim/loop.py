@@ -1,9 +1,9 @@
-"""Time, processes and threads of a simulated cluster, in one real thread at a time.
+"""Time, processes and threads of a simulated cluster; one real thread runs at a time.
 
-An asyncio event loop without a selector. Its clock jumps to the next timer; every choice it makes is drawn from one
-seeded generator. Callbacks belong to a process: one that is dead never runs again, one that is stopped runs later.
-Calls that the product hands to its thread pools run between two callbacks, most of them in one piece; some are
-*sliced*: run in a thread of their own that stands still, at lock, write and operator, for as long as others run.
+The loop is an asyncio event loop without a selector. Its clock jumps to the next timer; every choice is drawn from one
+seeded generator. Callbacks belong to a process: those of a dead process never run, those of a stopped one run later.
+Calls that the product hands to its thread pools run between two callbacks, most of them in one piece. Some are
+*sliced*: they run in a thread of their own, which pauses at locks, writes and operators while others run.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
-SLICED = 0.06  # of the calls that run in threads
+SLICED = 0.06  # share of the calls that run in threads
 AT_ONCE_MAX = 20_000  # events without time passing
-SWITCH = 0.4  # of the places where a sliced call may stand still
+SWITCH = 0.4  # share of the places where a sliced call may pause
 
 
 class Stuck(AssertionError):
-    """Something is done again and again without time passing."""
+    """The loop repeats something without time passing."""
 
 
 class Crashed(BaseException):
-    """The process that ran this is dead. Nothing it still does has an effect."""
+    """The process that ran this is dead. Its further actions have no effect."""
 
 
 class Process:
-    """One start of one program. ``drift``: its clock runs faster by this share."""
+    """One start of one program. ``drift``: share by which its clock runs faster. ``offset_s``: its clock's offset."""
 
     def __init__(self, loop: SimLoop, name: str, drift: float = 0.0, offset_s: float = 0.0) -> None:
         self.loop, self.name, self.drift, self.offset_s = loop, name, drift, offset_s
         self.alive, self.stopped = True, False
-        self.writes_left: int | None = None  # it is killed when these are used up
+        self.writes_left: int | None = None  # writes until it is killed; None: no limit
         self.backlog: list[Handle] = []
         self.pools: dict[Any, _Pool] = {}
         self.sliced: list[Job] = []
@@ -49,14 +49,14 @@ class Process:
         return (local - self.offset_s) / (1 + self.drift)
 
     def die(self) -> None:
-        """Between two of its steps, or at a write of its own."""
+        """Kills the process, between two of its steps or at a write of its own."""
         if not self.alive:
             return
         self.alive = False
         self.backlog.clear()
         for job in list(self.sliced):
             if job is not self.loop.job:
-                self.loop.resume(job)  # to find out
+                self.loop.resume(job)  # so that it raises Crashed
         self.killed()
 
     def stop(self) -> None:
@@ -87,7 +87,7 @@ class _Pool:
 
 
 class Job:
-    """A call in a thread pool. ``notes``: for whoever watches."""
+    """A call in a thread pool. ``notes``: for observers."""
 
     def __init__(self, process: Process, pool: _Pool, work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
         self.process, self.pool, self.work, self.future = process, pool, work, future
@@ -96,12 +96,12 @@ class Job:
 
 
 class _Thread:
-    """Runs only while the loop waits for it."""
+    """A real thread that runs only while the loop waits for it."""
 
     def __init__(self) -> None:
         self.job: Job | None = None
         self.ended: tuple[Any, BaseException | None] | None = None
-        self._go, self._back = threading.Lock(), threading.Lock()  # held: nobody may pass
+        self._go, self._back = threading.Lock(), threading.Lock()  # held: the other side waits
         self._go.acquire()
         self._back.acquire()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -133,7 +133,7 @@ class _Thread:
 
 
 class Mutex:
-    """Stands in for RLock."""
+    """A double of RLock."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop, self._owner, self._depth, self._waiting = loop, None, 0, deque[Job]()
@@ -151,7 +151,7 @@ class Mutex:
         self._owner, self._depth = me, self._depth + 1
 
     def acquire(self, wait_s: float) -> bool:
-        """Of whoever will not wait for ever; here not at all."""
+        """Acquires the lock unless another thread holds it, in spite of ``wait_s``. Returns whether it did."""
         if self._owner not in (None, self._loop.job or self._loop):
             return False
         self.__enter__()
@@ -178,7 +178,7 @@ class Mutex:
 
 
 class SimTask(asyncio.Task):  # type: ignore[type-arg]
-    """Hashed by number, so that sets of tasks have the same order in every run."""
+    """A task hashed by number, so that sets of tasks have the same order in every run."""
 
     def __init__(self, number: int, coro: Coroutine[Any, Any, Any], loop: SimLoop, context: Any) -> None:
         self.number = number
@@ -194,8 +194,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.now = 0.0
         self.ready: deque[Handle] = deque()
         self.process: Process | None = None  # whose callback runs
-        self.job: Job | None = None  # the thread that runs
-        self.notes: dict[str, Any] = {}  # of what runs in none
+        self.job: Job | None = None  # whose thread runs
+        self.notes: dict[str, Any] = {}  # of code that runs in no job
         self.events = 0
         self.closed = False
         self.on_event: Callable[[], None] | None = None
@@ -221,13 +221,13 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Handle:
         process = self.process
         if process is not None:
-            when = max(process.world(when), self.now + 1e-6)  # no wait is too short to see the clock move
+            when = max(process.world(when), self.now + 1e-6)  # no wait is too short for the clock to move
         return self.at(when, process, callback, *args, context=context)
 
     def at(
         self, when: float, process: Process | None, callback: Callable[..., Any], *args: Any, context: Any = None
     ) -> Handle:
-        """In the world's time, as ``process``."""
+        """Schedules a callback of ``process`` in the world's time."""
         handle = Handle(callback, args, context, process)
         self._number += 1
         heapq.heappush(self._timers, (max(when, self.now), self._number, handle))
@@ -255,7 +255,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self.closed
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Errors that nobody fetched: of processes that are dead, or calls that were given up."""
+        """Ignores errors that were never retrieved: of dead processes, or of abandoned calls."""
 
     # -- threads ------------------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return thread
 
     def resume(self, job: Job) -> None:
-        """A sliced call goes on until it ends or stands still again."""
+        """Lets a sliced call go on until it ends or pauses again."""
         if job not in job.process.sliced:
             return
         assert job.thread is not None
@@ -330,7 +330,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.process = before
 
     def may_switch(self) -> None:
-        """A place in a thread where another may come first."""
+        """Marks a place in a thread where another may come first. Raises Crashed where the process is dead."""
         job = self.job
         if job is None:
             return
@@ -341,7 +341,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self.stand_still(self.random.expovariate(1 / scale))
 
     def stand_still(self, seconds: float | None) -> None:
-        """None: until it is resumed."""
+        """Pauses the running job for so many seconds; None: until it is resumed. Raises Crashed."""
         job = self.job
         assert job is not None
         assert job.thread is not None
@@ -361,7 +361,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self.process = before
 
     def run(self, done: Callable[[], bool], until: float) -> None:
-        """Until ``done``, or until that time, whichever is first."""
+        """Runs until ``done``, until no timer is left, or until that time, whichever is first."""
         asyncio._set_running_loop(self)
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(self._generators.append, lambda _: None)
@@ -403,7 +403,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(None)
 
     def close(self) -> None:
-        """What is under way is dropped where it stands, without effects."""
+        """Drops everything under way, without effects."""
         self.closed = True
         for task in self._tasks:
             if not task.done():

@@ -1,8 +1,8 @@
-"""What gRPC does for the real shells, over links that are slow, cut, healed, and deliver what was given up.
+"""A network that does for the real shells what gRPC does, over links that are slow, cut, healed, and deliver late.
 
-Messages of one call keep their order in each direction, as over one connection. Different calls overtake each other.
-A unary request may arrive twice. A cut holds messages back; whoever waits too long is told ``UNAVAILABLE``, each side
-in its own time, and what was under way may arrive after the heal although its sender gave it up.
+Messages of one call keep their order in each direction, as over one connection. Different calls overtake each other. A
+unary request may arrive twice. A cut holds messages back. An end that waits too long gets ``UNAVAILABLE``, each end in
+its own time; messages under way may arrive after the heal although their sender has given up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import grpc.aio
 from tests.simulation.sim.loop import Handle, Process, SimLoop
 
 DUPLICATED = 0.02
-LATE = 0.3  # of requests that were given up during a cut
+LATE = 0.3  # share of requests that arrive late although they were given up during a cut
 LATENCY_S = 0.004
 
 
@@ -72,19 +72,19 @@ class Network:
             self.heal(one, two)
 
     def sever(self, call: Call) -> None:
-        """Both ends will find out, if the link is still cut by then."""
+        """Makes both ends notice, each after a while, if the link is still cut by then."""
         patience = self.random.choice((0.3, 3.0, 15.0))
         self.loop.at(self.loop.now + self.random.random() * patience, call.client, call.lost)
         self.loop.at(self.loop.now + self.random.random() * patience, None, call.server_lost)
 
     def _arrive(self, link: Link, call: Call, handle: Handle) -> None:
         delay = link.latency_s * (0.5 + self.random.expovariate(1.0))
-        when = call.last = [max(self.loop.now + delay, *call.last)] * 2  # what was held stays in order
+        when = call.last = [max(self.loop.now + delay, *call.last)] * 2  # held messages stay in order
         call.late_until = when[0]
         self.loop.at(when[0], handle.process, handle.callback, *handle.args)
 
     def post(self, call: Call, back: bool, process: Process | None, work: Callable[..., None], *args: Any) -> None:
-        """One message of a call, in order."""
+        """Sends one message of a call, in order."""
         link = call.link
         when = self.loop.now + link.latency_s * (0.5 + self.random.expovariate(1.0))
         when = call.last[back] = max(when, call.last[back])
@@ -94,7 +94,7 @@ class Network:
     def _deliver(self, link: Link, call: Call, handle: Handle) -> None:
         if link.cut:
             link.held.append((call, handle))
-        elif self.loop.now < call.late_until:  # on its way when the link was healed: it overtakes nothing that was held
+        elif self.loop.now < call.late_until:  # sent before the heal: overtakes no held message
             self._arrive(link, call, handle)
         else:
             self.loop.ready.append(handle)
@@ -105,7 +105,7 @@ class Network:
         self.servers[process.name] = process, methods
 
     def ended(self, process: Process) -> None:
-        """Its connections break, and both ends hear of it, sooner or later."""
+        """Breaks a process's connections; the other ends hear of it sooner or later."""
         for call in list(self.calls):
             if call.client is process:
                 call.given_up = True
@@ -125,8 +125,9 @@ class Network:
 
 
 class Call:
-    """One RPC, seen from both ends. Awaited for its one answer, or read message by message. Of a stream
-    of requests these are written one by one."""
+    """One RPC, seen from both ends. It is awaited for its one answer, or read message by message; a stream of requests
+    is written one by one.
+    """
 
     def __init__(
         self,
@@ -149,7 +150,7 @@ class Call:
         self.task: asyncio.Task[None] | None = None
         self.begun = self.over = self.given_up = False
         self._encode = encode
-        self._came: deque[bytes] = deque()  # of a stream of requests, at the server
+        self._came: deque[bytes] = deque()  # stream of requests, at the server
         self._more: asyncio.Future[None] | None = None
         self._got: deque[Any] = deque()
         self._end: BaseException | None = None
@@ -215,7 +216,7 @@ class Call:
             self.net.post(self, True, self.client, self._finished, *status)
 
     async def _requests(self, decode: Callable[[bytes], Any]) -> AsyncIterator[Any]:
-        """Without end: it is cancelled."""
+        """Yields the requests, without end: cancellation ends it."""
         while True:
             while self._came:
                 yield decode(self._came.popleft())
@@ -232,7 +233,7 @@ class Call:
             self._more.set_result(None)
 
     def cancel_server(self) -> None:
-        """Cancels what it still does for this call; runs in no process, for none is asked."""
+        """Cancels the server's work for this call, in the server's process."""
         if self.task is not None and self.server is not None and self.server.alive and not self.task.done():
             loop = self.net.loop
             before, loop.process = loop.process, self.server
@@ -312,7 +313,7 @@ class Call:
             await self._waiter
         if self._end is not None:
             raise self._end
-        if reply is grpc.aio.EOF:  # it was lost with a link that was cut and healed before the status came
+        if reply is grpc.aio.EOF:  # the answer was lost with a link that was cut and healed before the status came
             self._end = grpc.aio.AioRpcError(
                 grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "connection lost"
             )
@@ -328,7 +329,7 @@ class Call:
 
 
 class Context:
-    """A ServicerContext."""
+    """A double of a ServicerContext."""
 
     def __init__(self, call: Call, heard: bool) -> None:
         self._call, self._heard = call, heard
@@ -336,7 +337,7 @@ class Context:
         self.encode: Callable[[Any], bytes] = bytes
 
     def peer(self) -> str:
-        """Each call has a connection of its own."""
+        """Names the peer: each call has a connection of its own."""
         return f"simulated:{id(self._call)}"
 
     def send(self, message: bytes) -> None:
@@ -395,7 +396,7 @@ class Channel:
 
 
 class Methods:
-    """Takes the place of a server while a servicer registers its methods."""
+    """A stand-in for a server that takes the methods which a servicer registers."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, Any] = {}

@@ -1,8 +1,9 @@
-"""What must hold while a cluster runs, and what must be true of it in the end.
+"""Rules that must hold while a cluster runs, and at its end.
 
-Every partition has one history: the commits of whoever owned it, in order, as their stores' logs took them. A commit
-that does not continue it is one of somebody who may not commit. In the end the history is played into an operator that
-never moved, never crashed: every output must have been this, and every byte of the partition's store.
+Every partition has one history: the commits of its owners, in order, as their stores' logs took them. A commit that
+does not continue the history comes from a replica that may not commit. In the end the oracle plays the history into an
+operator that never moved and never crashed: every output must have been the same, and every byte of the partition's
+store.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ class Violation(AssertionError):
     pass
 
 
-#: numbers of what is committed and is no batch
+#: batch numbers of commits that are no batches
 TAKEN, SETTLED = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Of a batch; or of a client that takes over its source: then the batch is TAKEN, and says who it is; or of what
-    passed before, without a batch: SETTLED. A batch that passes has the sequence of the commit before."""
+    """A commit of a batch, or one of two other kinds.
+
+    TAKEN in place of the batch number: a client takes over its source; the batch names the client. SETTLED: positions
+    of skipped batches become the partition's own. A skipped batch has the sequence of the commit before.
+    """
 
     sequence: int
     epoch: int
@@ -48,9 +52,12 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How an epoch came to be owned, as the ledger says. ``origin``: the epoch its copy was taken from; ``how``: MOVE,
-    or as of a take-over; ``abandoned``: take-overs were given up since then, which may have happened; ``over``: it was
-    given up itself."""
+    """Origin of an epoch, according to the ledger.
+
+    ``origin``: the epoch its copy was taken from. ``how``: CREATED, MOVE, or the kind of takeover. ``abandoned``:
+    takeovers between ``origin`` and this epoch were given up, but may have happened. ``over``: this one was given up
+    itself.
+    """
 
     origin: int = 0
     how: str = "CREATED"
@@ -64,13 +71,13 @@ def batches(history: Iterable[Commit]) -> list[Commit]:
 
 @dataclass(slots=True)
 class History:
-    """``passes``: what needed no commit, and is kept by the next one."""
+    """History of an epoch. ``passes``: skipped batches, which needed no commit; the next commit keeps them."""
 
     commits: list[Commit] = field(default_factory=list)
     passes: list[Commit] = field(default_factory=list)
 
     def up_to(self, sequence: int, held: Mapping[str, int] = MappingProxyType({})) -> History:
-        """Args: held: source → its last batch, of those that passed behind the last commit."""
+        """Cuts the history at a sequence. ``held``: source → its last batch, of those skipped after the last commit."""
         passes = [
             each
             for each in self.passes
@@ -84,7 +91,7 @@ class History:
         return batches([*self.commits, *self.passes])
 
     def newest(self, source: str) -> int:
-        """Its last batch, -1 for none."""
+        """Returns the last batch of a source, -1 for none."""
         return max([c.batch.number for c in self.batches if c.batch.source == source], default=-1)
 
 
@@ -93,10 +100,13 @@ def may_commit(lifecycle: Lifecycle) -> bool:
 
 
 class Oracle:
-    """Args: acknowledge: as the replicas are set: what may be lost of what was acknowledged.
+    """Checks of a cluster.
 
-    Every epoch of a partition has its history. It begins as that of the epoch its owner's copy was taken from, cut
-    where that copy ended: after a move the whole of it, after a take-over by a copy that followed perhaps less.
+    Every epoch of a partition has its history. It begins as the history of the epoch from which its owner's copy was
+    taken, cut where that copy ended: after a move the whole of it, after a takeover by a copy that lagged perhaps less.
+
+    Args:
+        acknowledge: the replicas' setting, which tells what may be lost of acknowledged batches.
     """
 
     def __init__(self, acknowledge: str) -> None:
@@ -106,18 +116,19 @@ class Oracle:
         self.owners: dict[tuple[PartitionId, int], str] = {}  # by epoch
         self.commits = self.lost = self.passes = self.settles = 0
         self._histories: dict[tuple[PartitionId, int], History] = {}
-        self._before_power: dict[tuple[PartitionId, int], list[History]] = {}  # what standbys may still have
-        self.given_up: set[PartitionId] = set()  # where a former client was let in, as the newest was told
+        #: before power losses; standbys may still have these
+        self._before_power: dict[tuple[PartitionId, int], list[History]] = {}
+        self.given_up: set[PartitionId] = set()  # where the client gave up batches whose place a former client's took
         self._lost: set[tuple[PartitionId, str, int]] = set()
 
     def history(self, partition: PartitionId) -> History:
-        """As it is now."""
+        """Returns the history of the newest epoch."""
         return self._histories.get((partition, self.epochs.get(partition, 0)), History())
 
     # -- while it runs ------------------------------------------------------------------------------------
 
     def changed(self, partition: PartitionId, nodes: dict[str, Any]) -> None:
-        """A lifecycle changed: at most one replica may commit. What holds of each alone it validates itself."""
+        """Checks, after a lifecycle changed, that at most one replica may commit. Each lifecycle validates itself."""
         able = [name for name, node in nodes.items() if may_commit(node.lifecycle(partition))]
         serving = [name for name in able if nodes[name].leased]
         if len(serving) > 1:
@@ -128,7 +139,7 @@ class Oracle:
                 raise Violation(f"{partition} was owned by two replicas at epoch {lifecycle.epoch}")
 
     def serves(self, partition: PartitionId, replica: str, epoch: int, given_up: bool) -> None:
-        """A replica that has a lease commits. ``given_up``: as is every epoch that is newer, by the ledger."""
+        """Checks a commit by a replica that has a lease. ``given_up``: whether the ledger gave up every newer epoch."""
         if epoch < self.epochs[partition]:
             if not given_up:
                 raise Violation(f"{replica} commits to {partition} at epoch {epoch} after {self.epochs[partition]}")
@@ -139,7 +150,7 @@ class Oracle:
     def committed(
         self, partition: PartitionId, replica: str, epoch: int, batch: Batch, rows: bytes, now_us: int, wrote: Mutations
     ) -> None:
-        """Also by one whose lease has lapsed: it may not say so, see ``answered``."""
+        """Adds a commit, also of a replica whose lease has lapsed: it may not acknowledge it, see ``answered``."""
         written = dict(wrote.puts)
         sequence = int.from_bytes(written[layout.SEQUENCE], "big")
         history = self._continued(partition, replica, epoch, sequence)
@@ -148,13 +159,13 @@ class Oracle:
         self.commits += 1
 
     def taken(self, partition: PartitionId, replica: str, epoch: int, batch: Batch, wrote: Mutations) -> None:
-        """A newer client has the source here."""
+        """Adds the takeover of a source by a newer client."""
         sequence = int.from_bytes(dict(wrote.puts)[layout.SEQUENCE], "big")
         history = self._continued(partition, replica, epoch, sequence)
         history.append(Commit(sequence, epoch, replica, batch, b"", 0, b""))
 
     def settled(self, partition: PartitionId, replica: str, epoch: int, wrote: Mutations) -> None:
-        """What passed is the partition's own."""
+        """Adds a settlement: positions of skipped batches become the partition's own."""
         sequence = int.from_bytes(dict(wrote.puts)[layout.SEQUENCE], "big")
         history = self._continued(partition, replica, epoch, sequence)
         history.append(Commit(sequence, epoch, replica, Batch("", SETTLED), b"", 0, b""))
@@ -180,7 +191,9 @@ class Oracle:
     def opened(
         self, partition: PartitionId, epoch: int, sequence: int, held: Mapping[str, int], power_was_lost: bool
     ) -> None:
-        """An owner is back, with what its disk kept. Args: held: source → its last batch, of those that passed."""
+        """Checks what an owner's disk kept when it is back. ``held``: source → its last batch, of those that were
+        skipped.
+        """
         self.epochs.setdefault(partition, epoch)
         history = self._histories.setdefault((partition, epoch), History())
         if sequence > len(history.commits):
@@ -200,18 +213,20 @@ class Oracle:
         self._gone(partition, before, self.acknowledge == "wal", "with its power")
 
     def owned(self, partition: PartitionId, replica: str, epoch: int, entries: dict[bytes, bytes], plan: Plan) -> None:
-        """A lifecycle says OWNED. What its copy contains is what the partition contains from now on."""
+        """Begins an epoch's history, when a lifecycle becomes OWNED: its copy is what the partition contains from now
+        on.
+        """
         if (partition, epoch) in self._histories:
             return
         before = self.history(partition).batches
         if not plan.over:
             self.epochs[partition] = max(epoch, self.epochs.get(partition, 0))
         source = plan.origin
-        if plan.how == "LOCAL":  # what it had, whatever became of it
+        if plan.how == "LOCAL":  # whatever its owner had
             source = max(e for (p, e), name in self.owners.items() if (p, name) == (partition, replica) and e < epoch)
         sequence = int.from_bytes(entries.get(layout.SEQUENCE, b""), "big")
         origin = self._histories.get((partition, source), History())
-        # a power loss parts the history: the owner goes on from before it, a standby may have what was lost by it
+        # a power loss splits the history: the owner goes on without the lost part, which a standby may have
         if parted := self._before_power.get((partition, source)):
             histories = [origin, *parted] if plan.how == "STANDBY" else [origin]
             could = [h for h in histories if len(h.commits) >= sequence]
@@ -226,7 +241,7 @@ class Oracle:
         if missing and plan.how != "STANDBY":
             raise Violation(f"{partition} lost {missing[0].batch} by {plan.how}")
         self._histories[partition, epoch] = kept
-        # a take-over nobody heard of, by one that was not heard any more, is as if it had never been
+        # a takeover by a replica that was not heard any more, and that never reported it, counts as if it had not been
         may = plan.how == "STANDBY" or (plan.abandoned and plan.how == "LOCAL")
         self._gone(partition, before, may and self.acknowledge != "standby", f"by {plan.how}")
 
@@ -242,16 +257,16 @@ class Oracle:
                 self.acknowledged.pop(key, None)
 
     def newest(self, partition: PartitionId, source: str) -> int:
-        """The last batch of a source that the partition contains, -1 for none."""
+        """Returns the last batch of a source that the partition contains, -1 for none."""
         return self.history(partition).newest(source)
 
     def answered(self, partition: PartitionId, source: str, number: int, output: bytes) -> None:
-        """A client was told this."""
+        """Checks an answer to a client."""
         contained = self.history(partition).batches
         committed = [c for c in contained if (c.batch.source, c.batch.number) == (source, number)]
         key = partition, source, number
         if key in self._lost:
-            return  # said before it was lost, or of what was sent again
+            return  # it was answered before the loss, or answers what was sent again
         if len(committed) != 1:
             raise Violation(f"batch {number} of {source} was acknowledged and is {len(committed)} times in {partition}")
         if committed[0].output != output:
@@ -263,7 +278,7 @@ class Oracle:
 
     @staticmethod
     def same(one: dict[bytes, bytes], other: dict[bytes, bytes]) -> bool:
-        """Do two copies agree but for who owns them, and since when?"""
+        """Tells whether two copies agree in all but their owner and its epoch."""
         return _content(one) == _content(other)
 
     def compare(
@@ -273,7 +288,7 @@ class Oracle:
         sent: dict[tuple[str, int], bytes],
         mended: Collection[str] = (),
     ) -> None:
-        """The partition, as its owner has it, is what an undisturbed operator makes of the same input.
+        """Checks that the owner's copy is what an undisturbed operator makes of the same input. Raises Violation.
 
         Args:
             sent: (source, number) → rows, of every batch that this partition was sent.
@@ -299,10 +314,12 @@ class Oracle:
 
     @staticmethod
     def _play(partition: PartitionId, history: History, *, visits: bool = False) -> dict[bytes, bytes]:
-        """What an operator that never moved and never crashed makes of it. Args: visits: of what passed it, too."""
+        """Plays the history into an operator that never moved and never crashed. ``visits``: applies skipped batches,
+        too.
+        """
         store = MemoryStore()
         host, newest = PartitionHost(Flow, partition, store, 1), None
-        step, flow.step = flow.step, lambda: None  # nothing else runs meanwhile: this is not of the run
+        step, flow.step = flow.step, lambda: None  # no thread may pause here: this is not part of the run
         passes = deque(history.passes)
         try:
             for commit in history.commits:
@@ -322,7 +339,7 @@ class Oracle:
                     continue
                 if commit.batch.number == TAKEN:
                     assert commit.batch.session is not None
-                    if commit.batch.session == newest:  # again, as the copy that is served is not the one it was told
+                    if commit.batch.session == newest:  # again, because the served copy is not the one that was told
                         store.apply(Mutations(puts=layout.lapsing(store)))
                         host = PartitionHost(Flow, partition, store, 1)
                     newest = commit.batch.session
@@ -339,7 +356,7 @@ class Oracle:
 
 
 def _cells(entries: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """States and timers."""
+    """Returns the entries of states and timers."""
     return {k: v for k, v in entries.items() if not k.startswith(b"m")}
 
 

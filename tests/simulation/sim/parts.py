@@ -1,4 +1,4 @@
-"""Sinks that evaluate a part of each batch: tasks of a dense source that never run, batch after batch."""
+"""Sinks that evaluate only a part of each batch, so that tasks of a dense source never run, batch after batch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from tests.simulation.sim.flow import PARTITIONS
 
 @dataclass
 class Parts:
-    """From batch ``since`` on only ``visited`` partitions get theirs, until somebody notices. As ``batch.take(5)`` it
-    is always the same part, so that no partition that is passed over ever sees a gap."""
+    """The part that a sink evaluates.
+
+    From batch ``since`` on only the partitions ``visited`` get their rows, until the loss is noticed. As with
+    ``batch.take(5)`` the part is always the same, so that no skipped partition ever sees a gap.
+    """
 
     since: int
     visited: tuple[int, ...]
@@ -22,7 +25,9 @@ class Parts:
 
     @classmethod
     def drawn(cls, seed: int, batches: int) -> Parts | None:
-        """For a seed of four. The last batch is whole or noticed by nobody: what comes next is another start."""
+        """Draws parts for one seed of four; None for the others. Never from the last batch on: only a later batch would
+        notice.
+        """
         random = Random(f"{seed}:parts")
         if random.random() >= 0.25:
             return None
@@ -31,7 +36,7 @@ class Parts:
         )
 
     def of(self, number: int, rows: dict[int, bytes]) -> dict[int, bytes]:
-        """What of a batch is sent."""
+        """Returns the part of a batch that is sent."""
         if self.mended or number < self.since:
             return rows
         return {partition: rows[partition] for partition in self.visited}
@@ -42,6 +47,8 @@ def request(source: str, partition: int) -> rpb.PositionsRequest:
 
 
 def check(source: str, number: int, replies: dict[int, Any]) -> None:
-    """As every task does before it sends anything. Raises BatchIncomplete, PositionGap."""
+    """Checks that the batch before was whole, as every task does before it sends. Raises BatchIncomplete,
+    PositionGap.
+    """
     found = {p: Reached(reply.positions[p]) for p, reply in replies.items() if p in reply.positions}
     reached.check_whole("Flow", source, number, PARTITIONS, found)

@@ -1,4 +1,4 @@
-"""One seed, from the first process to the last check."""
+"""The run of one seed, from the first process to the last check."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BATCHES = 8
 
 
 class Nemesis:
-    """Faults, at times and places of the seed's choice. Everything is mended in the end."""
+    """Faults at random times and places. All are mended in the end."""
 
     def __init__(self, world: World, names: list[str]) -> None:
         self._world, self._names = world, names
@@ -46,7 +46,7 @@ class Nemesis:
             self._world.loop.at(1 + self._world.person.random() * BUSY_S, None, self.isolate)
 
     def isolate(self) -> None:
-        """A replica whose clients reach it, and no controller does, for so long that its lease lapses."""
+        """Cuts a replica from all controllers, but not from its clients, for so long that its lease lapses."""
         world, person = self._world, self._world.person
         name, until = person.choice(REPLICAS), self._world.loop.now + 5 + 8 * person.random()
         world.log(f"{name} is cut off")
@@ -65,7 +65,7 @@ class Nemesis:
         self._later(self._world.start, name)
 
     def kill_at_write(self) -> None:
-        """In the middle of what a replica does next: between two of its writes."""
+        """Kills a replica in the middle of its next action, between two writes."""
         name = self._random.choice(REPLICAS)
         process = self._world.programs[name].process
         if process is not None and process.alive:
@@ -84,7 +84,7 @@ class Nemesis:
         self._later(self._world.start, name)
 
     def outage(self) -> None:
-        """A replica that does not answer for so long that its lease lapses, and comes back all the same."""
+        """Keeps a replica from answering for so long that its lease lapses; it comes back all the same."""
         name = self._random.choice(REPLICAS)
         program, until = self._world.programs[name], self._world.loop.now + 4 + 8 * self._random.random()
         match self._random.choice(("killed", "stopped", "cut")):
@@ -127,9 +127,9 @@ class Nemesis:
 
 
 def simulate(seed: int) -> World:
-    """Runs a seed to its end; what went wrong, if anything, is ``world.failure``."""
+    """Runs a seed to its end. ``world.failure``: what went wrong; None: nothing."""
     logging.disable(logging.CRITICAL)
-    gc.disable()  # else objects end, and say so to the loop, when memory happens to be short
+    gc.disable()  # otherwise finalisers would run, and reach the loop, whenever memory happens to be short
     world = World(seed)
     try:
         with (
@@ -213,7 +213,7 @@ def _run(world: World) -> None:
         left = [s.name for s in sources if not s.finished]
         raise Violation(f"not over after {SETTLE_S:.0f} s: {left or 'moves'}")
     doubles.end()
-    # every process is up, whatever is late has come
+    # bring every process up, and wait until late messages have come
     world.net.heal_all()
     world.controllers.mend()
     for name, program in world.programs.items():

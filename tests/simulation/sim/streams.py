@@ -1,4 +1,4 @@
-"""What :mod:`stateflow.rpc.link` does for a client, without its threads: one Apply stream per address."""
+"""A double of :mod:`stateflow.rpc.link` for a client, without its threads: one Apply stream per address."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.simulation.sim.world import World
 
 
 class Streams:
-    """Of one process."""
+    """Streams of one process."""
 
     def __init__(self, world: World) -> None:
         self._world = world

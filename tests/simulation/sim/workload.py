@@ -1,4 +1,4 @@
-"""What a simulated cluster is given to do: a dense source, a sparse one, and somebody who moves partitions."""
+"""Workload of a simulated cluster: a dense source, a sparse one, and a user who moves partitions."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from tests.simulation.sim.oracle import Violation
 from tests.simulation.sim.streams import Streams
 from tests.simulation.sim.world import REPLICAS, SPEC, World
 
-#: of a request: a partition's rows in pieces; a partition a message; all of them in one
+#: sizes of requests: a partition's rows in pieces, one message per partition, all partitions in one message
 CHUNK_BYTES = (150, 400, 1 << 20)
 
 
 @dataclass
 class Source:
-    """Its batches, and how far it is: what a query keeps in its own checkpoint."""
+    """Batches of a source, and how many are done: what a query keeps in its own checkpoint."""
 
     name: str
     dense: bool
@@ -88,7 +88,7 @@ class Client:
                     await self._check(number)
                     rows = self._sink.of(number, rows)
                 await self._send(number, rows, watermark)
-            except (Unavailable, OperatorNotDeployed):  # the latter of a controller whose ledger is empty
+            except (Unavailable, OperatorNotDeployed):  # the latter from a controller whose ledger is empty
                 await asyncio.sleep(0.1)
                 continue
             except BatchIncomplete as incomplete:
@@ -107,8 +107,9 @@ class Client:
             self._world.answered(partition, batch, output)
 
     async def _fill(self, gap: PositionGap, number: int) -> None:
-        """Some partition lost acknowledged batches, with its replica's power or with all of it, and says so: they are
-        sent again."""
+        """Sends acknowledged batches again that a partition has lost, with its replica's power or with the replica, and
+        reports as a gap.
+        """
         world, source = self._world, self._source
         partition = int(gap.where["partition"])
         world.serving(PartitionId("Flow", partition))
@@ -122,11 +123,11 @@ class Client:
             rows, watermark = source.batches[missing]
             try:
                 await self._send(missing, {partition: rows[partition]}, watermark)
-            except (Unavailable, PositionGap, StaleBatch):  # it lost more, or less, meanwhile: the next gap says
+            except (Unavailable, PositionGap, StaleBatch):  # it lost more, or less, meanwhile: the next gap tells
                 return
 
     async def _check(self, number: int) -> None:
-        """Was the batch before whole? Raises BatchIncomplete, Unavailable."""
+        """Checks that the batch before was whole. Raises BatchIncomplete, Unavailable."""
         if number == 0:
             return
         await self._refresh(None)
@@ -142,12 +143,13 @@ class Client:
                 raise Unavailable(str(remote_error(error, route.address)), remedy="-") from None
         try:
             parts.check(self._source.name, number, replies)
-        except PositionGap:  # a loss ends the query, too, and whoever starts it again sees to its sink; where it is
-            assert self._sink is not None  # missing, the partition says by itself once it is visited
+        except PositionGap:
+            # a loss ends the query, too, and its restart mends the sink; a partition tells of a gap once it is visited
+            assert self._sink is not None
             self._sink.mended = True
 
     def _again(self, incomplete: BatchIncomplete, number: int) -> None:
-        """The query is put back by a batch, with a sink that evaluates all of it."""
+        """Puts the query back by a batch, with a sink that evaluates all of it."""
         world, sink = self._world, self._sink
         assert sink is not None
         if (sink.mended or number <= sink.since) and not world.oracle.lost:
@@ -158,7 +160,7 @@ class Client:
         self._source.done = number - 1
 
     async def _route(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None = None) -> dict[int, bytes]:
-        """As stateflow.router.Router, without its threads."""
+        """Routes a batch like stateflow.router.Router, without its threads."""
         loop = self._world.loop
         while self._table is None:
             await self._refresh(None)
@@ -213,7 +215,7 @@ class Client:
 
         def tell(answers: Answers) -> None:
             for partition, outcome in answers:
-                if not isinstance(outcome, StateflowError) and not batch.rewind:  # else it was given the first time
+                if not isinstance(outcome, StateflowError) and not batch.rewind:  # else answered the first time
                     world.answered(partition, batch, outcome.output)
                 if not session.awaits(partition, address):
                     continue
@@ -228,7 +230,7 @@ class Client:
 
 
 class Mover:
-    """Deploys the operator, then asks for moves, now and then for the end of one."""
+    """Deploys the operator, then requests moves, and sometimes the end of one."""
 
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
@@ -262,12 +264,12 @@ class Mover:
                 begun.append(reply.id)
                 await self._interfere(begun)
         await asyncio.sleep(2)
-        for reconfiguration in begun:  # those whose budget cannot be met would wait for long, what is paused for ever
+        for reconfiguration in begun:  # moves whose budget cannot be met would wait for long, paused ones for ever
             while await self._cancel(reconfiguration) is None:
                 await asyncio.sleep(0.5)
 
     async def give_up(self) -> None:
-        """What its owner has lost goes to who has a copy, where nobody takes it over without being told."""
+        """Takes over what owners have lost, where a copy exists: with manual failover this needs an order."""
         world = self._world
         while world.manual:
             await asyncio.sleep(1)
@@ -279,7 +281,7 @@ class Mover:
                 await self._asked("TakeOver", request)
 
     async def _interfere(self, begun: list[str]) -> None:
-        """With the newest one; or what was cancelled before is asked for again."""
+        """Cancels, pauses or edits the newest move, or retries an earlier one."""
         random, newest = self._world.random, begun[-1]
         what = random.random()
         if what < 0.2:
@@ -300,7 +302,7 @@ class Mover:
         return await self._asked("CancelReconfiguration", cpb.ReconfigurationRequest(id=reconfiguration))
 
     async def _asked(self, method: str, request: Any, timeout: float = 10) -> Any:
-        """The answer, or None: what was refused or lost is not asked again."""
+        """Returns the answer; None where the request was refused or lost. It is not repeated."""
         try:
             return await self._controller.ask(method, request, timeout)
         except grpc.aio.AioRpcError:

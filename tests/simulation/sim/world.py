@@ -1,7 +1,7 @@
-"""A simulated cluster: a controller, three replicas, two sources, somebody who moves partitions, and faults.
+"""A simulated cluster: controllers, three replicas, two sources, a user who moves partitions, and faults.
 
-Controller and replicas are the real shells; what they stand on is of :mod:`loop`, :mod:`net` and :mod:`disk`.
-Another participant is another :class:`Program`.
+Controllers and replicas are the real shells; they run on :mod:`loop`, :mod:`net` and :mod:`disk`. Each further
+participant is a :class:`Program`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from tests.simulation.sim.oracle import Oracle, Plan, Violation, may_commit
 REPLICAS = ("cloud-0", "edge-0", "edge-1")
 SPEC = describe(flow.Flow, flow.PARTITIONS, "Flow")
 DRIFT_MAX = 0.01
-APART_S = 7200.0  # clocks of two processes are, at most
+APART_S = 7200.0  # largest difference between the clocks of two processes
 SETTLE_S = 600.0
 CONTROLLER = ControllerSettings(
     heartbeat_interval_s=1.0,
@@ -66,7 +66,7 @@ CONTROLLER = ControllerSettings(
     hold_s=3.0,
     debug_validate=True,
 )
-#: of a replica's starts: so many take a while, some longer than a lease, some longer than it is waited for
+#: share of a replica's starts that are slow, some slower than a lease, some slower than the controllers' patience
 SLOW_STARTS = 0.25
 REPLICA = {
     acknowledge: ReplicaSettings(
@@ -82,7 +82,7 @@ REPLICA = {
 
 
 class Clock:
-    """A process's."""
+    """A process's clock."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -95,7 +95,7 @@ class Clock:
 
 
 class WatchedBatches(Batches):
-    """They note in the thread that works on them what they are, for the oracle."""
+    """Batches that note themselves in their thread, for the oracle."""
 
     loop: SimLoop
 
@@ -133,7 +133,7 @@ class WatchedBatches(Batches):
 
 
 class WatchedPasses(Passes):
-    """They note in the thread that has them what they are, for the oracle."""
+    """Skipped batches that note themselves in their thread, for the oracle."""
 
     loop: SimLoop
 
@@ -163,7 +163,7 @@ class WatchedPasses(Passes):
 
 
 class Node(ReplicaNode):
-    """A replica that is watched."""
+    """A replica whose changes the world watches."""
 
     def __init__(self, world: World, process: Process, info: ReplicaInfo, environment: Environment) -> None:
         self._world, self._process = world, process
@@ -186,12 +186,12 @@ class Node(ReplicaNode):
 
     @property
     def leased(self) -> bool:
-        """May it serve now, as it would say itself?"""
+        """Tells whether the replica may serve now, by its own judgement."""
         return self.lease.holds(self._process.local(self._process.loop.now), "Flow")
 
     @property
     def heard(self) -> bool:
-        """Does it have a lease?"""
+        """Tells whether the replica's lease lasts."""
         return self._process.local(self._process.loop.now) < self.lease.until
 
     def on_change(self, listener: Callable[[PartitionId], None]) -> None:
@@ -204,14 +204,14 @@ class Node(ReplicaNode):
 
 
 def contents(slot: Slot) -> dict[bytes, bytes]:
-    """Of a partition's database, whether it is open or not."""
+    """Returns the entries of a partition's database, whether it is open or not."""
     assert isinstance(slot.directory, Path)
     return slot.store.entries() if isinstance(slot.store, Store) else slot.directory.look()
 
 
 @dataclass
 class Program:
-    """Something that is started, ends, and is started again."""
+    """A program that is started, ends, and is started again."""
 
     name: str
     boot: Callable[[Process], Coroutine[Any, Any, None]]
@@ -242,8 +242,8 @@ class Counts:
     settles: int = 0
     doubles: int = 0
     blanks: int = 0
-    reads: int = 0  # of who may not lead
-    followed: int = 0  # answered by one that does not
+    reads: int = 0  # by the reader, from any controller
+    followed: int = 0  # answered by a controller that does not lead
     incomplete: int = 0
     rewinds: int = 0
     rivals: int = 0
@@ -266,23 +266,24 @@ class World:
         self.standbys = int(self.random.random() < 0.5)
         self.acknowledge = self.random.choice(("wal", "fsync", "standby") if self.standbys else ("wal", "fsync"))
         self._slow = Random(f"{self.seed}:opening")
-        self.person = Random(f"{self.seed}:failover")  # who orders which it is
+        self.person = Random(f"{self.seed}:failover")  # of the user who orders failovers
         self.manual = self.person.random() < 0.3
-        self.damaged = 0  # copies that are still to be mended
+        self.damaged = 0  # copies that are not mended yet
         self.loop = SimLoop(self.random)
         self.net = Network(self.loop)
         self.net.log = self.log
         self.oracle = Oracle(self.acknowledge)
         self.clock_skew_s = 0.0
         self.ledger = MemoryLedger(lambda: self.loop.now + self.clock_skew_s)
-        self.blank: MemoryLedger | None = None  # which the controller is started with instead, see doubles.py
+        self.blank: MemoryLedger | None = None  # the first controller's ledger while it is set, see doubles.py
         self.disks = {name: Disk(self.random, name) for name in REPLICAS}
-        self.nodes: dict[str, Node] = {}  # of processes that are alive
+        self.nodes: dict[str, Node] = {}  # of live processes
         self.programs: dict[str, Program] = {}
         self.failure: BaseException | None = None
         self.sessions: dict[str, Session] = {}  # by source, of the newest client that began …
-        self.opened_by: dict[str, Session] = {}  # … and was let in everywhere
-        self.registered: Callable[[str], None] = lambda incarnation: None  # a controller let it in
+        self.opened_by: dict[str, Session] = {}  # … and was let in by all partitions
+        #: called when a controller has let a replica in
+        self.registered: Callable[[str], None] = lambda incarnation: None
         self._ids = 0
         self.controllers = Controllers(self)
         for name in self.controllers.names:
@@ -350,7 +351,7 @@ class World:
 
     @property
     def controller(self) -> Controller | None:
-        """The one that leads."""
+        """The controller that leads; None: none does."""
         return self.controllers.leader
 
     def new_id(self) -> str:
@@ -361,7 +362,7 @@ class World:
         await self.boot_replica(process, self.programs[process.name], process.name)
 
     async def boot_replica(self, process: Process, program: Program, asks_for: str) -> None:
-        """Args: asks_for: the name that it registers under."""
+        """Starts a replica. ``asks_for``: the name that it registers under."""
         name = process.name
         info = ReplicaInfo(asks_for, asks_for.rpartition("-")[0], f"{name}:1")
         environment = Environment(process, self.disks[name], logs=self.acknowledge != "wal")
@@ -432,12 +433,12 @@ class World:
 
     @property
     def _notes(self) -> dict[str, Any]:
-        """Of whoever runs."""
+        """Notes of the running job, or of the loop where no job runs."""
         job = self.loop.job
         return self.loop.notes if job is None else job.notes
 
     def _passed(self, process: Process) -> bool:
-        """Was that what passed partitions?"""
+        """Tells whether this write records skipped batches, and reports those to the oracle."""
         passes = self._notes.get("passes")
         if passes is None:
             return False
@@ -457,7 +458,7 @@ class World:
         self._check(lambda: self.oracle.changed(partition, self.nodes))
 
     def serving(self, partition: PartitionId) -> None:
-        """Whoever has a lease is about to serve."""
+        """Reports to the oracle every replica that has a lease and may commit to the partition."""
         for name, node in self.nodes.items():
             lifecycle = node.lifecycle(partition)
             if may_commit(lifecycle) and node.leased:
@@ -465,7 +466,7 @@ class World:
                 self._check(lambda: self.oracle.serves(partition, name, epoch, self._given_up(partition, epoch)))  # noqa: B023
 
     def _given_up(self, partition: PartitionId, epoch: int) -> bool:
-        """Is whatever was granted after this epoch over, without an owner?"""
+        """Tells whether all grants after this epoch have ended without an owner."""
         newest = self.oracle.epochs.get(partition, 0)
         for later in range(epoch + 1, newest + 1):
             for grant in self.ledger.records(f"grant/{partition}/{later}"):
@@ -483,11 +484,11 @@ class World:
         return Plan()
 
     def takes(self, source: str, session: Session) -> None:
-        """A client begins, with this session."""
+        """Records that a client begins with this session."""
         self.sessions[source] = max(self.sessions.get(source, session), session)
 
     def has(self, source: str, session: Session) -> None:
-        """It was let in everywhere."""
+        """Records that all partitions let this session in."""
         self.opened_by[source] = max(self.opened_by.get(source, session), session)
 
     def answered(self, partition: int, batch: Any, output: bytes) -> None:
@@ -503,13 +504,13 @@ class World:
 
     @property
     def quiet(self) -> bool:
-        """Nothing is under way any more."""
+        """Tells whether the cluster is at rest: no start, change or copy is under way."""
         if self.controller is None or self.damaged:
             return False
         if any(self.programs[name].running and name not in self.nodes for name in REPLICAS):
-            return False  # one still looks what it has …
+            return False  # a replica still examines its data …
         if not all(self.nodes[name].heard for name in REPLICAS if name in self.nodes):
-            return False  # … or has not heard what it owns no more
+            return False  # … or has not heard yet what it no longer owns
         cluster = self.controller.cluster
         if any(cluster.changes()):
             return False
@@ -519,14 +520,14 @@ class World:
 
     @property
     def _copies_follow(self) -> bool:
-        """Every standby that is wanted has what its owner has."""
+        """Tells whether every wanted standby has all that its owner has."""
         assert self.controller is not None
         if self.controller.cluster.standbys.get("Flow", 0) != self.standbys:
             return False
         return all(len(self._copies(PartitionId("Flow", p))) == self.standbys for p in range(flow.PARTITIONS))
 
     def _copies(self, partition: PartitionId) -> list[tuple[str, Store]]:
-        """(replica, store) of the standbys that have all their owner has."""
+        """Returns (replica, store) of the standbys that have all their owner has."""
         assert self.controller is not None
         owner = self.controller.cluster.operator("Flow").assignment.owner(partition.partition)[0]
         serving = self.nodes[owner]._registry.slot(partition).store if owner in self.nodes else None
@@ -543,14 +544,17 @@ class World:
         return found
 
     def check_end(self, sent: dict[int, dict[tuple[str, int], bytes]], mended: Collection[str]) -> None:
-        """Raises Violation. ``sent``: partition → (source, number) → rows; ``mended``: see :meth:`Oracle.compare`."""
+        """Checks the cluster at the end of a run. Raises Violation.
+
+        ``sent``: partition → (source, number) → rows. ``mended``: see :meth:`Oracle.compare`.
+        """
         assert self.controller is not None
         cluster = self.controller.cluster
         assignment = cluster.operator("Flow").assignment
         self._check_ended()
         folded = ClusterState.read(self.ledger, validated=True)  # type: ignore[arg-type]
         for node in self.nodes.values():
-            if all(slot.mutex._mutex._owner is None for slot in node._registry.slots()):  # else it is being changed
+            if all(slot.mutex._mutex._owner is None for slot in node._registry.slots()):  # else one is being changed
                 node._registry.validate()
         if (folded.roster.replicas, folded.epochs_granted, folded.operator("Flow").assignment) != (
             cluster.roster.replicas,
@@ -571,7 +575,7 @@ class World:
             for name, node in self.nodes.items():
                 if node.lifecycle(partition).state in (State.WARMING, State.FENCING) and name not in copies:
                     raise Violation(f"{name} still has {partition} {node.lifecycle(partition).state}")
-            self.serving(partition)  # also where it took no batch since it came back
+            self.serving(partition)  # also where the partition took no batch since its owner came back
             slot = self.nodes[owners[0][0]]._registry.slot(partition)
             self.oracle.compare(partition, contents(slot), sent[number], mended)
             if len(copies) != self.standbys:
@@ -581,7 +585,9 @@ class World:
                     raise Violation(f"the standby of {partition} at {name} differs from its owner's")
 
     def _check_ended(self) -> None:
-        """Nothing that was begun is open for ever, in the ledger or as who leads tells of it. Raises Violation."""
+        """Checks that everything that was begun has ended, in the ledger and in the leader's reports. Raises
+        Violation.
+        """
         assert self.controller is not None
         cluster = self.controller.cluster
         moves = [item for item, move in cluster.open_moves.items() if move.planned.strategy != "standby"]
