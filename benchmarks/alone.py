@@ -29,8 +29,9 @@ TIMEOUT_S = 60.0
 
 
 class Sites(LocalCluster):
-    """Two sites whose links can be cut: the edge to the controller, and controller and cloud to the edge. The load is
-    at the edge.
+    """Two sites whose links can be cut: the edge to the controller, and controller and cloud to the edge.
+
+    The load is at the edge.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,8 +64,9 @@ class Sites(LocalCluster):
         return next(each for each in self.cluster.status().operators if each.name == operator)
 
     def until(self, load: Load, what: str, holds: Any) -> float:
-        """Waits until ``holds()`` is true. Returns the seconds that it took. Raises TimeoutError, and what a sender
-        failed with.
+        """Waits until ``holds()`` is true.
+
+        Returns the seconds that it took. Raises TimeoutError, and what a sender failed with.
         """
         began = time.monotonic()
         while not holds():

@@ -18,8 +18,9 @@ from stateflow.spark import apply_operator, local_session
 
 
 def rows(spark: SparkSession, count: int) -> DataFrame:
-    """Returns rows in 8 partitions, as files have many: like any real input, they are shuffled on their way to the
-    tasks.
+    """Returns rows in 8 partitions, as files have many.
+
+    Like any real input, they are shuffled on their way to the tasks.
     """
     number = sf.col("id")
     return spark.range(0, count, 1, 8).select(

@@ -103,8 +103,9 @@ class _Bench:
         return self.cluster.cluster
 
     def rows(self, keys: Sequence[int]) -> list[dict[str, Any]]:
-        """Makes a row for each key. Half of a payload is noise, half is text; ``compression`` measures how far it
-        compresses.
+        """Makes a row for each key.
+
+        Half of a payload is noise, half is text; ``compression`` measures how far it compresses.
         """
         rows = []
         for key in keys:

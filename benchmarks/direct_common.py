@@ -39,8 +39,10 @@ class Job:
 
 @dataclass(slots=True)
 class Outcome:
-    """Result of one contestant. ``began_s``: end of the warm-up. ``outputs``: (key, count, sum) in any order.
-    ``state``: None where it cannot be read.
+    """Result of one contestant.
+
+    ``began_s``: end of the warm-up. ``outputs``: (key, count, sum) in any order. ``state``: None where it cannot be
+    read.
     """
 
     began_s: float = 0.0
@@ -60,8 +62,9 @@ Contest = Callable[[Columns, int, Path, bool], Outcome]
 
 
 def main(contests: Mapping[str, Contest]) -> None:
-    """Runs the contestant once for the time, and once on a small job whose every output row is compared with the
-    reference.
+    """Runs the contestant twice: for the time, then on a small job.
+
+    Every output row of the small job is compared with the reference.
     """
     job = Job(**json.loads(sys.argv[1]))
     directory = Path(job.directory)

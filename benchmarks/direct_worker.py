@@ -1,5 +1,6 @@
-"""One contestant of T2 in a process of its own: ``python -m benchmarks.direct_worker JOB``, a JSON object; so is its
-result.
+"""One contestant of T2 in a process of its own: ``python -m benchmarks.direct_worker JOB``.
+
+Job and result are JSON objects.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ WARM_SHARE = 0.2
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Returns the growth per second: the median of the slopes between any two points, which outliers hardly move (Sen,
-    1968).
+    """Returns the growth per second.
+
+    The growth is the median of the slopes between any two points, which outliers hardly move (Sen, 1968).
     """
     step = max(1, len(points) // SAMPLES_MAX)
     slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points[::step], 2) if b[0] > a[0]]
@@ -77,8 +78,9 @@ class Drift:
         self.series[name].append((at, value))
 
     def figures(self) -> dict[str, dict[str, Any]]:
-        """Returns for each series its median, its growth per hour, and its growth over the run as a share of the
-        median.
+        """Returns for each series its median and its growth per hour and over the run.
+
+        The latter is a share of the median.
         """
         found = {}
         for name, points in sorted(self.series.items()):

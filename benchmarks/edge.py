@@ -35,8 +35,9 @@ PLAIN = Link()
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Size of a run. ``vehicles``: of each region. ``message``: bytes in the state of each vehicle. ``seconds``: of
-    each link.
+    """Size of a run.
+
+    ``vehicles``: of each region. ``message``: bytes in the state of each vehicle. ``seconds``: of each link.
     """
 
     vehicles: int

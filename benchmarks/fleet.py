@@ -67,8 +67,10 @@ STAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Seconds since a kill: until another controller held the leader lease, until the move requested then was decided,
-    until the move under way had ended.
+    """Seconds from a kill to three later events.
+
+    ``held_s``: another controller holds the leader lease. ``decided_s``: the move requested after the kill is decided.
+    ``ended_s``: the move under way has ended.
     """
 
     stage: str
@@ -279,8 +281,9 @@ def _watch_the_hold(fleet: Fleet, term: int, held: list[float]) -> None:
 
 
 def _ended(cluster: Cluster, partition: int) -> tuple[Reconfiguration, float]:
-    """Waits for the end of a partition's newest move. Returns it with the time when its end was seen. Raises
-    TimeoutError.
+    """Waits for the end of a partition's newest move.
+
+    Returns it with the time when its end was seen. Raises TimeoutError.
     """
     until = time.monotonic() + END_TIMEOUT_S
     while time.monotonic() < until:

@@ -88,8 +88,9 @@ def _query_rates(
 
 
 def _counted(given: Path, times: int) -> dict[int, tuple[int, float]]:
-    """Counts and sums the values of each key, for input read ``times`` times. Values are multiples of a quarter: sums
-    are exact.
+    """Counts and sums the values of each key, for input read ``times`` times.
+
+    Values are multiples of a quarter: sums are exact.
     """
     counts: Counter[int] = Counter()
     sums: Counter[int] = Counter()

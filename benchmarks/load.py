@@ -28,8 +28,9 @@ PERCENTILES = {"p25": 25.0, "p50": 50.0, "p75": 75.0, "p99": 99.0, "p99_9": 99.9
 
 @dataclass(slots=True)
 class Latencies:
-    """Times of all batches of one source: when each was scheduled, and how long after that it was acknowledged; seconds
-    on one clock.
+    """Latencies of all batches of one source, in seconds on one clock.
+
+    ``at_s``: when a batch was scheduled. ``took_s``: how long after that it was acknowledged.
     """
 
     at_s: list[float] = field(default_factory=list)
@@ -114,8 +115,9 @@ class Ledger:
 
 @dataclass(slots=True)
 class Source:
-    """One sender with keys of its own. ``pick``: makes the rows of a batch. ``rewinds``: how often a restored partition
-    asked for earlier batches.
+    """One sender with keys of its own.
+
+    ``pick``: makes the rows of a batch. ``rewinds``: how often a restored partition asked for earlier batches.
     """
 
     stream: StreamClient

@@ -1,5 +1,7 @@
-"""Moving partitions under load: M1 pause against state size, M2 against access ratio, M3 key-count (its own module), M6
-the way back, M7 bystanders, M8 budgets.
+"""Moving partitions under load.
+
+M1: pause against state size. M2: pause against access ratio. M3: key count (its own module). M6: the way back. M7:
+bystanders. M8: budgets.
 
 docs/moving-state.md says what the strategies do.
 
@@ -48,8 +50,10 @@ _CHECKED: list[Correctness] = []
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One run. ``size``: bytes of state in each moved partition. ``hot``: share of the moved partitions' keys that the
-    load touches. ``rewrites``: rows bring a new payload, so that a changed key weighs as much as an unchanged one.
+    """One run.
+
+    ``size``: bytes of state in each moved partition. ``hot``: share of the moved partitions' keys that the load
+    touches. ``rewrites``: rows bring a new payload, so that a changed key weighs as much as an unchanged one.
     """
 
     size: int
@@ -71,8 +75,9 @@ def keys_of(partition: int, count: int) -> list[int]:
 
 @contextmanager
 def rig(shape: Shape, seed: int) -> Iterator[tuple[LocalCluster, Load]]:
-    """Starts a cluster with its state and a load on it: source ``moved`` on partitions 0 and 1, ``bystander`` on 2 and
-    3.
+    """Starts a loaded cluster and a load on it.
+
+    Source ``moved`` writes to partitions 0 and 1, ``bystander`` to 2 and 3.
     """
     with (
         tempfile.TemporaryDirectory(prefix="stateflow-bench-") as folder,

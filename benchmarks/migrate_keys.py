@@ -33,8 +33,9 @@ FULL = ((16, 1 << 16), (64, 1 << 16), (256, 1 << 16), (1024, 1 << 16), (64, 1 <<
 
 
 def disruption(latencies: Latencies, before: tuple[float, float], during: tuple[float, float]) -> dict[str, float]:
-    """Returns the field's measures: how long latency exceeded the mean + 5 σ of the time before, and its peak over the
-    mean.
+    """Returns the measures of disruption that the field uses.
+
+    They are how long latency exceeded the mean + 5 σ of the time before, and its peak over the mean.
     """
     calm, moving = latencies.between(*before), latencies.between(*during)
     limit = float(calm.mean() + 5 * calm.std())

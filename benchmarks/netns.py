@@ -53,8 +53,9 @@ def probe(link: Link) -> str:
 
 @contextlib.contextmanager
 def network(sites: Sequence[str], link: Link) -> Iterator[dict[str, tuple[str, str]]]:
-    """Makes the sites' network. Yields each site's namespace and address; this process is at ``HOST``. Raises
-    CannotShape.
+    """Makes the sites' network.
+
+    Yields each site's namespace and address; this process is at ``HOST``. Raises CannotShape.
 
     No other process is on these links: meanwhile this process and those that it starts speak plain text over them.
     """

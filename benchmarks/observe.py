@@ -77,8 +77,9 @@ def collecting() -> Iterator[str]:
 
 
 def provider(share: float, endpoint: str) -> Any:
-    """Makes a tracer provider for this process's clients of one cluster; the environment would make one for all
-    clusters.
+    """Makes a tracer provider for this process's clients of one cluster.
+
+    The environment would make one for all clusters.
     """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace import TracerProvider

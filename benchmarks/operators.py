@@ -71,8 +71,9 @@ class Keep(Operator):
 
 
 class Ballast(Operator):
-    """CountSum over keys that each carry a payload. A row with a size replaces it, by bytes that are incompressible and
-    the same in every run.
+    """CountSum over keys that each carry a payload.
+
+    A row with a size replaces it, by bytes that are incompressible and the same in every run.
     """
 
     key = "k"

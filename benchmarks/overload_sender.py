@@ -50,8 +50,9 @@ def _says_whether(goes_on: bool) -> None:
 
 
 def count(address: str, told: dict[str, Any]) -> None:
-    """Sends paced batches and counts the answers, as a good client. ``interval_s`` 0: each is sent when the last is
-    answered.
+    """Sends paced batches and counts the answers, as a good client.
+
+    ``interval_s`` 0: each is sent when the last is answered.
     """
     cluster, number = Cluster(address), int(told["number"])
 

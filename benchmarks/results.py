@@ -64,8 +64,9 @@ def spreads(figures: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[
 
 
 def series(figures: Any, key: str, path: tuple[str, ...] = ()) -> Iterator[tuple[str, list[Any]]]:
-    """Yields (where, list) of every non-empty list whose name begins with ``key``, such as a ``timeline`` or a
-    ``ccdf``.
+    """Yields (where, list) of every non-empty list whose name begins with ``key``.
+
+    Such lists are the ``timeline`` and ``ccdf`` of a load.
     """
     if isinstance(figures, Mapping):
         for name, value in figures.items():

@@ -183,8 +183,9 @@ class Rig:
             self._send(router, Batch("load", number, sparse=True), keys, self._message(keys))
 
     def rate(self, seconds: float) -> float:
-        """Returns the rows a second of all senders, each of which sends again when it is answered. Half of ``seconds``
-        warms up.
+        """Returns the rows a second of all senders, each of which sends again when it is answered.
+
+        Half of ``seconds`` warms up.
         """
         done: list[list[tuple[float, int]]] = [[] for _ in range(SENDERS)]
         errors: list[BaseException] = []

@@ -1,8 +1,7 @@
-"""SOAK: random moves, kills and stops on real processes under load, for as long as given: nothing may be lost or
-doubled.
+"""SOAK: random moves, kills and stops on real processes under load; nothing may be lost or doubled.
 
-One fault at a time: a partition has one standby, so the cost of two deaths at once is another experiment's question. A
-stop or a kill may outlast the lease or not, at random.
+The run lasts for the given minutes. One fault at a time: a partition has one standby, so the cost of two deaths at once
+is another experiment's question. A stop or a kill may outlast the lease or not, at random.
 """
 
 from __future__ import annotations

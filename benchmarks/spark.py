@@ -178,8 +178,9 @@ def write_input(directory: Path, seed: int, keys: int, rows: int, files: int) ->
 
 
 def run_session(jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
-    """Runs jobs in one session. Returns each contestant's result, or ``{"error": …}``. No process of it outlives this
-    call.
+    """Runs jobs in one session.
+
+    Returns each contestant's result, or ``{"error": …}``. No process of it outlives this call.
     """
     environment = os.environ | {
         "PYSPARK_PYTHON": sys.executable,

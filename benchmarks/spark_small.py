@@ -41,8 +41,9 @@ class _Runs:
     """Runs of one experiment: seconds of the timed micro-batches, and the results of checking."""
 
     def __init__(self, directory: Path, seed: int, batches: tuple[int, int], rows: Sequence[int]) -> None:
-        """Writes the inputs. ``batches``: how many warm up, and how many count. ``rows``: sizes of the micro-batches,
-        in turn.
+        """Writes the inputs.
+
+        ``batches``: how many warm up, and how many count. ``rows``: sizes of the micro-batches, in turn.
         """
         self.seconds: dict[str, dict[str, list[float]]] = {}  # by case and rows
         self.checks: list[Correctness] = []
@@ -96,8 +97,9 @@ def run(experiment: str, *, quick: bool, seed: int) -> Record:
 
 
 def _small(experiment: str, directory: Path, *, quick: bool, seed: int) -> Record:
-    """Times micro-batches of both sizes in turn, in one query; runs one contestant after another, and repeats all of
-    it.
+    """Times micro-batches of both sizes in turn, in one query.
+
+    One contestant runs after another, and all of it is repeated.
     """
     batches, rounds = ((10, 20), 1) if quick else ((20, 60), 3)
     runs = _Runs(directory, seed, batches, SMALL_ROWS)

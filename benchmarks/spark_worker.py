@@ -275,8 +275,9 @@ def dropped(progress: list[dict[str, Any]]) -> int:
 
 
 def timed_run(contestant: Contestant, timed: Timed, directory: Path) -> tuple[list[dict[str, Any]], bool | None]:
-    """Runs the first ``timed.batches`` files. Returns progress of the micro-batches in order, and whether the state is
-    right; None: the contestant keeps no state.
+    """Runs the first ``timed.batches`` files.
+
+    Returns progress of the micro-batches in order, and whether the state is right; None: the contestant keeps no state.
     """
     source, checkpoint = directory / "input", directory / "checkpoint"
     source.mkdir(parents=True)
@@ -302,8 +303,9 @@ def timed_run(contestant: Contestant, timed: Timed, directory: Path) -> tuple[li
 
 
 def verification_run(contestant: Contestant, job: Job) -> tuple[int, int, bool]:
-    """Compares every output row of a small run with the reference. Returns rows lost, rows too many, and whether all is
-    equal.
+    """Compares every output row of a small run with the reference.
+
+    Returns rows lost, rows too many, and whether all is equal.
     """
     outputs: list[pd.DataFrame] = []
 

@@ -1,7 +1,6 @@
-"""FLEET: replicas that one command spawns at two agents, while rows stream: time until they serve, until one is
-emptied, and until one that joins is used.
+"""FLEET: replicas that one command spawns at two agents, while rows stream.
 
-All are real processes.
+Measures the time until they serve, until one is emptied, and until one that joins is used. All are real processes.
 """
 
 from __future__ import annotations

@@ -83,8 +83,9 @@ def _per_s(work: Callable[[], None], rows: int) -> float:
 
 
 def measure_hot(quick: bool, seed: int) -> tuple[dict[str, Any], list[Target], bool]:
-    """Measures accesses, whose loops differ only in what is read and written. ``record`` also binds a key for every
-    step.
+    """Measures accesses, whose loops differ only in what is read and written.
+
+    ``record`` also binds a key for every step.
     """
     rounds, rows = (5, 100_000) if quick else (9, 300_000)
     keys = [f"k{number}" for number in np.random.default_rng(seed).integers(0, HOT_KEYS, rows)]

@@ -77,8 +77,9 @@ def aims_of(record: Mapping[str, Any]) -> list[Aim]:
 
 
 def range_of(value: float | None, known: list[Spread]) -> tuple[float | None, float | None]:
-    """Returns the range of the figure a target was computed from: measured several times, or a ratio of two such
-    figures.
+    """Returns the range of the figure a target was computed from.
+
+    The figure was measured several times, or is a ratio of two such figures.
 
     A ratio has the widest range: least over most, most over least. (None, None) when the figure is neither, or
     ambiguous.

@@ -54,7 +54,7 @@ class Region:
 
 
 class Fleet:
-    """``regions`` with ``vehicles`` each, among ``sites``.
+    """A fleet of ``regions`` with ``vehicles`` each, among ``sites``.
 
     Args:
         speedup: how many seconds of driving one step is.

@@ -32,8 +32,9 @@ PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x")
 
 @dataclass(frozen=True, slots=True)
 class Quarry:
-    """One kind of draw. ``weight``: how often it is drawn, relative to the others. ``command``: makes the command of a
-    seed.
+    """One kind of draw.
+
+    ``weight``: how often it is drawn, relative to the others. ``command``: makes the command of a seed.
     """
 
     name: str

@@ -12,8 +12,9 @@ _INTEGRATION = "tests/integration/"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One fault. ``seen``: what those affected see. ``lost``: of acknowledged data. ``tests``: ids below
-    tests/integration.
+    """One fault.
+
+    ``seen``: what those affected see. ``lost``: of acknowledged data. ``tests``: ids below tests/integration.
     """
 
     fault: str

@@ -68,8 +68,10 @@ class ProxiedCluster(LocalCluster):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of a cell. ``move``: COMPLETED or ABORTED, "?" when unknown. ``longest_s``: the longest time of a batch.
-    ``problem``: empty where all is well.
+    """Result of a cell.
+
+    ``move``: COMPLETED or ABORTED, "?" when unknown. ``longest_s``: the longest time of a batch. ``problem``: empty
+    where all is well.
     """
 
     cell: Cell

@@ -1,6 +1,4 @@
-"""Send a million inputs to the decoders, and tens of thousands to the RPCs of real processes: ``python -m
-tests.fuzz``.
-"""
+"""Send a million inputs to the decoders, and tens of thousands to the RPCs of real processes."""
 
 from __future__ import annotations
 

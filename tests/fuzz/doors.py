@@ -85,8 +85,10 @@ class Defect(AssertionError):
 
 @dataclass(frozen=True)
 class Door:
-    """A reader of bytes. ``sound``: makes valid inputs, from which others are made. ``weight``: share of all inputs,
-    relative to the other doors'.
+    """A reader of bytes.
+
+    ``sound``: makes valid inputs, from which others are made. ``weight``: share of all inputs, relative to the other
+    doors'.
     """
 
     name: str
@@ -432,8 +434,9 @@ def pem(data: bytes, label: str) -> bytes:
 
 
 def certificate(data: bytes) -> None:
-    """Reads a certificate, a key or a revocation list; the first byte chooses which. All are DER but a list of the last
-    kind.
+    """Reads a certificate, a key or a revocation list; the first byte chooses which.
+
+    All are DER but a list of the last kind.
     """
     folder, _ = authority()
     ca, own, key = ((folder / name).read_bytes() for name in ("ca.pem", "out/cert.pem", "out/key.pem"))

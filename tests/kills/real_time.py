@@ -31,8 +31,9 @@ LAST = 50
 
 
 class RealTime(Way):
-    """A driver with a local master. Spark does not retry tasks of such a query: a fault that ends a task ends the
-    query.
+    """A driver with a local master.
+
+    Spark does not retry tasks of such a query: a fault that ends a task ends the query.
     """
 
     name = "real-time"
@@ -59,8 +60,9 @@ class RealTime(Way):
         """Adds nothing: rows come by the clock."""
 
     def finish(self) -> None:
-        """Replaces the driver, whose input is endless, by one whose input ends, and waits until all rows are
-        committed.
+        """Replaces the endless input by one with an end, and waits until all rows are committed.
+
+        A new driver continues the query with that input.
         """
         self.driver.die(random.Random(SEED))
         rows = (_now_us() - self._query.t0_us) // EVERY_US + LAST  # later than any row that was read
@@ -87,8 +89,9 @@ class RealTime(Way):
 
 
 def kill_workers(driver: Driver) -> None:
-    """Kills the Python workers that Spark forked for tasks until one was at work, so that the query fails and the
-    driver ends.
+    """Kills Spark's Python workers until one was running a task.
+
+    The query fails then, and the driver ends.
     """
 
     def ended() -> bool:

@@ -1,5 +1,6 @@
-"""Concurrent restores, uploads and collections on one store: the real :class:`CheckpointStore`, one operation at a
-time.
+"""Concurrent restores, uploads and collections on one store, one operation at a time.
+
+The store is the real :class:`CheckpointStore`.
 
 Every actor runs until its next operation on the store; then a seed chooses which actor goes on. Actors are an owner
 that takes checkpoints, successors that restore (to the newest, to an older one, from another store) and serve, owners
@@ -242,8 +243,9 @@ class World:
     # -- what must hold ------------------------------------------------------------------------------------
 
     def check_newest(self) -> None:
-        """Checks that a restore from the store alone, with all disks lost, finds the owned state or a newer one. Raises
-        Violation.
+        """Checks that a restore from the store alone, with all disks lost, finds the owned state or a newer one.
+
+        Raises Violation.
         """
         here = CheckpointStore("sim", backend=self.memory, codec=Codec())
         here.objects = _Quiet(self.memory)

@@ -436,7 +436,7 @@ class Path:
         return other
 
     def look(self) -> dict[bytes, bytes]:
-        """Reads the database in this directory, which no process may have open."""
+        """Reads the database in this directory, which no process has open."""
         found = self.directory()
         opened_by = found.opened_by
         store = Store(self._environment, found)
@@ -552,8 +552,9 @@ class Segments:
 
 
 def check(directory: Dir, up_to_damage: bool = False) -> None:
-    """Checks a database as RocksDB does at opening: its log, and its files against its manifest. Raises
-    StateDamaged.
+    """Checks a database as RocksDB does at opening: its log, and its files against its manifest.
+
+    Raises StateDamaged.
     """
     current = directory.entries["CURRENT"]
     assert isinstance(current, File)

@@ -125,8 +125,9 @@ class Network:
 
 
 class Call:
-    """One RPC, seen from both ends. It is awaited for its one answer, or read message by message; a stream of requests
-    is written one by one.
+    """One RPC, seen from both ends.
+
+    It is awaited for its one answer, or read message by message; a stream of requests is written one by one.
     """
 
     def __init__(

@@ -191,8 +191,9 @@ class Oracle:
     def opened(
         self, partition: PartitionId, epoch: int, sequence: int, held: Mapping[str, int], power_was_lost: bool
     ) -> None:
-        """Checks what an owner's disk kept when it is back. ``held``: source → its last batch, of those that were
-        skipped.
+        """Checks what an owner's disk kept when it is back.
+
+        ``held``: source → its last batch, of those that were skipped.
         """
         self.epochs.setdefault(partition, epoch)
         history = self._histories.setdefault((partition, epoch), History())
@@ -213,8 +214,9 @@ class Oracle:
         self._gone(partition, before, self.acknowledge == "wal", "with its power")
 
     def owned(self, partition: PartitionId, replica: str, epoch: int, entries: dict[bytes, bytes], plan: Plan) -> None:
-        """Begins an epoch's history, when a lifecycle becomes OWNED: its copy is what the partition contains from now
-        on.
+        """Begins an epoch's history, when a lifecycle becomes OWNED.
+
+        The owner's copy is what the partition contains from now on.
         """
         if (partition, epoch) in self._histories:
             return
@@ -222,7 +224,7 @@ class Oracle:
         if not plan.over:
             self.epochs[partition] = max(epoch, self.epochs.get(partition, 0))
         source = plan.origin
-        if plan.how == "LOCAL":  # whatever its owner had
+        if plan.how == "LOCAL":  # from the replica's own newest epoch
             source = max(e for (p, e), name in self.owners.items() if (p, name) == (partition, replica) and e < epoch)
         sequence = int.from_bytes(entries.get(layout.SEQUENCE, b""), "big")
         origin = self._histories.get((partition, source), History())
@@ -314,8 +316,9 @@ class Oracle:
 
     @staticmethod
     def _play(partition: PartitionId, history: History, *, visits: bool = False) -> dict[bytes, bytes]:
-        """Plays the history into an operator that never moved and never crashed. ``visits``: applies skipped batches,
-        too.
+        """Plays the history into an operator that never moved and never crashed.
+
+        ``visits``: applies skipped batches, too.
         """
         store = MemoryStore()
         host, newest = PartitionHost(Flow, partition, store, 1), None

@@ -25,8 +25,9 @@ class Parts:
 
     @classmethod
     def drawn(cls, seed: int, batches: int) -> Parts | None:
-        """Draws parts for one seed of four; None for the others. Never from the last batch on: only a later batch would
-        notice.
+        """Draws parts for one seed of four; None for the others.
+
+        Never from the last batch on: only a later batch would notice.
         """
         random = Random(f"{seed}:parts")
         if random.random() >= 0.25:
@@ -47,8 +48,9 @@ def request(source: str, partition: int) -> rpb.PositionsRequest:
 
 
 def check(source: str, number: int, replies: dict[int, Any]) -> None:
-    """Checks that the batch before was whole, as every task does before it sends. Raises BatchIncomplete,
-    PositionGap.
+    """Checks that the batch before was whole, as every task does before it sends.
+
+    Raises BatchIncomplete, PositionGap.
     """
     found = {p: Reached(reply.positions[p]) for p, reply in replies.items() if p in reply.positions}
     reached.check_whole("Flow", source, number, PARTITIONS, found)

@@ -107,8 +107,9 @@ class Client:
             self._world.answered(partition, batch, output)
 
     async def _fill(self, gap: PositionGap, number: int) -> None:
-        """Sends acknowledged batches again that a partition has lost, with its replica's power or with the replica, and
-        reports as a gap.
+        """Sends acknowledged batches again that a partition has lost and reports as a gap.
+
+        They were lost with the replica's power, or with the replica.
         """
         world, source = self._world, self._source
         partition = int(gap.where["partition"])

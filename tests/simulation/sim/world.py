@@ -585,8 +585,9 @@ class World:
                     raise Violation(f"the standby of {partition} at {name} differs from its owner's")
 
     def _check_ended(self) -> None:
-        """Checks that everything that was begun has ended, in the ledger and in the leader's reports. Raises
-        Violation.
+        """Checks that everything that was begun has ended, in the ledger and in the leader's reports.
+
+        Raises Violation.
         """
         assert self.controller is not None
         cluster = self.controller.cluster
