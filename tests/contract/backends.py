@@ -1,4 +1,4 @@
-"""Backends that misbehave, around one that does not, and checkpoints small enough to make by the hundred."""
+"""Misbehaving backends around a sound one, and checkpoints small enough to make by the hundred."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Counting(Steps):
 
 
 class Failing(Wrapper):
-    """The ``at``-th operation from now on fails, before it is done or (``lost``) after: its answer is lost."""
+    """Fails the ``at``-th operation from now on, before it is done or after (``lost``: only its answer is lost)."""
 
     def __init__(self, inner: Backend, at: int, *, lost: bool = False, error: OSError | None = None) -> None:
         super().__init__(inner)
@@ -101,7 +101,7 @@ class Failing(Wrapper):
 
 
 class Killing(Wrapper):
-    """SIGKILL to this process at the ``at``-th operation, before it or after it."""
+    """Sends SIGKILL to this process at the ``at``-th operation, before or after it."""
 
     def __init__(self, inner: Backend, at: int, *, after: bool) -> None:
         super().__init__(inner)
@@ -150,7 +150,7 @@ class Torn(Wrapper):
 
 
 class Lying(Wrapper):
-    """Reads come back with one bit flipped."""
+    """A store whose reads come back with one bit flipped."""
 
     def __init__(self, inner: Backend, seed: int = 0) -> None:
         super().__init__(inner)
@@ -186,7 +186,7 @@ class Later(Wrapper):
 
 
 class Silent(Wrapper):
-    """Every operation from now on waits until ``answer`` is set."""
+    """Blocks every operation from now on until ``answer`` is set."""
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
@@ -197,7 +197,7 @@ class Silent(Wrapper):
 
 
 class Slow(Wrapper):
-    """``wait`` is called before every operation."""
+    """Calls ``wait`` before every operation."""
 
     def __init__(self, inner: Backend, wait: Callable[[], None]) -> None:
         super().__init__(inner)
@@ -208,7 +208,7 @@ class Slow(Wrapper):
 
 
 def small(folder: Path, **content: str) -> Path:
-    """A directory with these files, as a snapshot would be."""
+    """Makes a directory with these files, as a snapshot would."""
     directory = folder / f"snapshot-{len(list(folder.iterdir()))}"
     directory.mkdir(parents=True)
     for name, text in content.items():

@@ -1,4 +1,4 @@
-"""What is read, adopted or uploaded beside collections, on every store. Inherit, and give a ``backend``."""
+"""Contract of checkpoint stores: reads, adoptions and uploads beside collections. Inherit, and give a ``backend``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEAD = MARK_LIFE_S + 60
 
 
 class At(Steps):
-    """Something else happens before the ``at``-th operation."""
+    """A backend that does ``work`` before the ``at``-th operation."""
 
     def __init__(self, inner: Backend, at: int, work: Callable[[], object]) -> None:
         super().__init__(inner)
@@ -32,17 +32,17 @@ class At(Steps):
 
     @property
     def over(self) -> bool:
-        """It had fewer operations."""
+        """Returns whether there were fewer than ``at`` operations."""
         return len(self.done) < self._at
 
     @property
     def happened_held(self) -> bool:
-        """The hold was there by then."""
+        """Returns whether the hold was there before ``work`` was done."""
         return ("create", "intents") in [(op, name.partition("/")[0]) for op, name in self.done[: self._at - 1]]
 
 
 def put_back(store: CheckpointStore, folder: Path, old: Manifest, epoch: int) -> None:
-    """As a restore to an older checkpoint does: found, fetched, adopted, owned."""
+    """Restores an older checkpoint as a replica does: finds, fetches, adopts and publishes it."""
     manifest = next(each for each in store.newest(P) if each.order == old.order)
     directory = folder / f"restored-{len(list(folder.iterdir()))}"
     store.restore(manifest, directory)
@@ -57,7 +57,7 @@ class HoldsContract(BackendContract):
         return range(1, 100, self.stride)
 
     def test_a_collection_beside_a_restore_loses_nothing(self, backend: Backend, tmp_path: Path) -> None:
-        """At each single operation of a restore to an older checkpoint a whole collection happens."""
+        """A whole collection runs before each single operation of a restore to an older checkpoint."""
         store = store_of(backend)
         refused = restored = 0
         for at in self.steps():
@@ -84,7 +84,7 @@ class HoldsContract(BackendContract):
         assert refused <= 6, "it found what was there, and it was gone before it could be held"
 
     def test_a_restore_beside_two_collections_loses_nothing(self, backend: Backend, tmp_path: Path) -> None:
-        """At each single operation of a collection another one and a whole restore happen."""
+        """Another collection and a whole restore run before each single operation of a collection."""
         store = store_of(backend)
         for at in self.steps():
             epoch = at * 10
@@ -108,7 +108,10 @@ class HoldsContract(BackendContract):
             raise AssertionError
 
     def test_a_collection_that_takes_it_for_dead_is_noticed(self, backend: Backend, tmp_path: Path) -> None:
-        """The clock of the store jumps by a day while something is under way: it is done again, or refused."""
+        """An upload or a restore that a collection takes for dead is redone or refused.
+
+        The store's clock jumps by a day while it is under way.
+        """
         store = store_of(backend)
         for at in self.steps():
             epoch = at * 10
@@ -156,7 +159,10 @@ class HoldsContract(BackendContract):
         check_newest(store, tmp_path, {"a": b"one"})
 
     def test_a_collection_without_its_mark_deletes_nothing_more(self, backend: Backend, tmp_path: Path) -> None:
-        """Another one, with a clock that is a day ahead, took it for dead: what it condemned may be relied on again."""
+        """A collection that was taken for dead deletes nothing more.
+
+        Another collection, whose clock is a day ahead, did that: what the first one condemned may be in use again.
+        """
         store = store_of(backend)
         put(store, tmp_path, 1, 1, a="a", b="b", c="c")
         put(store, tmp_path, 1, 2, d="d")
@@ -173,7 +179,7 @@ class HoldsContract(BackendContract):
         assert collect(store, Retention(keep=1)).blobs_deleted == 2
 
     def test_what_a_collection_may_delete_yet_stays_condemned(self, backend: Backend, tmp_path: Path) -> None:
-        """A delete is not answered, and done later: by then nobody relies on that blob."""
+        """A delete is carried out late, without an answer: by then no manifest may rely on that blob."""
         store = store_of(backend)
         put(store, tmp_path, 1, 1, a="one")
         put(store, tmp_path, 1, 2, a="two")
@@ -239,7 +245,7 @@ class HoldsContract(BackendContract):
         put(store, tmp_path, 1, 2, a="new")
         directory = tmp_path / "fetched"
         store.restore(old, directory)
-        adoption = store.adopt(old, directory)  # and nothing more is heard of it
+        adoption = store.adopt(old, directory)  # the process that adopts ends here
         assert collect(store, Retention(keep=1)).blobs_deleted == 0
         assert collect(store_of(Later(backend, DEAD)), Retention(keep=1)).blobs_deleted == 1
         with pytest.raises(StaleCheckpoint, match="held no more"):

@@ -1,4 +1,4 @@
-"""What every checkpoint store keeps to, whatever it is made of. Inherit, and give a ``backend``."""
+"""Contract of every checkpoint store, whatever its backend. Inherit, and give a ``backend``."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class CheckpointContract(BackendContract):
     def test_a_zombie_that_looked_before_never_becomes_the_newest(
         self, store: CheckpointStore, backend: Backend, tmp_path: Path
     ) -> None:
-        """The old owner looks, the new one publishes, the old one publishes: its name is smaller all the same."""
+        """The old owner looks, the new one publishes, the old one publishes: the old owner's name still sorts first."""
         new_owner = small(tmp_path, f="new owner")
 
         class Overtaken(Steps):
@@ -172,7 +172,7 @@ class CheckpointContract(BackendContract):
         check_newest(store, tmp_path, {"a": b"x", "b": b"y"})
 
     def test_another_state_at_the_same_sequence_is_refused(self, store: CheckpointStore, tmp_path: Path) -> None:
-        """As when a machine lost its last commits with its power, and others took their place."""
+        """A machine loses its last commits in a power failure, and other commits take their sequence numbers."""
         directory = small(tmp_path, a="x")
         store.save(manifest_of(directory, state_digest="one"), directory)
         store.save(manifest_of(directory), directory)
@@ -204,7 +204,11 @@ class CheckpointContract(BackendContract):
     def test_whichever_operation_fails_the_next_attempt_succeeds(
         self, store: CheckpointStore, backend: Backend, tmp_path: Path, lost: bool
     ) -> None:
-        """``lost``: it was done, but the answer did not arrive."""
+        """The next attempt succeeds after any operation failed.
+
+        Args:
+            lost: the operation was done, but its answer did not arrive.
+        """
         put(store, tmp_path, 1, 1, a="first", b="kept")
         failed = 0
         for at in range(1, 100):
@@ -251,7 +255,7 @@ class CheckpointContract(BackendContract):
             with pytest.raises(CheckpointCorrupt):
                 lying.restore(manifest, tmp_path / f"restored-{seed}")
             passed_over: list[StateflowError] = []
-            with contextlib.suppress(CheckpointCorrupt):  # the store's marker
+            with contextlib.suppress(CheckpointCorrupt):  # the flipped bit may be in the store's marker
                 for read in lying.newest(P, passed_over):
                     assert read == manifest, "a flip that JSON does not see"
             with contextlib.suppress(CheckpointCorrupt):
@@ -359,7 +363,10 @@ class CheckpointContract(BackendContract):
     def test_an_upload_beside_a_collection_loses_nothing(
         self, store: CheckpointStore, backend: Backend, tmp_path: Path
     ) -> None:
-        """At each single operation of a collection a whole upload happens that uses a blob nobody else refers to."""
+        """A whole upload runs before each single operation of a collection.
+
+        The upload uses a blob that no manifest refers to.
+        """
         for at in range(1, 60):
             directory = small(tmp_path, f="garbage that comes back", g=f"{at}")
             (tmp_path / "orphan").write_text("garbage that comes back")
@@ -383,7 +390,7 @@ class CheckpointContract(BackendContract):
     def test_a_collection_beside_an_upload_loses_nothing(
         self, store: CheckpointStore, backend: Backend, tmp_path: Path
     ) -> None:
-        """At each single operation of an upload a whole collection happens."""
+        """A whole collection runs before each single operation of an upload."""
         for at in range(1, 60):
             directory = small(tmp_path, f="garbage that comes back", g=f"{at}")
             (tmp_path / "orphan").write_text("garbage that comes back")
@@ -409,8 +416,11 @@ class CheckpointContract(BackendContract):
     def test_two_collections_and_an_upload_step_by_step(
         self, store: CheckpointStore, backend: Backend, tmp_path: Path
     ) -> None:
-        """The upload starts when the first collection has condemned and looked at the marks, and is published
-        before that one deletes; a second collection runs in between."""
+        """An upload loses nothing between two collections.
+
+        The upload starts once the first collection has condemned and has looked at the marks, and is published before
+        that collection deletes; the second collection runs in between.
+        """
         sequence = 0
         for step in ("delete", "list", "read"):
             for number in range(1, 12):
@@ -511,7 +521,7 @@ def put(store: CheckpointStore, folder: Path, epoch: int, sequence: int, **conte
 
 
 def check_newest(store: CheckpointStore, folder: Path, content: dict[str, bytes] | None = None) -> None:
-    """The newest readable checkpoint restores, to this content."""
+    """Asserts that the newest readable checkpoint restores, to this content where one is given."""
     manifest = next(store.newest(P))
     target = folder / f"check-{len(list(folder.iterdir()))}"
     store.restore(manifest, target)

@@ -1,4 +1,4 @@
-"""A database of its own for each test, on every server that this machine offers."""
+"""Databases for tests: a fresh one for each test, on every server that this machine offers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mysql+pymysql"}
 
 @contextmanager
 def fresh_database(kind: str, directory: Path) -> Iterator[str]:
-    """An SQLAlchemy URL of an empty database, which is dropped afterwards. Skips where there is no such server."""
+    """Yields the SQLAlchemy URL of an empty database, and drops it afterwards. Skips where there is no such server."""
     if kind == "sqlite":
         yield f"sqlite:///{directory / f'{uuid.uuid4().hex}.db'}"
         return

@@ -1,4 +1,4 @@
-"""Code that operators came in, kept beside the records."""
+"""Contract of the ledger's bundles: operators' code, kept beside the records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who decides by a ledger: one at a time, checked in the transaction of every write."""
+"""Contract of the ledger's hold: one process decides at a time, and every write checks the hold in its transaction."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class HoldContract:
             assert seen.since_us > 0
             with pytest.raises(HoldLost, match="not opened to decide"):
                 other.renew_hold(LONG_S)
-            other.put("of-others", APP, "NEW")  # who only records needs no hold
+            other.put("of-others", APP, "NEW")  # a ledger opened only to record needs no hold
         fresh.renew_hold(LONG_S)
         fresh.put("mine", APP, "NEW")
 
     def test_what_a_former_holder_writes_is_refused_in_its_transaction(self, fresh: Ledger, fresh_url: str) -> None:
-        """Before, both wrote."""
+        """A write of a former holder is refused, and names the process that took the hold."""
         fresh.take_hold(ONE, 0.05)
         fresh.put("before", APP, "NEW")
         expired(fresh)
@@ -69,8 +69,10 @@ class HoldContract:
             assert (again.term, again.grace_s) == (3, 0.0), "it was given back: nothing is granted any more"
 
     def test_what_was_decided_in_an_earlier_term_is_not_recorded_in_a_later_one(self, fresh: Ledger) -> None:
-        """Of one process: a write of its last term was still on its way when it led again, and its new state, which had
-        been read by then, did not know it."""
+        """A process leads again while a write of its last term is still on its way: that write is refused.
+
+        The state that the process read for its new term does not contain that write.
+        """
         late = fresh.take_hold(ONE, LONG_S).term
         again = fresh.take_hold(ONE, LONG_S).term
         with pytest.raises(HoldLost, match="earlier term"):
@@ -87,7 +89,10 @@ class HoldContract:
     def test_one_that_is_over_by_another_clock_is_taken_unless_it_was_renewed(
         self, fresh: Ledger, fresh_url: str
     ) -> None:
-        """The database's clock was put back by an hour, or whoever waits counts for himself."""
+        """A hold is taken from a holder that has not renewed it for its time, whatever the database's clock says.
+
+        The clock may have been put back by an hour, or the waiting process counts for itself.
+        """
         fresh.take_hold(ONE, LONG_S)
         with Ledger(fresh_url) as other:
             seen = other.hold().until_us

@@ -1,4 +1,4 @@
-"""What keeps a ledger sound on every database: verify, rebuild, archive, crashes, upgrades, indexes."""
+"""Contract of the ledger's upkeep on every database: verify, rebuild, archive, crashes, upgrades, indexes."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class KeepingContract:
 
     @pytest.mark.thorough
     def test_a_kill_between_any_two_statements(self, fresh: Ledger, fresh_url: str) -> None:
-        """At no statement or commit does a kill -9 leave half of anything, or something that later calls trip over."""
+        """A kill -9 before any statement or commit leaves nothing half done, and nothing that later calls fail on."""
         command = [sys.executable, "-m", "tests.contract.ledger_worker", fresh_url]
         whole = None
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
@@ -252,7 +252,7 @@ class KeepingContract:
 
     def test_an_upgrade_that_was_killed_is_done_again(self, fresh: Ledger, fresh_url: str) -> None:
         fresh.database.write(lambda connection: connection.execute(text("DELETE FROM ledger_version")))
-        if self.kind == "mariadb":  # commits every statement of a schema change by itself
+        if self.kind == "mariadb":  # MariaDB commits each statement of a schema change by itself
             with Ledger(fresh_url) as again:
                 done(again, "item")
                 sound(again)
@@ -261,7 +261,7 @@ class KeepingContract:
                 Ledger(fresh_url)
 
     def test_a_ledger_of_the_version_before(self, fresh_url: str) -> None:
-        """What it holds is as it was, and takes what it could not; also where the upgrade was killed on its way."""
+        """An upgrade keeps what the ledger holds and lets it take what it could not, also if it was killed half-way."""
         database = Database(fresh_url, rng=Random(0))
         migrate_to = upgrade.migrate
         database.use_write_ahead_log()
@@ -287,11 +287,11 @@ class KeepingContract:
                 for row in each:
                     columns = [column(name) for name in row]
                     connection.execute(insert(sql_table(table, *columns)).values(**row))
-            if self.kind == "postgresql":  # ids were given by hand
+            if self.kind == "postgresql":  # the rows were given their ids by hand, so the sequence is set to follow
                 connection.execute(text("SELECT setval('ledger_record_record_id_seq', 3)"))
 
         database.write(fill)
-        if self.kind == "mariadb":  # killed after its first step
+        if self.kind == "mariadb":  # as if the upgrade had been killed after its first step
             database.write(lambda c: c.execute(text("ALTER TABLE ledger_batch ADD worked_us BIGINT")))
         database.close()
         with Ledger(fresh_url) as ledger:
@@ -307,11 +307,11 @@ class KeepingContract:
     # -- indexes ------------------------------------------------------------------------------------------
 
     def full_scans(self, connection: Any, statement: str, parameters: Any) -> list[str]:
-        """What reads a whole table, in the words of this database's EXPLAIN."""
+        """Returns the tables read as a whole, in the words of this database's EXPLAIN."""
         raise NotImplementedError
 
     def analyse(self, connection: Any) -> None:
-        """Let the planner know that the tables are not small."""
+        """Tells the planner that the tables are not small."""
         for table in METADATA.sorted_tables:
             verb = "ANALYZE TABLE" if self.kind == "mariadb" else "ANALYZE"
             connection.execute(text(f"{verb} {table.name}"))
@@ -346,7 +346,7 @@ class KeepingContract:
 
     @staticmethod
     def fill_views(connection: Any) -> None:
-        """Rows enough that no planner would rather read a table whole."""
+        """Writes enough rows that no planner prefers to read a whole table."""
         for table in (STAGE, BATCH, ENTITY, JOB):
             fixed = {"created_on": 1, "updated_on": 1, "status": "success", "created_us": 1, "listed": 1, "tries": 0}
             columns = {name: value for name, value in fixed.items() if name in table.columns}
@@ -363,7 +363,7 @@ class KeepingContract:
 
     @staticmethod
     def everything(ledger: Ledger) -> None:
-        """Every call of the public API that asks the database something about items."""
+        """Makes every call of the public API that asks the database about items."""
         ledger.item("item-00005")
         list(ledger.records("item-00005"))
         next(ledger.records(after=17))

@@ -1,6 +1,6 @@
-"""What the ledger must allow, told again and differently: a history is a list, and every question walks it.
+"""A second, different statement of what the ledger must allow: a history is a list, and every question walks it.
 
-Nothing here is taken from the ledger's own rules.
+Takes nothing from the ledger's own rules.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ STATES = ("NEW", "PROCESSING", "PROCESSED", "FAILED", "RESOLVED", "SKIPPED")
 
 @dataclass(frozen=True)
 class Step:
-    """``previous``: place in the history, None, or "elsewhere" for a record of another item."""
+    """A record to write. ``previous``: its place in the history, None, or "elsewhere" for a record of another item."""
 
     state: str
     previous: int | str | None
@@ -54,7 +54,7 @@ def state(history: list[Step]) -> str:
 
 
 def choices(length: int) -> list[Step]:
-    """Every record that one could think of writing after ``length`` others."""
+    """Returns every conceivable record after ``length`` others."""
     previous: list[int | str | None] = [None, "elsewhere", *range(length)]
     return [
         Step(state, each, app)

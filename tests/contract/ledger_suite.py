@@ -1,4 +1,4 @@
-"""What every database must do under the ledger. A database's test class derives from this and names itself."""
+"""Contract of the ledger on every database. Each database's test class derives from it and names itself."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class LedgerContract:
         assert ledger.put(items[0][:-1] + "y", A, "NEW").seq == 0, "all of it counts"
 
     def test_ids_are_keys_of_object_stores(self, fresh: Ledger) -> None:
-        """In the order of their bytes on every database, whatever is in them."""
+        """Item ids may contain anything, and sort by their bytes on every database."""
         items = ["a", "a\t", "a\x01/b", "a !", "a/b c", "a%2F\\'\"`;--", "ä", "\U0001f600", "\uffff", "B"]
         for item in items:
             done(fresh, item)
@@ -127,7 +127,10 @@ class LedgerContract:
 
     @pytest.mark.parametrize("character", ["ü", '"'])
     def test_payloads_of_many_megabytes(self, ledger: Ledger, character: str) -> None:
-        """Kept as they are, not escaped; what no database takes in one go is refused on all of them."""
+        """Large payloads are kept as they are, not escaped.
+
+        What some database does not take at once is refused on all of them.
+        """
         item, million = item_id(), 1_000_000
         payload = character * (5 * million if character == "ü" else 3 * million)  # 10 MB
         ledger.put(item, A, "NEW", payload=payload)
@@ -142,7 +145,7 @@ class LedgerContract:
 
     @pytest.mark.parametrize("bad", ["nul\0", "\ud800"])
     def test_what_cannot_be_there_is_not_there(self, fresh: Ledger, bad: str) -> None:
-        """The same on every database, and never its driver's own words."""
+        """Impossible names give the same answer on every database, and never its driver's own message."""
         assert fresh.item(bad) is None
         assert fresh.items([bad, "x"]) == []
         assert list(fresh.records(bad)) == []
@@ -188,7 +191,7 @@ class LedgerContract:
     def test_schemas_that_cannot_be_applied(self, fresh: Ledger, schema: dict[str, Any]) -> None:
         with pytest.raises(InvalidArgument, match="this is no JSON schema"):
             fresh.register_schema("broken", schema)
-        body = json.dumps(schema)  # as an earlier version took it
+        body = json.dumps(schema)  # as an earlier version accepted it
         fresh.database.write(lambda connection: connection.execute(insert(SCHEMA).values(name="broken", body=body)))
         with pytest.raises(InvalidPayload, match="its schema cannot be applied"):
             fresh.put("item", A, "NEW", payload={"a": "x"}, payload_schema="broken")
@@ -236,8 +239,9 @@ class LedgerContract:
 
     @pytest.mark.thorough
     def test_every_sequence_of_up_to_four_records(self, fresh: Ledger) -> None:
-        """Those that the oracle allows are written, the others leave nothing: so a sequence with a refused record in
-        it is the one without it, and only allowed ones need be carried on with.
+        """Exactly the records that the oracle allows are written; a refused one leaves nothing.
+
+        So a sequence with a refused record equals the one without it, and only allowed sequences are continued.
         """
         longest = 4
         elsewhere = fresh.put("elsewhere", A, "NEW")
@@ -250,7 +254,7 @@ class LedgerContract:
                 item = self._written(fresh, history, apps)
                 for step in oracle.choices(length):
                     if length == 3 and step.app != "A":
-                        continue  # who it is was told apart by three records
+                        continue  # three records already tell the applications apart
                     tried += 1
                     known = list(fresh.records(item))
                     previous: Any = known[step.previous] if isinstance(step.previous, int) else None
@@ -338,8 +342,9 @@ class LedgerContract:
         assert [record.seq for record in fresh.records("item-00000")] == list(range(1501))
 
     def test_a_reader_sees_what_is_committed_late(self, fresh: Ledger, fresh_url: str) -> None:
-        """While a writer has not committed, a second one writes, or comes as far as it can: whatever a reader has seen
-        by then, what comes later has a higher id.
+        """A record that is committed late has a higher id than any record that a reader has seen.
+
+        While one writer has not committed, a second one writes, or gets as far as it can.
         """
         arrived, done = threading.Event(), threading.Event()
 
@@ -370,7 +375,7 @@ class LedgerContract:
         assert sorted(record.item_id for record in seen) == ["first", "second"]
 
     def test_the_newest_records_are_as_many_as_there_are(self, fresh: Ledger) -> None:
-        """Numbers that were drawn and not used are no records."""
+        """Ids that were drawn and not used are no records."""
         assert fresh.newest(3) == []
         written = [fresh.put("kept-0", A, "NEW")]
 
@@ -410,7 +415,7 @@ class LedgerContract:
         sound(fresh)
 
     def test_threads_that_write_to_the_same_items(self, fresh: Ledger) -> None:
-        """Every transaction touches all items, in different orders: deadlocks are tried again, nothing is lost."""
+        """Every transaction touches all items, in different orders: deadlocks are retried, and nothing is lost."""
         items = [f"item-{n}" for n in range(6)]
         fresh.put_many(Entry(item, A, "NEW") for item in items)
 
@@ -457,7 +462,10 @@ class LedgerContract:
     @pytest.mark.parametrize("ended", [False, True])
     @pytest.mark.parametrize("all_items", [False, True])
     def test_work_on_an_item_that_another_took_over(self, fresh: Ledger, all_items: bool, ended: bool) -> None:
-        """Whether the other one is still at it or done with it: the first hears of it, and others are not held up."""
+        """The first worker hears that its lease is lost, whether the other is still working or done.
+
+        Other items are processed meanwhile.
+        """
         fresh.put("item", A, "NEW")
         if all_items:
             fresh.put("other", A, "NEW")
@@ -678,7 +686,10 @@ class LedgerContract:
     @settings(max_examples=15, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def test_random_histories(self, ledger: Ledger, data: st.DataObject) -> None:
-        """Whatever is asked in whatever order, heads stay the fold and listings what a walk over the items finds."""
+        """After any calls in any order, heads are the fold of their records.
+
+        Listings equal what a walk over the items finds.
+        """
         stem = item_id()[:8]
         names = [f"{stem}-{n}" for n in range(3)]
         apps = [A, B, App("a", "1", "one"), App("*")]

@@ -1,4 +1,4 @@
-"""What the parts of the ledger's suite share."""
+"""Helpers shared by the parts of the ledger's suite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stateflow.ledger import App, Ledger, Record, rules
 from stateflow.ledger.reading import load_heads
 
 A, B = App("a", "1"), App("b", "2")
-#: another transaction's lock, waited for by nobody longer than this
+#: longest wait for another transaction's lock, in seconds
 PATIENCE_S = 60
 
 
@@ -23,7 +23,7 @@ def done(ledger: Ledger, item: str, app: App = A) -> Record:
 
 
 def sound(ledger: Ledger) -> None:
-    """No fault, and every head is the fold of its records."""
+    """Asserts that ``verify`` finds no fault, and that every head is the fold of its records."""
     assert ledger.verify() == []
     by_item: dict[str, list[Record]] = {}
     for record in ledger.records(archived=True):

@@ -1,4 +1,4 @@
-"""Stages, batches, entities and jobs on every database."""
+"""Contract of the ledger's stages, batches, entities and jobs on every database."""
 
 from __future__ import annotations
 
@@ -112,7 +112,10 @@ class ViewsContract:
         assert manager.trace("nothing") == []
 
     def test_a_stage_goes_on_from_the_one_before_it(self, fresh: Ledger, fresh_url: str) -> None:
-        """After a restart, in the next job of the same run, and from another pipeline's sink."""
+        """A stage is linked to its predecessor.
+
+        After a restart, in the next job of the same run, and from another pipeline's sink.
+        """
         manager = StateManager(fresh)
         done = {"action": "sinking post-push", "status": "success"}
         first = manager.insert_state(job_id="load", source_entity="raw", sink_name="lake", sink_entity="clean", **done)
@@ -135,7 +138,7 @@ class ViewsContract:
         assert fresh.verify() == []
 
     def test_the_original_calls(self, fresh: Ledger) -> None:
-        """Arguments without names, in their order, and what a sink does called pulling."""
+        """Positional arguments keep their order, and the action names of earlier versions still work for sinks."""
         manager = StateManager(fresh)
         ids = ("raw", "y=1", "sourcing pre-pull", "s", "in_progress", "in", "out", "clean", "z=1")
         begun = manager.insert_state(*ids, NOON, NOON, NOON, NOON, 3, "1", "9")
@@ -166,7 +169,7 @@ class ViewsContract:
             assert manager.update_state("given", status="success")["run_id"] == "nightly-7"
 
     def test_two_update_one_stage_at_once(self, fresh: Ledger, fresh_url: str) -> None:
-        """Both changes are there, and neither has to try again."""
+        """Both changes are kept, and neither writer has to try again."""
         StateManager(fresh).insert_state(state_id="s")
 
         def update_often(name: str) -> None:
@@ -235,7 +238,7 @@ class ViewsContract:
         assert fresh.fetch() == ["item"], "stages are not among the items"
 
     def test_a_time_out_of_range_that_is_stored_hides_nothing(self, fresh: Ledger) -> None:
-        """As an earlier version let it in: in nanoseconds."""
+        """A time in nanoseconds, as an earlier version accepted it, hides no other row and is found by ``verify``."""
         manager = StateManager(fresh)
         manager.insert_state(job_id="j", state_id="good", sinking_end_time=NOON)
         bad = 1_790_000_000_000_000_000
@@ -315,7 +318,7 @@ class ViewsContract:
         assert fresh.verify() == []
 
     def test_pace_counts_the_time_of_work_alone(self, fresh: Ledger) -> None:
-        """Neither listing, nor pauses, nor the wait for a retry."""
+        """Neither listing, nor pauses, nor the wait for a retry counts as work."""
         clock = ManualClock(10**15)
         fresh._clock = clock
         board = Board(fresh)
@@ -433,7 +436,7 @@ class ViewsContract:
         assert [each["fire_us"] for each in board.jobs("WAITING")] == [1000, 2000]
 
     def test_of_two_that_saw_the_same_the_second_is_refused(self, fresh: Ledger) -> None:
-        """Between reading and writing another worker does the whole job: nothing may run twice."""
+        """Another worker does the whole job between a worker's read and its write: the job does not run twice."""
         board = Board(fresh)
         job = board.create_job("j")
         seen, board._seen = board._seen, lambda kind, item_id: old  # type: ignore[method-assign,assignment]
@@ -446,7 +449,7 @@ class ViewsContract:
 
     @pytest.mark.parametrize("quicker", ["COMPLETED", "FAILED"])
     def test_of_two_ends_of_an_entity_the_second_hears_of_the_first(self, fresh: Ledger, quicker: str) -> None:
-        """It was told that the entity is completed already, whatever the other one had recorded."""
+        """The second caller is told the state that the first one recorded."""
         board = Board(fresh)
         bid = board.create_batch("b", "move")
         board.move_batch(bid, "GENERATE_IID")

@@ -19,7 +19,7 @@ KILL_APP = App("dying", "1")
 
 
 def acquire(url: str, name: str, rounds: int, barrier: Any, results: Any) -> None:
-    """Try to acquire ``round-0``, ``round-1``, …; every few rounds all processes start again at the same moment."""
+    """Tries to acquire ``round-0``, ``round-1``, …; every ten rounds all processes start again at the same moment."""
     with Ledger(url, busy_timeout_s=60) as ledger:
         won, lost = [], []
         for number in range(rounds):
@@ -33,7 +33,7 @@ def acquire(url: str, name: str, rounds: int, barrier: Any, results: Any) -> Non
 
 
 def history(ledger: Ledger, run: str) -> None:
-    """A bit of everything that writes."""
+    """Makes one call of each kind that writes."""
 
     def fails(_: Any) -> None:
         raise ValueError("no")
@@ -51,7 +51,7 @@ def history(ledger: Ledger, run: str) -> None:
 
 
 def die_at(url: str, run: str, statement: int) -> None:
-    """SIGKILL before the so-manieth statement or commit."""
+    """Sends SIGKILL to this process before statement or commit number ``statement``, counted from 0."""
     left = statement
 
     def count(*_: Any) -> None:
@@ -67,7 +67,7 @@ def die_at(url: str, run: str, statement: int) -> None:
 
 
 def main() -> None:
-    """Reads ``[run, statement]`` lines; forks a writer for each; answers with its exit status."""
+    """Reads ``[run, statement]`` lines, forks a writer for each, and answers with its exit status."""
     url = sys.argv[1]
     for line in sys.stdin:
         run, statement = json.loads(line)

@@ -1,4 +1,4 @@
-"""Every kind of store under the one contract; S3 by a real S3 protocol server on loopback."""
+"""Checkpoint stores of every kind under one contract; S3 by a real S3 protocol server on loopback."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TestMemory(CheckpointContract, HoldsContract):
 
 
 class TestFsspecDirectory(CheckpointContract, HoldsContract):
-    """A file system that fsspec knows and that is nothing special to us."""
+    """A file system that fsspec knows and that has no special treatment in stateflow."""
 
     @pytest.fixture
     def backend(self, tmp_path: Path) -> Backend:

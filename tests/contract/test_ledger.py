@@ -1,4 +1,4 @@
-"""The ledger's contract on each database that it is run on."""
+"""The ledger's contract on each database."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.contract.ledger_suite import LedgerContract
 from tests.contract.ledger_views_suite import ViewsContract
 from tests.sizes import SEED
 
-#: the server that the gate runs the contract on, another with other commits; `make test-all` runs both
+#: server that the gate runs the contract on; it alternates with the seed, and `make test-all` runs both
 IN_TURN = ("postgresql", "mariadb")[SEED % 2]
 
 
@@ -36,7 +36,7 @@ def in_turn(cls: type) -> type:
 
 @pytest.fixture(scope="class")
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A database that a class's tests share; each uses items of its own."""
+    """Yields the URL of a database that a class's tests share; each test uses its own items."""
     with fresh_database(request.cls.kind, tmp_path_factory.mktemp("ledger")) as url:
         yield url
 
@@ -72,7 +72,7 @@ class TestPostgresql(LedgerContract, KeepingContract, ViewsContract, HoldContrac
     kind = "postgresql"
 
     def full_scans(self, connection: Any, statement: str, parameters: Any) -> list[str]:
-        connection.exec_driver_sql("SET enable_seqscan = off")  # what it still scans, it has no index for
+        connection.exec_driver_sql("SET enable_seqscan = off")  # what is still scanned has no index
         plan = connection.exec_driver_sql(f"EXPLAIN {statement}", parameters).scalars().all()
         return [line.strip() for line in plan if "Seq Scan" in line]
 
@@ -90,7 +90,7 @@ class TestMariadb(LedgerContract, KeepingContract, ViewsContract, HoldContract, 
 
 
 def test_every_statement_compiles_for_sql_server() -> None:
-    """Whatever the calls of the public API execute, by the dialect that needs no driver for that."""
+    """Every statement that the public API executes compiles for SQL Server, by a dialect that needs no driver."""
     statements: list[Any] = []
     with Ledger("sqlite://") as ledger:
         ledger.put_many(Entry(f"item-{n:05}", App(f"app-{n % 7}"), "NEW") for n in range(3000))
@@ -108,7 +108,11 @@ def test_every_statement_compiles_for_sql_server() -> None:
 
 
 def test_who_looks_at_the_hold_keeps_it_for_sql_server() -> None:
-    """SQL Server has no FOR SHARE: without a hint the row could be taken before what was let through is written."""
+    """A check of the hold locks its row on SQL Server too.
+
+    SQL Server has no FOR SHARE: without a hint another process could take the hold before the write that passed the
+    check.
+    """
     statements: list[Any] = []
     with Ledger("sqlite://") as ledger:
         ledger.take_hold(Holder("one"), 600.0)

@@ -68,7 +68,7 @@ class TestRocksStore(StoreContract):
         self.open(tmp_path / "db").close()
 
     def test_closing_waits_for_the_call_of_another_thread(self, tmp_path: Path) -> None:
-        """A copy is given up while it is written: the write may find it closed, closing finds nothing in its way."""
+        """A thread closes a store while another writes: the write may find it closed, and closing raises nothing."""
         for attempt in range(20):
             store, writing = self.make(tmp_path / f"db{attempt}"), threading.Event()
 
@@ -107,7 +107,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         store = self.make(tmp_path / "db")
         for n in range(20):
             store.apply(Mutations(puts=[(b"a", b"%d" % n), (b"b", b"%d" % n)]))
-        store.snapshot(tmp_path / "copy-of-files-only")  # flushes, so that what follows is in a young log
+        store.snapshot(tmp_path / "copy-of-files-only")  # flushes, so that the log holds only what follows
         for n in range(20, 40):
             store.apply(Mutations(puts=[(b"a", b"%d" % n), (b"b", b"%d" % n)]))
         logs = [path for path in (tmp_path / "db").glob("*.log") if path.stat().st_size]

@@ -1,4 +1,4 @@
-"""What each release left on disk and in its ledger, kept for ever: ``<release>.tar.gz``, with what is in it.
+"""Disks and ledgers that each release left, kept for ever: ``<release>.tar.gz``, with the cluster's state as JSON.
 
-``python -m tests.formats`` makes the one of the release that runs it, once, when that is given out.
+``python -m tests.formats`` makes the archive of the running release, once, when it is published.
 """

@@ -1,4 +1,4 @@
-"""Makes what the release that runs this leaves behind."""
+"""Makes the archive of what the running release leaves on disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCHES = 6
 
 
 def state_of(cluster: Any) -> dict[str, list[str]]:
-    """Entries of each state, as text and in order: the same whichever release reads them."""
+    """Returns the entries of each state as sorted text, which is the same for every release that reads them."""
     found = {}
     for name in STATES:
         table = cluster.read_state("Everything", name)
@@ -29,7 +29,7 @@ def state_of(cluster: Any) -> dict[str, list[str]]:
 
 
 def make(archive: Path) -> None:
-    """Killed in the midst of it: its logs have what its databases have not."""
+    """Makes the archive of a cluster that was killed at work: its logs hold what its databases lack."""
     with tempfile.TemporaryDirectory(prefix="stateflow-formats-") as temporary:
         folder = Path(temporary) / "cluster"
         local = LocalCluster(Everything, sites=SITES, partitions=PARTITIONS, data_dir=folder, checkpoint_interval_s=0)

@@ -1,4 +1,4 @@
-"""An operator with every kind of state, whose outputs say what it had."""
+"""An operator with every kind of state, whose outputs say what its state was."""
 
 from __future__ import annotations
 

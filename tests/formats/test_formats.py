@@ -1,4 +1,4 @@
-"""What earlier releases left is read, served, moved and restored by this one."""
+"""Reads, serves, moves and restores what earlier releases left behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEPT = sorted(Path(__file__).parent.glob("*.tar.gz"))
 
 @pytest.fixture(params=KEPT, ids=lambda path: path.name.removesuffix(".tar.gz"))
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A cluster as a release left it."""
+    """Unpacks a cluster as a release left it."""
     with tarfile.open(request.param) as packed:
         packed.extractall(tmp_path, filter="data")
     for path in tmp_path.rglob("*"):
@@ -37,7 +37,7 @@ def test_something_is_kept() -> None:
 
 
 class Left:
-    """The replicas of a cluster, opened in this process, in the place of a cluster's client."""
+    """The replicas of a cluster, opened in this process in place of a cluster's client."""
 
     def __init__(self, folder: Path, cluster: ClusterState) -> None:
         assignment = cluster.operator("Everything").assignment

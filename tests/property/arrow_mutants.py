@@ -1,7 +1,8 @@
-"""Feeds damaged Arrow messages to whoever reads them. ``python -m tests.property.arrow_mutants SEED COUNT`` ends with 0
-where each was read or refused with a StateflowError; a process that ends otherwise was ended by a message.
+"""Feeds damaged Arrow messages to every reader of them.
 
-``--as-before`` reads them as pyarrow does by itself, to see that there is something to find.
+``python -m tests.property.arrow_mutants SEED COUNT`` exits with 0 if each message was read, or refused with a
+StateflowError; any other exit was caused by a message. ``--as-before`` reads them as plain pyarrow does, to show that
+there is something to find.
 """
 
 from __future__ import annotations

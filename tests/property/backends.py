@@ -1,4 +1,4 @@
-"""The real stores under a state machine's hands."""
+"""Real stores, driven by a state machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stateflow.storage import MemoryStore, PartitionStore, RocksEngine
 
 
 class Backend:
-    """One partition's store in a directory of its own. ``cells`` is all it holds."""
+    """One partition's store in a directory of its own. It holds nothing but ``cells``."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -45,7 +45,7 @@ class Backend:
         self._store.flush()
 
     def checkpoint_and_restore(self) -> None:
-        """From here on it is a copy made of a checkpoint; the original is gone."""
+        """Replaces the store by a copy made from a checkpoint, and closes the original."""
         self._copies += 1
         copy = self._root / str(self._copies)
         self._store.snapshot(copy)

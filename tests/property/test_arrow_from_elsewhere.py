@@ -1,4 +1,4 @@
-"""Arrow that somebody else wrote: whatever is in it, the process goes on and says one line."""
+"""Arrow messages written by others: whatever they contain, the process goes on and reports one line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ MUTANTS = int(os.environ.get("STATEFLOW_TEST_MUTANTS", "2000"))
 
 @pytest.mark.parametrize("seed", range(3))
 def test_damaged_messages_are_read_or_refused(seed: int) -> None:
-    """In a process of its own: what it finds when it is not held back ends the process (`--as-before`, signal 11)."""
+    """Every damaged message is read or refused.
+
+    Runs in its own process: without the checks (`--as-before`) a damaged message ends the process with signal 11.
+    """
     command = [sys.executable, "-m", "tests.property.arrow_mutants", str(seed), str(MUTANTS)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
@@ -39,7 +42,7 @@ def test_sound_rows_come_through() -> None:
 
 
 def test_an_offset_that_points_elsewhere_is_refused() -> None:
-    """The message that ended a replica: one offset of a string column, beyond its characters."""
+    """An offset of a string column that lies beyond its characters is refused: such a message ended a replica."""
     batch = pa.record_batch({"k": ["a", "b", "c"]})
     message = bytearray(batch.serialize().to_pybytes())
     at = bytes(message).rindex((1).to_bytes(4, "little") + (2).to_bytes(4, "little") + (3).to_bytes(4, "little"))

@@ -1,4 +1,4 @@
-"""Bytes from elsewhere, whatever they are, give what they hold or a StateflowError: nothing else, and no path."""
+"""Decoders of foreign bytes: any bytes give a value or a StateflowError, and no path outside."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ packed = st.binary() | values.map(msgpack.packb)
 
 
 def headed(*versions: int) -> st.SearchStrategy[bytes]:
-    """As a sound one begins."""
+    """Draws bytes that begin as a valid message does."""
     rest = st.lists(values, max_size=12)
     return packed | st.builds(lambda version, more: msgpack.packb([version, *more]), st.sampled_from(versions), rest)
 
@@ -48,7 +48,7 @@ def decoded(decode: Callable[[bytes], Any], data: bytes) -> None:
 @given(packed | st.lists(values, max_size=9).map(lambda rest: msgpack.packb([1, *rest])))
 def test_change_sets(data: bytes) -> None:
     decoded(ChangeSet.decode, data)
-    decoded(ChangeSet.decode, data + xxhash.xxh64_digest(data))  # whoever sends it can add
+    decoded(ChangeSet.decode, data + xxhash.xxh64_digest(data))  # any sender can add the checksum
 
 
 @given(headed(1, 2, 3))
@@ -114,7 +114,7 @@ def test_a_manifest_without_bottom() -> None:
 
 @given(st.dictionaries(st.text(), st.text()), st.text(), st.text())
 def test_faults(where: dict[str, str], code: str, what: str) -> None:
-    """Also one that says "self", "what" or "traceback" of itself."""
+    """Keys of ``where`` may also be "self", "what" or "traceback"."""
     for more in ({}, {"self": "x"}, {"what": "x"}, {"remedy": "x"}):
         error = error_of(pb.Fault(code=code, what=what, where=where | more))
         assert str(error).isprintable()

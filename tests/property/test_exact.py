@@ -1,10 +1,9 @@
-"""Values of every type that Spark and Arrow share, nested three deep: taken exactly, or refused with their place.
+"""Values of every type that Spark and Arrow share, nested three deep, are taken exactly or refused with their place.
 
-The doors are six: what a client sends and what it is given back, what Spark sends and takes, the harness, and state.
-Rows of Spark and of a client with a schema reach an operator by the same way, and outputs leave by one.
-
-What is exact is said here once more, from what was given and what is read back, and not by the code that is tried.
-pyarrow alone, and a state that keeps JSON, break it, and that is found.
+There are six doors: a client's rows and its outputs, Spark's rows and its outputs, the harness, and state. Rows of
+Spark and of a client with a schema reach an operator on the same path, and all outputs leave on one. Exactness is
+defined here a second time, by what was given and what is read back, independent of the tested code. Plain pyarrow and a
+state that keeps JSON break the rule, and the tests find that.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def whole(bits: int) -> st.SearchStrategy[Any]:
     return numbers | numbers.map(getattr(np, f"int{bits}"))
 
 
-#: what each type takes
+#: values that fit each type
 FITTING: dict[str, st.SearchStrategy[Any]] = {
     "boolean": st.booleans() | st.booleans().map(np.bool_),
     "tinyint": whole(8),
@@ -87,7 +86,7 @@ ODD = st.sampled_from(
     ]
 )
 NAIVE, AWARE = dt.datetime(2013, 1, 1, 5), dt.datetime(2013, 1, 1, 5, tzinfo=dt.UTC)
-#: what is nearly of a type
+#: values that nearly fit a type
 NEAR: dict[str, list[Any]] = {
     **{kind: [1.5, np.float64(2.5), True, Decimal("1.5"), 2**63] for kind in ("tinyint", "smallint", "int", "bigint")},
     "boolean": [1, 0.0, "true"],
@@ -108,13 +107,13 @@ names = st.text(min_size=1, max_size=3) | st.sampled_from(["x", "y", "a b", "a.b
 chances = st.integers(0, 7)
 counts = st.integers(0, 3)
 atoms = st.sampled_from(sorted(FITTING))
-#: of maps, whose keys are told apart by Python as they are by Spark
+#: keys of maps that Python tells apart as Spark does
 keys = {"string": st.text(), "bigint": st.integers(-(1 << 63), (1 << 63) - 1), "date": st.dates()}
 
 
 @dataclass(frozen=True)
 class Type:
-    """``kind``: an atom, array, map or struct. ``inner``: (name, type, NOT NULL), of a map the key's first."""
+    """A type. ``kind``: an atom, array, map or struct. ``inner``: (name, type, NOT NULL); a map's key comes first."""
 
     kind: str
     inner: tuple[tuple[str, Type, bool], ...] = ()
@@ -148,7 +147,11 @@ def draw_type(draw: st.DrawFn, depth: int) -> Type:
 
 
 def draw_value(draw: st.DrawFn, of: Type, nullable: bool, odd: bool) -> Any:
-    """Args: odd: at any place it may be one that the type does not take."""
+    """Draws a value of a type.
+
+    Args:
+    ``odd``: at any place the type may be given a value that it does not take.
+    """
     chance = draw(chances)
     if chance == 0 and nullable:
         return None
@@ -171,7 +174,7 @@ def draw_value(draw: st.DrawFn, of: Type, nullable: bool, odd: bool) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """``rows`` of ``ddl``; ``fits``: nothing is wrong with any."""
+    """``rows`` for the schema ``ddl``. ``fits``: every value fits its type."""
 
     ddl: str
     rows: list[dict[str, Any]]
@@ -189,7 +192,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def is_exact(field: pa.Field, value: Any, read: Any) -> bool:
-    """Is what was read what was given?"""
+    """Tells whether ``read`` is exactly the ``value`` that was given."""
     kind = field.type
     if value is None or read is None:
         return value is None and read is None and field.nullable
@@ -255,7 +258,7 @@ def client_rows(schema: pa.Schema, rows: list[dict[str, Any]]) -> list[dict[str,
 
 
 def pyarrow_alone(schema: pa.Schema, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As it was: a column as pyarrow makes it, with a look at its own nulls."""
+    """Reads rows as earlier versions did: pyarrow makes each column, and only its own null check applies."""
     try:
         columns = [pa.array([row[name] for row in rows], schema.field(name).type) for name in schema.names]
         found: list[dict[str, Any]] = pa.RecordBatch.from_arrays(columns, schema=schema).to_pylist()
@@ -265,7 +268,7 @@ def pyarrow_alone(schema: pa.Schema, rows: list[dict[str, Any]]) -> list[dict[st
 
 
 def wrong(door: Door, case: Case) -> str:
-    """How the door breaks the rule; empty: it does not."""
+    """Describes how the door breaks the rule; empty: it keeps the rule."""
     schema = parse_ddl(case.ddl)
     try:
         read = door(schema, case.rows)
@@ -325,7 +328,7 @@ def test_columns_of_types_that_pyarrow_made_are_taken_exactly_or_refused(case: C
 
 
 def is_alike(value: Any, seen: Any) -> bool:
-    """Is what an operator sees what was sent, of Python's own types?"""
+    """Tells whether an operator sees what was sent, as Python's own types."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, dict):
@@ -366,7 +369,7 @@ def test_without_a_schema_a_row_is_what_was_sent_whatever_is_beside_it(given: li
 
 
 class Through(Operator):
-    """Keeps the value of each row as it comes, and gives it back."""
+    """Keeps the value of each row unchanged, and gives it back."""
 
     key = "k"
     output: Any = "n int"
@@ -390,7 +393,10 @@ class ThroughJson(Through):
 
 
 def is_same(value: Any, read: Any) -> bool:
-    """Is it the same value of the same type? A moment may be in another zone, as state gives it back in UTC."""
+    """Tells whether both are the same value of the same type.
+
+    A moment may be in another zone, as state gives it back in UTC.
+    """
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(read, np.ndarray):
@@ -407,7 +413,7 @@ def is_same(value: Any, read: Any) -> bool:
 
 
 def wrong_through(case: Case, base: type[Through] = Through) -> str:
-    """How rows of a schema, the operator's outputs of the same one, or its state break the rule; empty: they do not."""
+    """Describes how rows, outputs of the same schema, or state break the rule; empty: they keep it."""
     schema = parse_ddl(case.ddl)
     try:
         rows = [row | {"k": str(number)} for number, row in enumerate(case.rows)]

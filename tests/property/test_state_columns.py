@@ -70,7 +70,7 @@ KEYS: list[tuple[Any, st.SearchStrategy[Any]]] = [
 
 @st.composite
 def batches(draw: Any) -> tuple[str, pa.Array, list[Any]]:
-    """(state, keys, values to put)."""
+    """Draws (state, keys, values to put)."""
     name = draw(st.sampled_from(sorted(VALUES)))
     kind, keys = draw(st.sampled_from([INTS, *KEYS]))
     pairs = draw(st.lists(st.tuples(keys, st.none() | VALUES[name]), max_size=6))
@@ -78,7 +78,7 @@ def batches(draw: Any) -> tuple[str, pa.Array, list[Any]]:
 
 
 def plain(keys: pa.Array) -> list[Any]:
-    """Keys as an operator would have them."""
+    """Converts keys to what an operator is given."""
     found = [tuple(key.values()) if isinstance(key, dict) else key for key in keys.to_pylist()]
     return [(type(key), key) for key in found]
 
@@ -110,7 +110,7 @@ class Columns(RuleBasedStateMachine):
     def start(self, cached: int, pool: int | None) -> None:
         self.sizes: Any = {"cached_keys": cached, "cache": None if pool is None else CachePool(pool)}
         self.store = Backend(self.backend)
-        #: the same, row by row
+        #: store of the same state, written row by row
         self.twin = MemoryStore()
         self.by_rows = KeyedState("op", STATES, self.twin)
         self.now: dict[Any, Any] = {}

@@ -1,5 +1,7 @@
-"""Windows, sessions and a join by time against what a plain computation makes of the same rows and watermarks, on both
-stores, with restarts in between. Single states with a ttl have their model in test_state_ttl."""
+"""Windows, sessions and time-bounded joins against a plain computation from the same rows and watermarks.
+
+Runs on both stores, with restarts in between. The model of single states with a ttl is in test_state_ttl.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from tests.sizes import sized
 SECOND = 1_000_000
 COUNT: Any = state.counter(name="count")
 MEMBERS: Any = state.list(int, name="members")
-#: seconds
+#: in seconds
 LATENESS, GAP, BOUND = 3, 4, 5
 
 

@@ -32,7 +32,7 @@ def fresh() -> SimpleNamespace:
     return SimpleNamespace(n=0, f=None, log=[1], m={}, mm={}, s=set())
 
 
-# few keys most of the time, so that they come back
+# few keys, so that they recur
 KEYS = st.sampled_from(["a", "b"]) | st.sampled_from(["a", "b", "c", 1, True, 1.0, (1, "a"), (True, "a")])
 TEXT = st.sampled_from(["", "a", "b", "ab", "\x00", "é"])
 INTS = st.integers(-3, 3)
@@ -41,7 +41,7 @@ ODD = st.sampled_from([None, "x", 1.0, True, (1,), -2.0, b"a"])
 
 
 def outcome(call: Any) -> Any:
-    """What a call gives, or how it fails."""
+    """Returns a call's result, or the class of its error."""
     try:
         return call()
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
@@ -57,7 +57,7 @@ class Keyed(RuleBasedStateMachine):
         self.store = Backend(self.backend)
         self.keyed = KeyedState("op", STATES, self.store, **self.sizes)
         self.op = Op()
-        #: by (type of key, key): Python holds 1, 1.0 and True for one
+        #: by (type of key, key), as Python treats 1, 1.0 and True as one key
         self.now: dict[Any, tuple[Any, SimpleNamespace]] = {}
         self.committed: dict[Any, tuple[Any, SimpleNamespace]] = {}
         self.held: list[tuple[Any, SimpleNamespace]] = []
@@ -78,7 +78,7 @@ class Keyed(RuleBasedStateMachine):
 
     @rule()
     def hold(self) -> None:
-        """Keep the tracked objects of this key, as a user may."""
+        """Keeps the tracked objects of this key, as a user may."""
         self.held = [*self.held, (self.key, SimpleNamespace(**{name: getattr(self.real, name) for name in STATES}))][
             -3:
         ]
@@ -184,7 +184,7 @@ class Keyed(RuleBasedStateMachine):
     @rule(k=INTS | st.just(1.0), v=INTS)
     def append(self, k: Any, v: int) -> None:
         if k not in self.want.mm and isinstance(k, float):
-            return  # a new key must be an int; test_tracked_map has the refusal
+            return  # a new key must be an int; test_tracked_map tests the refusal
         self.real.mm.setdefault(k, []).append(v)
         self.want.mm.setdefault(k, []).append(v)
 
@@ -207,7 +207,7 @@ class Keyed(RuleBasedStateMachine):
 
     @rule()
     def alias(self) -> None:
-        """One object under two keys: two independent copies as soon as it is stored."""
+        """One object is stored under two keys: from then on there are two independent copies."""
         shared: list[int] = [5]
         self.real.mm[1] = self.real.mm[2] = shared
         self.want.mm[1], self.want.mm[2] = [5], [5]
@@ -295,7 +295,7 @@ class Keyed(RuleBasedStateMachine):
 
     @rule(new=st.dictionaries(TEXT, INTS, min_size=2), gone=st.lists(TEXT, max_size=2), lists=st.sets(INTS))
     def change_a_cold_map(self, new: dict[str, int], gone: list[str], lists: set[int]) -> None:
-        """Entries are touched before anything has loaded the others."""
+        """Changes entries before anything has loaded the others."""
         self.update(new)
         for key in lists:
             self.append(key, 0)
@@ -342,7 +342,7 @@ class OnRocksDb(Keyed):
     backend = "rocksdb"
 
 
-# 25,000 and 10,000 steps
+# 25,000 steps in memory, 10,000 on RocksDB
 TestOnMemory = OnMemory.TestCase
 TestOnMemory.settings = settings(max_examples=sized(500), stateful_step_count=50)
 TestOnRocksDb = OnRocksDb.TestCase

@@ -1,4 +1,4 @@
-"""TrackedList, standalone and bound, against list: results, errors, net changes, what is stored."""
+"""TrackedList, standalone and bound, against list: results, errors, net changes and stored bytes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def assign(x: Any, at: Any, value: Any) -> None:
 
 
 def appending(x: Any, value: Any) -> list[Any]:
-    """An iterator sees what is appended while it runs."""
+    """Appends during iteration: an iterator sees what is appended while it runs."""
     seen = []
     for each in x:
         seen.append(each)
@@ -151,7 +151,7 @@ CALL = st.tuples(st.sampled_from(CALLS), INDEX, SLICES, NUMBER, st.lists(NUMBER,
 
 
 def same(real: Any, want: list[Any], call: Any, make: Any) -> None:
-    """One call on both."""
+    """Makes one call on both lists and compares the outcomes."""
     do, index, where, value, other = call
     mine, theirs = make(value), make(value)
     got = outcome(partial(do, real, index, where, mine, [make(each) for each in other]))
@@ -175,7 +175,7 @@ def test_list_does_what_list_does(start: list[int], calls: list[Any]) -> None:
 
 
 @settings(max_examples=sized(1200))
-@example("days", [0], [*((CALLS[at], 0, slice(None), 0, []) for at in (24, 10))])  # cleared unread, and put back
+@example("days", [0], [*((CALLS[at], 0, slice(None), 0, []) for at in (24, 10))])  # cleared unread, then put back
 @given(
     name=st.sampled_from(list(STATES)),
     start=st.lists(NUMBER, max_size=6),
@@ -211,7 +211,7 @@ def test_a_stored_list_does_what_list_does(name: str, start: list[int], calls: l
                     assert all(store.cells.get(cell) != data for cell, data in mutations.puts)
                 store.apply(mutations)
                 keyed.mark_clean()
-                # one object at two places is two from here on
+                # one object at two places becomes two from here on
                 want = [copy.copy(each) for each in want]
                 committed = copy.deepcopy(want)
                 if call == "reopen":

@@ -1,5 +1,4 @@
-"""Values that are encoded and settled together are what they would be one by one: on disk, in memory, and in what is
-said of a wrong one."""
+"""Values encoded and settled together equal values settled one by one: on disk, in memory and in errors."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from stateflow.storage import MemoryStore
 
 
 class Doubled(Int64):
-    """A coder of a user's own, made from one of ours."""
+    """A user's own coder, derived from a built-in one."""
 
     name = "doubled"
 
@@ -50,7 +49,7 @@ class States:
 
 DECLARED = declarations_of(States)
 KEYS = st.integers(0, 5)
-#: by state: what fits, and what is of another type or beyond a limit
+#: by state: values that fit, and values of another type or beyond a limit
 VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "number": ([0, 1, -1, 1 << 62, None], [True, 1 << 63, "1", 1.0]),
     "zero": ([0, 1, 2, None], [False, 0.0]),
@@ -100,7 +99,7 @@ BATCHES = st.lists(
 
 
 class Run:
-    """One state, and everything that a user sees of it."""
+    """One state, and all that a user sees of it."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
@@ -140,7 +139,7 @@ class Run:
                     tracked.value.append(value)
             case "entry":
                 tracked[str(value)] = value
-            case "kept":  # one that was kept from another key, or another batch
+            case "kept":  # a tracked object kept from another key or an earlier batch
                 if (kept := self.kept.get(name)) is not None:
                     self.see(kept.value)
                     kept.value = next(iter({"pair": [(value, 0.5)], "anything": [[value]]}.get(name, [value])))

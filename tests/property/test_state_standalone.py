@@ -37,7 +37,7 @@ def outcome(call: Any) -> Any:
 
 
 def same_shape(got: Any) -> Any:
-    """Plain dicts and sets, whoever holds them."""
+    """Converts tracked maps and sets to plain dicts and sets."""
     if isinstance(got, TrackedMap | TrackedSet):
         return got.copy()
     return got

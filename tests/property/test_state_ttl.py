@@ -17,7 +17,7 @@ from stateflow.state.cells import split_address
 from tests.sizes import sized
 
 TTL = 100
-#: a read with less than this left is written down
+#: a read with less than this left before expiry is written down
 LATE = 90
 TTL_OF: dict[str, Any] = {"ttl": timedelta(microseconds=TTL)}
 KEPT: dict[str, Any] = {**TTL_OF, "ttl_refresh": "read_write"}
@@ -83,7 +83,7 @@ INTS = st.integers(0, 3)
 
 
 def of(name: str, value: int) -> Any:
-    """A value for a state."""
+    """Makes a value for a state."""
     return [value] if name in MUTABLE else str(value) if name == "u" else value
 
 
@@ -129,12 +129,12 @@ class Timed(RuleBasedStateMachine):
         return self.event if name == "e" else self.now
 
     def entry(self, name: str, value: Any) -> list[Any]:
-        """What a write makes."""
+        """Makes the entry that a write stores."""
         now = self.time_of(name)
         return [value, None if ALL[name].ttl is None or now is None else now + TTL]
 
     def read(self, name: str, entry: list[Any]) -> Any:
-        """What a read does."""
+        """Reads an entry, and refreshes its expiry where the state asks for it."""
         if name in REFRESHED and entry[1] - self.now < LATE:
             entry[1] = self.now + TTL
         return entry[0]
@@ -192,7 +192,7 @@ class Timed(RuleBasedStateMachine):
 
     @rule(x=INTS)
     def default_again(self, x: int) -> None:
-        """A default, changed in place into what expired a moment ago."""
+        """Changes a state's default in place, before and after it expires."""
         self.clear("vd")
         self.append_in_place(x)
         self.tick(100)
@@ -276,7 +276,7 @@ class Timed(RuleBasedStateMachine):
     def insert(self, name: str, at: int, x: int) -> None:
         held = self.model(name)
         self.real(name).insert(at, of(name, x))
-        if 0 < at < len(held):  # what is moved counts as written
+        if 0 < at < len(held):  # elements that shift count as written
             held[at:] = [self.entry(name, value) for value, _ in held[at:]]
         held.insert(at, self.entry(name, of(name, x)))
 
@@ -366,7 +366,7 @@ class Timed(RuleBasedStateMachine):
 
     @rule(x=INTS, again=st.booleans())
     def clear_what_nobody_knows(self, x: int, again: bool) -> None:
-        """Cells of a tag this process has not met."""
+        """Clears a namespace that holds cells of a tag that this process has not met."""
         self.put("t", "p", x)
         self.assign("u", x)
         self.reopen()

@@ -1,4 +1,4 @@
-"""Maps, sets, counters and what expires, for many keys at once: the stores are byte for byte those of rows."""
+"""Maps, sets, counters and expiring states for many keys at once: stores equal those of rows, byte for byte."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ METHODS = [
 
 @st.composite
 def calls(draw: Any) -> tuple[str, str, list[str], list[Any], list[Any]]:
-    """(state, method, keys, entries, values)."""
+    """Draws (state, method, keys, entries, values)."""
     name, method = draw(st.sampled_from(METHODS))
     keys = draw(KEYS)
     length = len(keys)
@@ -145,11 +145,11 @@ class Pair:
 
 BATCHES = st.lists(
     st.tuples(
-        st.integers(0, 8),  # seconds later
+        st.integers(0, 8),  # seconds until the batch
         st.lists(calls(), max_size=6),
-        st.sampled_from([True, True, True, False]),  # commits
-        st.sampled_from([0, 2, 100]),  # swept
-        st.booleans(),  # reopened
+        st.sampled_from([True, True, True, False]),  # commits (else rolls back)
+        st.sampled_from([0, 2, 100]),  # entries to sweep
+        st.booleans(),  # reopens the store
     ),
     max_size=8,
 )

@@ -75,7 +75,7 @@ class Lifecycled(Operator):
 
 
 class Gate(Count):
-    """Says that a batch is in hand, and waits to be let through."""
+    """Sets ``entered`` while a batch runs, and waits for ``opened``."""
 
     entered = threading.Event()
     opened = threading.Event()
@@ -88,14 +88,14 @@ class Gate(Count):
 
 
 class BadEnds(Count):
-    """Its ``close`` raises."""
+    """An operator whose ``close`` raises."""
 
     def close(self, ctx: Context) -> None:
         raise RuntimeError("close is not liked either")
 
 
 class BadStart(Count):
-    """Its ``open`` raises."""
+    """An operator whose ``open`` raises."""
 
     def open(self, ctx: Context) -> None:
         raise RuntimeError("no such file")

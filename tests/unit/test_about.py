@@ -1,4 +1,4 @@
-"""Lines say what they are about, by whoever works on it and by what they are made of."""
+"""Context of log lines: which operator, partition and so on a line is about, across threads and formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The distribution has a name of its own: on the package index ``stateflow`` is somebody else's."""
+"""The distribution's own name: on the package index ``stateflow`` belongs to another project."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXTS = [ROOT / "README.md", ROOT / "pyproject.toml"] + [
     for kind in ("*.py", "*.md")
     for path in (ROOT / folder).rglob(kind)
 ]
-#: a distribution with extras; what Python indexes has no word before the bracket's
+#: a distribution with extras; indexing in Python has no such name before the bracket
 ASKED = re.compile(r"(?<![\w.`/-])(stateflow[\w.-]*)\[([a-z0-9,]+)\]")
 
 

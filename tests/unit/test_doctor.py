@@ -1,4 +1,4 @@
-"""What is looked at, and what is said where something is not as it should be."""
+"""Checks of ``stateflow doctor``, and their reports of what is not as it should be."""
 
 from __future__ import annotations
 

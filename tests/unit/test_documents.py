@@ -1,4 +1,4 @@
-"""YAML files with more in them than anybody writes, or nothing that is YAML."""
+"""YAML files that nest or repeat too much, and files that are no YAML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file is written whole, and is nobody else's where that is wanted."""
+"""Files are written whole, and are readable by their owner alone where that is asked for."""
 
 from __future__ import annotations
 

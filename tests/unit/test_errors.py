@@ -146,7 +146,7 @@ def test_a_code_of_a_newer_program_comes_back_as_the_root() -> None:
 
 
 def test_errors_survive_being_copied_between_processes() -> None:
-    """Worker pools copy exceptions by __reduce__."""
+    """Errors survive a copy by ``__reduce__``, as worker pools make it."""
     error = Moved("went", remedy="send it there", owner="edge-0", epoch=4)
     again = copy.copy(error)
     assert type(again) is Moved

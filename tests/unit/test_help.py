@@ -1,4 +1,4 @@
-"""``help()`` of what users import shows how it is used: an example that is run, or a line that needs a cluster."""
+"""``help()`` of public names shows their use: an example that tests run, or a line that needs a cluster."""
 
 from __future__ import annotations
 

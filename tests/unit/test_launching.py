@@ -1,4 +1,4 @@
-"""What a process says when it is ready, or why it is not."""
+"""Reports of a process that is ready, or that says why it is not."""
 
 from __future__ import annotations
 

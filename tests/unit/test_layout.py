@@ -1,4 +1,4 @@
-"""Unit tests lie where the modules lie that they are about."""
+"""Each unit test lies in the folder of the module that it tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 UNIT = Path(__file__).parent
 ROOT = UNIT.parents[1]
-#: about no one module
+#: tests about no single module
 CROSS_CUTTING = {
     "test_distribution.py",
     "test_help.py",
@@ -25,14 +25,20 @@ CROSS_CUTTING = {
 
 
 def package_of(directory: Path) -> Path:
-    """``reconfig`` and ``benchmarks`` lie beside ``stateflow``, whose packages are not named after it here."""
+    """Returns the package that a folder of tests is about.
+
+    ``reconfig`` and ``benchmarks`` lie beside ``stateflow``, whose own packages drop its name here.
+    """
     below = directory.relative_to(UNIT)
     return ROOT / below if below.parts[:1] in (("reconfig",), ("benchmarks",)) else ROOT / "stateflow" / below
 
 
 @pytest.mark.parametrize("file", sorted(UNIT.rglob("test_*.py")), ids=lambda file: str(file.relative_to(UNIT)))
 def test_a_test_is_named_after_its_module(file: Path) -> None:
-    """``test_operator.py`` and ``test_operator_batch.py`` are both about ``operator.py``."""
+    """A test file is named after its module.
+
+    ``test_operator.py`` and ``test_operator_batch.py`` are both about ``operator.py``.
+    """
     assert (file.parent / "__init__.py").exists(), "tests in two directories may have one name"
     package = package_of(file.parent)
     assert (package / "__init__.py").exists(), f"there is no package {package.relative_to(ROOT)}"

@@ -1,4 +1,4 @@
-"""Secrets in URLs are taken out, wherever in a text they are."""
+"""Masking of secrets in URLs, anywhere in a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller may ask of a move, wherever it is asked."""
+"""Arguments of a move: the same ones are valid wherever a move is asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the rest takes, and how sure that is."""
+"""Estimates of the time left, and their intervals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_before_anything_has_ended_nothing_is_said() -> None:
 
 @pytest.mark.parametrize(("total", "finished"), [(20, 5), (100, 50), (6, 2), (1000, 10)])
 def test_the_interval_holds_what_it_promises(total: int, finished: int) -> None:
-    """Of 4,000 batches whose parts end at random, 95 % end within it."""
+    """The interval contains the end of 95 % of 4,000 batches whose parts end at random."""
     random, within = Random(7), 0
     for _ in range(4000):
         ends = [0.0]

@@ -1,4 +1,4 @@
-"""What README and docs/ name is there: commands with their options and arguments, files, tests and settings."""
+"""Names in README and docs/ exist: commands with their options and arguments, files, tests and settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stateflow.settings.variables import known_variables
 from tests.pages import PAGES, ROOT, blocks
 
 PROGRAM = typer.main.get_command(app)
-#: what a line has that says how a command is written, and is not one
+#: marks of a line that shows how a command is written, and is no command itself
 NOTATION = re.compile(r"[\[\]|…]")
 
 
@@ -46,12 +46,12 @@ def test_diagrams_are_of_kinds_that_are_drawn() -> None:
 
 
 def test_every_block_says_what_it_is() -> None:
-    """What says nothing is looked at by no test. Diagrams: test_transitions.py."""
+    """Every block names its kind, as tests look at known kinds only. Diagrams: test_transitions.py."""
     kinds = ("python", "yaml", "toml", "sh", "text", "mermaid", "theirs")
     assert [str(block) for block in blocks() if block.kind not in kinds] == []
     theirs = {block.page.parent for block in blocks() if block.kind == "theirs"}
     assert theirs == {ROOT / "docs" / "porting"}, "what is ours is run"
-    for page in PAGES:  # one whose first line is written otherwise would be of no kind, and pass unseen
+    for page in PAGES:  # a fence whose first line is written differently would have no kind and go unchecked
         assert page.read_text().count("\n```") == 2 * len(blocks(page)), page
     commanding = re.compile(r"^(stateflow|make|pip|python|apt-get) ", re.MULTILINE)
     assert [str(block) for block in blocks() if block.kind == "text" and commanding.search(block.text)] == []
@@ -59,7 +59,7 @@ def test_every_block_says_what_it_is() -> None:
 
 @pytest.fixture(autouse=True)
 def _with_the_file_that_pages_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """`--config` reads it, and tells those that are started from here of it."""
+    """Writes the file that `--config` reads, and restores the variable that `--config` sets for child processes."""
     monkeypatch.setenv(settings.CONFIG, "")
     monkeypatch.chdir(tmp_path)
     shown = next(block for block in blocks(ROOT / "docs" / "settings.md") if block.kind == "toml")
@@ -79,7 +79,8 @@ def test_commands(where: str, command: str) -> None:
             found, rest = leaf(words)
             asks = pytest.raises(typer.Exit) if "--print-config" in rest else contextlib.nullcontext()
             with cast("Any", asks):
-                found.make_context("command", rest)  # fails for whatever is not one of its options and arguments
+                # raises for anything that is not one of the command's options or arguments
+                found.make_context("command", rest)
         case ["make", target]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
         case ["python", "-m", "benchmarks", name, *rest]:
@@ -90,7 +91,7 @@ def test_commands(where: str, command: str) -> None:
         case ["jupyter", "lab", file] | ["python", file, *_]:
             assert any(file in example.files for example in EXAMPLES)
         case ["pytest"] | ["cd", _]:
-            pass  # in what `stateflow init` has written: tests/integration/test_first_project.py
+            pass  # run in a project that `stateflow init` wrote: tests/integration/test_first_project.py
         case other:
             pytest.fail(f"no test knows what {other[0]!r} is")
 
@@ -101,15 +102,18 @@ def leaf(words: Sequence[str]) -> tuple[Any, list[str]]:
     while isinstance(found, TyperGroup):
         assert rest, "a command lacks"
         if found.invoke_without_command and rest[0].startswith("-") and found is not PROGRAM:
-            return found, rest  # it is a command itself, with options
+            return found, rest  # a group that is also a command, with options
         assert rest[0] in found.commands, f"there is no command {rest[0]!r}"
         found = found.commands[rest.pop(0)]
     return found, rest
 
 
 def forms(command: str) -> Iterator[list[str]]:
-    """``a x | y Z`` is ``a x`` and ``a y Z``, ``a x|y Z`` is ``a x Z`` and ``a y Z``; brackets are for what can be left
-    out."""
+    """Yields each command that a line stands for.
+
+    ``a x | y Z`` stands for ``a x`` and ``a y Z``; ``a x|y Z`` for ``a x Z`` and ``a y Z``; brackets mark what can be
+    left out.
+    """
     first, *others = (part.split() for part in re.sub(r"[\[\]…]", "", command).split(" | "))
     at, group = 1, cast("Any", PROGRAM)
     while isinstance(group, TyperGroup) and isinstance(group.commands.get(first[at]), TyperGroup):
@@ -153,7 +157,7 @@ def test_what_is_wrong_is_found(command: str, said: str) -> None:
         test_commands("", command)
 
 
-#: a folder, which may be left out below ``tests``, and a file in it
+#: a folder, where ``tests`` may be left out, and a file in it
 NAMED = re.compile(
     r"`((?:tests/)?(?:stateflow|reconfig|benchmarks|docs|unit|integration|contract|property)/[\w/.]+\.\w+)"
 )
@@ -177,7 +181,7 @@ UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "s": 1, "ms": 1e
 
 
 def limits() -> list[tuple[str, str, str]]:
-    """(what, most, who says it) of docs/limits.md."""
+    """Returns (what, limit, documenting file) for each row of docs/limits.md."""
     rows = re.findall(
         r"^\| ([^|]+) \| ([^|]+) \| `([^`]+)` \|", (ROOT / "docs" / "limits.md").read_text(), re.MULTILINE
     )

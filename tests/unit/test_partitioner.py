@@ -1,4 +1,4 @@
-"""partition_of must agree with Spark to the bit, or a key's state is looked for where it is not."""
+"""partition_of agrees with Spark to the bit; otherwise a key's state would be sought in the wrong partition."""
 
 from __future__ import annotations
 

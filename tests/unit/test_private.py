@@ -1,4 +1,4 @@
-"""What only its owner may read, and URLs that come from files."""
+"""Files that only their owner may read, and URLs that are read from files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users are given is plain frozen data: no message of a wire format, whose fields and names may change."""
+"""Values given to users are plain frozen data, never messages of a wire format, whose fields and names may change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stateflow.rpc.reports import statistics_of
 from stateflow.testing import LocalCluster
 
 SURFACES = [client.Cluster, client.Migration, client.StreamClient, LocalCluster]
-#: of controllers and clients among themselves
+#: exchanged between controllers and clients only
 BETWEEN = {reports.ClusterReport, reports.Deployment, reports.Taken}
 REPORTS = [
     each

@@ -1,4 +1,4 @@
-"""Which releases speak with each other."""
+"""Compatibility of releases: which ones talk to each other."""
 
 from __future__ import annotations
 

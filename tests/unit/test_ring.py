@@ -61,7 +61,7 @@ def test_few_partitions_move_when_a_replica_joins_or_leaves(seed: int) -> None:
     four = propose("Op", PARTITIONS, _replicas(*names[:4]))
     five = propose("Op", PARTITIONS, _replicas(*names))
     moved = {p for p in PARTITIONS if four[p] != five[p]}
-    # the minimum is a fifth; bounded loads push a few more along, four fifths would move without consistency
+    # the minimum is a fifth; bounded loads push a few more along; without consistent hashing four fifths would move
     assert len(PARTITIONS) // 5 <= len(moved) < len(PARTITIONS) * 0.45
     to_newcomer = sum(five[p] == names[4] for p in moved)
     assert to_newcomer >= len(moved) / 2
@@ -90,7 +90,7 @@ def test_it_is_the_ketama_ring_of_uhashring(partitions: int, count: int) -> None
 
 @pytest.mark.timeout(20)
 def test_a_replica_of_little_weight_is_on_the_ring_too() -> None:
-    """What was left for it was looked for without end."""
+    """A replica of little weight owns few partitions: placing its points used to loop without end."""
     counts = Counter(propose("Op", range(3000), _replicas("a", "b", a=1000)).values())
     assert counts["a"] + counts["b"] == 3000
     assert counts["b"] in (1, 2, 3)
@@ -122,7 +122,7 @@ def test_rebalance_gives_everybody_its_share_with_the_fewest_moves(
 
 
 def _fewest(counts: Counter[str], weights: dict[str, int], partitions: int) -> int:
-    """By trying every way of rounding."""
+    """Returns the fewest moves, by trying every way of rounding."""
     total = sum(weights.values())
     shares = [
         (name, partitions * weight // total, bool(partitions * weight % total)) for name, weight in weights.items()
@@ -167,7 +167,10 @@ def test_what_a_replica_that_leaves_had_goes_on_along_the_ring() -> None:
 
 
 def test_a_replica_that_joins_is_given_what_the_ring_has_there() -> None:
-    """As far as it costs no extra move: each of the others gives as many as it has too many."""
+    """A joining replica is given the partitions that the ring puts there, as far as that costs no extra move.
+
+    Each of the other replicas gives exactly what it has too many.
+    """
     owners = {PartitionId("Op", n): name for n, name in propose("Op", range(512), _replicas(*"abcd")).items()}
     moves = rebalance(owners, _replicas(*"abcde"))
     assert len(moves) == 102
@@ -215,7 +218,7 @@ def workers(node: str, count: int, weight: int = 1) -> list[ReplicaInfo]:
 
 
 def test_how_a_node_spreads_over_its_workers_is_its_own_business() -> None:
-    """A rebalance does not undo what was handed on because of load."""
+    """A rebalance does not undo what the workers of a node handed to each other because of load."""
     among = [*workers("a", 2), *workers("b", 2)]
     owners = {PartitionId("Op", n): ["a", "a~1", "a~1", "a~1", "b", "b", "b", "b"][n] for n in range(8)}
     assert rebalance(owners, among) == {}

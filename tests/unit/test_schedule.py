@@ -1,4 +1,4 @@
-"""When jobs are due."""
+"""Schedules: when jobs are due."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_every_counts_from_the_end_of_the_run_before() -> None:
 def test_a_cron_line_in_a_zone_follows_its_clocks() -> None:
     evening = Schedule.parse("cron 0 18 * * * Europe/Berlin")
     made = us("2026-10-24T00:00:00+00:00")
-    first, second = us("2026-10-24T16:00:00+00:00"), us("2026-10-25T17:00:00+00:00")  # clocks go back between them
+    first, second = us("2026-10-24T16:00:00+00:00"), us("2026-10-25T17:00:00+00:00")  # clocks go back between the two
     assert evening.due(first - 1, made, None, None) is None
     assert evening.due(first, made, None, None) == first
     assert evening.due(first + 1, made, first, first + 1) is None

@@ -1,4 +1,4 @@
-"""The documentation as a site: what is generated for it, and its links. `make check` builds all of it."""
+"""The documentation site: its generated pages and its links. `make check` builds all of it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_public_name_is_on_a_page() -> None:
     short = {name.rpartition(".")[2] for name in shown}
     modules = (state, testing, spark, client, ledger)
     assert [f"{each.__name__}.{name}" for each in modules for name in each.__all__ if name not in short] == []
-    of_their_own = {"state", "StateflowError"}  # a module, and the page of errors
+    of_their_own = {"state", "StateflowError"}  # a module, and the errors' own page
     assert set(stateflow.__all__) - short == of_their_own
 
 

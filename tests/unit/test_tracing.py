@@ -1,4 +1,4 @@
-"""There are no spans unless they are wanted; then they are below each other as their work is, also across processes."""
+"""Spans exist only where they are wanted, and nest as their work does, across processes too."""
 
 from __future__ import annotations
 

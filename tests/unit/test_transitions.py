@@ -1,4 +1,4 @@
-"""Transition tables say something of every event in every phase, and the page of them is theirs."""
+"""Transition tables cover every event in every phase, and their page in the docs is generated from them."""
 
 from __future__ import annotations
 

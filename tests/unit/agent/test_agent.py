@@ -1,4 +1,4 @@
-"""Whom an agent obeys: one controller at a time, by the term of its hold on the ledger."""
+"""Agents obey one controller at a time: the one with the newest term of the ledger's hold."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_logs_are_for_the_controller_that_is_obeyed(tmp_path: Path) -> None:
 
 
 class Quiet:
-    """A process that says nothing, and ends when it is told to."""
+    """A process without output that ends when it is told to."""
 
     def __init__(self, pid: int) -> None:
         self.pid, self.stdin, self.stdout = pid, None, io.StringIO()
@@ -112,7 +112,7 @@ class Quiet:
 
 
 class Recording:
-    """A launcher without processes."""
+    """A launcher that starts no processes."""
 
     def __init__(self) -> None:
         self.started: dict[str, Quiet] = {}
@@ -151,7 +151,7 @@ async def until(condition: Callable[[], bool], task: asyncio.Task[None] | None =
 def test_a_replica_that_dies_while_another_is_looked_at_costs_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both were marked at once; the second is to end, and has when its turn comes."""
+    """A replica ends while the agent looks at another one: the agent does not try to end it again, and goes on."""
     a, b, c = Spawned("a", "a"), Spawned("b", "b"), Spawned("c", "c")
 
     async def run() -> None:
@@ -165,7 +165,7 @@ def test_a_replica_that_dies_while_another_is_looked_at_costs_nobody_else(
         loop = asyncio.get_running_loop()
 
         def dies(directory: Path) -> bool:
-            """In a thread, while ``a`` is looked at: ``b`` ends, and that is heard."""
+            """Ends ``b`` in the thread that looks at ``a``, and waits until the agent has noticed."""
             launcher.started["b"].end()
             asyncio.run_coroutine_threadsafe(until(lambda: "b" not in agent._processes), loop).result()
             return False

@@ -1,4 +1,4 @@
-"""An agent's machine: whatever is wanted and whatever happens, it comes to have what it is to have."""
+"""An agent's state machine: after any commands and events it comes to run what it is to run."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_what_is_not_wanted_any_more_is_ended_and_not_spoken_of() -> None:
 
 
 class Life(RuleBasedStateMachine):
-    """Commands, deaths and time in any order; then, left alone, it has what is wanted."""
+    """Commands, deaths and time pass in any order; then, left alone, the agent runs what is wanted."""
 
     def __init__(self) -> None:
         super().__init__()

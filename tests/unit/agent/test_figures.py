@@ -1,4 +1,4 @@
-"""What an agent says of itself and of its replicas."""
+"""Metrics of an agent and of its replicas."""
 
 from __future__ import annotations
 

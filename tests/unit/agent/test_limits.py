@@ -1,4 +1,4 @@
-"""How a replica is kept to its memory: by control groups, in a directory that stands for them, or by limits."""
+"""Memory limits of replicas: by control groups, which a directory stands for here, or by resource limits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def test_limits_of_processes_where_it_cannot(controllers: str | None, tmp_path: 
 def test_a_group_with_other_processes_in_it_is_left_as_it_was(tmp_path: Path) -> None:
     root = group(tmp_path, "memory")
     (root / "cgroup.subtree_control").unlink()
-    (root / "cgroup.subtree_control").mkdir()  # it cannot be written, as where a process is in the group
+    # a directory cannot be written, as the file cannot while a process is in the group
+    (root / "cgroup.subtree_control").mkdir()
     assert isinstance(limits(root), Rlimits)
     assert (root / "cgroup.procs").read_text() == str(os.getpid()), "back where it was"
 

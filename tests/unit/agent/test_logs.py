@@ -1,4 +1,4 @@
-"""Logs that begin anew when they are large, read while that happens."""
+"""Logs that are rotated by size, read while that happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent keeps over a restart."""
+"""The agent's state that survives a restart."""
 
 from __future__ import annotations
 

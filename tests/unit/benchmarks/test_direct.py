@@ -1,4 +1,4 @@
-"""A rival that is not installed is told apart from one that failed."""
+"""A rival that is not installed is distinguished from one that failed."""
 
 from __future__ import annotations
 

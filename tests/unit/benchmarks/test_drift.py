@@ -1,4 +1,4 @@
-"""A slope is found through outliers, and what stands still has none."""
+"""Drift: a slope is found despite outliers, and a constant series has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generator is honest: what stalls shows as latency, what is lost or given twice is found."""
+"""The load generator is honest: a stall shows as latency, and lost or repeated outputs are found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTERVAL_S, STALL_S = 0.01, 0.3
 
 
 class Counting:
-    """A stream that counts and sums as the operator does. ``fault``: what it does to a batch's outputs."""
+    """A stream that counts and sums as the operator does. ``fault`` changes a batch's outputs."""
 
     position = -1
 
@@ -56,7 +56,7 @@ def test_a_generator_stalled_on_purpose_shows_as_latency() -> None:
 
     took = load(Counting(), stalling).sources[0].latencies.took_s
     assert took[29] >= STALL_S
-    # those that were due meanwhile were late, too: they are sent, and wait for what was left of the stall
+    # batches that were due during the stall are sent late, and their latency includes the rest of the stall
     behind = [seconds for seconds in took[30:] if seconds > STALL_S / 10]
     assert len(behind) >= 0.5 * STALL_S / INTERVAL_S
     assert sorted(behind, reverse=True)[0] > 0.8 * STALL_S
@@ -77,7 +77,7 @@ def test_a_process_that_is_held_up_says_so() -> None:
     with StallWatch() as watch:
         time.sleep(0.05)
         began = time.monotonic()
-        total = sum(range(20_000_000))  # one call into C, which keeps the interpreter to itself
+        total = sum(range(20_000_000))  # one call into C, which does not release the interpreter
         held = time.monotonic() - began
     found = watch.found()
     assert total > 0
@@ -114,7 +114,7 @@ def test_a_batch_applied_twice_is_found_in_the_outputs_and_in_the_state() -> Non
 def test_latencies_are_read_while_one_is_being_added() -> None:
     latencies = Latencies()
     latencies.add(10.0, 0.5)
-    latencies.at_s.append(10.1)  # how long it took comes a moment later, from another thread
+    latencies.at_s.append(10.1)  # another thread adds the duration a moment later
     assert latencies.between(10.0, 11.0).tolist() == [500.0]
     assert [window["count"] for window in latencies.timeline(10.0)] == [1]
 

@@ -1,4 +1,4 @@
-"""The stream has the public proportions and depends on the seed alone; the operators agree with the reference."""
+"""The Nexmark stream has the public proportions and depends on the seed alone; operators agree with the reference."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def test_hot_items_and_references() -> None:
     bids: Counter[int] = Counter()
     bidders: Counter[int] = Counter()
     sellers: Counter[int] = Counter()
-    for event in stream:  # nobody sells or bids before he is known, nothing is bid for before it is offered
+    # no person sells or bids before being introduced, and no auction is bid for before it is offered
+    for event in stream:
         if isinstance(event, Person):
             persons.add(event.id)
         elif isinstance(event, Auction):
@@ -86,7 +87,7 @@ class Filled:
 
 @pytest.mark.parametrize("query", ["Q3", "Q4", "Q5", "Q8"])
 def test_each_query_agrees_with_the_reference(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pipeline, "_state_equal", lambda *_: True)  # read from a real cluster only
+    monkeypatch.setattr(Pipeline, "_state_equal", lambda *_: True)  # only a real cluster's state can be read
     pipeline = Pipeline(Harnesses(Pipeline.STEPS[query]), query)  # type: ignore[arg-type]
     stream = list(events(COUNT, 5))
     found, correct = pipeline.run(stream, move=False)

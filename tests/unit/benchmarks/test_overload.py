@@ -1,4 +1,4 @@
-"""A hostile client that was not at it to the end is told from one that was."""
+"""A hostile client that gave up early is distinguished from one that lasted to the end."""
 
 from __future__ import annotations
 

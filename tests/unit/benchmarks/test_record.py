@@ -1,4 +1,4 @@
-"""What a benchmark says of itself: verdicts are computed, unknown is not good, and a failure is never silent."""
+"""Records of benchmarks: verdicts are computed, unknown is not good, and a failure is never silent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_met_is_computed_from_value_and_bound(value: float | None, bound: Any, m
 def test_met_cannot_be_set() -> None:
     with pytest.raises(TypeError):
         Target("x", 1.0, 4.0, met=True)  # type: ignore[call-arg]
-    with pytest.raises((AttributeError, TypeError)):  # which of the two is up to Python's dataclasses
+    with pytest.raises((AttributeError, TypeError)):  # which of the two depends on the version of Python's dataclasses
         Target("x", 1.0, 4.0).met = True  # type: ignore[misc]
 
 
@@ -135,7 +135,7 @@ def test_versions_and_commit() -> None:
 
 
 def status_of(arguments: list[str]) -> int:
-    """The exit status, whether returned or raised by argparse."""
+    """Returns the exit status, whether the command returns it or argparse raises it."""
     try:
         return command.main(arguments)
     except SystemExit as ended:

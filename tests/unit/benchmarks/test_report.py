@@ -1,4 +1,4 @@
-"""Every record is rendered, verdicts are those of the record, and noise is called noise."""
+"""Reports of benchmarks: every record is rendered, verdicts are the record's own, and noise is marked as noise."""
 
 from __future__ import annotations
 

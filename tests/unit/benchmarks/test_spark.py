@@ -1,4 +1,4 @@
-"""What T1's record says of its contestants."""
+"""The record of benchmark T1: its statements about its contestants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite's own promises."""
+"""Promises of the benchmark suite itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import suite
 
-#: stands for an experiment: it lasts, and tidies up when it is told to end
+#: stands for an experiment that runs long, and tidies up when it is told to end
 TIDY = """#!{python}
 import sys, time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Vehicles depend on the seed alone, a region is a partition, and the operator agrees with a computation beside it."""
+"""Vehicles depend on the seed alone, a region is a partition, and the operator agrees with a separate computation."""
 
 from __future__ import annotations
 

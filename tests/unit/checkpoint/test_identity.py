@@ -1,4 +1,4 @@
-"""A store is known by its marker: one that is not mounted is not taken for a new one, nor another for the same."""
+"""Identity of stores by their marker: an unmounted store is not taken for a new one, nor another for the same."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ P = PartitionId("Op", 0)
 
 
 class Replica:
-    """One data directory over several starts."""
+    """A replica's data directory over several starts."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
 
     def checkpoint(self, url: str) -> int:
-        """As a replica does that is started with this store. The checkpoint's epoch."""
+        """Takes a checkpoint as a replica started with this store does, and returns the checkpoint's epoch."""
         node = ReplicaNode(ReplicaInfo("a", "site", "a:1"), self.data_dir, ReplicaSettings())
         try:
             store = CheckpointStore(url)
@@ -153,7 +153,10 @@ def test_where_no_store_can_be(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a collection would take all that its manifests name for garbage."""
+    """A folder that cannot be read is an error.
+
+    If it counted as empty, a collection would delete all that its manifests name.
+    """
     store = CheckpointStore(str(tmp_path / "mnt"))
     directory = small(tmp_path, a="a")
     store.save(manifest_of(directory), directory)

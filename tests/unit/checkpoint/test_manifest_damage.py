@@ -1,4 +1,4 @@
-"""Manifests and blobs that are damaged, wrongly typed or made to hurt: one line each, and the rest goes on."""
+"""Damaged, wrongly typed and malicious manifests and blobs: each gives one line of error, and the rest goes on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.unit.operators import Count
 
 
 def sealed(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
-    """A manifest whose checksum is right."""
+    """Applies a change to a manifest and gives it a valid checksum."""
 
     def made(data: bytes) -> bytes:
         values = json.loads(json.loads(data)["body"])
@@ -120,7 +120,7 @@ def said(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.stdout + ("" if "--json" in arguments else result.stderr)
 
 
-#: what the gate looks at: others with each commit
+#: damages that the gate tests, chosen anew with each commit's seed
 IN_TURN = Random(SEED).sample(sorted(DAMAGES), 12)
 
 
@@ -211,7 +211,7 @@ def test_reading_never_leaves_out_a_partition_silently(tmp_path: Path) -> None:
 
 
 def test_a_partition_whose_newest_checkpoint_cannot_be_read_is_left_out(tmp_path: Path) -> None:
-    """Its state of an hour ago beside that of now is of no time at all."""
+    """A partition is left out rather than read from an older checkpoint: the result would mix states of two moments."""
     store, node = counted(tmp_path, 3)
     rows = pa.RecordBatch.from_pylist([{"k": "a", "v": 1}])
     apply_to(
@@ -233,7 +233,7 @@ def test_a_partition_whose_newest_checkpoint_cannot_be_read_is_left_out(tmp_path
 
 
 def test_what_inflates_is_not_inflated(tmp_path: Path) -> None:
-    """Some kilobytes that would become 400 MB: no more than what was declared is written."""
+    """Some kilobytes that decompress to 400 MB: no more than the declared size is written."""
     store = CheckpointStore(str(tmp_path / "store"), codec=Codec("zstd"))
     directory = small(tmp_path, a="small")
     manifest = store.save(manifest_of(directory), directory).manifest
@@ -267,7 +267,7 @@ def test_a_sound_manifest_is_read(store: CheckpointStore) -> None:
 
 
 class Mending(LocalBackend):
-    """What was damaged is written anew right after it was read the ``at``-th time."""
+    """A backend that replaces the damaged blob by a sound one right after the ``at``-th read of it."""
 
     def __init__(self, root: Path, blob: str, content: bytes, at: int) -> None:
         super().__init__(root)

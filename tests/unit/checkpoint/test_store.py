@@ -1,4 +1,4 @@
-"""The checkpoint store: content-addressed, newest by name, torn and damaged things found."""
+"""The checkpoint store: content-addressed, newest by name, and torn or damaged objects are found."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_unchanged_files_are_not_uploaded_again(checkpoints: CheckpointStore, db
     assert 0 < second.bytes_new < second.bytes_total / 5
     assert second.bytes_total > first.bytes_total * 0.9
     assert {digest: blobs(checkpoints)[digest].stat().st_mtime_ns for digest in sst} == times
-    for manifest in checkpoints.newest(P):  # both can be restored
+    for manifest in checkpoints.newest(P):  # both checkpoints can be restored
         checkpoints.restore(manifest, tmp_path / f"restored-{manifest.sequence}")
 
 
@@ -137,7 +137,7 @@ def test_a_torn_manifest_is_passed_over(checkpoints: CheckpointStore, tmp_path: 
 
 
 def test_a_format_of_a_newer_program_is_refused(checkpoints: CheckpointStore, tmp_path: Path) -> None:
-    """To fall back past it would lose what it has."""
+    """A newer format is refused: falling back to an older checkpoint would lose what the newer one has."""
     saved(checkpoints, small(tmp_path, f="1"), 1, 1)
     saved(checkpoints, small(tmp_path, f="2"), 1, 2)
     path = manifest_path(checkpoints)
@@ -194,12 +194,15 @@ def test_a_missing_blob_is_found(checkpoints: CheckpointStore, tmp_path: Path) -
 
 @pytest.mark.parametrize("key", [None, bytes(32)], ids=["compressed", "encrypted"])
 def test_a_torn_encoded_blob_is_not_taken_for_there(tmp_path: Path, key: bytes | None) -> None:
-    """On a store whose put is not atomic. Its plain size tells nothing: any size counted as there, for ever."""
+    """A torn encoded blob is uploaded again, on a store whose put is not atomic.
+
+    The plain size tells nothing about an encoded blob, so any size used to count as complete, for ever.
+    """
     torn = Torn(LocalBackend(tmp_path / "store"), 0, tmp_path)
     store = CheckpointStore("test", backend=torn, codec=Codec("zstd", key))
     saved(store, small(tmp_path, a="a" * 999), sequence=1)
     directory = small(tmp_path, a="a" * 999, b="b" * 999)
-    torn.left = 2  # its hold, then the blob
+    torn.left = 2  # writes of the save: its hold, then the blob
     with pytest.raises(Unavailable):
         saved(store, directory, sequence=2)
     whole = {file.blob for file in next(store.newest(P)).files}
@@ -214,7 +217,10 @@ def test_a_torn_encoded_blob_is_not_taken_for_there(tmp_path: Path, key: bytes |
 
 
 def test_two_files_of_one_content_are_one_blob_beside_a_torn_mark(checkpoints: CheckpointStore, tmp_path: Path) -> None:
-    """The second one was given another name of its own, under which nothing was uploaded."""
+    """Two files of one content share one blob.
+
+    The second file used to be given another name, under which nothing was uploaded.
+    """
     saved(checkpoints, small(tmp_path, a="x"), sequence=1)
     checkpoints.objects.create("condemned/torn.json", b'["torn')
     directory = small(tmp_path, a="same", b="same")
@@ -223,7 +229,10 @@ def test_two_files_of_one_content_are_one_blob_beside_a_torn_mark(checkpoints: C
 
 
 def test_a_blob_that_is_uploaded_again_is_never_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process may be killed at any time, and another's checkpoint name it: it was unlinked, and linked anew."""
+    """A second upload of a blob replaces it atomically.
+
+    It used to be unlinked and linked anew: a process killed in between left other checkpoints without their blob.
+    """
     backend, path = LocalBackend(tmp_path / "store"), tmp_path / "blob"
     path.write_text("torn")
     backend.upload("blobs/ab/abcd", path, lambda _: None)
@@ -282,7 +291,8 @@ def test_every_flipped_byte_of_a_manifest_is_noticed(manifest: Manifest, data: s
     at = data.draw(st.integers(0, len(encoded) - 1))
     encoded[at] ^= 1 << data.draw(st.integers(0, 7))
     try:
-        assert Manifest.decode(bytes(encoded), "x") == manifest  # a flip that JSON does not see, as of a \u escape
+        # the flip changed nothing that JSON decodes, as in a \u escape
+        assert Manifest.decode(bytes(encoded), "x") == manifest
     except CheckpointCorrupt:
         pass
 
@@ -402,7 +412,10 @@ def test_keys_that_are_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 
 class _Dribbling(LocalBackend):
-    """Sends a file in pieces, with pauses in between; ``stops``: after so many of them for ever."""
+    """A backend that sends a file in pieces, with pauses between them.
+
+    ``stops``: pieces after which it waits for good.
+    """
 
     piece_bytes = 0
 

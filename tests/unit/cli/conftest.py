@@ -1,4 +1,4 @@
-"""The program's commands are made once for all tests: to make them takes longer than to run most of them."""
+"""Makes the program's commands once for all tests, as that takes longer than most of the tests."""
 
 from __future__ import annotations
 

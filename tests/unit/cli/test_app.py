@@ -1,4 +1,4 @@
-"""The command line: what it reads, and how it says no: one line, on stderr, with status 1, never a traceback."""
+"""The command line: what it reads, and its errors: one line on stderr with status 1, never a traceback."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stateflow.errors import InvalidArgument, Unavailable
 from stateflow.moves import MoveOptions
 from stateflow.types import ranges
 
-#: a port nobody listens on: connecting is refused at once
+#: a port without a listener, so that connections are refused at once
 NOBODY = "127.0.0.1:1"
 INVALID = "invalid_argument"
 
@@ -202,7 +202,7 @@ def test_a_nested_pipeline_file_is_one_line(tmp_path: Path, monkeypatch: pytest.
         (["replica", "--site", "a site", "--data-dir", "x", "--controller", NOBODY], INVALID),
         *(
             (["replica", "--site", "edge", "--name", name, "--data-dir", "x", "--controller", NOBODY], INVALID)
-            for name in ("../up", "edge~1", "edge~x")  # also those that workers of a node have
+            for name in ("../up", "edge~1", "edge~x")  # including names reserved for the workers of a node
         ),
         pytest.param(
             ["migrate", "Op", "3", "--to", "edge", "--controller", NOBODY], "unavailable", marks=pytest.mark.thorough
@@ -237,7 +237,10 @@ def test_help_names_every_command() -> None:
 
 @functools.cache
 def whole() -> Any:
-    """The command of the program, with all others below it: to make it takes as long as to run most of them."""
+    """Returns the program's command with all its subcommands.
+
+    It is made once, as that takes as long as most of the tests.
+    """
     return typer.main.get_command(app)
 
 
@@ -254,7 +257,7 @@ def every_command() -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("path", every_command(), ids=" ".join)
 def test_help_of_every_command(path: tuple[str, ...]) -> None:
-    """``-h`` is ``--help``, and a flag has no type: it takes none."""
+    """``-h`` is ``--help``, and flags show no type, as they take no value."""
     context = typer.Context(whole(), **whole().context_settings)
     for name in path:
         command = context.command.commands[name]  # type: ignore[attr-defined]
@@ -269,7 +272,7 @@ def test_help_of_every_command(path: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("called", EXAMPLES)
 def test_examples_are_commands(called: str) -> None:
-    """Each is what its command would take."""
+    """Every example parses as its command."""
     assert tuple(called.split()) in every_command()
     for example in EXAMPLES[called]:
         words = shlex.split(example)
@@ -311,7 +314,7 @@ def raising(error: BaseException) -> Callable[..., None]:
 
 
 def test_markup_in_an_error_is_text(capsys: pytest.CaptureFixture[str]) -> None:
-    """rich reads [words in brackets] as style; a path or a list must come out as it is, and unwrapped."""
+    """Words in brackets are shown unchanged and unwrapped, though rich reads them as style."""
     what = "odd [red] name [/] and [1, 2] " + "x" * 300
     with pytest.raises(typer.Exit) as ended:
         raising(Unavailable(what, remedy="see [bold]", where_it="[/nothing]"))()

@@ -1,4 +1,4 @@
-"""What a command line imports: its own command, and the help of the program none."""
+"""Imports of a command line: only those of its own command, and the program's help imports no command."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def test_a_shell_that_completes_has_the_whole_program(monkeypatch: pytest.Monkey
 
 
 def test_help_imports_nothing_that_takes_long() -> None:
-    """A second and a half before: gRPC, Arrow, numpy, RocksDB and what uses them."""
+    """Help imports no heavy module.
+
+    It used to take a second and a half longer: gRPC, Arrow, numpy, RocksDB and what uses them.
+    """
     code = "import sys\nfrom stateflow.cli.app import app_for\napp_for(['--help'])\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     heavy = {"grpc", "pyarrow", "numpy", "rocksdict", "sqlalchemy", "pandas", "pyspark", "fsspec", "cryptography"}

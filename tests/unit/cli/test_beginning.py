@@ -1,4 +1,4 @@
-"""What ``stateflow init`` and ``stateflow examples`` say and write."""
+"""``stateflow init`` and ``stateflow examples``: what they print and write."""
 
 from __future__ import annotations
 

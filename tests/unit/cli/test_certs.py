@@ -1,4 +1,4 @@
-"""``stateflow certs``: what it writes, says and refuses."""
+"""``stateflow certs``: what it writes, prints and refuses."""
 
 from __future__ import annotations
 

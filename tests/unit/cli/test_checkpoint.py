@@ -1,4 +1,4 @@
-"""What `stateflow checkpoint` says of several operators."""
+"""Output of `stateflow checkpoint` for several operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Tab key offers, as shells ask for it."""
+"""Completions by the Tab key, requested as shells do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 class Known:
-    """A cluster, as far as it is asked."""
+    """A cluster with fixed answers to what completion asks."""
 
     def status(self) -> Any:
         at = [SimpleNamespace(name=name, site=name.partition("-")[0]) for name in ("cloud-0", "edge-0", "edge-1")]
@@ -53,7 +53,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def offered(line: str, shell: str = "bash") -> list[str]:
-    """For the last word of a line."""
+    """Returns the completions of a line's last word."""
     words = line.split(" ")
     asked = {
         "_STATEFLOW_COMPLETE": f"complete_{shell}",
@@ -122,7 +122,7 @@ def test_nothing_is_said_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
-    """Addresses of controllers that were asked."""
+    """Yields the addresses of the controllers that completion asked."""
     found: list[str] = []
 
     def cluster(address: str, connect_s: float) -> Known:
@@ -214,7 +214,8 @@ def test_it_is_installed_for_every_shell(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
-    monkeypatch.setattr(typer.testing, "_get_command", typer.main.get_command)  # it is made otherwise then
+    # bypasses the cached command: typer makes a different one here
+    monkeypatch.setattr(typer.testing, "_get_command", typer.main.get_command)
     done = CliRunner().invoke(app, ["--install-completion", shell], prog_name="stateflow")
     assert done.exit_code == 0, done.output
     written = [path for path in tmp_path.rglob("*") if path.is_file()]

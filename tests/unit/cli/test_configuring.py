@@ -1,4 +1,4 @@
-"""Flags, variables and keys of commands: which holds, and that they are of one field."""
+"""Flags, variables and keys of commands: which one wins, and that all three set the same field."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOBODY = "127.0.0.1:1"
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """What a command sets for those that it starts."""
+    """Restores the variables that a command sets for its child processes."""
     for name in (CONFIG, STRICT, "STATEFLOW_INSECURE", "STATEFLOW_CONTROLLER"):
         monkeypatch.setenv(name, "")
     monkeypatch.chdir(tmp_path)
@@ -62,14 +62,14 @@ def test_every_flag_of_a_model_is_an_option_with_the_same_default(path: str) -> 
         for name, info in kind.model_fields.items():
             flag = kind.flag(name)
             if flag is None or (flag not in options and kind.section != path):
-                continue  # of what others than this process have, too
+                continue  # a setting that other commands have too
             if (kind.section, name) == ("connection", "controller"):
-                assert info.default == ""  # it is looked for
+                assert info.default == ""  # the controller's address is looked up, so there is no default
                 continue
             option, default = options[flag], info.get_default(call_default_factory=True)
             unsaid = option.default in (None, "")
             assert (option.default == default) or (unsaid and default in ("", {}, 60.0)), flag
-            if path != "agent":  # which is a group
+            if path != "agent":  # ``agent`` is a group
                 assert option.envvar == kind.variable(name)
             limits = {key: getattr(each, key) for each in info.metadata for key in ("ge", "le") if hasattr(each, key)}
             if option.default is not None and option.min is not None:
@@ -142,7 +142,7 @@ def test_a_command_has_its_options_from_the_file(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(configuring, "running_in", lambda: "here:1")
     named = file_with('[connection]\ncontroller = "of-the-file:7070"\n')
     run("status", "--config", named)
-    run("--config", named, "status")  # for all that follows
+    run("--config", named, "status")  # before the command: holds for every subcommand
     run("status", CONFIG=named, STATEFLOW_CONFIG=named)
     run("status", "--config", named, STATEFLOW_CONTROLLER="of-the-environment:7070")
     run("status", "--config", named, "--controller", "of-the-flag:7070")

@@ -1,4 +1,4 @@
-"""What of the demonstration's options does not go together."""
+"""Options of the demonstration that exclude each other."""
 
 from __future__ import annotations
 

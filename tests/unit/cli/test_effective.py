@@ -1,4 +1,4 @@
-"""What ``--print-config`` writes says the same when it is read."""
+"""Output of ``--print-config``: read back, it gives the same settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stateflow.settings.base import SECTIONS
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(lambda text: masked(text) == text)
 KINDS: list[type[Settings]] = [kind for kinds in SECTIONS.values() for kind in kinds]
-#: there are these, or others, or none
+#: these variables, others, or none
 WHO = st.sampled_from(
     [{}, {"tls_ca": "ca", "tls_cert": "cert", "tls_key": "key"}, {"token_file": "token"}, {"token": SecretStr("abc")}]
 )
@@ -60,7 +60,7 @@ def models(draw: st.DrawFn, kind: type[Settings]) -> Settings:
 
 
 def open_(model: Settings) -> dict[str, Any]:
-    """Without secrets."""
+    """Returns the fields of a model except its secrets."""
     return {name: value for name, value in model if not isinstance(value, SecretStr)}
 
 

@@ -40,7 +40,7 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the width was when the console was made."""
+    """Widens the console, which took its width when it was made."""
     monkeypatch.setattr(console, "width", 200)
 
 
@@ -258,7 +258,10 @@ EVERY_COMMAND = [
 
 @pytest.mark.parametrize("arguments", EVERY_COMMAND, ids=" ".join)
 def test_a_database_that_is_something_elses_stays_as_it_is(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    """Commands made 11 tables in it, and had SQLite keep another kind of log for it."""
+    """Commands leave a foreign database unchanged.
+
+    They used to make 11 tables in it and to switch SQLite's journal mode.
+    """
     file = tmp_path / "other.db"
     with closing(sqlite3.connect(file)) as other:
         other.execute("CREATE TABLE theirs (n INTEGER)")

@@ -1,4 +1,4 @@
-"""Lines of a log that a collector reads."""
+"""Output of commands and log lines, as terminals and log collectors read it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from stateflow.cli.show import new_table
     [("ascii", r"Z\xfcrich \u2192 \udcff"), ("latin-1", r"Zürich \u2192 \udcff"), ("utf-8", "Zürich → " + r"\udcff")],
 )
 def test_what_a_terminal_cannot_show_is_escaped(encoding: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, `ledger show` ended in UnicodeEncodeError, in the middle of what it had to say."""
+    """Characters that a terminal cannot show are escaped.
+
+    `ledger show` used to end half-way in a UnicodeEncodeError.
+    """
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", stream)
 
@@ -42,7 +45,10 @@ def test_what_a_terminal_cannot_show_is_escaped(encoding: str, shown: str, monke
 
 
 def test_a_forked_process_has_a_pipe_in_place_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process of a cluster on one machine would start: where a file stands cannot be asked of a pipe."""
+    """A forked process may write to a pipe, which has no position.
+
+    Asking for its position used to keep every process of a local cluster from starting.
+    """
     reads, writes = os.pipe()
     with (tmp_path / "null").open("w", encoding="ascii") as file, os.fdopen(reads, encoding="ascii") as reader:
         os.dup2(writes, file.fileno())

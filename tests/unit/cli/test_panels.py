@@ -1,4 +1,4 @@
-"""`stateflow --help` is read on a terminal of 80 columns."""
+"""`stateflow --help` fits a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GROUPS = dict(groups(typer.main.get_command(app)))
 def test_each_command_takes_one_line(path: tuple[str, ...]) -> None:
     shown = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "80"}, prog_name="stateflow").output
     assert max(map(len, shown.splitlines())) <= 80
-    panels = shown[shown.index("╭─ ", shown.index("╰")) :]  # behind the options
+    panels = shown[shown.index("╭─ ", shown.index("╰")) :]  # the panels after the options
     lines = [line.strip("│ ").split(" ")[0] for line in panels.splitlines() if line.startswith("│")]
     assert sorted(lines) == sorted(GROUPS[path]), "a line that is longer needs one in BRIEFLY"
 

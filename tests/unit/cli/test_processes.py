@@ -1,4 +1,4 @@
-"""How a process ends whose parent is gone, though nobody reads what it says any more."""
+"""End of a process whose parent is gone, even though its output is no longer read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from stateflow.cli.app import app
 
-#: it fills the pipe that it logs to, in the thread that a lock of logging's is held by, and is then to end
+#: fills the pipe that it logs to, in the thread that holds a lock of logging, and is then told to end
 SCRIPT = """
 import asyncio, logging, os, sys, threading
 from stateflow.cli import processes
@@ -42,7 +42,7 @@ def is_full(pipe: int) -> bool:
 
 @pytest.mark.parametrize(("reads_on", "status"), [(True, 0), (False, 1)])
 def test_it_ends_though_the_pipe_that_it_logs_to_is_full(reads_on: bool, status: int) -> None:
-    limit_s = 60 if reads_on else 0.1  # it ends by itself, or then
+    limit_s = 60 if reads_on else 0.1  # the process ends by itself, or after this long
     script = SCRIPT if reads_on else SCRIPT.replace("logging.basic", "processes._read_on = os.close\nlogging.basic")
     reads, writes = os.pipe()
     script = script.replace("LIMIT_S", str(limit_s))
@@ -53,10 +53,10 @@ def test_it_ends_though_the_pipe_that_it_logs_to_is_full(reads_on: bool, status:
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.readline() == b"begun\n"
-    while not is_full(reads):  # else it would say what it has to say to nobody, and wait for none
+    while not is_full(reads):  # otherwise its writes would fail at once instead of blocking
         assert process.poll() is None
         time.sleep(0.01)
-    os.close(reads)  # it has the only one
+    os.close(reads)  # the only reading end in this process
     process.stdin.close()
     assert process.wait(60) == status
     process.stdout.close()
@@ -66,6 +66,6 @@ def test_it_ends_though_the_pipe_that_it_logs_to_is_full(reads_on: bool, status:
 def test_a_controller_whose_page_cannot_be_served_ends_without_more(tmp_path: Path) -> None:
     words = ["--ledger", f"sqlite:///{tmp_path}/ledger.db", "--listen", "127.0.0.1:0", "--dashboard", "nowhere"]
     done = CliRunner().invoke(app, ["controller", *words])
-    gc.collect()  # a coroutine that nobody awaits is told of then, which is an error here
+    gc.collect()  # reports a coroutine that was never awaited, which is an error here
     assert done.exit_code == 1
     assert "'nowhere' is no address" in done.stderr

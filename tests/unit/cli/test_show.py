@@ -1,4 +1,4 @@
-"""What people see: tables, and how a move stands."""
+"""Tables and progress of moves, as people see them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ def test_each_column_is_below_its_name() -> None:
 
 
 def test_partitions_that_nobody_serves_are_red_and_say_why() -> None:
-    """A replica that answers may have lost what it should have."""
+    """A partition that no replica serves is red, with the reason.
+
+    A replica that answers may have lost what it should have.
+    """
     text = shown(show.status(STATUS))
     assert [line.split() for line in lines(text, "nobody")] == [["nobody", "2", "1-2"]]
     assert [line.split() for line in lines(text, "a")[1:]] == [["a", "1", "0"]]
@@ -109,7 +112,7 @@ def two_and(name: str) -> list[tuple[str, int]]:
 
 
 def test_prose_from_elsewhere_is_shown_as_it_is() -> None:
-    """Neither as markup nor as an emoji."""
+    """Text from elsewhere is shown unchanged, neither as markup nor as an emoji."""
     assert "name_taken: [red]taken[/red] :warning: [/]" in shown(show.status(STATUS))
     assert shown("[bold]x[/] :warning:", highlight=False) == "[bold]x[/] :warning:\n"
 

@@ -1,4 +1,4 @@
-"""`stateflow state get`: which key is meant, and what is said where it is not there."""
+"""`stateflow state get`: which key is meant, and the error for a missing key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stateflow.cli.app import app
 
 
 class Cluster:
-    """One entry, of the key -5."""
+    """A cluster with one entry, for the key -5."""
 
     def __init__(self, _: str) -> None: ...
 
@@ -47,7 +47,7 @@ def test_a_negative_key_is_no_option() -> None:
 
 
 def test_a_key_that_is_not_there_is_said_with_status_1() -> None:
-    """Before, a table of nothing with status 0."""
+    """A missing key gives an error with status 1; it used to give an empty table with status 0."""
     found = get("-6")
     assert (found.exit_code, found.stdout) == (1, "")
     assert found.stderr.strip() == "seen of Op has no entry for the key '-6': see `stateflow state scan`"

@@ -1,4 +1,4 @@
-"""Files for systemd, Docker, compose and Kubernetes: whole, and what they start is a command of ours."""
+"""Files for systemd, Docker, compose and Kubernetes are complete, and the command that they start exists."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plan(role: str, **more: Any) -> Plan:
 
 
 def check_command(words: list[str]) -> None:
-    """It is one that ``stateflow`` takes."""
+    """Asserts that ``stateflow`` takes this command line."""
     command: Any = typer.main.get_command(app)
     group = command.commands[words[0]]
     group.make_context("stateflow", words[1:])

@@ -1,4 +1,4 @@
-"""Whoever looks on is told what is waited for, and nobody else."""
+"""Progress of a wait is shown on a terminal, and nowhere else."""
 
 from __future__ import annotations
 

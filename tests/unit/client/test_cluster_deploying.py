@@ -1,4 +1,4 @@
-"""How many partitions an operator has that is deployed without saying so."""
+"""Number of partitions of an operator that is deployed without giving one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from tests.unit.operators import Count
     [(None, None, DEFAULT_PARTITIONS), (40, None, 40), (40, 40, 40), (40, 8, 8), (None, 3, 3)],
 )
 def test_one_that_is_deployed_keeps_its_own(has: int | None, given: int | None, deployed: int) -> None:
-    """It was refused as deployed with others; what is given is for the controller to judge."""
+    """An operator that is redeployed without a number keeps its own; it used to be refused.
+
+    A given number is sent as it is, for the controller to judge.
+    """
     asked: list[OperatorSpec] = []
 
     def deployment(name: str) -> Any:

@@ -1,5 +1,7 @@
-"""Batches that fail: which is sent next, under which number, and what partitions make of it. Theirs are the real
-decisions (:class:`~stateflow.runtime.positions.Positions`)."""
+"""Batches that fail: which batch is sent next, under which number, and what partitions make of it.
+
+The partitions decide as real ones do (:class:`~stateflow.runtime.positions.Positions`).
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,16 @@ ME = Session(5, "me")
 
 
 class Cluster:
-    """``errors``: partition → what it refuses the next batch with, for good, or until it is taken out. Partition →
-    ``applied``: rows in the order in which they were."""
+    """Partitions that record what they apply.
+
+    ``errors``: by partition, the error that refuses its batches until it is taken out. ``applied``: by partition, rows
+    in the order in which they were applied.
+    """
 
     def __init__(self) -> None:
         self.errors: dict[int, BaseException] = {}
-        self.late: dict[int, BaseException] = {}  # the same, but the batch is applied
-        self.silent: BaseException | None = None  # to whoever opens the source
+        self.late: dict[int, BaseException] = {}  # as ``errors``, but the batch is applied
+        self.silent: BaseException | None = None  # error for a client that opens the source
         self.applied: dict[int, list[Any]] = {p: [] for p in range(PARTITIONS)}
         self.positions = [Positions(PartitionId("Op", p), {}, {"s": ME}) for p in range(PARTITIONS)]
         self.outputs: dict[int, bytes] = {}
@@ -49,7 +54,7 @@ class Cluster:
         self.start()
 
     def start(self, bytes_max: int = 1 << 20, acknowledged: int | None = None) -> None:
-        """A client that is new, and knows what partitions tell it."""
+        """Starts a new client, which knows only what partitions report."""
         self.starts += 1
         session = Session(ME.generation_us + self.starts, f"{ME.id}{self.starts}")
         self.delivery = Delivery(History("Op", "s", PARTITIONS, bytes_max), session, lambda: acknowledged)
@@ -132,7 +137,7 @@ def poison() -> OperatorFailed:
 
 
 def test_rows_that_failed_are_not_applied_twice_when_others_came_between() -> None:
-    """Two threads: the second one's batch waits until it is known what became of the first."""
+    """Two threads send: the second batch waits until the fate of the first is known."""
     c = Cluster()
     c.errors[2] = away()
     with pytest.raises(Unavailable):
@@ -163,8 +168,8 @@ def test_a_batch_that_is_refused_for_what_it_is_holds_up_nobody(error: Stateflow
         assert caught.value.where["batch"] == 0
         c.send(0, rows="c")
     assert c.applied[1] == ["a", "b"]
-    c.send(2, rows="a")  # as the caller sees fit
-    c.send(1, 2, rows="a", sequence=100)  # all once more
+    c.send(2, rows="a")  # the caller's own decision
+    c.send(1, 2, rows="a", sequence=100)  # sends everything once more
     assert c.applied[1] == ["a", "b", "a"]
     c.send(1, 2, rows="a")
     assert c.sent[-1] == 101
@@ -194,7 +199,7 @@ def test_a_batch_that_was_away_first_and_is_refused_then() -> None:
 
 
 def test_a_partition_that_cannot_be_asked_holds_up_no_other() -> None:
-    """Not even where it is the one that refused: what it contains is taken to be some of it."""
+    """A partition that refused a batch may be unreachable, too: it is taken to contain part of that batch."""
     c = Cluster()
     c.errors[2] = poison()
     with pytest.raises(OperatorFailed):
@@ -315,7 +320,10 @@ def test_outputs_that_are_kept_are_bounded_and_nothing_comes_twice_without_them(
 
 
 def test_who_was_not_heard_of_by_all_asks_again() -> None:
-    """Some may have been told of this client, and others not: those would let in who came before."""
+    """A client that not all partitions answered asks again before it sends.
+
+    Partitions that have not heard of this client would still accept its predecessor.
+    """
     c = Cluster()
     c.silent = away()
     with pytest.raises(Unavailable):
@@ -333,7 +341,7 @@ def test_who_was_not_heard_of_by_all_asks_again() -> None:
 
 @pytest.mark.parametrize("seed", range(300))
 def test_what_is_sent_until_it_succeeds_is_applied_once(seed: int) -> None:
-    """Callers in any order, each of which makes its call again until it succeeds, or is told that it cannot."""
+    """Callers in any order repeat their call until it succeeds, or until they are told that it cannot."""
     random = Random(seed)
     c = Cluster()
     partitions = {f"{n}": random.sample(range(PARTITIONS), random.randint(1, PARTITIONS)) for n in range(20)}
@@ -369,7 +377,7 @@ BATCHES = ((0, 1, 2), (0,), (0, 1), (1, 2), (0, 1))
 
 
 def sent_again(c: Cluster, gap: PositionGap) -> None:
-    """By an application that keeps everything."""
+    """Sends again from the expected batch on, as an application that keeps everything does."""
     number = gap.where["expected"]
     while number < len(BATCHES):
         try:
@@ -380,9 +388,10 @@ def sent_again(c: Cluster, gap: PositionGap) -> None:
 
 
 def is_told(c: Cluster, left: Sequence[int]) -> bool:
-    """Does a client that is new refuse to go on? Asserts that it does where anybody is left who knows of a loss.
+    """Tells whether a new client refuses to go on. Asserts that it does if any partition left shows a loss.
 
-    Args: left: of each partition, how many of its batches.
+    Args:
+        left: by partition, how many of its batches are left.
     """
     has = [[n for n, among in enumerate(BATCHES) if p in among][: left[p]] for p in range(PARTITIONS)]
     newest = max((batches[-1] for batches in has if batches), default=-1)
@@ -394,7 +403,8 @@ def is_told(c: Cluster, left: Sequence[int]) -> bool:
         return False
     with pytest.raises(PositionGap) as caught:
         c.send(*BATCHES[0], rows="new")
-    # no later than the first that is missing; earlier where it cannot know that a number had no rows for a partition
+    # no later than the first missing batch; earlier where the client cannot know that a number had no rows for a
+    # partition
     assert caught.value.where["expected"] <= min(lost)
     sent_again(c, caught.value)
     return True
@@ -416,7 +426,7 @@ def test_whichever_partitions_lose_what_a_successor_is_told_as_long_as_one_knows
         c.put_back(p, kept[p][count])
     if is_told(c, left):
         assert c.applied == whole
-        for p in range(PARTITIONS):  # what was sent again is known of like what was sent first
+        for p in range(PARTITIONS):  # the client tracks what was sent again like what was sent first
             c.put_back(p, kept[p][left[p]])
             again = COUNTS[:]
             again[p] = left[p]

@@ -15,7 +15,7 @@ from stateflow.settings import RouterSettings
 
 
 class Owners:
-    """Of two partitions, at one address; they answer with ``error`` until ``back_at_s``."""
+    """Owners of two partitions, at one address. They answer with ``error`` until ``back_at_s``."""
 
     def __init__(self, patch: pytest.MonkeyPatch, error: type[StateflowError], back_at_s: float) -> None:
         self.clock, self.asked = ManualClock(), list[list[int]]()

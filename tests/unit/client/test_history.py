@@ -1,4 +1,4 @@
-"""What a client knows of its partitions: against a plain model, with losses anywhere and clients that start again."""
+"""A client's knowledge of its partitions, against a plain model, with losses anywhere and clients that restart."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_rewind_by_hand_leaves_nothing_out() -> None:
         sent(h, batch(number, partition))
     with pytest.raises(PositionGap, match="from 3 on"):
         h.rewinding(6)
-    h.rewinding(5)  # 3 and 4 were never used
+    h.rewinding(5)  # numbers 3 and 4 were never used
     sent(h, batch(5, 0))
     h.rewinding(6)
     sent(h, batch(6, 1))
@@ -162,7 +162,7 @@ def test_a_loss_that_is_accepted_is_forgotten() -> None:
 
 
 def test_what_was_given_up_is_not_sent_again_after_another_loss() -> None:
-    """It may have been, under other numbers."""
+    """Batches given up after a loss may have been sent again under other numbers, so the client does not send them."""
     h = history()
     sent(h, batch(0, 0, 1), batch(1, 0), batch(2, 0, 1), batch(3, 1))
     h.heard({0: 0, 1: 3})
@@ -191,7 +191,7 @@ def test_what_a_former_client_took_the_place_of_is_not_sent_again_after_another_
 
 
 def test_a_former_client_that_was_let_in_again_is_told_of() -> None:
-    """Of two that sent under the same numbers only one was applied."""
+    """Two clients sent under the same numbers, and only one batch of each number was applied: the client reports it."""
     h = history()
     h.resume({0: 4, 1: 4}, [])
     sent(h, batch(5, 0, 1))
@@ -215,7 +215,10 @@ def test_a_former_client_that_was_let_in_again_is_told_of() -> None:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_acknowledged_is_contained_in_the_end(seed: int) -> None:
-    """Partitions as lists of batches that take what a real one would take, and lose suffixes at any time."""
+    """Batches that were acknowledged are in the partitions at the end.
+
+    Partitions are lists of batches that accept what real ones would, and lose suffixes at any time.
+    """
     random = Random(seed)
     count = random.choice((1, 3, 8))
     state: list[list[int]] = [[] for _ in range(count)]
@@ -226,7 +229,7 @@ def test_acknowledged_is_contained_in_the_end(seed: int) -> None:
         return {p: has[-1] for p, has in enumerate(state) if has}
 
     def apply(each: Sent, rewind: bool) -> bool:
-        """False: some partition refused it."""
+        """Sends a batch to its partitions. Returns False if a partition refused it."""
         after = h.after(each.number, each.rows, rewind)
         whole = True
         for p in each.rows:

@@ -1,5 +1,7 @@
-"""A partition's way out of an outbox, against a partition with the real decisions
-(:class:`~stateflow.runtime.positions.Positions`)."""
+"""Forwarding of one partition's batches from an outbox.
+
+The partition decides as a real one does (:class:`~stateflow.runtime.positions.Positions`).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ CLIENTS = count(1)
 
 
 class Partition:
-    """``away``: nobody reaches it. ``late``: the next batch is applied, and its answer lost."""
+    """A partition that applies words.
+
+    ``away``: it is unreachable. ``late``: the next answer is lost, but not the batch.
+    """
 
     def __init__(self) -> None:
         self.applied: list[str] = []
@@ -83,7 +88,7 @@ class Partition:
         self._kept = self.applied[:], self.positions.reached_by("s")
 
     def restore(self) -> None:
-        """An older copy."""
+        """Replaces the partition by an older copy."""
         assert self._kept is not None
         self.applied, known = self._kept
         session = self.positions.session("s")
@@ -92,7 +97,7 @@ class Partition:
 
 
 class Gateway:
-    """A client of an outbox which has one lane."""
+    """A client of an outbox with one lane."""
 
     def __init__(self, directory: Path, partition: Partition, rewind_bytes: int = 0) -> None:
         self.partition = partition
@@ -111,8 +116,11 @@ class Gateway:
         self.outbox.log(number, words({PARTITION: word.encode()}), () if queued else (PARTITION,), None, [])
 
     def forward(self, *, dies: bool = False) -> bool:
-        """The first that waits. Args: dies: before it is written down that the partition has it. False: it was not
-        taken."""
+        """Forwards the first waiting batch. Returns False if there is none, or if the partition did not take it.
+
+        Args:
+            dies: ends before the outbox records that the partition has the batch.
+        """
         part = self.outbox.next(PARTITION)
         if part is None:
             return False
@@ -149,7 +157,11 @@ EVENTS = ("log", "log", "forward", "forward", "away", "there", "late", "dies", "
 
 @given(st.lists(st.sampled_from(EVENTS), max_size=40), st.integers(0, 3))
 def test_each_word_is_applied_once_and_in_order_whatever_happens(events: list[str], before: int) -> None:
-    """Args: before: batches that another client had sent."""
+    """Each word is applied once and in order, for any sequence of events.
+
+    Args:
+        before: batches that another client had sent.
+    """
     with scene() as (directory, partition):
         for number in range(before):
             by = Session(0, "another")
@@ -185,7 +197,7 @@ def test_each_word_is_applied_once_and_in_order_whatever_happens(events: list[st
 
 
 def test_what_comes_behind_another_client_is_not_taken_for_its_batches(tmp_path: Path) -> None:
-    """A new outbox where the former one is gone, with numbers that begin anew."""
+    """A new outbox replaces a lost one, and its numbers begin again."""
     partition = Partition()
     first = Gateway(tmp_path / "one", partition)
     for word in "abc":
@@ -199,7 +211,7 @@ def test_what_comes_behind_another_client_is_not_taken_for_its_batches(tmp_path:
     with pytest.raises(SourceTaken):
         first.forward()
     first.outbox.close()
-    again = Gateway(tmp_path / "one", partition)  # e may have been sent, as far as it knows
+    again = Gateway(tmp_path / "one", partition)  # this client cannot know that e was not sent
     with pytest.raises(OutboxOvertaken):
         again.forward()
     assert partition.applied == ["a", "b", "c", "d"]
@@ -213,7 +225,7 @@ def test_what_was_never_sent_goes_behind_another_client(tmp_path: Path) -> None:
     partition.away = True
     first.log("b")
     first.log("c")
-    first.outbox.delivered([(PARTITION, 1)])  # as if b, which may have been sent, had come
+    first.outbox.delivered([(PARTITION, 1)])  # as if b, which may have been sent, had arrived
     first.outbox.close()
     partition.away = False
     second = Gateway(tmp_path / "two", partition)
@@ -227,8 +239,11 @@ def test_what_was_never_sent_goes_behind_another_client(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("running", [False, True])
 def test_an_older_copy_of_an_outbox_is_noticed(tmp_path: Path, running: bool) -> None:
-    """A gateway's image that was put back, whose numbers partitions have by now. Args: running: it was made while its
-    client went on."""
+    """An image of a gateway is put back, and partitions already have the numbers that it would use next.
+
+    Args:
+        running: the image was made while the client went on.
+    """
     partition = Partition()
     there, image = tmp_path / "one", tmp_path / "image"
     gateway = Gateway(there, partition)
@@ -300,7 +315,7 @@ def test_a_fault_that_is_none_of_the_link_is_raised(tmp_path: Path) -> None:
 
 
 class Lanes:
-    """Of three partitions, which a message reaches together. ``errors``: what the next one is refused with."""
+    """Three partitions that one message reaches together. ``error``: refuses the next message."""
 
     def __init__(self) -> None:
         self.applied: dict[int, list[tuple[int, str]]] = {p: [] for p in range(3)}
@@ -315,7 +330,7 @@ class Lanes:
         return Part(partition, number, words({partition: b"%d" % number}), None, True)
 
     def send(self, *numbers: int) -> dict[int, bytes]:
-        """By partition."""
+        """Sends to all three lanes and returns the outputs by partition."""
         steps = {p: self.lanes[p].send(self.part(p, number)) for p, number in enumerate(numbers)}
         return send_together(steps, self._deliver)
 

@@ -1,4 +1,4 @@
-"""All that starts something does it by one protocol."""
+"""Launchers of processes all follow one protocol."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_processes_are_started_and_ended_alike(launcher: Launcher[Command, Start
         assert started.process.stdout is not None
         assert "address" in started.process.stdout.readline()
         assert launcher.is_running(started)
-        while b"ledger " not in b"".join(launcher.logs(started)):  # it is on its way through a pipe
+        while b"ledger " not in b"".join(launcher.logs(started)):  # the line is still in a pipe
             assert launcher.is_running(started)
         end(started)
         started.process.wait(30)
         assert not launcher.is_running(started)
-        end(started)  # nothing, to one that has ended
+        end(started)  # ending an ended process does nothing
         for pipe in (started.process.stdin, started.process.stdout):
             assert pipe is not None
             pipe.close()

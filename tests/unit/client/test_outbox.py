@@ -1,4 +1,4 @@
-"""What is logged is there for the next process, in order, and within its bound."""
+"""The outbox: what it logs is there for the next process, in order and within its bound."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stateflow.errors import (
 )
 from tests.applying import rows_of, word_of, words
 
-#: up to which number each goes by itself
+#: limit up to which each number is taken by itself
 ALONE = 10**9
 
 
@@ -50,7 +50,7 @@ def log(outbox: Outbox, number: int, *partitions: int, attempted: tuple[int, ...
 
 
 def queue(outbox: Outbox, partition: int) -> list[tuple[int, bytes, bool]]:
-    """What is left of it, taken out one after the other."""
+    """Takes out all that is left of a partition's queue, one batch after the other."""
     found = []
     while (part := outbox.next(partition, ALONE)) is not None:
         found.append((part.number, word_of(part.rows, partition), part.attempted))
@@ -209,7 +209,7 @@ def test_it_is_one_clients_of_one_source(outbox: Outbox, directory: Path) -> Non
 
 @pytest.mark.parametrize("at", [0, 0.3, 0.6, 0.95])
 def test_what_is_damaged_is_not_believed(outbox: Outbox, directory: Path, at: float) -> None:
-    """Wherever; or it is noticed when it is read."""
+    """Damage anywhere is found when the outbox is opened or read."""
     for number in range(20):
         log(outbox, number, 0, 1)
     outbox.close()
@@ -248,7 +248,7 @@ def test_a_byte_that_changed_in_a_row_is_noticed(outbox: Outbox, directory: Path
 def test_a_directory_that_is_wiped_while_it_is_used_takes_nothing_more(
     outbox: Outbox, directory: Path, replaced: bool
 ) -> None:
-    """What it took would be gone with its process, and nobody would have said so."""
+    """A wiped directory takes no more batches: they would be lost with the process, without an error."""
     log(outbox, 0, 0)
     shutil.rmtree(directory)
     if replaced:

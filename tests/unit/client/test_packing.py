@@ -1,4 +1,4 @@
-"""What is packed of an operator, and what is refused."""
+"""Packing of operators: what is packed, and what is refused."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def test_what_it_requires_is_packed_and_found(baskets: Any, tmp_path: Path) -> N
     assert cls().process({}, None) == {"k": "shelf and what it requires"}
 
 
-@pytest.mark.parametrize("there", ["stateflow_streams", "msgpack", "h11"])  # itself, what it requires, what that does
+# stateflow itself, a package that it requires, and one that such a package requires
+@pytest.mark.parametrize("there", ["stateflow_streams", "msgpack", "h11"])
 def test_what_is_wherever_replicas_run_is_not_packed(baskets: Any, tmp_path: Path, there: str) -> None:
     both = pack(baskets, [str(wheel(tmp_path)), str(wheel(tmp_path, name=there))])
     assert names(both.packed) == names(pack(baskets, [str(wheel(tmp_path))]).packed)

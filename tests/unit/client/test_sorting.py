@@ -1,4 +1,4 @@
-"""Rows as clients and the harness give them: each is taken as if it were alone, or refused with its place."""
+"""Rows from clients and the harness: each is taken as if it were alone, or refused with its place."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rows_of(*values: Any) -> list[dict[str, Any]]:
 
 
 def taken(rows: list[dict[str, Any]], schema: str | None = None) -> list[dict[str, Any]]:
-    """As ``process`` is given them."""
+    """Returns rows as ``process`` is given them."""
     batch, _ = numbered(SPEC, schema and parse_ddl(schema), rows)
     return [row._asdict() for row in RowReader(batch.schema, ("k",), "Seen").read(batch)[1]]
 

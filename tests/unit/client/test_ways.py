@@ -1,4 +1,4 @@
-"""Which partitions are tried, and when: two owners, of which one does not answer."""
+"""Choice and timing of partitions to try: two owners, of which one does not answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ways() -> Ways:
 
 
 def tried(found: Ways, partition: int, now: float) -> None:
-    """In vain."""
+    """Tries a partition in vain."""
     found.failed(partition, away(), now)
     found.release(partition)
 
@@ -40,7 +40,10 @@ def test_what_waits_for_nothing_is_sent_at_once_and_what_waits_comes_first() -> 
 
 
 def test_nothing_is_at_rest_until_whoever_sends_has_gone() -> None:
-    """A flush that ended when the last stored batch was taken let the next one be stored behind whoever had sent it."""
+    """A sender keeps its ways from being at rest until it has released its partition.
+
+    When a flush ended as the last stored batch was taken, the next batch was stored behind that sender.
+    """
     found = ways()
     assert found.at_rest
     found.come([0])

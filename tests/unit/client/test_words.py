@@ -1,4 +1,4 @@
-"""What somebody writes who asks a cluster for something."""
+"""Partitions, keys, policies and batches of a request, as users write them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stateflow.state import encode_row_key
 
 
 class Asked:
-    """A cluster that remembers what it was asked for."""
+    """A cluster that remembers the calls it was given."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []

@@ -1,4 +1,4 @@
-"""Who may look, and who may do what."""
+"""Access to the dashboard: who may look, and who may do what."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_token_of_some_operators_reads_no_others() -> None:
     with pytest.raises(NotAllowed):
         mine.check_operator("Other")
     with pytest.raises(NotAllowed):
-        mine.check_look()  # the whole fleet is not theirs to see
+        mine.check_look()  # seeing the whole fleet needs more rights
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What somebody asks for, as it reaches the client's API."""
+"""Acts on the dashboard, as they reach the client's API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READER = Access(Identity(Role.ADMIN, "page"), Identity(Role.READ, "grafana"))
 
 
 class FakeCluster:
-    """Remembers what it was asked for."""
+    """A cluster that remembers the calls it was given."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []

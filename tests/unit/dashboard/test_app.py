@@ -1,4 +1,4 @@
-"""What a browser, and whoever else sends HTTP, is answered."""
+"""HTTP answers to browsers and other clients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FakeWatching:
 
 
 class FakeActs:
-    """Asks whoever looks, as the real ones do, and remembers."""
+    """Acts that check access as the real ones do, and remember the moves."""
 
     def __init__(self) -> None:
         self.begun: list[Any] = []
@@ -228,7 +228,7 @@ def test_nobody_sees_anything_before_they_signed_in(secure: Parts) -> None:
     app = make_app(secure)
     assert ask(app, "GET", "/api/me", SECURE).json()["sign_in"] is True
     for path in ("/api/events", "/api/states?operator=a", "/api/ledger?q=a", "/api/checkpoints"):
-        if "states" not in path:  # asked of acts, which are another's here
+        if "states" not in path:  # states are asked of the acts, which are replaced here
             assert ask(app, "GET", path, SECURE).status == 401, path
     assert begin(app, SECURE).status == 401
     assert begin(app, {**SECURE, "cookie": f"{COOKIE}=guessed"}).status == 401

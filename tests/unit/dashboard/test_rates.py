@@ -1,4 +1,4 @@
-"""Rates of what replicas count: each look is compared with the one before."""
+"""Rates from the counters of replicas: each look is compared with the one before."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def test_entries_of_a_partition_are_those_that_its_owner_said() -> None:
         replace(partition(1, 0), entries=9, state="SEALED"),
     )
     made.add("a", 1.0, said(0, partitions=(owned, kept)), sizes=True)
-    made.add("b", 1.0, said(0, partitions=(partition(0, 0),)), sizes=True)  # of a release that does not say so
+    # from a release that does not report entries
+    made.add("b", 1.0, said(0, partitions=(partition(0, 0),)), sizes=True)
     assert (made.entries_of(("Op", 0)), made.entries_of(("Op", 1))) == (7, None)
     fenced = replace(owned, entries=8, state="FENCING")
     made.add("a", 2.0, said(0, partitions=(fenced,)), sizes=True)

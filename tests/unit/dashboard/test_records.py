@@ -1,4 +1,4 @@
-"""Batches, and records that are searched for, of a ledger in a file."""
+"""Batches and record searches, over a ledger in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the page may be served."""
+"""Addresses where the page may be served."""
 
 from __future__ import annotations
 

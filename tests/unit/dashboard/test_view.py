@@ -1,4 +1,4 @@
-"""What the page is told, of what a cluster reports."""
+"""The page's view of a cluster, made from reports."""
 
 from __future__ import annotations
 

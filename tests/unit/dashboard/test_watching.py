@@ -1,4 +1,4 @@
-"""One look after another at a cluster that is made up."""
+"""Repeated looks at a made-up cluster."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_what_one_source_does_not_say_is_said_to_be_old_and_the_rest_is_new() ->
 
 
 def test_a_pause_without_end_is_told_of_and_ends_nothing() -> None:
-    """What is expected where changes come faster than they can cross."""
+    """An infinite predicted pause is shown: changes come faster than they can cross."""
     cluster = FakeCluster(1)
     move = MoveReport("m", 0, "r0", "r1", "WARMING", "warm-up", predicted_pause_ms=math.inf)
     cluster.reconfigurations_now = (Reconfiguration("r", "Op", "RUNNING", (move,), 0.0),)

@@ -1,4 +1,4 @@
-"""A made-up run that looks like a real one, for everything that draws."""
+"""A made-up run that looks like a real one, for all that is drawn."""
 
 from __future__ import annotations
 

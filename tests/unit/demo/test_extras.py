@@ -1,4 +1,4 @@
-"""The demonstration where its packages are not installed."""
+"""The demonstration where its optional packages are not installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from stateflow.demo.extras import NEEDED, check_extras
 
-#: importing one of these fails, as where it is not installed
+#: makes the import of one of these fail, as if it were not installed
 WITHOUT = """
 import importlib.util, sys
 find = importlib.util.find_spec

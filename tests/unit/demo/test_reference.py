@@ -48,7 +48,7 @@ def naive(flights: pd.DataFrame) -> tuple[list[tuple[Any, ...]], dict[str, Final
 
 
 def as_delivered(small: Expected) -> pd.DataFrame:
-    """The expected rows as a sink would hand them back: another order, arrays for the carriers."""
+    """Returns the expected rows as a sink would: in another order, and with arrays for the carriers."""
     frame = small.outputs.sample(frac=1, random_state=3)
     return frame.assign(carriers=[np.array(cell, dtype=object) for cell in frame["carriers"]])
 

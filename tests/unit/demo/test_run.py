@@ -1,4 +1,4 @@
-"""Where a demo runs, before it does."""
+"""Start of a demo: it leaves alone the folder that another demo runs on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What demonstrations have around them."""
+"""Surroundings of a demonstration: its directory, its times and the versions that it reports."""
 
 from __future__ import annotations
 

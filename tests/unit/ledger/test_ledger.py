@@ -1,4 +1,4 @@
-"""Opening a ledger and saying what is wrong; what is SQLite's own; the rules without a database."""
+"""Opening a ledger and its errors; behaviour specific to SQLite; the rules without a database."""
 
 from __future__ import annotations
 
@@ -107,12 +107,15 @@ def test_authors_and_runs_that_are_refused(url: str, options: dict[str, str]) ->
         Ledger(url, **options)  # type: ignore[arg-type]
 
 
-#: of directories, each of which means something in a URL
+#: names of directories, each of which means something in a URL
 ODD = ["a?b", "a%20b", "a b", "feature%2Fx", "a#b", "a&mode=memory", "mode=memory", "ü", "a:b@c", "100%", "file:x"]
 
 
 def test_a_ledger_is_where_its_directory_is_and_nowhere_else(tmp_path: Path) -> None:
-    """Before, `a?b` had its ledger beside it, and `a%20b` that of another cluster, in `a b`."""
+    """A ledger lies in its directory, whatever the name.
+
+    `a?b` used to have its ledger beside it, and `a%20b` that of another cluster, in `a b`.
+    """
     few = ("a?b", "a%20b", "a b", "mode=memory")
     for name in few:
         (tmp_path / name).mkdir()
@@ -123,7 +126,7 @@ def test_a_ledger_is_where_its_directory_is_and_nowhere_else(tmp_path: Path) -> 
             assert ledger.database._file == str(file)
             assert list(ledger.records()) == [], "another cluster's"
             ledger.put(f"item/{few.index(name)}", APP, NEW)
-        with Ledger(_read_only_url(file)) as reader:  # what a remedy says
+        with Ledger(_read_only_url(file)) as reader:  # the URL that a remedy names
             assert [record.item_id for record in reader.records()] == [f"item/{few.index(name)}"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(few)
 
@@ -139,7 +142,8 @@ def test_whoever_names_no_ledger_has_one_below_his_own_directory(
 
 
 def test_a_path_that_a_url_does_not_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "make_url", lambda url: make_url(url.replace("%3F", "?")))  # as before 2.1
+    # as SQLAlchemy did before 2.1
+    monkeypatch.setattr(database, "make_url", lambda url: make_url(url.replace("%3F", "?")))
     with pytest.raises(InvalidArgument, match="cannot be written as a URL"):
         sqlite_url(tmp_path / "a?b")
 
@@ -164,7 +168,10 @@ def test_an_empty_file_that_can_only_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody who may not write")
 def test_a_file_in_a_directory_that_can_only_be_read(url: str) -> None:
-    """SQLite would keep its log beside it; what reads all the same is named."""
+    """A ledger in a read-only directory is refused, as SQLite keeps its log there.
+
+    The error names a URL that can be read all the same.
+    """
     file = Path(str(make_url(url).database))
     with Ledger(url) as ledger:
         ledger.put("item", APP, NEW)
@@ -213,7 +220,7 @@ def test_a_user_who_may_only_read(kind: str, tmp_path: Path) -> None:
 
 
 def test_records_are_durable_the_moment_they_are_reported(url: str) -> None:
-    """Another connection, without the writer's help, sees them; sqlite is told to sync."""
+    """Another connection sees a record without the writer's help, and SQLite is told to sync."""
     with Ledger(url) as ledger:
         ledger.put("item", APP, NEW)
         reader = sqlite3.connect(url.removeprefix("sqlite:///"))
@@ -306,7 +313,7 @@ def test_a_path_leads_there_legally(now: RecordState, to: RecordState) -> None:
     )
 )
 def test_what_blocks_is_defined_for_any_list(script: list[tuple[RecordState, int | None, str]]) -> None:
-    """Corrupted ones included: the earliest PROCESSING or FAILED that nothing answers."""
+    """The earliest PROCESSING or FAILED record without an answer blocks, in corrupt lists too."""
     records = [
         Record(n, "item", n, App(app, "1"), state, previous, "me", n, "", None)
         for n, (state, previous, app) in enumerate(script)
@@ -337,7 +344,10 @@ def test_an_id_is_taken_or_refused_whole(item: str) -> None:
 
 
 def test_a_verification_finds_its_pages_by_the_index(url: str) -> None:
-    """One that sorts whatever is left for every page takes hours for millions of records, and a small test no time."""
+    """A verification uses the index for every page.
+
+    Sorting the rest for every page would take hours for millions of records, which no small test would notice.
+    """
     asked: list[tuple[str, Any]] = []
     with Ledger(url) as ledger:
         ledger.put_many([Entry(f"item-{n:05}", APP, NEW) for n in range(2 * PAGE + 1)])

@@ -1,4 +1,4 @@
-"""What a process of a cluster on this machine is given."""
+"""Environment of a process of a local cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from stateflow.local.process import python_path
 
 
 def test_a_directory_that_the_variable_cannot_hold_is_refused(tmp_path: Path) -> None:
-    """Before, its halves were looked in, and no module of the program was found."""
+    """A directory with ':' in its name is refused.
+
+    Python looked in its two halves, and found no module of the program.
+    """
     odd = tmp_path / "a:b"
     assert python_path(["/x", "", str(odd), "/x"]) == f"/x:{odd}", "nothing is there to be imported"
     odd.mkdir()

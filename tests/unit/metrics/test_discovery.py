@@ -1,4 +1,4 @@
-"""What Prometheus is told of where figures are: one host and port for each, which it reaches."""
+"""Targets for Prometheus: one reachable host and port for each source of metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names by the rules of Prometheus; the page, the alerts and the dashboard name figures that there are."""
+"""Names follow the rules of Prometheus; the page, the alerts and the dashboard name metrics that exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stateflow.metrics.figures import (
 )
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
-#: of the Prometheus client, of each process
+#: of each process, from the Prometheus client
 PROMETHEUS = {"process_resident_memory_bytes", "process_cpu_seconds_total"}
 _NAME = re.compile(r"\b(?:stateflow|process)_[a-z_]+\b")
 

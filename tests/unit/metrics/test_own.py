@@ -1,4 +1,4 @@
-"""What an operator says of its own figures: bounded, and counted only when it is to be."""
+"""Metrics that an operator declares: bounded, and counted only where that is wanted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where figures are said, and to whom: by the files of TLS as they are when somebody asks."""
+"""The metrics page: where it is served and to whom, by the TLS files as they are at each request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def figures() -> Values:
 def served(
     use: Callable[[Page], None], listen: str = "127.0.0.1:0", targets: Callable[[str], list[Target]] | None = None
 ) -> None:
-    """``use``: called in a thread, with a page that is served."""
+    """Serves a page, and calls ``use`` with it in a thread."""
 
     async def serve() -> None:
         page = Page(listen, figures, asyncio.get_running_loop(), targets=targets)
@@ -48,7 +48,7 @@ def read(page: Page, who: ssl.SSLContext | None = None) -> str:
 
 @pytest.fixture
 def certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certificates:
-    """This process is a node. Its files are looked at each time somebody comes."""
+    """Gives this process a node's certificates, whose files are checked at each connection."""
     made = Certificates(tmp_path)
     for variable, file in made.issue("edge-0", "node", "127.0.0.1").items():
         monkeypatch.setenv(variable, file)

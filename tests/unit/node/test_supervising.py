@@ -1,4 +1,4 @@
-"""When a node's workers are started again, and which partitions they hand to each other."""
+"""A node's supervision: when its workers are restarted, and which partitions they hand to each other."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def p(number: int) -> PartitionId:
         ({"n": {0: 1.0}}, {}),
         ({"n": {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0}, "n~1": {}}, {0: "n~1", 1: "n~1"}),
         ({"n": {0: 5.0, 1: 1.0, 2: 1.0}, "n~1": {3: 1.0}}, {1: "n~1", 2: "n~1"}),
-        ({"n": {0: 9.0}, "n~1": {}}, {}),  # it would only change places
+        ({"n": {0: 9.0}, "n~1": {}}, {}),  # the move would only shift the load
         ({"n": {0: 1.0, 1: 1.0, 2: 1.0}, "n~1": {3: 1.0, 4: 1.0, 5: 0.9}}, {}),
     ],
 )
@@ -108,7 +108,7 @@ def test_it_comes_to_rest_and_nobody_is_worse_off(loads: list[list[float]]) -> N
 
 
 class Node:
-    """Workers whose partitions cost what they cost, of which only the processor time of each worker is seen."""
+    """Workers whose partitions have fixed costs, of which only each worker's CPU time is visible."""
 
     def __init__(self, cost: dict[int, float], owned: dict[str, list[int]]) -> None:
         self.cost, self.owned = cost, owned
@@ -167,7 +167,7 @@ def test_workers_that_have_little_to_do_hand_on_nothing() -> None:
 
 
 def test_what_comes_and_goes_is_not_run_after() -> None:
-    """The load changes places all the time: partitions change hands ever more seldom."""
+    """A load that alternates is not chased: partitions are moved less and less often."""
     node = Node(dict.fromkeys(range(8), 0.1), {"n": [0, 1, 2, 3], "n~1": [4, 5, 6, 7]})
     for step in range(1000):
         busy = ["n", "n~1"][step // 3 % 2]
@@ -199,7 +199,7 @@ def test_where_processor_time_cannot_be_told_batches_are_counted() -> None:
     [
         ("OWNED", 1, False),
         ("FENCING", 1, False),
-        ("SEALED", 2, False),  # for an owner that does not own yet, as far as the ledger knows
+        ("SEALED", 2, False),  # sealed for an owner that, as far as the ledger knows, does not own yet
         ("SEALED", 1, True),
         ("WARMING", 9, True),
     ],

@@ -1,4 +1,4 @@
-"""Who holds a node's data directory."""
+"""Claims on a node's data directory, and restarts of its workers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ def test_there_is_no_port_for_the_last_worker(tmp_path: Path) -> None:
 def test_a_worker_that_says_what_nobody_understands_is_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its pipe raised ValueError for a line without an end; what came of the worker was then known to nobody."""
+    """A worker whose output cannot be read is restarted.
+
+    A line without an end used to raise ValueError, and the worker was no longer supervised.
+    """
 
     async def run() -> None:
         node = Node("n", tmp_path, "ctl:1", "127.0.0.1:0", None, "", lambda *_: [], 0.0)

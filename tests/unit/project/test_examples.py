@@ -1,4 +1,4 @@
-"""Every example is whole, and is what its page and the index say."""
+"""Examples are complete, and agree with their page and the index."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_example_is_named() -> None:
 
 
 def test_modules_of_examples_have_names_of_their_own() -> None:
-    """mypy and pytest look at all of them at once."""
+    """Module names are unique, as mypy and pytest look at all examples at once."""
     modules = [path.name for path in HERE.glob("*/*.py")]
     assert len(modules) == len(set(modules))
     mypy = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
@@ -82,7 +82,7 @@ def test_modules_of_examples_have_names_of_their_own() -> None:
 
 @each_example
 def test_a_page_shows_the_code_as_it_is(example: Example) -> None:
-    """Every block of Python and YAML is a file, or one class or function of it; the operators are all there."""
+    """Every block of Python and YAML is a file, or one class or function of it, and all operators are shown."""
     shown = [block for block in blocks(page(example)) if block.kind in ("python", "yaml")]
     texts = [(example.folder / file).read_text() for file in example.files if file.endswith((".py", ".yml"))]
     unknown = [str(block) for block in shown if not any(block.text in text for text in texts)]
@@ -93,7 +93,7 @@ def test_a_page_shows_the_code_as_it_is(example: Example) -> None:
 
 @each_example
 def test_a_page_begins_with_what_the_project_says(example: Example) -> None:
-    """The commands of the README, behind those that write it."""
+    """A page begins with the commands of the example's README, after those that write the project."""
     own = [block.text for block in blocks(example.folder / "README.md")]
     shown = [block.text for block in blocks(page(example)) if block.kind == "sh"]
     assert shown[0] == f"stateflow init my-{example.name} --example {example.name}\ncd my-{example.name}\n{own[0]}"

@@ -1,4 +1,4 @@
-"""A project that is written is whole, and nothing that is there is written over."""
+"""Projects are written whole, and no existing file is overwritten."""
 
 from __future__ import annotations
 

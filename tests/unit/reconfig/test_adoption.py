@@ -1,4 +1,4 @@
-"""The cluster's state rebuilt from what replicas say."""
+"""The cluster's state, rebuilt from the reports of replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which controller and which nodes a job may use: a table."""
+"""Affinity of jobs, as a table: which controller and which nodes a job may use."""
 
 from __future__ import annotations
 
@@ -77,21 +77,21 @@ def test_what_something_there_may_satisfy_is_not(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "there", "waited_s", "uses"),
     [
-        # none said: all, but those that take none
+        # none given: all nodes, except those that take no jobs
         ("", (A, B), 0, None),
         ("", (A, OFF), 0, {"a"}),
         ("", (OFF,), 1e6, "none of the nodes that answer takes jobs"),
-        # hard: as long as it takes
+        # hard: waits as long as it takes
         ("site edge", ALL, 0, {"a", "b"}),
         ("node gw", ALL, 0, {"gw-0"}),
         ("site edge", (C, D), 1e6, "0 of at least 1 nodes of site edge"),
         ("label disk=ssd", (OFF, B), 1e6, "0 of at least 1"),
-        # so many at least, so many at most: the first by name
+        # at least so many, at most so many: the first ones by name
         ("label disk=ssd:2-4", (A, B), 0, "1 of at least 2"),
         ("label disk=ssd:2-4", (A, C), 0, {"a", "c"}),
         ("label disk:1-2", ALL, 0, {"a", "b"}),
         ("label disk:2-3", (D, C, B, A), 0, {"a", "b", "c"}),
-        # soft: for a while
+        # soft: waits for a while
         ("soft:30 site edge", (C, D), 29, "does without in 1 s"),
         ("soft:30 site edge", (C, D), 30, {"c", "gw-0"}),
         ("soft:30 site edge:2-4", (A, C), 30, {"a"}),

@@ -1,4 +1,4 @@
-"""Who may serve without a controller, and what whoever leads knows of it."""
+"""Serving without a controller: who may, and what the leading controller knows of it."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_orders() -> None:
 
 @dataclass
 class Cluster:
-    """A replica and whoever leads: heartbeats arrive or not, answers too; terms change."""
+    """A replica and its leading controller: heartbeats and answers arrive or are lost, and terms change."""
 
     failovers: Failovers = field(default_factory=Failovers)
     said: Said | None = None
-    kept: Said = NOTHING  # at the replica
-    late: list[Said] = field(default_factory=list)  # heartbeats that are still on their way
+    kept: Said = NOTHING  # the replica's own record
+    late: list[Said] = field(default_factory=list)  # heartbeats in flight
 
     def step(self, what: str) -> None:
         match what:

@@ -1,4 +1,4 @@
-"""How often an autopilot looks. What it does with what it sees: test_placement.py."""
+"""Intervals of an autopilot. Its decisions: test_placement.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose turn it is."""
+"""Order of moves, and the limits of batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from stateflow.types import ReplicaInfo
 
 
 def part(batch: str, source: str = "a", target: str = "b", *, shared: bool = True) -> Part:
-    """Replicas ``a`` and ``b`` are at one site each, as ``c`` and ``d``; ``a/1`` is a worker of node a."""
+    """Makes a part.
+
+    ``a`` and ``c`` are at the site edge, ``b`` and ``d`` in the cloud; ``a/1`` is a worker of node ``a``.
+    """
     sites = {"a": "edge", "b": "cloud", "c": "edge", "d": "cloud"}
     infos = [ReplicaInfo(name, sites[name[0]], "h:1") for name in (source, target)]
     return Part.between(batch, *infos, shared=shared)
@@ -60,7 +63,7 @@ def test_no_limit_is_exceeded_and_nothing_waits_that_could_begin(
     assert len(set(chosen)) == len(chosen)
 
     def fits(some: list[Part], among: Limits) -> bool:
-        """With the last of them?"""
+        """Tells whether the last part still fits the limits."""
         last = some[-1]
         return (
             (not among.limit or len(some) <= among.limit)

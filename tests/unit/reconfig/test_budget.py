@@ -30,9 +30,9 @@ from reconfig.budget import (
         (Measured(0, 9e5, 1e6, 4.0), 8.0, 100.0),
         (Measured(0, 1e6, 1e6, 4.0), 8.0, math.inf),
         (Measured(0, 2e6, 1e6, 4.0), 8.0, math.inf),
-        # the bandwidth is not known because nothing had to cross: only latency counts
+        # nothing had to cross, so the bandwidth is unknown: only latency counts
         (Measured(0, 5.0, 0.0, 6.0), 2.0, 5.0),
-        # a durable write is in the fixed cost, unless the disk is busy
+        # the fixed cost contains a durable write, unless the disk is busy
         (Measured(50_000, 0.0, 1e6, 4.0, 5.0), 8.0, 60.0),
         (Measured(0, 5.0, 0.0, 6.0, 300.0), 2.0, 303.0),
     ],
@@ -83,7 +83,7 @@ def test_a_rare_outlier_goes_into_neither() -> None:
 
 @pytest.mark.parametrize("deviation", [0.25, 0.5, 1.0])
 def test_nearly_every_move_keeps_what_the_others_promise(deviation: float) -> None:
-    """The pauses of machines that are like themselves."""
+    """Pauses of machines with a steady distribution stay within the promise learnt from earlier ones."""
     random = Random(1)
     kept = 0
     for _ in range(200):
@@ -93,7 +93,7 @@ def test_nearly_every_move_keeps_what_the_others_promise(deviation: float) -> No
     assert kept >= 0.98 * 200 * 100
 
 
-#: of moves on two cores that four processes wanted, milliseconds, in the order they came
+#: pauses of moves on two cores that four processes shared, in milliseconds, in order
 HUMPED = (
     5.3, 39.1, 4.8, 7.7, 5.1, 32.9, 12.1, 6.7, 25.7, 5.9, 38.4, 5.9, 18.0, 3.5, 4.0, 3.7, 3.7, 7.1, 5.6, 46.5,
     3.9, 6.1, 17.2, 28.1, 14.5, 21.8, 6.5, 6.2, 6.5, 9.0, 30.5, 5.1, 22.4, 6.1, 2.7, 4.0, 2.6, 7.0, 3.4, 8.6,
@@ -102,7 +102,10 @@ HUMPED = (
 
 @pytest.mark.parametrize("seen", range(2, len(HUMPED)))
 def test_a_promise_is_between_what_was_needed_twice_and_what_was_ever_needed(seen: int) -> None:
-    """As long as few moves were seen: or what the first ones promise."""
+    """The promise lies between the second longest and the longest pause seen.
+
+    While few moves were seen, the initial promise is allowed too.
+    """
     pauses = sorted(HUMPED[:seen])
     cost = fixed_cost_of([(0.0, each) for each in pauses])
     promised = cost.expected_ms + cost.margin_ms
@@ -110,7 +113,7 @@ def test_a_promise_is_between_what_was_needed_twice_and_what_was_ever_needed(see
 
 
 def test_a_busy_machine_is_not_refused_what_it_always_kept() -> None:
-    """No pause was longer than 46.5 ms: a budget of 50 is kept, whatever the deviation."""
+    """A budget of 50 ms is accepted whatever the deviation, as no pause was longer than 46.5 ms."""
     experience = Experience()
     refused = exceeded = 0
     for number, pause_ms in enumerate(HUMPED * 3):
@@ -147,7 +150,7 @@ def test_it_stays_positive_and_finite() -> None:
 
 
 def busy() -> Experience:
-    """Of a machine whose pauses were all over the place."""
+    """Makes the experience of a machine with widely scattered pauses."""
     experience = Experience()
     for number in range(30):
         experience.completed(float(number), 0.0, 4.0 * 16 ** (number % 3))
@@ -161,7 +164,10 @@ def test_what_a_busy_machine_did_is_forgotten_in_time() -> None:
 
 
 def test_moves_that_only_the_margin_kept_out_are_tried_again() -> None:
-    """Not before the machine was asked a few times, and not only when it is forgotten by itself."""
+    """Moves that only the margin kept out are tried again.
+
+    After a few refusals, and before the experience expires by itself.
+    """
     experience, refused = busy(), 0
     while (cost := experience.cost(30.0)).expected_ms + cost.margin_ms > 250.0:
         experience.kept_out(30.0)

@@ -1,4 +1,4 @@
-"""Room of replicas, and what has none."""
+"""Room of replicas, and moves without room."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_a_lease_counts_from_when_the_heartbeat_was_sent() -> None:
         lease.check(0.0)
     lease.granted(sent_at=10.0, duration_s=3.0)
     lease.check(12.9)
-    lease.granted(sent_at=9.0, duration_s=3.0)  # an older answer, late
+    lease.granted(sent_at=9.0, duration_s=3.0)  # a late answer to an older heartbeat
     lease.check(12.9)
     with pytest.raises(LeaseLost):
         lease.check(13.0)
@@ -55,7 +55,10 @@ def test_a_lease_counts_from_when_the_heartbeat_was_sent() -> None:
 def test_a_replica_stops_before_the_controller_acts(
     there: float, back: float, drift: float, waits: list[float], silence: float
 ) -> None:
-    """Whatever the messages take, and though its clock is slow or fast within the margin."""
+    """A replica's lease ends before the controller acts.
+
+    This holds for any delay of messages, and for a clock that is slow or fast within the margin.
+    """
     settings = ControllerSettings(lease_s=3.0, lease_margin=0.1)
     true = 0.0
     clock = ManualClock()
@@ -64,7 +67,7 @@ def test_a_replica_stops_before_the_controller_acts(
     members.registered("a", "i", "t")
     lease = Lease.none()
     for wait in waits:
-        sent_at = true * drift  # on the replica's clock
+        sent_at = true * drift  # by the replica's clock
         clock.advance(there)
         true += there
         if not members.beat("a", "i"):
@@ -223,7 +226,7 @@ def test_a_state_that_no_history_leads_to_is_named() -> None:
 
 
 def test_no_event_leads_to_a_state_that_is_wrong() -> None:
-    """Every state that a take-over can get into, by any event in any order."""
+    """Every state that a takeover can reach, by any events in any order, is valid."""
     events = [
         f.Begin(), f.GrantRecorded(), f.TargetOwned(6), f.TargetOwned(7), f.TargetRefused(ERROR), f.TargetCancelled(),
         f.TargetUnknown(), f.TargetGone(), f.OwnedRecorded(),

@@ -1,4 +1,4 @@
-"""What is due, and what a run has left to do."""
+"""Jobs: which are due, and what is left of a run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def test_a_clock_that_is_behind_runs_for_no_time_again() -> None:
 
 
 def test_whoever_leads_next_goes_on_behind_the_last_stage(tmp_path: Path) -> None:
-    """Before, what had not begun when its controller died was left for the next time."""
+    """The next leader goes on after the last finished stage.
+
+    Stages that had not begun when the controller died used to be left for the next run.
+    """
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
         cluster = ClusterState(ledger)
         job = Job(
@@ -105,7 +108,10 @@ def test_a_record_that_cannot_be_read_holds_up_no_other_and_can_be_deleted(
     "text", ["once 1970-01-01T00:00:00Z", "once 1969-12-31T00:00:00Z", "once 2020-01-01T00:00:00Z"]
 )
 def test_a_time_that_has_passed_is_refused_before_it_is_recorded(text: str) -> None:
-    """Before, 0 was taken for a time that is not given: such a job was recorded, and could not be told any more."""
+    """A time in the past is refused before it is recorded.
+
+    0 used to count as no time: such a job was recorded and could not be shown any more.
+    """
     job = Job("late", Schedule.parse(text), Do.CHECKPOINT)
     with pytest.raises(InvalidArgument, match="that time has passed"):
         job.prove(1_700_000_000 * S)

@@ -1,4 +1,4 @@
-"""When a rebalance begins by itself, and when never."""
+"""Automatic rebalances: when one begins, and when never."""
 
 from __future__ import annotations
 
@@ -87,12 +87,15 @@ def test_an_operator_that_is_at_some_sites_only_stays_there() -> None:
     ],
 )
 def test_one_that_was_emptied_on_purpose(moves: list[tuple[str, str, Cause]], emptied: bool) -> None:
-    """The newest first."""
+    """Moves are given newest first."""
     assert was_emptied("c", moves) is emptied
 
 
 def test_a_node_is_emptied_and_joins_as_one() -> None:
-    """One of its workers never had anything; what they hand to each other empties nobody."""
+    """A node is emptied and joins as a whole.
+
+    A worker without partitions does not join, and moves between workers of a node do not count.
+    """
     assert was_emptied("c~1", [("c", "b", Cause.DRAIN)])
     assert not was_emptied("c", [("c", "c~1", Cause.MIGRATE), ("b", "c", Cause.REBALANCE)])
     worker = ReplicaInfo("a~1", "cloud", "a:2")

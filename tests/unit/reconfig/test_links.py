@@ -1,4 +1,4 @@
-"""What is known of links, and which are looked at next."""
+"""Knowledge of links, and which links are measured next."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stateflow.types import PartitionId, ReplicaInfo
 
 
 def view_of(at: list[str], *sites: str, confined: dict[str, list[str]] | None = None, **origins: float) -> View:
-    """Partitions at these sites, all with these origins."""
+    """Makes a view of partitions at these sites, all with the same origins."""
     partitions = [PartitionId("Op", number) for number in range(len(at))]
     infos = [ReplicaInfo(f"{site}-0", site, "x:1") for site in sites]
     owners = {partition: f"{site}-0" for partition, site in zip(partitions, at, strict=True)}

@@ -1,4 +1,4 @@
-"""When a node may be in maintenance, and until when."""
+"""Maintenance of nodes: when it may begin, and until when it lasts."""
 
 from __future__ import annotations
 

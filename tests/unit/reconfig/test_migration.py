@@ -1,4 +1,4 @@
-"""The table in reconfig/migration.py, row by row, and long stories that go through several rows."""
+"""The table in reconfig/migration.py, row by row, and long stories that pass through several rows."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def move(*events: m.Event, **options: Any) -> Move:
 
 
 def photo(machine: Move) -> Move:
-    """Independent of what ``machine`` does later, and equal to it until then."""
+    """Copies ``machine`` as it is now, independent of what it does later."""
     return dataclasses.replace(machine, story=machine.story.copy())
 
 
@@ -71,7 +71,7 @@ WARMING = move(START)
 CATCHING_UP = move(*TO_CATCHING_UP)
 GRANTING = move(*TO_GRANTING)
 FENCED = move(*TO_FENCED)
-TARGET_LOST = move(*TO_FENCED, m.TargetFailed(LOST))  # asking the source which side of the seal it is on
+TARGET_LOST = move(*TO_FENCED, m.TargetFailed(LOST))  # the source is asked whether it has sealed
 REFUSING = move(*TO_FENCED, m.FenceRefused(REFUSED))
 SEALED = move(*TO_SEALED)
 OWNING = move(*TO_OWNED)
@@ -80,7 +80,7 @@ ABORTED = move(START, m.Cancel())
 GRANTED_BEFORE = move(*TO_CATCHING_UP, granted=True)  # by an earlier term, which may have fenced it
 GRANTED_WARMING = move(START, granted=True)
 CANCELLED_BEFORE = move(*TO_CATCHING_UP, m.Cancel(), granted=True)
-COLD = move(START, kind=Kind.COLD)  # its grant is being recorded
+COLD = move(START, kind=Kind.COLD)  # the grant is being recorded
 SOURCE_GONE = move(*TO_FENCED, m.SourceGone())
 
 STATES = {
@@ -131,7 +131,8 @@ _GRANTED: Row = {
     m.SourceGone: (Phase.FENCED, ["CancelTarget"]),
     m.GivenUp: (Phase.FENCED, ["CancelTarget"]),
 }
-# state → event → phase afterwards, instructions; what is not listed raises InvalidTransition and changes nothing
+# state → event → phase afterwards, instructions; an event that is not listed raises InvalidTransition and changes
+# nothing
 TABLE: dict[str, Row] = {
     "WAITING": {**_EARLY_ABORT, **_OWN, m.Begin: (Phase.WARMING, ["Prepare"])},
     "WARMING": {
@@ -160,12 +161,12 @@ TABLE: dict[str, Row] = {
         m.TargetFailed: (Phase.FENCED, ["CancelSource"]),
     },
     "TARGET_LOST": _CANCELLING,
-    # the transfer is still under way: a seal that was written all the same needs no second one
+    # the transfer goes on: if the source wrote a seal nevertheless, no second one is needed
     "REFUSING": {**_CANCELLING, m.SourceSealed: (Phase.FENCED, [])},
     "SEALED": {
         **_BEFORE_SEAL,
         m.SourceSealed: (Phase.FENCED, []),
-        m.SourceCancelled: (Phase.FENCED, []),  # it cannot take its seal back
+        m.SourceCancelled: (Phase.FENCED, []),  # the source cannot take its seal back
         m.SourceUnknown: (Phase.FENCED, ["Retry(Fence)"]),
         m.TargetFailed: (Phase.FENCED, ["Retry(Prepare)"]),
     },
@@ -177,7 +178,7 @@ TABLE: dict[str, Row] = {
     "ABORTED": {type(event): (Phase.ABORTED, []) for event in EVENTS},
     "GRANTED_BEFORE": {**_GRANTED, m.BaseReady: (Phase.CATCHING_UP, []), m.CaughtUp: (Phase.FENCED, ["Fence"])},
     "GRANTED_WARMING": {**_GRANTED, m.BaseReady: (Phase.CATCHING_UP, []), m.CaughtUp: (Phase.WARMING, [])},
-    # its transfer goes on while the source is asked
+    # the transfer goes on while the source is asked
     "CANCELLED_BEFORE": {**_CANCELLING, m.SourceSealed: (Phase.FENCED, [])},
     "COLD": {
         **_EARLY_ABORT,
@@ -288,7 +289,7 @@ def test_the_margin_counts_against_the_budget_not_in_the_prediction() -> None:
 
 
 def test_a_stall_that_was_just_seen_may_come_again() -> None:
-    """Where it is more than the margin that was learnt."""
+    """A recent stall counts as the margin if it is longer than the learnt one."""
     fits = predicted_pause_ms(SMALL, 3.0)
     machine = move(*TO_CATCHING_UP, max_pause_ms=fits + 20.0, fixed_ms=3.0, margin_ms=10.0, patience_s=8.0)
     assert names(machine.handle(m.CaughtUp(replace(SMALL, stall_ms=20.1)))) == []
@@ -305,7 +306,7 @@ def test_neither_margin_nor_prediction_is_given_up_while_a_move_waits() -> None:
 
 
 def test_patience_ends() -> None:
-    """It is counted in seconds: how many reports come in them does not matter."""
+    """Patience is counted in seconds, whatever the number of reports."""
     machine = move(*TO_CATCHING_UP, max_pause_ms=20.0, patience_s=3.0)
     assert [names(machine.handle(m.CaughtUp(LARGE, waited))) for waited in (0.5, 2.9, 3.0)] == [[], [], ABORT]
     assert machine.phase is Phase.ABORTED
@@ -460,7 +461,10 @@ def test_a_source_that_is_gone_leaves_the_word_to_the_target() -> None:
 
 
 def test_whoever_is_asked_for_its_promise_is_asked_for_nothing_else() -> None:
-    """A copy that began behind the promise could own all the same, at a target that was started again meanwhile."""
+    """A target that is asked for its promise is not asked to copy.
+
+    A copy that began after the promise could own nevertheless, at a target that was restarted in between.
+    """
     machine = move(*TO_FENCED, m.TargetFailed(LOST), m.SourceGone())
     assert names(machine.handle(m.SourceSealed())) == [], "its answer, which was late"
     assert names(machine.handle(m.TargetCancelled())) == ["RecordAborted"]
@@ -516,7 +520,10 @@ def test_what_was_granted_before_may_have_sealed_and_own(events: tuple[m.Event, 
 
 
 def test_what_was_granted_before_is_fenced_when_its_prediction_fits_now() -> None:
-    """What was predicted when it was granted is no promise of an earlier term's."""
+    """A move granted by an earlier term is fenced when its prediction fits now.
+
+    The prediction at its grant is no promise.
+    """
     machine = move(*TO_CATCHING_UP, max_pause_ms=20.0, patience_s=3.0, granted=True)
     assert [names(machine.handle(m.CaughtUp(LARGE, waited))) for waited in (0.0, 2.9)] == [[], []]
     assert machine.phase is Phase.CATCHING_UP

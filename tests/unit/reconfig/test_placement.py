@@ -1,4 +1,4 @@
-"""What placement policies wish, and what they never do."""
+"""Placement policies: the moves that they propose, and those that they never do."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_weights_are_shares() -> None:
 
 
 def does_it_matter(view: View, measure: str) -> bool:
-    """What is below that on average may be as uneven as it likes."""
+    """Returns whether the load matters: below this average for each node it may be uneven."""
     takers = {info.name for info in view.takers()}
     theirs = [view.of(partition) for partition, owner in view.owners.items() if owner in takers]
     total = sum(seen.rows if measure == "rows" else seen.size for seen in theirs)
@@ -102,7 +102,7 @@ PAIRS = [("edge", "cloud"), ("cloud", "edge"), ("edge", "else"), ("cloud", "else
 
 
 def check_room(view: View, wishes: list[Wish]) -> None:
-    """Nobody is given more than may come, nor two of a disk together."""
+    """Asserts that no replica is given more than it has room for, nor replicas on one disk more than the disk has."""
     came: Counter[str] = Counter()
     for wish in wishes:
         came[wish.target] += view.of(wish.partition).size
@@ -228,7 +228,7 @@ def test_a_worker_of_a_node_is_chosen_by_what_it_has() -> None:
 
 
 def away(*sites: str, **origins: float) -> tuple[PartitionId, View]:
-    """One partition, which is at the first of these sites: each has one replica."""
+    """Makes one partition at the first of these sites, each of which has one replica."""
     p = partitions(1)[0]
     return p, View({p: f"{sites[0]}-0"}, replicas(**dict.fromkeys(sites, 1)), {p: coming(**origins)})
 
@@ -247,9 +247,9 @@ def test_of_two_sites_the_one_that_is_measured_to_be_nearer() -> None:
     "measured",
     [
         {},
-        {("far", "edge"): 5.0},  # how far it is now is not known
+        {("far", "edge"): 5.0},  # the current distance is unknown
         {("cloud", "edge"): 20.0, ("far", "edge"): 15.0},
-        {("cloud", "edge"): 0.9, ("far", "edge"): 0.3},  # noise
+        {("cloud", "edge"): 0.9, ("far", "edge"): 0.3},  # differences within noise
         {("cloud", "edge"): 20.0, ("far", "edge"): 40.0},
     ],
 )

@@ -1,4 +1,4 @@
-"""Rounds, matchings, shares: what is moved where, and in which order."""
+"""Rounds, matchings and slices: what is moved where, and in which order."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_matched_round_uses_each_replica_once_and_is_as_large_as_can_be(ends: 
 
 
 def _largest(edges: set[tuple[str, str]]) -> int:
-    """By trying everything."""
+    """Returns the size of the largest matching, by trying every choice."""
     if not edges:
         return 0
     source = min(edges)[0]
@@ -120,7 +120,7 @@ def test_names() -> None:
         ([10**9], 0.0, 0.0, 0.0, "warm-up"),
         ([10**9], 5e7, 0.0, 1e8, "warm-up"),
         ([10**6], 2e8, 0.0, 1e8, "pause-and-copy"),  # changes never cross as fast as they come
-        ([10**6], 2e8, 50.0, 1e8, "warm-up"),  # a budget is waited for, or refused
+        ([10**6], 2e8, 50.0, 1e8, "warm-up"),  # a move with a budget waits, or is refused
         ([10**10], 5e7, 0.0, 1e8, "warm-up"),
         ([], 0.0, 0.0, 0.0, "warm-up"),
     ],

@@ -1,4 +1,4 @@
-"""Moves that wait, planned anew."""
+"""Replanning of waiting moves."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_nearer_is_better_and_what_is_drained_is_given_nothing() -> None:
 
 
 def test_no_worker_of_a_node_that_is_drained_is_given_what_waits() -> None:
-    """Also when all that was another worker's has begun already."""
+    """Waiting moves stay off a drained node, also once all moves of its other workers have begun."""
     infos = {name: ReplicaInfo(name, "edge", "h:1") for name in ("n", "n~1", "o")}
     infos["c"] = ReplicaInfo("c", "cloud", "h:1")
     sites = {name: info.site for name, info in infos.items()}

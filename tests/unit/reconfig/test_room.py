@@ -1,4 +1,4 @@
-"""Where new replicas are started: all that were asked for, or none."""
+"""Room for new replicas: all that a request asks for are placed, or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is to do which partitions of long work."""
+"""Division of long work: which replica does which partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a controller may decide, and whether a former one is gone."""
+"""A controller's tenure: when it may decide, and whether a former controller is gone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_hold_counts_from_before_it_was_asked_for() -> None:
         tenure.check(10.0)
     assert lost.value.where["term"] == 3
     tenure.renewed(5.0)
-    tenure.renewed(4.0)  # answers may come out of order
+    tenure.renewed(4.0)  # answers may arrive out of order
     tenure.check(14.9)
     with pytest.raises(HoldLost):
         tenure.check(15.0)
@@ -78,7 +78,10 @@ def test_a_process_is_gone_only_where_that_is_certain() -> None:
 def test_a_process_that_cannot_be_looked_at_is_not_gone(
     monkeypatch: pytest.MonkeyPatch, code: int, killing: OSError | None, gone: bool
 ) -> None:
-    """/proc may hide what other users run (hidepid), or this process have no file left to look with."""
+    """A process that cannot be inspected may still run.
+
+    /proc may hide other users' processes (hidepid), or this process may have no file descriptor left.
+    """
     other = dataclasses.replace(here("a:1"), id="other", pid=os.getppid())
     read_text = Path.read_text
 

@@ -1,4 +1,4 @@
-"""Planned work as the ledger has it: what versions of the controller wrote is read, and written in the same form."""
+"""Planned work in the ledger: records of earlier controller versions are read, and written in the same form."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_what_earlier_versions_left_out() -> None:
     options = MoveOptions(20.0, strategy="warm-up")
     assert planned_of("move/r/3", payload) == PlannedMove("r", P, "a", "b", 4, 5, StrategyName.WARM_UP, options)
     late = {name: value for name, value in FORMS["move"][0].items() if name not in ("round", "options")}
-    options = MoveOptions(20.0, 1e6, 7.0, "fluid")  # what was made of what was asked is all that is known
+    options = MoveOptions(20.0, 1e6, 7.0, "fluid")  # options as far as they follow from the record
     assert planned_of("move/r/3", late) == PlannedMove(
         "r", P, "a", "b", 4, 5, StrategyName.FLUID, options, 7.0, 1e6, Cause.DRAIN, Asked("edge")
     )

@@ -1,4 +1,4 @@
-"""Shares on their way to their partitions: joined from pieces, counted while they wait, sent back when late."""
+"""Batch slices on their way to their partitions: joined from pieces, counted while they wait, sent back when late."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCHEMA = pa.schema([("v", pa.int64())])
 
 
 class Node:
-    """``here``: what comes of rows of a partition; None: it is on its way."""
+    """A node. ``here``: by partition, the result of its rows; None: the partition is on its way."""
 
     def __init__(self, here: dict[int, Any], hold_s: float = LONG_S) -> None:
         self.settings = SimpleNamespace(
@@ -59,7 +59,7 @@ class Node:
 
 
 class Sender:
-    """``then``: is awaited when all was sent."""
+    """A sender of ``requests``. ``then`` is awaited once all of them are sent."""
 
     caller = "s"
 
@@ -228,7 +228,7 @@ def test_a_rest_that_does_not_come_is_not_waited_for() -> None:
 
 
 class Passes(Node):
-    """Partitions without rows, all but the first; or none, since its thread does not come back."""
+    """A node that skips all partitions without rows but the first; or none, since its thread does not come back."""
 
     comes_back = True
 
@@ -267,7 +267,7 @@ def test_where_the_thread_does_not_come_back_partitions_are_visited() -> None:
 
 
 def test_one_that_takes_long_lets_others_go_first() -> None:
-    """Between two of its partitions, and all of them are applied once."""
+    """A slow call lets others go first between two of its partitions, and each partition is applied once."""
 
     class Slow(Node):
         def apply(self, shares: Shares, answers: Answers) -> None:

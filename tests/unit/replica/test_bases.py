@@ -1,4 +1,4 @@
-"""Where base files come from: what an earlier attempt left there is no hindrance."""
+"""Sources of base files: leftovers of an earlier attempt do no harm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ DIGEST = xxhash.xxh3_128_hexdigest(DATA)
 
 
 def test_a_file_comes_from_the_store_though_a_process_was_killed_while_it_came(tmp_path: Path) -> None:
-    """What it had begun was taken for a bug in stateflow by each attempt that followed."""
+    """A file that a killed process had begun is fetched anew.
+
+    Each later attempt used to take it for a bug in stateflow.
+    """
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "000001.sst").write_bytes(DATA)
     store = CheckpointStore(str(tmp_path / "store"), codec=Codec())

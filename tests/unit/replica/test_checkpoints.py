@@ -1,4 +1,4 @@
-"""When a replica takes checkpoints by itself, and what a failing store does to that: nothing."""
+"""Automatic checkpoints of a replica: when it takes them, and that a failing store disturbs nothing else."""
 
 from __future__ import annotations
 
@@ -171,7 +171,10 @@ def send(node: ReplicaNode, number: int) -> None:
 def test_a_partition_that_cannot_be_saved_keeps_none_behind_it_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_fails: bool
 ) -> None:
-    """With a store that does not answer the others would only wait for it, too."""
+    """A partition that cannot be saved does not stop the others, unless the store fails.
+
+    They would only wait for the store, too.
+    """
     node = ReplicaNode(ReplicaInfo("a", "site", "a:1"), tmp_path / "a", ReplicaSettings())
     node.create(describe(Count, 3, "Op"), [0, 1, 2], 1)
     backend = Refusing(LocalBackend(tmp_path / "store"))

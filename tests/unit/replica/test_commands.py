@@ -1,4 +1,4 @@
-"""Who commands a replica: every control RPC says so, one place checks it, and nobody else is obeyed."""
+"""Commands to a replica: every control RPC names its sender, one place checks it, and no other sender is obeyed."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from tests.unit.operators import Count
 SERVICE = rpb.DESCRIPTOR.services_by_name["ReplicaService"]
 NOT_CONTROL = {
     *("Apply", "Inspect", "Scan", "Stats", "Positions"),
-    *("Snapshot", "Fetch", "Follow", "Confirm"),  # of replicas among each other
-    *("OpenSource", "Outputs", "Sources", "RetireSource", "DropOutput"),  # of clients, for their sources
+    *("Snapshot", "Fetch", "Follow", "Confirm"),  # between replicas
+    *("OpenSource", "Outputs", "Sources", "RetireSource", "DropOutput"),  # from clients, for their sources
 }
 CONTROL = sorted(method.name for method in SERVICE.methods if method.name not in NOT_CONTROL)
 LEDGER, TERM, SESSION = "a-ledger", 5, "a-secret-of-the-two"
@@ -48,7 +48,7 @@ P = PartitionId("Count", 1)
 
 
 def sample(method: str) -> Any:
-    """A request that would be carried out, if its sender might."""
+    """Makes a request that would be carried out if its sender were allowed to command."""
     other = replica_to_pb(ReplicaInfo("b", "b", "127.0.0.1:1"))
     of = {"operator": P.operator, "partition": P.partition}
     match method:
@@ -150,8 +150,11 @@ def test_the_greatest_term_outlives_the_process(tmp_path: Path) -> None:
 
 
 def test_a_creation_that_a_registration_overtakes_is_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stood still in its thread. Its deployment may have been taken back since then, and made elsewhere; and the
-    replica was told of nothing to drop, as it had nothing."""
+    """A creation that a registration overtakes is void.
+
+    The creation stood still in its thread. Its deployment may have been undone since and made elsewhere, and the
+    replica was told of nothing to drop, as it had nothing.
+    """
     node = ReplicaNode(ReplicaInfo("a", "a", ""), tmp_path, lease=Lease.none())
     node.begin_session(asked := Command(LEDGER, TERM, SESSION))
     again = Command(LEDGER, TERM, "another")
@@ -171,7 +174,7 @@ def test_a_creation_that_a_registration_overtakes_is_void(tmp_path: Path, monkey
 
 
 def serving(tmp_path: Path, work: Callable[[Any, ReplicaNode], Awaitable[None]]) -> None:
-    """A replica that registered, with one partition, on loopback."""
+    """Serves a registered replica with one partition on loopback."""
 
     async def run() -> None:
         node = ReplicaNode(ReplicaInfo("a", "a", ""), tmp_path, lease=Lease.none())

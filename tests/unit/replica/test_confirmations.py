@@ -1,5 +1,8 @@
-"""``acknowledge=standby``: who is asked whether a standby has a batch, when its partition goes elsewhere meanwhile; and
-what a client may be told before a standby has it."""
+"""Confirmations by standbys, for ``acknowledge=standby``.
+
+Which replica is asked whether a standby has a batch when its partition moves meanwhile, and what a client may be told
+before a standby has the batch.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from tests.unit.runtime.test_replica import P, Two
 
 SEQUENCE = 7
 TARGET = ReplicaInfo("b", "b", "b:1")
-#: far more than any of this takes
+#: longer than any test takes, in seconds
 LONG_S = 600.0
 
 
@@ -70,7 +73,7 @@ def two(tmp_path: Path) -> Iterator[Two]:
 
 
 def asked(node: ReplicaNode, applied: Any, meanwhile: Callable[[], object], wait_s: float = LONG_S) -> Any:
-    """What is said of a batch that is applied and not confirmed, when ``meanwhile`` happens."""
+    """Returns the answer for a batch that is applied and not confirmed, when ``meanwhile`` happens."""
 
     async def ask() -> Any:
         changed = asyncio.Event()
@@ -115,7 +118,7 @@ def test_without_a_standby_it_is_said(two: Two) -> None:
 
 
 def opened(node: ReplicaNode, wait_s: float, meanwhile: Callable[[asyncio.Task[Any]], object]) -> None:
-    """A client of source "s" is let in, and ``meanwhile`` happens when the partition knows it."""
+    """Lets a client of source "s" in, and does ``meanwhile`` once the partition knows it."""
     node.settings = node.settings.model_copy(update={"acknowledge": "standby", "hold_timeout_s": wait_s})
     before = node.sequence(P)
 
@@ -138,8 +141,11 @@ def opened(node: ReplicaNode, wait_s: float, meanwhile: Callable[[asyncio.Task[A
 
 
 def test_a_client_is_let_in_when_a_standby_has_what_it_is_told(two: Two) -> None:
-    """What its predecessor sent is there, and no standby has it yet. The client would take it for acknowledged, and ask
-    its application for it when the standby takes over."""
+    """A client is let in once a standby has all that the client is told.
+
+    No standby has the batches of its predecessor yet. The client would take them for acknowledged, and ask its
+    application for them when the standby takes over.
+    """
     base = two.a.sender.snapshot(P, "s1", True)
     two.send(two.a, 1)
 
@@ -151,7 +157,7 @@ def test_a_client_is_let_in_when_a_standby_has_what_it_is_told(two: Two) -> None
 
 
 def test_it_is_not_enough_that_a_standby_has_its_predecessors_batches(two: Two) -> None:
-    """Who takes over must know the client, too."""
+    """A standby needs the client's session, too, to take over; its predecessor's batches are not enough."""
     base = two.a.sender.snapshot(P, "s1", True)
     applied = two.send(two.a, 1)
     with pytest.raises(StandbyMissing):

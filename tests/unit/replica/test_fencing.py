@@ -1,4 +1,4 @@
-"""What a fence says of the time in which rows were still processed."""
+"""Fences: their report of the time in which rows were still processed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FENCE = Fence(P, "m", 2, ReplicaInfo("b", "b", "b:1"), cold=True)
 
 
 class Partition:
-    """With a batch in hand that takes ``batch_s``, of which a busy event loop hears ``late_s`` after it sealed."""
+    """A partition whose running batch takes ``batch_s``. A busy event loop hears of the seal ``late_s`` later."""
 
     def __init__(self, batch_s: float, late_s: float = 0.0, then: State = State.SEALED) -> None:
         self.clock, self.batch_s, self.late_s, self.then = ManualClock(), batch_s, late_s, then
@@ -50,7 +50,7 @@ class Partition:
     def next(self, _: object) -> asyncio.Event:
         event = asyncio.Event()
         event.set()
-        if self.state is State.FENCING:  # the batch ends, and the partition seals, in another thread
+        if self.state is State.FENCING:  # the batch ends, and another thread seals the partition
             self.clock.advance(self.batch_s)
             self.state, self.began = self.then, self.clock.monotonic()
             self.clock.advance(self.late_s)
@@ -68,7 +68,7 @@ class Partition:
 
 
 def test_rows_are_processed_until_the_seal_and_not_until_the_event_loop_hears_of_it() -> None:
-    """Else a target that owned meanwhile had a pause of nothing."""
+    """Rows count as processed until the seal: otherwise a target that owned meanwhile would show no pause."""
     assert Partition(batch_s=0.010, late_s=5.0).fenced() == pytest.approx(10.0)
 
 

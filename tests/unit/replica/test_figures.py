@@ -1,4 +1,4 @@
-"""What a replica says of its disk is looked at by threads: a slow disk holds up no batch and no heartbeat."""
+"""A replica's report of its disk: threads read it, so that a slow disk holds up no batch and no heartbeat."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.operators import Count
 
 @pytest.fixture
 def node(tmp_path: Path) -> ReplicaNode:
-    """Its service closes it."""
+    """Makes a node, which its service closes."""
     node = ReplicaNode(ReplicaInfo("a", "site", "a:1"), tmp_path / "a")
     node.create(describe(Count, 2, "Op"), [0, 1], 1)
     return node
@@ -35,7 +35,7 @@ def node(tmp_path: Path) -> ReplicaNode:
 
 @pytest.fixture
 def looked(node: ReplicaNode, monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
-    """Who looked at a partition's files, or at what is free."""
+    """Collects the threads that read a partition's files or the free space."""
     found = list[threading.Thread]()
 
     def noticed(ask: Callable[..., Any]) -> Callable[..., Any]:

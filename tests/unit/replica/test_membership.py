@@ -28,7 +28,7 @@ LOST = cpb.Superseded(operator="Op", partition=3, epoch=2, owner=pb.Replica(name
 
 
 class Controller(controller_pb2_grpc.ControllerServiceServicer):
-    """Knows an incarnation as soon as it registers, and loses the first answers."""
+    """A controller that knows an incarnation as soon as it registers, and loses its first answers."""
 
     def __init__(self, answers_lost: int) -> None:
         self.answers_lost = answers_lost
@@ -47,7 +47,10 @@ class Controller(controller_pb2_grpc.ControllerServiceServicer):
 
 
 class Shell:
-    """Writes down what happens to the replica, in order; ``seals_failing``: of the first attempts to seal."""
+    """A replica that records what happens to it, in order.
+
+    ``seals_failing``: how many of its first attempts to seal fail.
+    """
 
     clock = SYSTEM_CLOCK
     connect = staticmethod(connect)
@@ -78,7 +81,7 @@ class Shell:
         return Member(this.node, info, self.clock, self.connect, threads=this, pulls=this, bundles=this)
 
     async def ensure(self, _: Any) -> None:
-        """No operator of it came in a bundle."""
+        """Loads nothing: no operator came in a bundle."""
 
     def _obey(self, *_: Any) -> None:
         if self.raising:
@@ -128,7 +131,7 @@ def test_there_is_no_lease_before_what_was_lost_is_sealed(answers_lost: int, sea
 
 
 class Waits(Controller):
-    """Does not lead, and says who did."""
+    """A controller that does not lead, and names the leader."""
 
     def __init__(self, leader: str) -> None:
         super().__init__(0)
@@ -140,7 +143,10 @@ class Waits(Controller):
 
 
 def test_who_leads_is_found_in_one_round() -> None:
-    """The second of three named the first, which was dead; the third, which led, was never asked."""
+    """The leader is found in one round.
+
+    The second of three controllers used to name the first, which was dead, and the third, which led, was never asked.
+    """
 
     async def run() -> None:
         shell = Shell(0)
@@ -170,7 +176,7 @@ def unforeseen() -> Exception:
 
 
 class Ending(Controller):
-    """Says of a move that it ended."""
+    """A controller whose heartbeat replies report that a move ended."""
 
     async def Heartbeat(self, request: cpb.HeartbeatRequest, context: Any) -> cpb.HeartbeatReply:
         reply = await super().Heartbeat(request, context)

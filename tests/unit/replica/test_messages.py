@@ -1,4 +1,4 @@
-"""What controllers and replicas say to each other crosses the wire whole."""
+"""Messages between controllers and replicas cross the wire whole."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RESTORE = Restore("r", SPEC, P, 4, "file:///s", Wanted("named", "source", 7), Tr
 
 
 def plain(value: Any) -> Any:
-    """No error equals another one."""
+    """Makes a value comparable, as no error equals another one."""
     if is_dataclass(value):
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, list | tuple):
@@ -52,7 +52,7 @@ def plain(value: Any) -> Any:
 
 
 def commanded(to_pb: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The caller adds who commands, to whatever it sends."""
+    """Adds the command to a message, as callers do."""
 
     def sent(value: Any) -> Any:
         message = to_pb(value)

@@ -1,4 +1,4 @@
-"""What a replica hears from the one that a partition comes from: values, whole, or what was meant by a failure."""
+"""Answers that a replica hears from a partition's source: whole values, or the meaning of a failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEAL = Seal("m", 3, 9, "d" * 32, 77, ReplicaInfo("b", "s", "b:1", 1))
 
 
 class Source(replica_pb2_grpc.ReplicaServiceServicer):
-    """Sends these; then it raises ``then``."""
+    """A source that sends ``readings``, and then raises ``then``."""
 
     def __init__(self, readings: Sequence[Reading], then: Exception | None = None) -> None:
         self._readings, self._then = readings, then

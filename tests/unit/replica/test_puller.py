@@ -1,4 +1,4 @@
-"""A source that is none: the target of a move writes what a copy has, and no more than was declared."""
+"""Incoming transfers from a false source: the target writes what a copy has, and no more than was declared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who listens to a transfer, and what those hear who ask again."""
+"""Listeners of an incoming transfer, and answers to those that ask again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWNED = Progress(Phase.OWNED, epoch=2, bytes_warm=7, digest="d" * 32)
 
 
 def heard(again: str) -> list[Progress]:
-    """By whoever asks for ``again`` when move "m" has ended here."""
+    """Returns what a request for the move ``again`` hears after move "m" has ended here."""
 
     async def ask() -> list[Progress]:
         lifecycle = Lifecycle(P, State.WARMING, 1)
@@ -46,7 +46,7 @@ def heard(again: str) -> list[Progress]:
         pulls._begin = lambda move: RunningPull(move.move_id, transfer, loop)  # type: ignore[method-assign]
         move: Any = SimpleNamespace(partition=P, move_id="m", standby=False)
         assert [each.phase async for each in pulls.run(move, "")] == [Phase.WARMING, Phase.OWNED]
-        lifecycle.move_id = again  # of the move by which it came
+        lifecycle.move_id = again  # the move by which the partition came
         asked: Any = SimpleNamespace(partition=P, move_id=again, standby=False)
         return [each async for each in pulls.run(asked, "")]
 
@@ -54,7 +54,10 @@ def heard(again: str) -> list[Progress]:
 
 
 def test_who_asks_again_hears_all_that_was_said_of_the_end() -> None:
-    """A controller whose stream broke just then recorded the move without its digest."""
+    """A request that is repeated hears all that was reported of the end.
+
+    A controller whose stream broke at that moment used to record the move without its digest.
+    """
     assert heard("m") == [OWNED]
 
 
@@ -63,7 +66,7 @@ def test_of_a_transfer_that_is_not_known_any_more_only_the_epoch_is_told() -> No
 
 
 def joined(cancelled: str) -> tuple[list[Progress], list[Progress]]:
-    """What a move hears that joins a standby's transfer, and what the standby does."""
+    """Returns what a move hears that joins a standby's transfer, and what the standby hears."""
 
     async def ask() -> tuple[list[Progress], list[Progress]]:
         lifecycle = Lifecycle(P, State.WARMING, 1, move_id="standby")
@@ -109,7 +112,10 @@ def joined(cancelled: str) -> tuple[list[Progress], list[Progress]]:
 
 @pytest.mark.parametrize("cancelled", ["before", "while"])
 def test_a_move_that_was_cancelled_here_waits_for_no_seal_of_the_standby_it_joined(cancelled: str) -> None:
-    """It would wait for ever: no seal is taken here for a move that was cancelled, and the standby goes on."""
+    """A cancelled move waits for no seal of the standby that it joined.
+
+    It would wait for ever: no seal is accepted here for a cancelled move, and the standby goes on.
+    """
     move, standby = joined(cancelled)
     assert isinstance(move[-1].fault, MoveAborted)
     assert move[-1].phase is Phase.FAILED

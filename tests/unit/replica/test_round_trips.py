@@ -1,4 +1,4 @@
-"""How far away others are: the median of a few pings, or nothing."""
+"""Round trips to other replicas: the median of a few pings, or nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stateflow.rpc.wire import connect, unary
 
 
 class Other(replica_pb2_grpc.ReplicaServiceServicer):
-    """Takes so long for each answer, in turn."""
+    """A replica that takes these times, in turn, for its answers."""
 
     def __init__(self, *seconds: float) -> None:
         self.seconds, self.asked = list(seconds), 0

@@ -1,4 +1,4 @@
-"""What requests took: the newest are kept, and asked for by number."""
+"""Durations of requests: the newest are kept, and are read by number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One span for a batch and replica, and a commit below it; nothing where nobody follows the batch."""
+"""Spans of batches: one for each batch and replica, with its commits below it; none for a batch that is not traced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of one stream: side by side, in order, bounded, and one's trouble is no other's."""
+"""Calls of one stream: concurrent, in order, bounded, and undisturbed by each other's errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def request(call: int, *partitions: int, begins: bool = True, last: bool = True,
 
 
 class Stream:
-    """``run``: what an Applier does with a call."""
+    """A stream of calls. ``run``: what an Applier does with a call."""
 
     def __init__(self, run: Run) -> None:
         self.sent: asyncio.Queue[rpb.ApplyRequest | None] = asyncio.Queue()
@@ -235,7 +235,7 @@ def test_no_more_is_read_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_who_is_not_read_is_not_impatient_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest of a call may be among what is not read."""
+    """A call does not time out while its stream is not read: the rest of the call may be among the unread messages."""
     monkeypatch.setattr(streams, "READ_BYTES_MAX", 10_000)
 
     async def work() -> None:

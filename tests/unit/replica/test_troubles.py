@@ -1,4 +1,4 @@
-"""What a replica does without being asked goes on after any error, and a replica whose duty ended anyway ends, too."""
+"""A replica's background duties go on after any error, and a replica ends if one of its duties ends nevertheless."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
 
-#: far more than any of this takes
+#: longer than any test takes, in seconds
 LONG_S = 30.0
 SOON_S = 0.001
 NO_ROOM = OSError(errno.ENOSPC, "No space left on device")
 
 
 class Failing:
-    """Called in each round of a duty; fails in the first ones."""
+    """A call in each round of a duty, which fails in the first rounds."""
 
     def __init__(self, *errors: BaseException, then: object = None) -> None:
         self.errors, self.then, self.reached = list(errors), then, asyncio.Event()

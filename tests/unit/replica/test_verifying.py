@@ -1,4 +1,4 @@
-"""Whoever asks for a verification or a trial may go at any moment: nothing stays behind."""
+"""Verifications and trials: their caller may leave at any moment, and nothing stays behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WITHIN_S = 10.0
 
 
 class Slow:
-    """Its snapshot is there when ``go`` is set."""
+    """A verifier whose snapshot is there once ``go`` is set."""
 
     def __init__(self) -> None:
         self.begun, self.go, self.ended = threading.Event(), threading.Event(), threading.Event()
@@ -99,7 +99,7 @@ CLOCK = ManualClock(1)
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """One replica, with state in partition 1 of 2."""
+    """Yields one replica, with state in partition 1 of 2."""
     monkeypatch.syspath_prepend(tmp_path)
     GATE.clear()
     BEGUN.clear()
@@ -131,7 +131,7 @@ def _snapshots(cluster: Cluster) -> list[Path]:
 
 
 async def _none_left(cluster: Cluster) -> None:
-    """Waits until no snapshot is left: it goes behind what its thread still does."""
+    """Waits until no snapshot is left: a snapshot is removed after its thread has finished."""
     while _snapshots(cluster):
         await asyncio.sleep(0.01)
 
@@ -162,7 +162,11 @@ def test_what_a_version_fails_with_is_told(cluster: Cluster) -> None:
     [("while True: pass", "was interrupted"), ("GATE.wait()", r"cannot be interrupted.*\n.*GATE\.wait")],
 )
 def test_a_migration_that_does_not_return_is_refused(cluster: Cluster, does: str, said: str) -> None:
-    """It held a thread of the replica until the controller's deadline; four of them, and no files were read."""
+    """A migration that does not return is refused.
+
+    It used to hold a thread of the replica until the controller's deadline; with four of them, no files were read any
+    more.
+    """
     spec = _version(cluster, does, limit_s=0.1)
 
     async def run() -> None:
@@ -176,7 +180,10 @@ def test_a_migration_that_does_not_return_is_refused(cluster: Cluster, does: str
 def test_a_migration_that_is_longer_than_a_batch_may_be_is_refused(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is part of one batch later: each would be interrupted, and nothing served."""
+    """A migration that takes longer than a batch may is refused.
+
+    It will be part of one batch, which would be interrupted each time, and nothing would be served.
+    """
     monkeypatch.setattr(trial, "PIECE_KEYS", 1)
     for number in range(3):
         cluster.send(1, key=next(key for key in (f"{number}-{n}" for n in range(99)) if partition_of(key, 2) == 1))
@@ -209,7 +216,7 @@ def test_a_trial_that_nobody_waits_for_is_ended(cluster: Cluster, does: str) -> 
 
 
 def test_a_partition_that_cannot_be_read_is_left_out(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version that mends the operator is not refused for it."""
+    """A partition that cannot be read does not keep a version that mends the operator from being accepted."""
     spec = _version(cluster, "self.s.value = {}")
 
     def broken(*_: Any) -> None:

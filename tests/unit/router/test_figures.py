@@ -1,4 +1,4 @@
-"""What routers sent is counted once it is acknowledged, and what failed beside it."""
+"""Metrics of routers: batches count once they are acknowledged, and failures count separately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from how far a source has come, and who is asked for it."""
+"""Positions of a source: what follows from them, and which replicas are asked."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_batch_that_is_in_some_partitions_only(batch: int, last: tuple[int | N
     ids=["nothing at all", "one that nobody has", "a loss", "one that is empty", "lost after the next was begun"],
 )
 def test_what_else_is_missing_was_lost(batch: int, last: tuple[int | None, ...], expected: int) -> None:
-    """The batch before, sent again, would not mend it."""
+    """Any other missing batch is lost: sending the previous batch again would not restore it."""
     with pytest.raises(
         PositionGap, match=rf"the state expects batch {expected} .*: rewind the source to b.* {expected}$"
     ):
@@ -76,7 +76,7 @@ class Clock:
 
 
 class Table:
-    """A router, as far as it is asked. What it is told when it refreshes is in ``moves``."""
+    """A stub of the router. ``moves``: the owners that it learns at each refresh."""
 
     operator = "Flow"
     settings = RouterSettings()

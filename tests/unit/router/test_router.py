@@ -30,7 +30,7 @@ Serve = Callable[[int, Iterator[rpb.ApplyRequest]], Iterator[rpb.ApplyResponse]]
 
 
 class Replica(replica_pb2_grpc.ReplicaServiceServicer):
-    """``serve``: what it does with its streams, which are numbered from 0."""
+    """A replica. ``serve``: what it does with its streams, which are numbered from 0."""
 
     def __init__(self, serve: Serve) -> None:
         self.serve, self.streams = serve, 0
@@ -41,7 +41,7 @@ class Replica(replica_pb2_grpc.ReplicaServiceServicer):
 
 
 def answer(request: rpb.ApplyRequest) -> rpb.ApplyResponse:
-    """All of a call, each output is the rows."""
+    """Answers a whole call; each output is the rows of its partition."""
     read = iter(read_batch(request.rows, WORD)["word"].to_pylist())
     outputs = [next(read) if count else b"" for count in request.counts]
     results = [
@@ -53,7 +53,7 @@ def answer(request: rpb.ApplyRequest) -> rpb.ApplyResponse:
 
 @pytest.fixture
 def routed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Serve], tuple[Router, Replica]]]:
-    """A router of 2 partitions, which one replica has."""
+    """Yields a function that makes a router of 2 partitions and the one replica that has both."""
     servers: list[grpc.Server] = []
 
     def start(serve: Serve) -> tuple[Router, Replica]:

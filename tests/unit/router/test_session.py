@@ -19,7 +19,7 @@ FATAL = OperatorFailed("process() raised")
 
 
 def table(partitions: int = 4) -> RoutingTable:
-    """Even partitions at a, odd ones at b, all at epoch 1."""
+    """Makes a table with even partitions at ``a`` and odd ones at ``b``, all at epoch 1."""
     return RoutingTable("Op", 1, [Route("ab"[p % 2], "ab"[p % 2], 1) for p in range(partitions)])
 
 
@@ -36,7 +36,7 @@ def sends(instructions: list[object]) -> dict[str, tuple[tuple[int, int], ...]]:
 
 
 def down(s: BatchSession, address: str, parts: list[int], now: float) -> None:
-    """The stream to a replica broke."""
+    """Breaks the stream to a replica."""
     for partition in parts:
         if s.awaits(partition, address):
             s.refused(partition, DOWN, now)
@@ -210,7 +210,7 @@ def test_a_controller_that_refuses_ends_the_batch() -> None:
 
 
 def test_while_some_are_sent_others_that_wait_are_not_forgotten() -> None:
-    """A partition that is held at its new owner must not delay the retry of another one."""
+    """A partition that is held at its new owner does not delay the retry of another one."""
     s = session([0, 1])
     s.poll(0.0)
     s.refused(0, NOT_OWNER, 0.0)
@@ -323,7 +323,10 @@ def test_the_first_error_is_the_one_that_is_raised() -> None:
 
 
 def test_why_nobody_serves_a_partition_is_what_the_batch_fails_with() -> None:
-    """The controller knows; a replica can only say that the partition is not there."""
+    """A batch fails with the reason that the controller knows.
+
+    A replica can only say that the partition is not there.
+    """
     s = session([0], timeout_s=10.0)
     why = StateMissing("a came without it", remedy="start a with the directory that has it")
     for now in (0.0, 4.0, 8.0, 12.0):
@@ -346,7 +349,7 @@ def test_table_of() -> None:
 
 
 def test_addresses_are_translated_wherever_owners_are_named() -> None:
-    """By the controller, and by a replica that has given a partition away."""
+    """Addresses are translated, whether the controller names the owner or a replica that has given a partition away."""
     infos = [ReplicaInfo("a", "s", "a:1"), ReplicaInfo("b", "s", "b:1")]
     here = table_of("Op", 1, infos, [1, 1], addresses={"a:1": "nat:7", "c:1": "nat:9"})
     assert here.routes == [Route("a", "nat:7", 1), Route("b", "b:1", 1)]
@@ -394,7 +397,7 @@ answers = st.sampled_from(["output", "moved", "not_owner", "down", "fatal", "sil
 @given(st.lists(st.tuples(st.integers(0, 3), answers), max_size=40), st.booleans())
 @settings(max_examples=sized(800))
 def test_it_always_ends_and_answers_for_every_partition(script: list[tuple[int, str]], refresh: bool) -> None:
-    """Whatever replicas say in whatever order, then everything works: outputs of all, or the one error."""
+    """A batch ends after any answers in any order, once everything works: with all outputs, or with one error."""
     s = session([0, 1, 2, 3], timeout_s=1e9)
     now = 0.0
     streams: list[Send] = []

@@ -1,4 +1,4 @@
-"""Every RPC of every service, called by everybody there may be: who is let in is what the table of roles says."""
+"""Every RPC of every service, called by every kind of caller: the table of roles decides who is let in."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ REQUESTS = {
 
 
 class Anything(grpc.GenericRpcHandler):
-    """Says who called. What streams in is answered one by one, as Apply does it."""
+    """A handler for every method that answers with its caller.
+
+    It answers a stream message by message, as Apply does.
+    """
 
     def service(self, details: Any) -> grpc.RpcMethodHandler | None:
         method = details.method
@@ -100,7 +103,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 async def ask(channel: grpc.aio.Channel, method: str, request: Any = None) -> str:
-    """Who it was taken for. Raises NotAllowed, Unavailable."""
+    """Returns the caller that the server recognised. Raises NotAllowed, Unavailable."""
     kind: Any = REQUESTS.get(method) or replica_pb2.CheckpointRequest
     data = (request if request is not None else kind()).SerializeToString()
     try:
@@ -119,7 +122,7 @@ async def ask(channel: grpc.aio.Channel, method: str, request: Any = None) -> st
 
 
 def own_request(method: str, name: str) -> Any:
-    """One by which a node or agent speaks for itself."""
+    """Makes a request in which a node or agent speaks for itself; None: the method has none."""
     rule, kind = RULES[method], REQUESTS.get(method)
     if kind is None:
         return None
@@ -152,7 +155,7 @@ def test_a_token_has_the_rights_of_its_role_until_it_expires(world: World) -> No
                         else:
                             assert await ask(channel, method, own_request(method, "alice")) == f"{role}/alice"
                     assert await ask(channel, POSITIONS, OF_OP) == f"{role}/alice"
-            world.clock.advance(7200)  # tokens are of an hour from when each was made
+            world.clock.advance(7200)  # a token expires an hour after it was made
             for role, credentials in given.items():
                 async with grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS) as channel:
                     with pytest.raises(NotAllowed, match=f"{role}/alice has expired"):
@@ -162,7 +165,7 @@ def test_a_token_has_the_rights_of_its_role_until_it_expires(world: World) -> No
 
 
 def test_every_rpc_by_every_role(world: World) -> None:
-    """Prints the table of what is allowed: pytest -s."""
+    """Each role calls what the table of roles allows. `pytest -s` prints the table."""
     allowed: dict[str, set[Role]] = {method: set() for method in REQUESTS}
     said: set[tuple[str, str]] = set()
 
@@ -190,7 +193,10 @@ def test_every_rpc_by_every_role(world: World) -> None:
 
 
 def test_nobody_else_calls_anything(world: World, tmp_path: Path) -> None:
-    """No certificate, one of another authority, one that has expired, one that is not valid yet."""
+    """A caller without a valid certificate calls nothing.
+
+    It has none, one of another authority, one that has expired, or one that is not valid yet.
+    """
     clock = ManualClock(SYSTEM_CLOCK.now_us() - 100 * 86_400_000_000)
     early = Authority(tmp_path / "certificates" / "authority", clock)
     early.issue(Identity.of("admin", "early"), [], tmp_path / "early", days=90)
@@ -219,7 +225,7 @@ def test_nobody_else_calls_anything(world: World, tmp_path: Path) -> None:
 
 
 def test_what_is_over_is_over_at_the_next_call(world: World) -> None:
-    """Of a connection and of a stream that were there before."""
+    """Revocation and expiry hold from the next call on, for existing connections and streams, too."""
     admin = world.certificates.issue("alice", "admin")
     data = world.certificates.issue("gw", "data")
     method = "/stateflow.rpc.ControllerService/Status"

@@ -1,4 +1,4 @@
-"""What agents and controllers say to each other arrives as it was said."""
+"""Messages between agents and controllers arrive unchanged."""
 
 from __future__ import annotations
 

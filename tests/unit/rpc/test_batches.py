@@ -1,4 +1,4 @@
-"""A batch as a call's messages, and what its answers mean: each partition is told of once."""
+"""A batch as messages of a call, and the meaning of its answers: each partition is reported once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbered calls of a stream: each ends once, and all of them hear every sign of life."""
+"""Numbered calls of a stream: each ends once, and every sign of life reaches all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocking clients: among threads and children of a process, and while a controller is not there yet."""
+"""Blocking clients: among threads, in child processes, and while a controller is not there yet."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_one_that_does_not_come_is_not_waited_for_for_ever(method: str, monkeypa
 
 
 class BetweenTerms(controller_pb2_grpc.ControllerServiceServicer):
-    """Does not lead, until it does."""
+    """A controller that does not lead until ``leads`` is set."""
 
     def __init__(self, leader: str = "") -> None:
         self.leads, self._leader = False, leader
@@ -150,7 +150,7 @@ ASKED: dict[str, Callable[[ControllerClient], Any]] = {
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, which goes on while a client waits."""
+    """Replaces the clock by one that advances while a client waits."""
     now = [0.0]
 
     def later(seconds: float) -> None:
@@ -162,7 +162,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 class Broken(controller_pb2_grpc.ControllerServiceServicer):
-    """Its connections end when it has heard what is wanted."""
+    """A controller that ends each connection once it has the request."""
 
     def _end(self, context: Any) -> None:
         context.abort(grpc.StatusCode.UNAVAILABLE, "Stream removed (sendmsg: Broken pipe (32))")
@@ -181,7 +181,7 @@ def test_what_only_is_read_is_asked_of_another_one_where_the_connection_broke() 
     with served(Broken()) as broken, served(leading) as other:
         assert ASKED["stream"](ControllerClient(f"{broken},{other}")) == ["r"]
         with pytest.raises(Unavailable, match="Broken pipe"):
-            ASKED["call"](ControllerClient(f"{broken},{other}"))  # it may have been done
+            ASKED["call"](ControllerClient(f"{broken},{other}"))  # the call may have been carried out
 
 
 @pytest.mark.parametrize("leader", ["", "127.0.0.1:1"])
@@ -194,7 +194,10 @@ def test_one_that_does_not_lead_is_asked_again_whatever_it_is_asked(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Between two terms, or where the one that leads has gone: nothing was done."""
+    """A controller that does not lead is asked again: between two terms, or where the leader has gone.
+
+    It has done nothing.
+    """
     servicer = BetweenTerms(leader)
 
     def later(seconds: float) -> None:
@@ -216,7 +219,7 @@ def test_one_that_never_leads_says_so_after_the_time_out(asked: str, clock: list
 
 
 class Leads(controller_pb2_grpc.ControllerServiceServicer):
-    """In a term, and has read so much of the ledger."""
+    """A controller that leads ``term`` and has read the ledger up to record ``newest``."""
 
     def __init__(self, term: int, newest: int) -> None:
         self.term, self.newest, self.asked = term, newest, 0
@@ -228,7 +231,10 @@ class Leads(controller_pb2_grpc.ControllerServiceServicer):
 
 
 def test_one_that_leads_no_more_and_does_not_know_it_is_not_believed(clock: list[float]) -> None:
-    """It had been stopped: a client that had heard the next one's answer read an older state of it."""
+    """A former leader that does not know its successor is not believed.
+
+    It had been stopped: a client that had heard its successor's answer used to read an older state from it.
+    """
     late, leader = Leads(1, 5), Leads(2, 7)
     with served(late) as first, served(leader) as second:
         client = ControllerClient(f"{second},{first}", connect_timeout_s=5)
@@ -247,7 +253,7 @@ def test_one_that_leads_no_more_and_does_not_know_it_is_not_believed(clock: list
 def test_the_time_out_begins_with_the_answer_however_long_that_took(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A controller that is stopped for longer than its hold keeps calls for longer than the time-out."""
+    """A controller that is stopped for longer than its hold may answer after the time-out, which begins only then."""
     servicer = BetweenTerms()
     check = servicer._check
 
@@ -276,6 +282,9 @@ def test_the_time_out_begins_with_the_answer_however_long_that_took(
     ],
 )
 def test_a_call_whose_connection_broke_may_have_been_carried_out(details: str, heard: bool) -> None:
-    """It was made again, of the controller that had come back and carried it out."""
+    """A call whose connection broke is not repeated.
+
+    It used to be sent again to the controller, which had come back and had carried it out.
+    """
     error: Any = SimpleNamespace(code=lambda: grpc.StatusCode.UNAVAILABLE, details=lambda: details)
     assert _not_begun(Unavailable("-"), error) is not heard

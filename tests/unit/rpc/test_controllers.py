@@ -1,4 +1,4 @@
-"""Which of several controllers is asked next."""
+"""Several controllers: which one is asked next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def leads(address: str | None) -> NotLeading:
         ({}, ["a:1", "b:1", "c:1"]),
         ({"a:1": leads("c:1")}, ["a:1", "c:1", "b:1"]),
         ({"a:1": leads("x:1")}, ["a:1", "x:1", "b:1", "c:1"]),
-        # b names one that is dead: c was never asked
+        # b names a dead controller: c used to be skipped
         ({"b:1": leads("a:1")}, ["a:1", "b:1", "c:1"]),
         ({"a:1": leads("b:1"), "b:1": leads("a:1")}, ["a:1", "b:1", "c:1"]),
         ({each: leads(None) for each in ("a:1", "b:1", "c:1")}, ["a:1", "b:1", "c:1"]),
@@ -49,12 +49,12 @@ def test_the_next_round_begins_with_the_one_that_is_said_to_lead() -> None:
 def test_no_answer_is_older_than_one_before() -> None:
     seen = Seen()
     assert seen.takes(1, 10)
-    assert seen.takes(0, 12)  # one that does not lead has read what it was asked for
-    assert seen.takes(1, 11)  # who leads may have passed by records of others
+    assert seen.takes(0, 12)  # a controller that does not lead has read as far as it was asked to
+    assert seen.takes(1, 11)  # the leader may have skipped records of others
     assert seen.record == 12
-    assert seen.takes(2, 8)  # of a ledger that was put back
+    assert seen.takes(2, 8)  # from a ledger that was restored
     assert seen.record == 8
-    assert not seen.takes(1, 13)  # it was stopped, and does not know that another one leads
+    assert not seen.takes(1, 13)  # a former leader, which was stopped and does not know its successor
     assert (seen.term, seen.record) == (2, 8)
 
 

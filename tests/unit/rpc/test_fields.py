@@ -1,4 +1,4 @@
-"""What every field on the wire may hold: the table names each, and nothing else passes."""
+"""Fields on the wire: the table names what each may hold, and nothing else passes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def is_map(field: FieldDescriptor) -> bool:
 
 
 def plain_fields() -> Iterator[FieldDescriptor]:
-    """Of every message: those that are no message themselves. Maps are."""
+    """Yields the fields of every message that hold no message themselves. Maps are included."""
     for message in messages():
         yield from (field for field in message.fields if field.message_type is None or is_map(field))
 
@@ -66,7 +66,7 @@ def test_every_field_has_a_kind_that_fits_it(field: FieldDescriptor) -> None:
 
 
 def test_only_prose_and_payloads_hold_anything() -> None:
-    """No other text may; what becomes a path or an id never."""
+    """Only prose and payloads may hold any text; a text that becomes a path or an id never does."""
     loose = {
         f"{field.containing_type.name}.{field.name}"
         for field in plain_fields()
@@ -104,7 +104,7 @@ def test_the_table_names_nothing_that_is_not_there() -> None:
 
 
 def sound(message: Descriptor) -> Message:
-    """One that passes: every text and number in it is the plainest there is."""
+    """Makes a message that passes: every text and number in it is the plainest possible."""
     made = GetMessageClass(message)()
     for field in message.fields:
         if field.message_type is not None and not is_map(field):
@@ -135,7 +135,7 @@ def requests() -> Iterator[Descriptor]:
 
 
 def hostile(message: Descriptor, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Message]]:
-    """(place, an otherwise sound message with one hostile value), for every text, also in messages inside."""
+    """Yields (place, an otherwise valid message with one hostile value) for every text, also in nested messages."""
     for field in message.fields:
         if is_map(field):
             continue
@@ -218,7 +218,7 @@ def test_no_number_beyond_its_meaning_passes(kind: type[Message], values: dict[s
 
 
 def test_parts_of_a_batch_are_held_to_the_table() -> None:
-    """Many at once are looked at by the least and the largest of them."""
+    """Values of a batch's lists are checked against the table, by their least and their largest."""
     header = sound(replica_pb2.ApplyHeader.DESCRIPTOR)
     checked(replica_pb2.ApplyRequest(header=header, partitions=[5, 0], epochs=[1, EPOCH_MAX], afters=[-1, 0]))
     for name, wrong in (("partitions", PARTITIONS_MAX), ("epochs", EPOCH_MAX + 1), ("afters", -2), ("afters", 1 << 62)):

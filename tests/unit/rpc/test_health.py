@@ -1,4 +1,4 @@
-"""gRPC's health protocol, as its own callers speak it: messages are written by hand here, too."""
+"""gRPC's health protocol as its callers speak it: messages are written by hand here, too."""
 
 from __future__ import annotations
 

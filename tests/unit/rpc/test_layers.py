@@ -1,4 +1,4 @@
-"""Before any handler: releases too far away, and bytes that are no request, over real connections."""
+"""Refusals before any handler, over real connections: releases too far away, and bytes that are no request."""
 
 from __future__ import annotations
 

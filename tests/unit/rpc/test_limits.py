@@ -1,4 +1,4 @@
-"""A server has so many calls under way: one caller's refusals are no other's."""
+"""Limits on a server's calls under way: a caller's refusals do not affect other callers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG_S = 30.0
 
 
 class Held(grpc.GenericRpcHandler):
-    """Calls of each kind last until ``go_on``."""
+    """A handler whose calls, of each kind, last until ``go_on`` is set."""
 
     def __init__(self) -> None:
         self.go_on, self.begun = asyncio.Event(), 0
@@ -116,7 +116,7 @@ def test_who_went_away_or_failed_counts_no_more() -> None:
                     try:
                         assert await channel.unary_unary("/t/unary")(b"y") == b"y"
                         return
-                    except grpc.aio.AioRpcError:  # the server has not heard of it
+                    except grpc.aio.AioRpcError:  # the server has not noticed yet
                         await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(run(), LONG_S))

@@ -1,4 +1,4 @@
-"""A stream that threads share: opened when wanted, given up when silent, and one call's trouble is no other's."""
+"""A stream that threads share: opened when wanted, given up when silent, and one call's error disturbs no other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG_S = 30.0
 
 
 class Server:
-    """A stream's other end: takes requests in a thread, as gRPC does."""
+    """A stream's other end, which takes requests in a thread, as gRPC does."""
 
     def __init__(self, requests: Iterator[rpb.ApplyRequest]) -> None:
         self.came: queue.SimpleQueue[rpb.ApplyRequest | None] = queue.SimpleQueue()
@@ -185,7 +185,7 @@ def test_a_silent_stream_is_replaced_and_one_that_is_not_is_kept() -> None:
 def test_a_stream_without_calls_is_closed() -> None:
     linked = Linked(idle_s=0.01)
     heard = linked.call()
-    server = linked.servers[-1]  # the first one, unless that was closed before the call came
+    server = linked.servers[-1]  # the first server, unless it was closed before the call came
     assert server.take().call == 1
     server.say(1)
     assert heard.next().last

@@ -58,7 +58,7 @@ STANDBY = StandbyReport("Op", 1, "b", "CATCHING_UP", 5)
 UNSERVED = UnservedPartitions("Op", (0, 2), "a", WHY)
 DEPLOYMENT = Deployment(SPEC, 4, (B, A, B), (1, 2, 3), (UNSERVED,), ("cloud", "edge"), FOLLOWER, "manual")
 CLUSTER = ClusterReport(
-    (ReplicaStatus("a", "cloud", "a:1", 2, None, 0.5, 3, True, True, 7),),  # a follower does not know
+    (ReplicaStatus("a", "cloud", "a:1", 2, None, 0.5, 3, True, True, 7),),  # unknown to a follower
     (DEPLOYMENT,),
     (RECONFIGURATION,),
     (STANDBY,),
@@ -91,7 +91,7 @@ ADOPTED = AdoptedOperator("Op", 4, (0,), (1,), (2, 3), ("two of them",), True)
 
 
 def plain(value: Any) -> Any:
-    """No error equals another one."""
+    """Makes a value comparable, as no error equals another one."""
     if is_dataclass(value):
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, tuple):

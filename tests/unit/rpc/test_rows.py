@@ -1,4 +1,4 @@
-"""Rows of a batch, sorted by partition: some of them, others in their place, and messages of bounded size."""
+"""Rows of a batch by partition: a selection of them, replacements, and messages of bounded size."""
 
 from __future__ import annotations
 

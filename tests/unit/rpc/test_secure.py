@@ -1,5 +1,7 @@
-"""Channels and servers with certificates: who is let in, whose names are checked, and what new files change; and a
-channel keeps no connection that nobody uses."""
+"""Channels and servers with certificates: who is let in, whose names are checked, and what new files change.
+
+A channel keeps no connection that is not used.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ CALL = "/test/call"
 
 @pytest.fixture
 def certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certificates:
-    """And files are looked at whenever somebody asks."""
+    """Makes certificates whose files are checked at each use."""
     monkeypatch.setattr(files_module, "LOOK_S", 0.0)
     return Certificates(tmp_path / "certificates")
 
@@ -42,7 +44,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, values: Any) -> Iterator[None]:
 
 
 class Echo(grpc.GenericRpcHandler):
-    """What came, and, in a stream, all that comes."""
+    """Echoes a request, or each message of a stream."""
 
     def service(self, details: Any) -> grpc.RpcMethodHandler:
         async def once(request: bytes, _: Any) -> bytes:
@@ -88,7 +90,7 @@ async def refused(channel: grpc.aio.Channel, address: str) -> Unavailable:
     ],
 )
 def test_why_nothing_listens_is_said(listen: str, kind: type[Exception], said: str) -> None:
-    """Before, a host that nobody knows was a port in use."""
+    """An address that cannot be bound is reported with its reason: an unknown host used to count as a port in use."""
 
     async def run() -> None:
         server = grpc.aio.server(options=OPTIONS)
@@ -100,7 +102,10 @@ def test_why_nothing_listens_is_said(listen: str, kind: type[Exception], said: s
 
 @pytest.mark.parametrize("name", ["http_proxy", "https_proxy", "grpc_proxy"])
 def test_members_are_reached_directly_unless_the_proxy_is_asked_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, nothing on this machine was reached where the environment named a proxy, and nothing said why."""
+    """Members are reached without a proxy unless one is asked for.
+
+    Where the environment named a proxy, nothing on this machine used to be reached, without a reason.
+    """
 
     async def answers(address: str) -> list[bytes | str]:
         found: list[bytes | str] = []
@@ -152,7 +157,7 @@ def test_both_have_certificates(certificates: Certificates, monkeypatch: pytest.
                     )
                     async with grpc.aio.secure_channel(address, credentials) as channel:
                         await refused(channel, address)
-                with environment(monkeypatch, stranger):  # it does not trust the server either
+                with environment(monkeypatch, stranger):  # the stranger does not trust the server either
                     async with connect(address) as channel:
                         assert "not of the authority in STATEFLOW_TLS_CA" in (await refused(channel, address)).remedy
                 async with grpc.aio.insecure_channel(address) as channel:
@@ -172,7 +177,7 @@ def test_both_have_certificates(certificates: Certificates, monkeypatch: pytest.
 
 
 def test_new_files_are_for_calls_that_begin_then(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream goes on on the connection that it has; the server shows the new certificate to the next connection."""
+    """A stream keeps the connection that it has; the server shows the new certificate to the next connection."""
     node = certificates.issue("edge-0", "node", "127.0.0.1")
     data = certificates.issue("gw", "data")
 

@@ -1,4 +1,4 @@
-"""What every channel shares."""
+"""Options and errors that all channels share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stateflow.runtime.retirement import SourceView
 
 @pytest.fixture(scope="module")
 def core() -> bytes:
-    """The program of gRPC's core: every option it knows is a string in it."""
+    """Reads the binary of gRPC's core, which contains every option it knows as a string."""
     spec = find_spec("grpc._cython.cygrpc")
     assert spec is not None
     assert spec.origin is not None
@@ -27,7 +27,7 @@ def core() -> bytes:
 
 @pytest.mark.parametrize("option", [name for name, _ in CHANNEL_OPTIONS])
 def test_every_option_is_one_that_grpc_knows(option: str, core: bytes) -> None:
-    """One that it does not know has no effect, and nobody says so."""
+    """Every option is known to gRPC, which silently ignores any other."""
     assert b"\0" + option.encode() + b"\0" in core
 
 
@@ -44,7 +44,7 @@ def test_what_clients_set_besides_is_an_option_of_grpc_for_python() -> None:
 
 
 def test_a_channel_that_nobody_uses_leaves_the_port_of_who_is_gone_alone() -> None:
-    """Another program may have it by then, which is not to be spoken to."""
+    """An idle channel does not try the port of a process that is gone: another program may listen there by then."""
     assert "grpc.client_idle_timeout_ms" in dict(CHANNEL_OPTIONS)
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
@@ -53,9 +53,9 @@ def test_a_channel_that_nobody_uses_leaves_the_port_of_who_is_gone_alone() -> No
         with pytest.raises(grpc.RpcError):
             channel.unary_unary("/any/Method")(b"", timeout=0.5)
         with socket.create_server(("127.0.0.1", port)) as another:
-            another.settimeout(1.5)  # longer than it ever backs off
+            another.settimeout(1.5)  # longer than the longest back-off
             with pytest.raises(TimeoutError):
-                for _ in range(20):  # until it is idle
+                for _ in range(20):  # until the channel is idle
                     another.accept()[0].close()
 
 

@@ -1,4 +1,4 @@
-"""Freed buffers stay with the process: counted in page faults, in a process of its own."""
+"""Freed buffers stay with the process, measured by page faults in a process of its own."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ print(faults())
 def test_a_buffer_that_was_freed_serves_the_next() -> None:
     said = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout.split()
     assert said[0] == "True"
-    # without it every batch faults on every page of all of them
+    # without it every batch faults on every page of all its buffers
     assert int(said[1]) < BATCHES * BUFFERS * BUFFER_BYTES // PAGE_BYTES // 20

@@ -1,4 +1,4 @@
-"""Rows of several partitions, decoded together as far as that is good for."""
+"""Decoding of rows of several partitions: together where possible, apart where a row cannot be decoded."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from stateflow.runtime.rows import RowReader
 from stateflow.runtime.shares import Part, Shares
 
 SCHEMA = pa.schema([("k", pa.int64()), ("at", pa.timestamp("s"))])
-BEYOND = 1 << 40  # seconds: a year that Python has not
+BEYOND = 1 << 40  # seconds: a year beyond Python's range
 
 
 def arrived(monkeypatch: pytest.MonkeyPatch, rows: list[tuple[int | None, int]], stops: list[int]) -> Any:
-    """(of the rows, how many were decoded at a time)."""
+    """Makes arriving rows. Returns them, and a list that records how many rows were decoded at a time."""
     decoded: list[int] = []
     rows_of = RowReader._rows
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Bundles: what is loaded of them, apart from each other and from what is here."""
+"""Bundles: what is loaded from them, isolated from each other and from the modules of the process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def zipped(files: dict[str, str]) -> bytes:
 
 
 def shop(price: int) -> dict[str, str]:
-    """A package whose modules see each other in every way that there is."""
+    """Makes a package whose modules import each other in every possible way."""
     return {
         "code/shop/__init__.py": "",
         "code/shop/prices.py": f"PRICE = {price}\ncalls = []\n",

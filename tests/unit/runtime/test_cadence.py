@@ -1,4 +1,4 @@
-"""Quiet moments and paces."""
+"""Cadence of batches: quiet moments and rates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def beating(interval_s: float, busy_s: float, count: int = 8) -> Cadence:
 
 
 def test_a_fence_that_would_meet_the_next_batch_waits_for_it() -> None:
-    cadence = beating(1.0, 0.2)  # the last began at 7.0
+    cadence = beating(1.0, 0.2)  # the last batch began at 7.0
     assert cadence.wait_s(7.3, 0.02) == 0.0, "it ends long before the next"
     assert cadence.wait_s(7.99, 0.02) == pytest.approx(1.5)
     assert cadence.rate == pytest.approx(1.0)

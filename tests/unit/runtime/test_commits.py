@@ -1,5 +1,7 @@
-"""Durable commits: one write for all partitions of a group, and databases that have all of it when they serve, whatever
-a kill, a loss of power or a disk that refuses left of them."""
+"""Durable commits: one write for all partitions of a group.
+
+When databases serve they have all of a group, whatever a kill, a power failure or a refusing disk left of them.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,13 @@ from tests.unit.runtime.test_replica import SETTINGS, Two
 
 PARTITIONS = 64
 SPEC = describe(Count, PARTITIONS, "Op")
-#: of each partition a key
+#: a key of each partition
 KEYS = {partition_of(f"k{number}", PARTITIONS): f"k{number}" for number in reversed(range(2000))}
 P, Q = PartitionId("Op", 0), PartitionId("Op", 1)
 
 
 class Place:
-    """A data directory, who has it at the time, and what may become of it."""
+    """A data directory, its current replica, and accidents that may happen to it."""
 
     def __init__(self, root: Path, **settings: Any) -> None:
         self.root = root
@@ -52,19 +54,19 @@ class Place:
         return self.node
 
     def send(self, number: int, *partitions: int) -> Told:
-        """A row to each, by default to two."""
+        """Sends a row to each of these partitions, by default to two."""
         told = Told()
         rows = {each: pa.RecordBatch.from_pylist([{"k": KEYS[each], "v": number}]) for each in partitions or (0, 1)}
         self.node.batches.apply(shares_of("Op", Batch("s", number), rows), told)
         return told
 
     def logs(self) -> dict[Path, int]:
-        """Bytes that each database has logged."""
+        """Returns the bytes that each database has logged."""
         found = sorted((self.root / "operators").glob("Op/p*/*/*.log"))
         return {path.relative_to(self.root): path.stat().st_size for path in found}
 
     def kill(self) -> None:
-        """With the files as they were, nothing flushed, nothing tidied up."""
+        """Kills the replica: its files stay as they were, nothing flushed, nothing tidied up."""
         aside = self.root.parent / "as-it-was"
         shutil.copytree(self.root, aside)
         self.node.close()
@@ -72,13 +74,13 @@ class Place:
         aside.rename(self.root)
 
     def lose_power(self, had: dict[Path, int]) -> None:
-        """Databases have what they had then."""
+        """Cuts the power: databases keep what they had logged at ``had``."""
         self.kill()
         for name, size in had.items():
             os.truncate(self.root / name, size)
 
     def totals(self) -> dict[str, int]:
-        """Of the one key of each partition that is served: what was sent to it, added up."""
+        """Returns the sum of what was sent to each partition that is served, by its one key."""
         found: dict[str, int] = {}
         for partition in self.node.owned("Op"):
             found |= {f"k{partition.partition}": value for _, _, value in self.node.reader.scan(partition, "total")}
@@ -101,7 +103,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def tear(path: Path) -> None:
-    """Sectors in its middle were never written."""
+    """Zeroes the middle of a file, as if its sectors had never been written."""
     data = bytearray(path.read_bytes())
     middle = len(data) // 2
     data[middle : middle + 64] = bytes(64)
@@ -122,14 +124,14 @@ def test_a_batch_of_many_partitions_is_one_sync(tmp_path: Path, monkeypatch: pyt
         synced.append("log")
         real[2](file)
 
-    place.send(0, *range(64))  # operators open
+    place.send(0, *range(64))  # opens the operators
     with monkeypatch.context() as patch:
         patch.setattr(RocksStore, "sync", lambda store: synced.append("database"))
         patch.setattr(RocksStore, "apply", apply)
         patch.setattr(os, "fdatasync", fdatasync)
         assert len(place.send(1, *range(64)).applied()) == 64
     assert set(synced) == {"log"}
-    assert len(synced) < 16  # groups of so many milliseconds
+    assert len(synced) < 16  # commits share groups of some milliseconds
     place.node.close()
 
 
@@ -180,7 +182,7 @@ def test_a_source_that_was_opened_survives_a_loss_of_power(place: Place) -> None
 
 
 def test_a_hole_in_the_log_of_a_database_is_filled(place: Place) -> None:
-    """What a loss of power left of it may be anything, where it was not synced."""
+    """A hole in a database's log is filled: a power failure may leave anything in what was not synced."""
     for number in range(9):
         place.send(number)
     place.kill()
@@ -196,7 +198,7 @@ def test_a_hole_that_the_log_does_not_fill_is_damage(place: Place) -> None:
     for number in range(9):
         place.send(number)
     place.kill()
-    place.start()  # the log begins anew, behind what databases have durably
+    place.start()  # the log restarts after what the databases have durably
     place.kill()
     tear(next(place.root / name for name in place.logs() if "p00000" in str(name)))
     place.start()
@@ -212,7 +214,7 @@ def test_a_gap_between_database_and_log_is_refused_and_what_is_there_is_put_asid
     (log,) = (place.root / FOLDER).iterdir()
     (found,) = DirectorySegments(place.root / FOLDER).read()
     logged = read([found]).logged
-    commits = [*logged.of(P)[1:], *logged.of(Q)]  # as if it began later
+    commits = [*logged.of(P)[1:], *logged.of(Q)]  # as if the log began later
     log.write_bytes(segment_header(1) + encode(1, commits))
     place.start()
     assert place.totals() == {"k1": 3}
@@ -258,7 +260,10 @@ def test_one_that_is_lost_while_it_serves_takes_it_along_too(place: Place, tmp_p
 def test_a_start_that_was_cut_short_is_gone_on_with(
     place: Place, monkeypatch: pytest.MonkeyPatch, step: str, hole: bool
 ) -> None:
-    """Also where the log is gone by then: what was being completed says so, and has what it needs."""
+    """An interrupted start is completed, also where the log is gone by then.
+
+    What was being completed is recorded, and has all it needs.
+    """
     had = place.logs()
     for number in range(9):
         place.send(number)
@@ -332,7 +337,7 @@ def test_a_log_that_is_damaged_is_said_and_nothing_is_served(place: Place, ackno
     with pytest.raises(CommitLogDamaged, match="comes behind it"):
         place.start()
     (place.root / "LOCK").unlink()
-    shutil.rmtree(place.root / FOLDER)  # as the error says
+    shutil.rmtree(place.root / FOLDER)  # the remedy that the error names
     place.start()
     assert place.totals() == {"k0": 3, "k1": 3}
 
@@ -353,7 +358,7 @@ def test_what_was_logged_of_a_deployment_is_nothing_to_the_next_one(place: Place
         place.send(number)
     assert place.node.drop("Op", 1) == 2
     place.kill()
-    place.start().create(SPEC, [0, 1], 1)  # of a controller that begins anew
+    place.start().create(SPEC, [0, 1], 1)  # as for a controller that starts over
     had = place.logs()
     place.send(0)
     place.lose_power(had)
@@ -473,7 +478,7 @@ def test_a_partition_that_moves_takes_all_along_and_comes_back_with_more(two: Tw
 
 
 def test_a_seal_is_never_undone_by_what_was_logged_before_it(two: Two) -> None:
-    """The log of the sealed database is damaged before the seal: that is damage, and nobody serves it again."""
+    """A log that is damaged before the seal is damage: the sealed database is not served again."""
     for value in range(9):
         two.send(two.a, value)
     base = two.warm(two.a, two.b, "m1")

@@ -1,4 +1,4 @@
-"""Commits of a partition: under the next sequence, told to who follows, and none that nobody can be sure of."""
+"""Commits of a partition: with the next sequence number, reported to followers, and never of uncertain outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark DDL to Arrow: what is understood, and that everything else is refused with a DeclarationError."""
+"""Spark DDL to Arrow: what is understood; everything else is refused with a DeclarationError."""
 
 from __future__ import annotations
 

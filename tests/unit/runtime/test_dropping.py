@@ -1,4 +1,4 @@
-"""An operator that was undeployed: nothing of it is left at a replica, and nothing that is newer goes."""
+"""Undeployed operators: a replica keeps nothing of them, and drops nothing that is newer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def two(tmp_path: Path) -> Iterator[Two]:
 
 
 def test_nothing_of_it_is_left(two: Two) -> None:
-    """Neither of the owner's, nor of a copy that was sealed, nor of one that was on its way in."""
+    """The owner's copy, a sealed copy and an incoming copy all go."""
     two.send(two.a, 1, 2)
     two.move(two.a, two.b, "m1", 1)
     two.a.create(two.spec, [1], 1)
@@ -56,7 +56,10 @@ def test_what_was_deployed_again_stays(two: Two) -> None:
 
 
 def test_one_that_was_cut_short_is_done_again(two: Two) -> None:
-    """As after a crash: the description is there, some partitions are, and the rest of a third."""
+    """A removal that was cut short is repeated.
+
+    A crash leaves the description, some partitions, and part of another.
+    """
     two.a.create(two.spec, [1], 1)
     two.send(two.a, 1)
     home = two.root / "a" / "operators" / "Op" / "p00000"
@@ -70,7 +73,10 @@ def test_one_that_was_cut_short_is_done_again(two: Two) -> None:
 
 
 def test_what_was_put_aside_stays_and_is_in_nobodys_way(two: Two) -> None:
-    """A deployment that was taken back, or undeployed, could not be made again where a copy had been damaged."""
+    """A quarantined copy stays, and does not hinder the next deployment.
+
+    A deployment that was undone or undeployed could not be made again where a copy had been damaged.
+    """
     two.send(two.a, 1, 2)
     two.a.close()
     home = two.root / "a" / "operators" / "Op" / "p00000"
@@ -85,8 +91,10 @@ def test_what_was_put_aside_stays_and_is_in_nobodys_way(two: Two) -> None:
 
 
 def test_what_is_deployed_again_beside_it_stays(two: Two) -> None:
-    """The last partition of the former deployment is gone, and the first of the next one is here before the
-    description is removed."""
+    """The next deployment stays, though it begins while the former one is removed.
+
+    The former one's last partition is gone, and the next one's first is here, before the description is removed.
+    """
     two.send(two.a, 1)
 
     def dropped(_: PartitionId) -> None:
@@ -102,7 +110,10 @@ def test_what_is_deployed_again_beside_it_stays(two: Two) -> None:
 def test_an_operator_is_not_forgotten_while_a_copy_of_it_is_about_to_come(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever prepares a move has learnt it, and has nothing of it yet."""
+    """An operator is not forgotten while a copy of it is about to come.
+
+    A replica that prepares a move has learnt the operator, and has nothing of it yet.
+    """
     dropped: list[int] = []
     monkeypatch.setattr(PartitionRegistry, "expect", lambda _self, _more: dropped.append(two.b.drop("Op", 1)))
     two.warm(two.a, two.b, "m1")
@@ -112,7 +123,10 @@ def test_an_operator_is_not_forgotten_while_a_copy_of_it_is_about_to_come(
 
 
 def test_nothing_is_created_that_was_dropped_meanwhile(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The deployment was taken back while its request stood still: nothing was here yet that could be dropped."""
+    """A creation is refused whose deployment was undone while the request stood still.
+
+    There was nothing to drop yet.
+    """
     dropped: list[int] = []
     monkeypatch.setattr(PartitionRegistry, "expect", lambda _self, _more: dropped.append(two.b.drop("Op", 1)))
     with pytest.raises(StaleEpoch, match="was undeployed at epoch 1"):
@@ -125,7 +139,7 @@ def test_nothing_is_created_that_was_dropped_meanwhile(two: Two, monkeypatch: py
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_what_was_put_aside_of_a_later_deployment_stays_in_the_way(two: Two, restarted: bool) -> None:
-    """The end of the former one is told late: it is no leave to begin empty."""
+    """A late end of the former deployment does not permit the later one to begin empty."""
     two.a.drop("Op", 1)
     two.a.create(two.spec, [0], 2)
     slot = two.a._registry.slot(P)

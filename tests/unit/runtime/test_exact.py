@@ -1,4 +1,4 @@
-"""What a column takes is what was given; all else is refused with its place."""
+"""Columns take exactly what was given, and refuse all else with its place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Color(StrEnum):
 
 Pair = namedtuple("Pair", "a b")
 
-#: type, value as an operator has it, value as it is read back
+#: type, value as the operator gives it, value as it is read back
 TAKEN: list[tuple[str, Any, Any]] = [
     ("long", Size.L, 3),
     ("long", np.int8(3), 3),
@@ -74,7 +74,7 @@ TAKEN: list[tuple[str, Any, Any]] = [
     ("map<struct<a:long>,long>", [({"a": 1}, 2)], [({"a": 1}, 2)]),
 ]
 
-#: type, value, where in it, what is said
+#: type, value, place inside it, text of the error
 REFUSED: list[tuple[str, Any, str, str]] = [
     ("long", True, "", "int64 but got True"),
     ("long", np.True_, "", "int64 but got"),

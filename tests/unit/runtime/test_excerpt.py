@@ -1,4 +1,4 @@
-"""The part of a program that a class needs goes along, whole; nothing else of the program is ever run."""
+"""Excerpts of programs: all that a class needs goes along, whole; nothing else of the program is ever run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stateflow.runtime import excerpt as module_under_test
 from stateflow.runtime.compiled import code, compiled
 from stateflow.runtime.excerpt import written
 
-#: what a program must never do again
+#: code that must never run again
 BOOM = "raise AssertionError('this was run')"
 
 
@@ -33,7 +33,7 @@ def excerpt(texts: list[str], name: str, live: dict[str, Any] | None = None, pac
 
 
 def run(text: str, name: str = "program") -> dict[str, Any]:
-    """As a replica does."""
+    """Runs an excerpt as a replica does."""
     module = ModuleType(name)
     sys.modules[name] = module
     try:
@@ -44,7 +44,7 @@ def run(text: str, name: str = "program") -> dict[str, Any]:
 
 
 def each_way(source: str, name: str = "Op") -> list[dict[str, Any]]:
-    """Names of the excerpt: of a program that has run, of one that has not, and of one whose text is gone."""
+    """Returns what excerpts define: of a program that has run, of one that has not, and of one whose text is gone."""
     live = run(source, "live")
     texts = [excerpt([source], name, live), excerpt([source], name), piped(source, name, live)]
     return [run(text) for text in texts]
@@ -169,7 +169,7 @@ class Op:
 
 
 def test_annotations_that_are_read_later() -> None:
-    """Records are stored by the types of their fields, which are text there."""
+    """Annotations that are text resolve to types, as records are stored by the types of their fields."""
     from typing import get_type_hints
 
     live = run(FUTURE, "live")
@@ -184,7 +184,7 @@ def test_annotations_that_are_read_later() -> None:
 
 
 def test_plain_data_is_what_it_is_now() -> None:
-    """However it came about: by a loop, an argument, the clock."""
+    """Plain data goes along with its present value, whether a loop, an argument or the clock made it."""
     source = """
 import os
 TABLE = {}
@@ -243,7 +243,7 @@ UTC_PLUS_1 = dt.timezone(dt.timedelta(hours=1), "one")
             np.arange(300.0),
         ),
     ],
-    ids=lambda value: type(value).__name__,  # how a set is shown is another in each process
+    ids=lambda value: type(value).__name__,  # a set's text differs between processes
 )
 def test_data_that_can_be_written(value: object) -> None:
     live = {"VALUE": value, "Op": type("Op", (), {})}
@@ -427,7 +427,7 @@ def test_a_line_is_where_it_was() -> None:
 
 
 def test_cells_of_a_notebook() -> None:
-    """What was defined last counts; a cell that is no Python never ran."""
+    """The last definition counts, and a cell that is no Python never ran."""
     cells = [
         "",
         "N = 1\ndef n(): return N",
@@ -449,7 +449,7 @@ def test_equal_programs_are_equal_text() -> None:
 
 
 class Session:
-    """Of a kind that cannot go to another process."""
+    """An object of a kind that cannot go to another process."""
 
 
 Session.__module__ = "pyspark.sql.session"
@@ -515,7 +515,7 @@ def test_functions_that_are_wrapped() -> None:
 
 
 def cell(text: str) -> str:
-    """As IPython keeps what it ran."""
+    """Returns the text of a cell as IPython keeps it."""
     magic, _, body = text.removeprefix("%%").partition("\n")
     name, _, line = magic.partition(" ")
     return f"get_ipython().run_cell_magic({name!r}, {line!r}, {body!r})\n" if text.startswith("%%") else text
@@ -566,7 +566,7 @@ def _codes_in(text: str) -> list[Any]:
 
 
 def test_many_constants_and_names() -> None:
-    """Their numbers take more than a byte."""
+    """Indexes of constants and names may take more than a byte."""
     lines = [f"n{number} = 'c{number}'" for number in range(300)]
     source = "\n".join([*lines, "def last():\n    return 'x'", "class Op:\n    f = lambda self: n299 + last()"])
     for names in each_way(source):

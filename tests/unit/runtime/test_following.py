@@ -1,4 +1,4 @@
-"""When a copy confirms, and whether a transfer that broke goes on."""
+"""Followers: when a copy confirms, and whether a broken transfer goes on."""
 
 from __future__ import annotations
 

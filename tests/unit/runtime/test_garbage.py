@@ -1,4 +1,4 @@
-"""What the collector between batches finds, and what it leaves alone."""
+"""The collector between batches: what it finds, and what it leaves alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _ring() -> weakref.ref[Node]:
 def garbage() -> Iterator[Garbage]:
     thresholds = gc.get_threshold()
     gc.collect()
-    gc.disable()  # only what is under test collects
+    gc.disable()  # only the tested object collects
     yield Garbage()
     gc.enable()
     gc.set_threshold(*thresholds)

@@ -1,4 +1,4 @@
-"""Partitions whose batches are committed together: what happens to one of them is no matter of the others."""
+"""Partitions whose batches are committed together: what happens to one does not affect the others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LONG_S = 30.0
 
 
 class Sums(Operator):
-    """Partition p has the keys that tests give it: whether they belong there is looked at elsewhere."""
+    """Sums by key. A partition has the keys that tests give it; whether keys belong there is checked elsewhere."""
 
     key = "k"
     output = "k long, total long, note string"
@@ -43,7 +43,7 @@ class Sums(Operator):
 
 
 class Reuses(BatchOperator):
-    """All instances write their output into one array."""
+    """A batch operator whose instances all write their output into one array."""
 
     key = "k"
     output = "k long, total long"
@@ -186,7 +186,7 @@ def test_a_disk_that_refuses_one_partitions_write_refuses_no_others(
 
 
 def test_a_group_is_committed_when_it_has_come_to_many_rows(node: ReplicaNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "GROUP_ROWS", 4)  # two, and what comes of them
+    monkeypatch.setattr(groups, "GROUP_ROWS", 4)  # two rows and their outputs
     seen: list[int] = []
 
     class Counts(Told):

@@ -52,7 +52,7 @@ def message(rows: Iterable[tuple[str | None, int]], schema: pa.Schema = SCHEMA) 
 
 
 class Partition:
-    """A host on a store, that can be started again."""
+    """A host on a store, which can be restarted."""
 
     def __init__(self, cls: type[Operator] = Count, store: PartitionStore | None = None) -> None:
         self.cls = cls
@@ -512,7 +512,7 @@ def test_state_is_that_of_every_batch_once_in_order(script: list[tuple[str, Any]
 
 
 class Yielding(Operator):
-    """Hands out what it goes on changing."""
+    """An operator that yields objects and goes on changing them."""
 
     key = "k"
     output = "k string, seen array<long>, raw binary"

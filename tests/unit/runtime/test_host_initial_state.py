@@ -106,7 +106,7 @@ def test_a_column_that_is_no_states_is_refused(operator: str) -> None:
 
 @pytest.mark.parametrize(("key", "kind"), [(7, "int"), (b"7", "bytes"), (7.0, "float"), (True, "bool")])
 def test_keys_of_another_type_than_the_rows_are_refused(key: Any, kind: str) -> None:
-    """They would never be found, and both be in what is read."""
+    """Keys of another type than the rows' are refused: rows would never find them, and readers would see both."""
     with OperatorHarness(Shop, partitions=1, initial_state=[{"k": key, "n": 1}]) as h:
         with pytest.raises(SchemaMismatch, match=f"the key column 'k' is str here, stored keys are {kind}: .*: cast"):
             h.send([{"k": "7", "at": None}])

@@ -1,4 +1,4 @@
-"""What an operator counts by ``ctx.metrics`` counts with the commit of its batch, and never twice."""
+"""Metrics that an operator counts by ``ctx.metrics`` count with the commit of its batch, and never twice."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The recovery cut: what was counted before a checkpoint is not counted again, what came after it is counted once.
 
 A consumer reads timed records in batches, counts them per key in a partition on RocksDB, checkpoints now and then and
-delivers the outputs. It is crashed before and after every step it takes, with its disk or without, and started again
-until it has read everything. With a commit log it also loses its power: what was not synced since its database was
-opened is gone, and what was being appended to the log is torn.
+delivers the outputs. The tests crash it before and after every step, with or without its disk, and restart it until it
+has read everything. With a commit log they also cut its power: what was not synced since its database was opened is
+gone, and a write to the log in progress is torn.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Counted(Operator):
 
 
 class Crash(BaseException):
-    """The process is gone: nothing after it happens."""
+    """Ends the process: nothing after it happens."""
 
 
 class Steps:
-    """Counts what the consumer does and crashes at one of them."""
+    """Counts the consumer's steps, and crashes at one of them."""
 
     def __init__(self, crash_at: int | None) -> None:
         self._crash_at = crash_at
@@ -88,7 +88,7 @@ class Crashing:
 
 
 class Segments(DirectorySegments):
-    """Of a commit log, whose process may crash before, within and behind each write to it."""
+    """Segments of a commit log whose process may crash before, within and after each write."""
 
     def __init__(self, directory: Path, steps: Steps) -> None:
         super().__init__(directory)
@@ -121,7 +121,7 @@ def no_loss(partition: PartitionId, why: StateDamaged) -> None:
     raise AssertionError(f"{partition}: {why}")
 
 
-#: batches of (time, key); a checkpoint is taken where it says so
+#: batches of (time, key), and where a checkpoint is taken
 SCRIPT: list[Any] = [
     [(90, "a"), (95, "b")],
     "checkpoint",
@@ -133,8 +133,11 @@ SCRIPT: list[Any] = [
 
 
 class Consumer:
-    """What is durable: the source, the disk (``live``, and the commit log where there is one), the checkpoints, and
-    what was delivered downstream."""
+    """A consumer, and all that is durable.
+
+    That is the source, the disk (``live``, and the commit log where there is one), the checkpoints, and what was
+    delivered downstream.
+    """
 
     def __init__(self, root: Path, logged: bool = False) -> None:
         self.root, self.logged = root, logged
@@ -142,7 +145,7 @@ class Consumer:
         self.delivered: dict[int, list[dict[str, Any]]] = {}
 
     def run(self, steps: Steps) -> None:
-        """From wherever the partition is, to the end of the script. Raises Crash."""
+        """Runs from the partition's position to the end of the script. Raises Crash."""
         live = self.root / "live"
         checkpoints = sorted(self.root.glob("checkpoint-*"))
         if not live.exists() and checkpoints:
@@ -162,7 +165,7 @@ class Consumer:
                     continue
                 batch += 1
                 if done is not None and batch < done:
-                    continue  # the newest is sent again: nobody knows whether it was delivered
+                    continue  # the newest batch is sent again, as its delivery is uncertain
                 rows = pa.RecordBatch.from_pylist([{"k": key, "at": at} for at, key in entry])
                 sent = Batch("s", batch, watermark_us=entry[-1][0])
                 applied = host.apply(sent, rows.schema.serialize().to_pybytes(), rows.serialize().to_pybytes(), 0)
@@ -176,7 +179,7 @@ class Consumer:
                 commits.close()
 
     def _completed(self, live: Path, steps: Steps) -> Commits:
-        """As at the start of a replica."""
+        """Completes the database from the commit log, as a replica does when it starts."""
         commits = Commits(self.root, SETTINGS, Machine(steps), lambda _: live, no_loss)
         commits.find()
         if live.exists():

@@ -1,4 +1,4 @@
-"""What operators see of ttl, tags and namespaces, through the harness on both backends."""
+"""Operators' view of ttl, tags and namespaces, through the harness on both backends."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_tags_and_namespaces(backend: str) -> None:
             h.send([{"k": "a", "day": "fail"}])
         h.send([{"k": "a", "day": "forget"}])
         assert [(r["total"], r["day"]) for r in h.send([{"k": "a", "day": "mon"}])] == [(5, 1)]
-        # keys 1 and "1" share nothing; a map and a counter of one name neither
+        # keys 1 and "1" share nothing, nor do a map and a counter of one name
         assert h.send([{"k": "b", "day": "mon"}])[0]["total"] == 1
         again = OperatorHarness.restore(Tagged, h.checkpoint())
         assert again.send([{"k": "a", "day": "tue"}])[0] == {"k": "a", "total": 6, "day": 2}
@@ -150,7 +150,10 @@ def test_misuse_is_refused_and_says_where() -> None:
     ],
 )
 def test_what_is_assigned_in_the_place_of_a_state_is_refused(name: str, how: str) -> None:
-    """It hid the state of one key, was stored nowhere, and was gone with the next key's row."""
+    """An assignment in place of a state is refused.
+
+    It used to hide the state of one key, was stored nowhere, and was gone with the next key's row.
+    """
 
     class Assigns(Operator):
         key, output = "k", "k string"

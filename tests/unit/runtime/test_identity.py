@@ -1,4 +1,4 @@
-"""What a data directory says of itself."""
+"""Identity of a data directory."""
 
 from __future__ import annotations
 

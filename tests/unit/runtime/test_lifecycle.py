@@ -1,4 +1,4 @@
-"""The lifecycle's table: from every state, every event, what happens or that nothing does."""
+"""The lifecycle's table: for every state and every event, what happens, or that nothing does."""
 
 from __future__ import annotations
 
@@ -35,35 +35,35 @@ def absent() -> Lifecycle:
 
 
 def warming() -> Lifecycle:
-    """For move m1, from a source that owns it at 5."""
+    """Makes a lifecycle that is warming for move m1, from a source that owns the partition at epoch 5."""
     lifecycle = absent()
     lifecycle.prepare("m1", 5)
     return lifecycle
 
 
 def owned() -> Lifecycle:
-    """At epoch 5."""
+    """Makes a lifecycle that is owned at epoch 5."""
     lifecycle = absent()
     lifecycle.create(5)
     return lifecycle
 
 
 def serving() -> Lifecycle:
-    """Owned, a batch in hand."""
+    """Makes an owned lifecycle with a running batch."""
     lifecycle = owned()
     assert lifecycle.begin(5) is Verdict.SERVE
     return lifecycle
 
 
 def fencing() -> Lifecycle:
-    """For move m1 to EDGE at epoch 6, a batch in hand."""
+    """Makes a lifecycle that is fencing for move m1 to EDGE at epoch 6, with a running batch."""
     lifecycle = serving()
     assert lifecycle.fence("m1", 6, EDGE) is FenceAnswer.SEAL_AFTER_BATCH
     return lifecycle
 
 
 def fenced_idle() -> Lifecycle:
-    """FENCING without a batch in hand: the instant before the seal is written."""
+    """Makes a fencing lifecycle without a running batch: the instant before the seal is written."""
     lifecycle = owned()
     assert lifecycle.fence("m1", 6, EDGE) is FenceAnswer.SEAL_NOW
     return lifecycle
@@ -109,8 +109,8 @@ EVENTS: dict[str, Callable[[Lifecycle], Any]] = {
 A, W, O, F, S = State.ABSENT, State.WARMING, State.OWNED, State.FENCING, State.SEALED  # noqa: E741
 NO = InvalidTransition
 
-# state → event → what it returns or raises, and the state and epoch afterwards where they change.
-# What is not listed for a state raises InvalidTransition and changes nothing.
+# State → event → what it returns or raises, and the state and epoch afterwards where they change. An event that is not
+# listed for a state raises InvalidTransition and changes nothing.
 TABLE: dict[str, dict[str, tuple[Any, Check | None]]] = {
     "absent": {
         "create": (None, (O, 7)),
@@ -290,7 +290,10 @@ def test_a_cancelled_move_never_seals_here_however_late_its_fence(state: str) ->
 
 @pytest.mark.parametrize("state", ["absent", "sealed"])
 def test_a_cancelled_move_never_warms_here_however_late_its_prepare(state: str) -> None:
-    """Else its target would stay WARMING for nobody, and refuse every later move of the partition."""
+    """A late prepare of a cancelled move is refused.
+
+    Its target would stay WARMING without a move, and refuse every later one.
+    """
     lifecycle = ALL[state]()
     assert lifecycle.cancel("m9") is True
     before = copy.copy(lifecycle)
@@ -324,7 +327,7 @@ def test_a_second_fence_during_the_first_is_refused() -> None:
 
 @pytest.mark.parametrize("epoch", [5, 6])
 def test_a_create_that_comes_late_does_not_bring_an_old_epoch_back(epoch: int) -> None:
-    """Delivered after the partition has come and gone, it would make a second owner."""
+    """A create that arrives after the partition has come and gone is refused: it would make a second owner."""
     lifecycle = sealed()
     lifecycle.prepare("m2", 6)
     lifecycle.abandon("m2")
@@ -364,14 +367,18 @@ calls = st.one_of(
 @given(st.lists(calls, max_size=25))
 @settings(max_examples=sized(1200))
 def test_invariants_over_any_history(history: list[tuple[Any, ...]]) -> None:
-    """Epochs never fall; a refusal changes nothing; a commit only while OWNED or FENCING; cancelled never seals."""
+    """Invariants hold after any events.
+
+    Epochs never fall; a refusal changes nothing; commits happen only while OWNED or FENCING; a cancelled move never
+    seals.
+    """
     lifecycle = Lifecycle(P)
     cancelled: set[str] = set()
     for name, *arguments in history:
         before = dataclasses.astuple(lifecycle)
         epoch = lifecycle.epoch
         if name == "finish" and not lifecycle.in_hand:
-            continue  # the shell pairs them
+            continue  # the shell pairs begin and finish
         try:
             answer = getattr(lifecycle, name)(*arguments)
         except StateflowError:
@@ -386,7 +393,10 @@ def test_invariants_over_any_history(history: list[tuple[Any, ...]]) -> None:
 
 
 def test_an_epoch_that_was_given_up_is_nobodys() -> None:
-    """It owns by a take-over that the controller gave up: the partition is back at the epoch before, elsewhere."""
+    """An owner by a takeover that the controller gave up is superseded.
+
+    The partition is at the epoch before, elsewhere.
+    """
     lifecycle = ALL["owned"]()
     lifecycle.epoch = 9
     assert lifecycle.supersede(5, CLOUD) is False, "an older word"
@@ -397,7 +407,7 @@ def test_an_epoch_that_was_given_up_is_nobodys() -> None:
 
 def test_a_copy_may_follow_an_owner_older_than_an_epoch_that_was_given_up() -> None:
     lifecycle = ALL["sealed"]()
-    lifecycle.supersede(9, CLOUD)  # granted to a take-over that was given up later
+    lifecycle.supersede(9, CLOUD)  # granted to a takeover that was given up later
     with pytest.raises(StaleEpoch):
         lifecycle.prepare("m9", 6, newest_epoch=8)
     lifecycle.prepare("m9", 6, newest_epoch=9)

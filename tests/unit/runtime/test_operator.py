@@ -1,4 +1,4 @@
-"""Describing an operator, naming the place it lives, and finding it there again."""
+"""Operators: describing one, naming its place, and finding it there again."""
 
 from __future__ import annotations
 
@@ -161,7 +161,10 @@ def test_places_where_no_operator_is(target: str, what: str) -> None:
 
 
 def test_what_is_missing_is_named_by_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, the remedy was to install the operator, also where it was there and what it imports was not."""
+    """The remedy names what is missing.
+
+    It used to be to install the operator, also where only one of its imports was missing.
+    """
     (tmp_path / "needs.py").write_text("import no_such_library\n")
     monkeypatch.syspath_prepend(tmp_path)
     for target, remedy in (
@@ -206,7 +209,7 @@ def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def of_script(said: str, cls: str = "Scripted") -> type[Operator]:
-    """The class that a replica has of what a program says of its own."""
+    """Returns the class that a replica makes of the description that a program prints of its own class."""
     target, source, digest = json.loads(said)
     assert target.endswith(f":{cls}")
     return class_of(replace(describe(Count, 2), target=target, source=source, source_digest=digest), NO_BUNDLES)
@@ -249,7 +252,7 @@ def test_a_text_that_is_not_what_was_deployed_is_not_loaded(tmp_path: Path) -> N
     spec = describe(load(f"{script}:Scripted"), 2)
     with pytest.raises(OperatorNotImportable, match="its digest is another"):
         class_of(replace(spec, source=spec.source + f"open({str(proof)!r}, 'w')"), NO_BUNDLES)
-    for target in (spec.target, "<stdin>:Scripted"):  # and the file is never taken for it
+    for target in (spec.target, "<stdin>:Scripted"):  # the file never replaces the missing text
         with pytest.raises(OperatorNotImportable, match="text is missing"):
             class_of(replace(spec, source="", source_digest="", target=target), NO_BUNDLES)
     with pytest.raises(OperatorNotImportable, match="in no file"):
@@ -267,7 +270,10 @@ def test_what_is_too_long_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", ["LocalCluster().start()", "local_session('x')"])
 def test_what_is_loaded_starts_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """A module that is imported is run: twenty processes started one another."""
+    """Loading an operator starts no cluster.
+
+    An imported module is run: twenty processes used to start one another.
+    """
     text = f"from stateflow.spark import local_session\nfrom stateflow.testing import LocalCluster\nx = {code}\n"
     (tmp_path / "starts_a_cluster.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)

@@ -42,7 +42,7 @@ class Totals(BatchOperator):
 
 
 class RowTotals(Operator):
-    """The same, row by row, over the same cells."""
+    """The same operator row by row, over the same cells."""
 
     key = "k"
     output = "k string, n long, total double"
@@ -142,7 +142,7 @@ def test_null_keys_and_unequal_lengths_are_refused(harness: OperatorHarness) -> 
 
 
 class Seats(BatchOperator):
-    """A tuple state that is no row of numbers, and a float key."""
+    """A batch operator with a tuple state that is no row of numbers, and a float key."""
 
     key = "k"
     output = "k double, who string, n long"
@@ -258,7 +258,7 @@ def test_what_a_batch_operator_cannot_have(cls: type[Operator]) -> None:
 
 
 class Routes(BatchOperator):
-    """How often each key went where, where it was first, and what has not been seen for ten seconds."""
+    """Counts each key's destinations, marks first visits, and keeps a count that expires after ten seconds."""
 
     key = "k"
     output = "k string, dest string, n long, first boolean"
@@ -335,7 +335,7 @@ def test_timers_by_column() -> None:
 
 
 def test_timers_of_rows_are_those_of_columns() -> None:
-    """An operator of rows has set them; they are stored alike."""
+    """A batch operator finds the timers that a row operator has set, as both are stored alike."""
 
     class ByRow(Operator):
         key = "k"

@@ -1,4 +1,4 @@
-"""Outputs as they are stored, read by those who asked for them."""
+"""Stored outputs, as clients read them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ def message(batch: pa.RecordBatch) -> bytes:
 
 
 def test_rows_beside_a_value_that_python_has_not_are_to_be_had() -> None:
-    """A batch operator may give it, and Spark has it: a client that asked again got the same error for ever."""
+    """Rows beside a value beyond Python's range can be read.
+
+    A batch operator may give such a value, and Spark can hold it: a client that asked again used to get the same error
+    for ever.
+    """
     schema = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", "UTC")), ("d", pa.date32())])
     times = pa.array([0, FAR_US], pa.int64()).cast(schema.field("at").type)
     days = pa.array([0, 10**8], pa.int32()).cast(pa.date32())

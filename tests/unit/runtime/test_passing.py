@@ -1,4 +1,7 @@
-"""Batches without rows for a partition that do not visit it: what is known of them, where they do, and what leaves."""
+"""Skipped batches: without rows for a partition, they do not visit it.
+
+Covers what is known of them, which of them visit all the same, and what a move takes along.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +45,12 @@ def two(tmp_path: Path) -> Iterator[Two]:
 
 
 def frame(number: int, epoch: int = 1, **batch: Any) -> Frame:
-    """Of partition 0, without rows."""
+    """Makes a frame for partition 0, without rows."""
     return Frame("Op", Batch("s", number, **batch), SCHEMA.serialize().to_pybytes(), [0], [epoch], [0], [], [], b"")
 
 
 def passes(node: ReplicaNode, number: int, epoch: int = 1, **batch: Any) -> bool:
-    """As a replica does: what does not pass is not sent."""
+    """Tells whether partition 0 skips a batch, as a replica finds out before it sends the batch there."""
     return node.batches.pass_over(frame(number, epoch, **batch)) == [0]
 
 
@@ -61,7 +64,7 @@ def last(node: ReplicaNode) -> int | None:
 
 
 def passed(two: Two, count: int = 3) -> None:
-    """Batch 0 has rows, and so many after it have none."""
+    """Sends batch 0 with rows, and ``count`` skipped batches after it."""
     two.send(two.a, 1)
     for _ in range(count):
         assert passes(two.a, two.sent)
@@ -92,7 +95,7 @@ def test_a_gap_is_noticed(two: Two) -> None:
 
 
 def test_a_batch_that_passed_and_comes_again_gives_nothing(two: Two) -> None:
-    """Not the output of the one before, which is what is stored."""
+    """A skipped batch that comes again gives no output, not even the stored one of the batch before."""
     output = two.send(two.a, 1).output
     assert output
     assert passes(two.a, 1)
@@ -106,7 +109,10 @@ def test_a_batch_that_passed_and_comes_again_gives_nothing(two: Two) -> None:
 
 
 def test_rows_that_come_for_a_batch_that_passed_are_applied(two: Two) -> None:
-    """By an attempt that has them: the one before failed elsewhere."""
+    """Rows of a repeated attempt are applied, though the partition skipped the batch.
+
+    The first attempt failed elsewhere.
+    """
     passed(two, 1)
     assert two.send(two.a, 4, number=1).rows == 1
     assert two.states(two.a) == {"k1": 5}
@@ -117,14 +123,14 @@ def test_rows_that_come_for_a_batch_that_passed_are_applied(two: Two) -> None:
 
 
 def test_a_position_is_that_of_a_visit(two: Two) -> None:
-    """But for when it came."""
+    """A skipped batch leaves the position that a visit would leave, except for its time."""
     attempts = [Attempt("run", "use", str(task)) for task in range(3)]
     two.send(two.a, 1)
     said: dict[str, Any] = {"watermark_us": 5, "event_us": 9}
     assert passes(two.a, 1, attempt=attempts[0], **said)
     assert passes(two.a, 2, attempt=attempts[1], event_us=4)
     held = two.a.reader.position(P, "s")
-    visit(two.a, 3, attempt=attempts[2])  # is committed with it
+    visit(two.a, 3, attempt=attempts[2])  # the skipped batches are committed with this visit
     assert held is not None
     assert held._replace(at_us=0) == Position(2, 5, 0, attempts[1], 9, 9)
     found = two.a.reader.position(P, "s")
@@ -168,7 +174,10 @@ def test_what_a_loss_of_power_took_the_commit_of_is_void(two: Two, tmp_path: Pat
 
 
 def test_what_is_void_at_a_start_stays_so(two: Two) -> None:
-    """Behind the loss another source commits under the number that was lost, and the process is killed."""
+    """A void record stays void after a restart.
+
+    After the loss another source commits under the number that was lost, and the process is killed.
+    """
     two.send(two.a, 1)
     shutil.copytree(two.root / "a" / "operators", two.root / "before")
     two.send(two.a, 2)
@@ -355,7 +364,7 @@ def test_a_source_that_is_retired_stays_so(two: Two) -> None:
 
 
 class Timed(Operator):
-    """A timer in each domain."""
+    """An operator with a timer in each domain."""
 
     key, output = "k", "k string, at long"
     seen = state.value(int, default=0)
@@ -372,7 +381,7 @@ class Timed(Operator):
 
 
 class Hears(Count):
-    """What is said of the watermark."""
+    """An operator that outputs the watermark."""
 
     def on_watermark(self, watermark: Any, ctx: Context) -> Iterator[tuple[str, int, int]]:
         yield "", int(watermark.timestamp() * 1e6), 0

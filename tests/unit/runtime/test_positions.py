@@ -1,4 +1,4 @@
-"""Positions on disk as older versions wrote them; who may send under a source's name, and which rows."""
+"""Positions on disk as older versions wrote them; which client may send under a source's name, and which rows."""
 
 from __future__ import annotations
 
@@ -80,7 +80,10 @@ def test_an_older_client_is_refused_once_a_newer_one_has_the_source(restarted: b
 
 
 def test_a_client_that_is_not_known_here_has_to_ask_all_partitions_first() -> None:
-    """It was let in: so this is a copy of before that, which takes older ones, too."""
+    """A client that a partition does not know has to ask all partitions first.
+
+    The client was let in, so this copy is from before that, and would take older clients, too.
+    """
     one = One()
     one.send(0, ("a", 1))
     for _ in range(2):
@@ -92,7 +95,10 @@ def test_a_client_that_is_not_known_here_has_to_ask_all_partitions_first() -> No
 
 
 def test_whoever_sent_to_a_copy_that_was_lost_has_to_ask_all_partitions_first() -> None:
-    """The copy in its place knows of the older client only, whose word is as good as any there."""
+    """A client of a copy that was lost has to ask all partitions first.
+
+    The copy in its place knows the older client only, which may open the source again like any other.
+    """
     one = One()
     one.send(0, ("a", 1))
     one.store.apply(Mutations(puts=layout.lapsing(one.store)))
@@ -110,7 +116,10 @@ def test_whoever_sent_to_a_copy_that_was_lost_has_to_ask_all_partitions_first() 
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_restore_that_stops_sources_refuses_whoever_had_sent_until_then(restarted: bool) -> None:
-    """Also a client that the checkpoint does not know, and one that is idle, or whose clock is ahead."""
+    """The restore refuses every client that sent before it.
+
+    This includes a client that the checkpoint does not know, an idle one, and one whose clock is ahead.
+    """
     one = One()
     one.send(0, ("a", 1))
     ahead, now_us = Session(9_000_000, "c"), 5_000_000
@@ -136,7 +145,7 @@ def test_a_restore_that_stops_sources_refuses_whoever_had_sent_until_then(restar
         one.start()
     assert one.send(0, ("a", 1), session=anew), "what is contained is answered"
     assert one.send(1, ("a", 1), session=anew)
-    one.host.apply(Batch("query:q", 0), SCHEMA_BYTES, message([("a", 1)]), 0)  # of no client
+    one.host.apply(Batch("query:q", 0), SCHEMA_BYTES, message([("a", 1)]), 0)  # a batch without a client
 
 
 def test_the_same_number_with_other_rows_is_refused() -> None:
@@ -147,7 +156,7 @@ def test_the_same_number_with_other_rows_is_refused() -> None:
         with pytest.raises(BatchChanged):
             one.send(0, *rows, schema=schema)
     assert one.send(0, ("a", 1)) == first
-    one.send(1, schema=b"")  # a watermark
+    one.send(1, schema=b"")  # a watermark alone
     with pytest.raises(BatchChanged):
         one.send(1, ("a", 1))
 
@@ -168,7 +177,7 @@ def test_a_sparse_source_may_skip_numbers_and_no_batches() -> None:
 
 
 def test_rows_are_encoded_alike_every_time() -> None:
-    """Else a batch that is sent again would be taken for another."""
+    """Rows are encoded alike every time: otherwise a repeated batch would be taken for another."""
     schema = pa.schema([("k", pa.string()), ("v", pa.int64()), ("b", pa.bool_()), ("d", pa.float64())])
     rows = [
         {"k": f"k{n}", "v": None if n % 3 else n, "b": None if n % 2 else True, "d": None if n % 5 else n / 7}
@@ -184,7 +193,7 @@ def test_rows_are_encoded_alike_every_time() -> None:
 
 
 def test_a_replay_across_an_upgrade_is_not_taken_for_other_rows() -> None:
-    """What was stored before is of messages, and says nothing of values."""
+    """A replay across an upgrade is accepted: digests stored before are of messages, and say nothing of values."""
     positions, batch = Positions(PartitionId("Op", 0), {}), Batch("s", 0)
     positions.check_digest(batch, 17, -18)
     positions.check_digest(batch, -18, -18)

@@ -1,4 +1,4 @@
-"""The watermark over sources of which some fall silent: when one counts no more, and when it does again."""
+"""The watermark over sources some of which fall silent: when a source stops counting, and when it counts again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOUR = DAY // 24
 
 class Sources(One):
     def watermark(self, source: str, number: int, watermark_us: int, later_us: int = HOUR) -> int | None:
-        """The partition's, once ``source`` has sent its."""
+        """Sends a batch of ``source`` with its watermark, and returns the partition's watermark."""
         self.send(source, number, watermark_us=watermark_us, later_us=later_us)
         return read_watermark(self.store)
 

@@ -1,4 +1,4 @@
-"""What has expired is not read: of a live partition, of a checkpoint, by a migration and by the harness."""
+"""Expired state is not read: from a live partition, from a checkpoint, by a migration or by the harness."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ EXPIRING = ("last", "by_name", "names", "log", "most", "count")
 
 
 class Served:
-    """One partition of a replica, whose time is in hand."""
+    """One partition of a replica, with a clock that the test advances."""
 
     def __init__(self, root: Path) -> None:
         self.clock = ManualClock(1_000_000_000_000_000)
@@ -142,7 +142,7 @@ def test_a_checkpoint_shows_what_was_there_when_it_was_taken(served: Served, tmp
 def test_a_checkpoint_that_is_collected_while_it_is_read_is_not_taken_for_a_damaged_one(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that was published meanwhile is read."""
+    """A checkpoint that is collected while it is read does not count as damaged: the newer one is read."""
     store = CheckpointStore(f"{tmp_path}/checkpoints")
     served.send(("a", 1))
     served.node.checkpointer.take(P, store)
@@ -185,7 +185,7 @@ def test_a_harness_that_was_restored_shows_nothing_that_has_expired(backend: Any
     with OperatorHarness(Mortal, partitions=1, backend=backend) as h:
         h.send([{"k": "k", "n": 1}])
         h.advance_watermark(0)
-        h._now_us += 10_000_000  # nothing comes that would sweep it
+        h._now_us += 10_000_000  # no batch comes that would sweep it
         snapshot = h.checkpoint()
     with OperatorHarness.restore(Mortal, snapshot) as h:
         assert (h.state("k").last.value, len(h.state("k").log), h.state("k").always.value) == (None, 0, 1)

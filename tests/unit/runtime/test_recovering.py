@@ -1,4 +1,4 @@
-"""What a replica makes of the directories it finds: nothing that might be state is removed."""
+"""Directories that a replica finds at its start: nothing that might be state is removed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 
 
 class Place:
-    """A data directory and whoever has it at the time."""
+    """A data directory and its current replica."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -47,7 +47,7 @@ class Place:
             self.node = None
 
     def copy(self, name: str, ownership: layout.Ownership | None, **puts: bytes) -> Path:
-        """A database as something may have left it there."""
+        """Makes a database as an accident may have left it there."""
         store = RocksEngine().open(self.home / name, create=True)
         entries = [(key.encode(), value) for key, value in puts.items()]
         if ownership is not None:
@@ -93,8 +93,8 @@ def send(node: ReplicaNode, number: int) -> Applied:
     [
         (None, True, False),  # a transfer that was cut short
         ("b", True, False),  # the same: the base says what the source was
-        (None, False, True),  # nobody knows what it is
-        ("b", False, True),  # somebody put another replica's copy here
+        (None, False, True),  # of unknown origin
+        ("b", False, True),  # another replica's copy that was put here
     ],
 )
 def test_a_copy_that_is_not_owned_goes_only_where_it_is_known_to_be_unfinished(
@@ -138,7 +138,7 @@ def test_a_restore_under_way_is_removed(place: Place) -> None:
 
 def test_a_damaged_copy_is_put_aside_and_the_partition_is_not_here(place: Place) -> None:
     place.stop()
-    for number in (1, 2):  # the second time under another name
+    for number in (1, 2):  # the second copy is quarantined under another name
         (place.home / "created-1" / "CURRENT").unlink()
         node = place.start()
         assert node.lifecycle(P).state is State.ABSENT
@@ -175,12 +175,12 @@ def test_damage_met_by_a_batch_seals_the_partition_off(place: Place) -> None:
     assert node.lifecycle(P).state is State.ABSENT
     assert node.lost_some
     assert place.aside == ["created-1-1"]
-    with pytest.raises(StateDamaged):  # until somebody has it
+    with pytest.raises(StateDamaged):  # until another replica owns the partition
         send(node, 3)
 
 
 def test_an_operator_that_speaks_of_corruption_costs_nothing(place: Place) -> None:
-    """Only what the database raises counts."""
+    """Only errors that the database raises count as damage."""
     node = place.node
     assert node is not None
     send(node, 0)

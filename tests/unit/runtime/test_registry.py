@@ -1,4 +1,4 @@
-"""What always holds of a replica's partitions, and that it is looked at where that is asked for."""
+"""Invariants of a replica's partitions, and that they are checked where that is asked for."""
 
 from __future__ import annotations
 
@@ -180,13 +180,16 @@ NEWER = replace(SPEC, dropped=(("former", 1),), recorded_us=20)
 
 
 def test_no_late_command_takes_a_replica_back_to_an_older_version(tmp_path: Path) -> None:
-    """A transfer that was sent, or is begun again, behind an upgrade, and a creation."""
+    """No late command brings an older version back.
+
+    Late commands are a transfer that was sent, or is begun again, after an upgrade, and a creation.
+    """
     node = started(tmp_path, checked=True)
     node.create(OLDER, [0], 1)
     node.learn(NEWER)
     node.receiver.prepare(OLDER, PartitionId("Op", 1), "m1", 1)
     node.create(OLDER, [0], 1)
-    node.learn(SPEC)  # of a program that kept no order
+    node.learn(SPEC)  # from a program that kept no order
     assert node.operators() == [NEWER]
     assert registry(node).deployed("Op").dropped == {"former": 1}
     node.close()
@@ -197,7 +200,7 @@ def test_no_late_command_takes_a_replica_back_to_an_older_version(tmp_path: Path
 
 
 def test_what_was_a_version_before_is_one_again(node: ReplicaNode) -> None:
-    """Though this replica missed the one between, which a command may yet bring."""
+    """A former version can be deployed again, though this replica missed the one between, which may yet arrive."""
     node.learn(OLDER)
     back = replace(OLDER, recorded_us=30)
     node.learn(back)

@@ -1,4 +1,4 @@
-"""Two replicas without sockets, and moves between them step by step: what is proved, refused, and survives."""
+"""Two replicas without sockets, and moves between them step by step: what is proved, what is refused, what survives."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Two:
         return self.nodes[name]
 
     def restart(self, name: str) -> ReplicaNode:
-        """As after a kill: with the files as they were, nothing flushed, nothing tidied up."""
+        """Restarts a replica as after a kill: its files stay as they were, nothing flushed, nothing tidied up."""
         shutil.copytree(self.root / name, self.root / "as-it-was")
         self.nodes[name].close()
         shutil.rmtree(self.root / name)
@@ -127,7 +127,7 @@ class Two:
         return base
 
     def leave_a(self) -> None:
-        """To ``b``, where something changes."""
+        """Moves the partition to ``b``, where it changes."""
         self.send(self.a, 1)
         self.move(self.a, self.b, "m1", 1)
         self.send(self.b, 2, epoch=2)
@@ -171,7 +171,7 @@ def test_a_move_while_batches_come(two: Two) -> None:
 
 @pytest.mark.parametrize("forgets", [False, True])
 def test_to_and_fro_reuses_what_is_there(two: Two, forgets: bool) -> None:
-    """The changes since; or, where the owner does not remember all of them, the files."""
+    """A move back reuses what is there: the changes since, or the files, if the owner does not remember all changes."""
     two.send(two.a, *range(50))
     expected = two.states(two.a)
     two.move(two.a, two.b, "m1", 1)
@@ -233,7 +233,10 @@ def test_a_move_back_that_is_given_up_leaves_what_was_kept(two: Two) -> None:
 
 
 def test_a_move_back_that_is_cut_short_leaves_what_was_kept(two: Two) -> None:
-    """The copy of it that has more by now is not taken for it."""
+    """A move back that is cut short leaves the former copy.
+
+    The incoming copy, which has more by now, is not taken for it.
+    """
     two.leave_a()
     base = two.warm(two.b, two.a, "m2", 2)
     two.a.receiver.open_kept(P, "m2", base)
@@ -247,7 +250,7 @@ def test_a_move_back_that_is_cut_short_leaves_what_was_kept(two: Two) -> None:
 
 
 def test_a_copy_that_served_again_is_no_base(two: Two) -> None:
-    """The same move, epoch and sequence say nothing of a copy that somebody wrote to."""
+    """A copy that served again is no base: move, epoch and sequence do not show that it was written to."""
     two.leave_a()
     two.a.successor.from_local(P, "f1", 3)
     two.send(two.a, 5, epoch=3, number=1)
@@ -343,7 +346,7 @@ def test_no_fence_for_a_target_that_does_not_follow(two: Two) -> None:
         two.a.sender.fence(P, "m1", 2, two.b.info)
     base = two.warm(two.a, two.b, "m1")
     for value in range(60):
-        two.send(two.a, *range(value, value + 800))  # beyond what the log may hold
+        two.send(two.a, *range(value, value + 800))  # more than the log may hold
     assert two.a.sender.change_log(base.snapshot_id).overflowed
     with pytest.raises(MoveUnknown, match="does not follow"):
         two.a.sender.fence(P, "m1", 2, two.b.info)
@@ -454,7 +457,10 @@ def test_a_transfer_cut_short_leaves_nothing(two: Two) -> None:
 
 
 def test_of_two_copies_the_newer_one_counts(two: Two) -> None:
-    """The process ended between owning the new copy and removing the old one."""
+    """The newer of two copies counts.
+
+    The process ended after it owned the new copy and before it removed the old one.
+    """
     two.send(two.a, 1)
     two.move(two.a, two.b, "m1", 1)
     home = two.root / "a" / "operators" / "Op" / "p00000"
@@ -514,7 +520,10 @@ def test_what_is_not_here(two: Two) -> None:
 
 
 def test_a_replica_starts_where_a_copy_is_not_whole(tmp_path: Path) -> None:
-    """Killed between two files of a base, or while it removed an old copy: what is left cannot be opened."""
+    """A replica starts though a copy is not whole, and cannot be opened.
+
+    The replica was killed between two files of a base, or while it removed an old copy.
+    """
     two = Two(tmp_path)
     two.send(two.a, 1)
     two.b.receiver.prepare(two.spec, P, "m1", 1)
@@ -555,8 +564,11 @@ node.close()
 
 
 def test_the_first_batch_imports_nothing(tmp_path: Path) -> None:
-    """It would wait for that, and for the collector to look at what was imported, at the target of a move after the
-    fence."""
+    """The first batch imports nothing.
+
+    At the target of a move it would wait, after the fence, for the import and for the garbage collector to look at what
+    was imported.
+    """
     (tmp_path / "schema").write_bytes(SCHEMA.serialize())
     (tmp_path / "rows").write_bytes(pa.RecordBatch.from_pylist([{"k": "a", "v": 1}], schema=SCHEMA).serialize())
     command = [sys.executable, "-c", FIRST_BATCH, str(tmp_path)]

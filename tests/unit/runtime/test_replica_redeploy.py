@@ -1,4 +1,4 @@
-"""A deployed operator with other states: refused before anything happens, or made what it is everywhere."""
+"""Deployed operators that change their states: refused before anything happens, or changed everywhere."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ MIGRATE = """
 
 
 class Cluster:
-    """One replica with two partitions, and what a controller makes of deployments."""
+    """One replica with two partitions, deployed to as a controller does."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        # one that is imported: a script's class goes along as text
+        # an imported module, as a script's class would be sent as text
         self._module = f"redeployed_{re.sub(r'[^a-z0-9]', '_', root.name.lower())}"
         self._file = root / f"{self._module}.py"
         self._batches = self._versions = 0
@@ -64,9 +64,9 @@ class Cluster:
     def install(
         self, states: str, process: str = "pass", *, point: str = "x: int", version: int = 1, more: str = ""
     ) -> type[Operator]:
-        """New code, and the replica restarted."""
+        """Installs new code, and restarts the replica."""
         self._versions += 1
-        # of another length each time: compiled code is known by its source's size and second
+        # each version has another length, as compiled code is identified by its source's size and second
         text = OPERATOR.format(states=states, process=process, point=point, version=version, more=more)
         self._file.write_text(text + "#" * self._versions)
         sys.modules.pop(self._module, None)
@@ -160,7 +160,7 @@ def test_nothing_stored_is_nothing_refused(cluster: Cluster) -> None:
 
 
 def test_code_that_stores_something_else_is_not_the_deployed_version(cluster: Cluster) -> None:
-    """The replica was not restarted with the new code."""
+    """A replica that was not restarted with the new code refuses the new version."""
     cluster.deploy(cluster.install("s = state.value(list)"))
     newer = describe(cluster.install("s = state.value(dict)"), 2)
     cluster.install("s = state.value(list)")
@@ -179,7 +179,7 @@ def test_a_dropped_state_is_gone_wherever_it_was(cluster: Cluster) -> None:
     cluster.deploy(cluster.install(BOTH, FILL))
     cluster.send(0, 1)
     cluster.deploy(cluster.install(ONE, "self.n.add()"))
-    cluster.send(0)  # partition 1 sees nothing of this version
+    cluster.send(0)  # this version does not visit partition 1
     cluster.deploy(cluster.install(BOTH, "self.n.add()"))
     assert cluster.read("s") == []
     cluster.send(0, 1)
@@ -201,7 +201,10 @@ def test_a_dropped_state_may_come_back_as_another(cluster: Cluster) -> None:
 
 
 def test_code_alone_drops_nothing(cluster: Cluster) -> None:
-    """Between a replica's restart and the deployment its code may be another version; or is rolled back."""
+    """Code alone drops no state.
+
+    Between a replica's restart and the deployment its code may be another version, or be rolled back.
+    """
     cluster.deploy(cluster.install(BOTH, FILL))
     cluster.send(0, 1)
     cluster.install(ONE, "self.n.add()")
@@ -210,7 +213,7 @@ def test_code_alone_drops_nothing(cluster: Cluster) -> None:
     assert cluster.read("s") == [[1], [1]]
     fewer = cluster.install(ONE, "self.n.add()")
     cluster.send(0)
-    cluster.deploy(fewer)  # which the partitions at work hear of, too
+    cluster.deploy(fewer)  # the partitions in use hear of it, too
     cluster.send(0)
     cluster.deploy(cluster.install(BOTH))
     assert (cluster.read("s"), cluster.read("n")) == ([], [4, 1])

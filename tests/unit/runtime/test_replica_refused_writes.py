@@ -1,4 +1,4 @@
-"""A disk that refuses a write, or says nothing of one, at every place where something of a partition changes."""
+"""Disks that refuse a write, or leave its outcome unknown, at every place where a partition changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def two(tmp_path: Path) -> Iterator[Two]:
 
 
 class Refusing:
-    """From now on, writes that ``applies`` says so of; ``late``: they are written all the same."""
+    """Makes the writes fail that ``applies`` chooses. ``late``: they are written all the same."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.applies: Any = lambda mutations: False
@@ -63,7 +63,10 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> Refusing:
 def test_a_batch_of_which_it_is_not_known_whether_it_was_written_is_applied_once(
     two: Two, refusing: Refusing, late: bool
 ) -> None:
-    """The log could not be forced to disk, for a reason that nobody has heard of."""
+    """A batch whose write has an unknown outcome is applied once.
+
+    The log could not be forced to disk, for an unfamiliar reason.
+    """
     followed(two)
     refusing.late, refusing.error = late, Exception("IO error: Stale file handle: While fsync")
     refusing.all()
@@ -79,7 +82,10 @@ def test_a_batch_of_which_it_is_not_known_whether_it_was_written_is_applied_once
 def test_a_batch_of_which_a_follower_could_not_be_told_is_applied_once_and_not_missing_there(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The memory for its change set was not there; it is sealed in the same breath."""
+    """A batch whose change set could not be encoded is applied once, and a follower begins anew.
+
+    There was no memory for the change set with its checksum.
+    """
     followed(two)
 
     def encode(_: ChangeSet) -> bytes:

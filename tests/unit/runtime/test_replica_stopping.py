@@ -1,4 +1,4 @@
-"""A replica that stops while there is work: what is in hand is committed whole or not at all, and nothing is begun."""
+"""Stopping replicas: the running batch is committed whole or not at all, and no batch is begun."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.applying import apply_to
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 P = PartitionId("Sums", 0)
-#: far more than any of this takes
+#: longer than any test takes, in seconds
 LONG_S = 30.0
 ROWS = [("a", 1), ("b", 2), ("c", 3)]
 
@@ -219,14 +219,14 @@ def test_a_lock_is_waited_for_as_long_as_was_asked_for() -> None:
 
 
 class Node:
-    """A replica whose batches are written down; the first part waits."""
+    """A replica that records its batches; the first part waits."""
 
     settings = ReplicaSettings(stop_timeout_s=2 * LONG_S)
 
     def __init__(self) -> None:
         self.applied: list[int] = []
         self.entered, self.go_on = threading.Event(), threading.Event()
-        self.batches = self.hands = self  # of which the applier asks nothing else
+        self.batches = self.hands = self  # the applier asks nothing else of the two
 
     def pass_over(self, frame: Frame) -> list[int]:
         return []
@@ -242,7 +242,7 @@ class Node:
             answers.told(number, Applied(b"", False, 1))
 
     def in_hand(self) -> list[Any]:
-        """As between two parts of a call."""
+        """Returns no batches, as between two parts of a call."""
         return []
 
 
@@ -261,7 +261,7 @@ def applier_of(node: Node) -> Applier:
 
 
 class Sender:
-    """One end of an exchange: hears the answers."""
+    """One end of an exchange, which hears the answers."""
 
     caller = "s"
 

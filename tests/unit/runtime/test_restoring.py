@@ -1,4 +1,4 @@
-"""The last step of a restore: asked for again while the first request is still at work, refused, and what it writes."""
+"""The last step of a restore: repeated while the first request is at work, refused, and what it writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def two(tmp_path: Path) -> Iterator[Two]:
 
 @pytest.fixture
 def store(two: Two) -> CheckpointStore:
-    """With a checkpoint of what ``a`` has. ``b`` has fetched it."""
+    """Makes a store with a checkpoint of what ``a`` has, and lets ``b`` fetch it."""
     made = CheckpointStore(str(two.root / "store"), codec=Codec())
     two.send(two.a, 1, 2)
     two.a.checkpointer.take(P, made)
@@ -37,7 +37,11 @@ def store(two: Two) -> CheckpointStore:
 
 
 def test_what_is_owned_meanwhile_is_owned(two: Two, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It said stale_epoch, which the controller took for the end of the restore: its former owner served again, too."""
+    """A repeated request finds the partition owned.
+
+    It used to get stale_epoch, which the controller took for the end of the restore: the former owner served again,
+    too.
+    """
     publish, first = Adoption.publish, []
 
     def slowly(adoption: Adoption, epoch: int, replica: str) -> None:
@@ -64,7 +68,10 @@ def test_clients_are_stopped_where_that_is_asked_for(two: Two, store: Checkpoint
 
 
 def test_one_after_another(two: Two, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the second makes an epoch durable that the partition is not at."""
+    """Requests to own run one after another.
+
+    Otherwise the second makes an epoch durable that the partition is not at.
+    """
     publish, published, owned = Adoption.publish, [], []
     others = [threading.Thread(target=lambda: owned.append(two.b.restorer.own(P, "r", 2))) for _ in range(4)]
 
@@ -103,7 +110,10 @@ def test_what_is_fetched_anew_meanwhile_is_not_owned(
 def test_an_owner_that_cannot_own_what_was_restored_goes_on_being_checkpointed(
     two: Two, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its disk is full. The newer epoch was published by then, and every checkpoint of its own refused from then on."""
+    """An owner that fails to own what was restored, as its disk is full, can still be checkpointed.
+
+    The newer epoch used to be published by then, and every checkpoint of the owner was refused from then on.
+    """
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")

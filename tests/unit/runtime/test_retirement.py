@@ -1,4 +1,4 @@
-"""Sources that are retired: what is left of them, who may come back, and what never goes."""
+"""Retired sources: what is left of them, who may come back, and what is never retired."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class One:
         return output
 
     def kept(self) -> dict[str, bool]:
-        """Source → is it retired."""
+        """Returns for each source whether it is retired."""
         return {view.source: view.retired for view in sources_in(self.store)}
 
 
@@ -90,7 +90,8 @@ def test_a_source_that_was_silent_for_long_is_retired_and_may_come_back(restarte
         one.send("old", 9, after=6)
     assert one.send("old", 3, rewind=True) == b""
     assert one.kept()["old"]
-    with pytest.raises(PositionGap, match="is this client's"):  # a tombstone may be older than it knows
+    # a tombstone may be of a time that the client does not know
+    with pytest.raises(PositionGap, match="is this client's"):
         one.send("old", 5, session=Session(7, "x"), after=4)
     one.send("old", 5, opens=Session(7, "x"), after=4)
     assert one.kept() == {"old": False, "busy": False}
@@ -211,7 +212,7 @@ def test_initial_state_comes_before_rows_also_of_sources_that_are_gone() -> None
 
 
 def test_positions_without_a_time_get_one() -> None:
-    """Those of older versions: they are not retired because nobody knows when they came."""
+    """Positions of older versions get a time: without one they could not be retired."""
     one = One()
     one.send("s", 0)
     stored = Position.decode(one.store.get(layout.POSITION + b"s") or b"")
@@ -282,7 +283,10 @@ def test_all_that_is_kept_of_a_run_goes_when_it_is_retired() -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_run_that_was_retired_goes_on_but_tells_no_piece_from_before(restarted: bool) -> None:
-    """Also where what comes again is as the newest piece, or brought no rows: its output would be taken for theirs."""
+    """A retired run goes on, but gives no output for a piece from before.
+
+    This includes a piece equal to the newest one, and one without rows: the newest output would be taken for theirs.
+    """
     one = One()
     for number in range(3):
         one.send("batch:r", number, sparse=False, digest=7)
@@ -301,7 +305,10 @@ def test_a_run_that_was_retired_goes_on_but_tells_no_piece_from_before(restarted
 
 
 def test_no_rows_come_to_a_piece_that_brought_none() -> None:
-    """As they may to a query's batch, of a task that was not given its rows: what a task of a run has is all of it."""
+    """Rows are refused for a piece of a run that had none: a task of a run has all of its rows.
+
+    They are accepted for a query's batch, whose task may not have been given its rows.
+    """
     one = One()
     use = Attempt(use="u")
     one.send("query:r", 0, sparse=False, rows=0, attempt=use)
@@ -326,7 +333,10 @@ def test_of_a_client_only_the_newest_output_is_kept_whatever_it_calls_its_source
 
 
 def test_what_an_earlier_version_kept_of_a_run_is_told_again() -> None:
-    """The output of its only batch, where that of a query is."""
+    """A run's output that an earlier version kept is given again.
+
+    Earlier versions kept the output of its only batch where a query's is.
+    """
     one = One()
     output = one.send("batch:r", 0, sparse=False)
     ((key, value),) = one.store.scan(layout.PIECE)

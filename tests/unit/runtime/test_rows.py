@@ -1,4 +1,4 @@
-"""Arrow to rows and back; every bad input has its own error, and it names operator and culprit."""
+"""Arrow to rows and back; every bad input has its own error, which names operator and culprit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _read(batch: pa.RecordBatch, *key: str) -> list[tuple[Any, Any]]:
 
 
 def _row(*names: str) -> Any:
-    """A row in which each column holds its own number, behind a key."""
+    """Makes a row in which each column holds its own number, after a key."""
     columns = ["the key", *names]
     arrays = [pa.array([str(number)] if number == 0 else [number]) for number in range(len(columns))]
     ((_, row),) = _read(pa.RecordBatch.from_arrays(arrays, names=columns), "the key")
@@ -238,7 +238,7 @@ def test_a_long_value_is_shown_short() -> None:
 
 class Odd:
     def __index__(self) -> int:
-        raise ValueError  # without a word
+        raise ValueError  # an error without a text
 
     def __repr__(self) -> str:
         return "Odd\nindeed"
@@ -279,7 +279,7 @@ def test_round_trip(rows: list[tuple[Any, ...]]) -> None:
     assert [tuple(row.values()) for row in _write(*rows)] == rows
 
 
-# -- values that Python has not -----------------------------------------------------------------------------
+# -- values beyond Python's range -----------------------------------------------------------------------------
 
 FAR_US = 10**18  # in the year 33658
 BEYOND = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", "America/New_York"))])

@@ -56,7 +56,7 @@ def position(two: Two, source: str) -> int | None:
 
 
 def followed(two: Two) -> SnapshotInfo:
-    """``b`` follows ``a`` for the standby move s1, and has everything."""
+    """Makes ``b`` follow ``a`` for the standby move s1, and lets it have everything."""
     two.send(two.a, 1, 2, 3)
     base = two.warm(two.a, two.b, "s1")
     two.b.receiver.open_incoming(P, "s1", base)
@@ -79,7 +79,10 @@ def test_a_standby_takes_over_with_what_it_has(two: Two) -> None:
 
 
 def test_what_was_owned_in_a_standbys_copy_and_lost_by_damage_is_not_brought_again(two: Two) -> None:
-    """The source's sealed copy lacks what the target took behind the seal."""
+    """State that was owned in a standby's copy and lost by damage is not copied again.
+
+    The source's sealed copy lacks what the target took after the seal.
+    """
     base = followed(two)
     assert two.a.sender.fence(P, "m7", 2, two.b.info, standby_move="s1") is True
     seal = two.follow(two.a, two.b, "s1", base, base.sequence + 1)
@@ -133,7 +136,7 @@ def test_a_sealed_owner_serves_again_when_its_move_can_never_end(two: Two) -> No
 
 
 class Overtaken:
-    """A partition's lock, whoever takes which next stands still there until its replica has registered again."""
+    """A partition's lock. The next thread that takes it stands still until its replica has registered again."""
 
     def __init__(self, node: ReplicaNode) -> None:
         self._node, self._slot = node, node._registry.slot(P)
@@ -150,7 +153,11 @@ class Overtaken:
 
 @pytest.mark.parametrize("how", ["standby", "local"])
 def test_a_take_over_that_a_registration_overtakes_is_void(two: Two, how: str) -> None:
-    """The registration said that it is not owned here: the controller may have given the take-over up by then."""
+    """A takeover that a registration overtakes is void.
+
+    The registration reported that the partition is not owned here: the controller may have given the takeover up by
+    then.
+    """
     if how == "standby":
         followed(two)
         node, take_over = two.b, lambda: two.b.successor.from_standby(P, "t1", 3, "s1", command)
@@ -166,7 +173,7 @@ def test_a_take_over_that_a_registration_overtakes_is_void(two: Two, how: str) -
 
 
 def moved_to_its_standby(two: Two) -> None:
-    """``a`` seals for the move m1 to ``b``, which follows as standby s1."""
+    """Seals ``a`` for the move m1 to ``b``, which follows as standby s1."""
     followed(two)
     snapshot = two.a._registry.slot(P).logs["s1"].snapshot_id
     with two.a.sender.reading(snapshot):
@@ -268,7 +275,10 @@ def test_a_checkpoint_is_served_under_the_new_epoch_and_fences_the_old_owner(
 
 
 def test_a_checkpoint_of_a_former_deployment_is_not_taken(two: Two, checkpoints: CheckpointStore) -> None:
-    """An operator that was undeployed and deployed again began empty; what its namesake had must not come back."""
+    """A checkpoint of a former deployment is not taken.
+
+    An operator that was undeployed and deployed again began empty: its namesake's state must not come back.
+    """
     two.send(two.a, 1, 2)
     two.a.checkpointer.take(P, checkpoints)
     with pytest.raises(StateMissing, match="no checkpoint"):
@@ -392,7 +402,7 @@ def test_a_disk_that_is_too_small(two: Two) -> None:
 
 
 def test_a_log_that_nobody_reads_is_dropped(two: Two) -> None:
-    """The word that its move is over may be lost."""
+    """A change log that is not read is dropped, as the message that its move is over may be lost."""
     two.send(two.a, 1)
     base = two.a.sender.snapshot(P, "m1")
     changes = two.a.sender.change_log(base.snapshot_id)

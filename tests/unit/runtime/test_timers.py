@@ -30,7 +30,7 @@ HOUR = timedelta(hours=1)
 
 
 class Sessions(Operator):
-    """Counts rows per key until an hour passes without one."""
+    """Counts rows of a key until an hour passes without one."""
 
     key = "k"
     output = "k string, n long, closed timestamp"
@@ -87,7 +87,7 @@ def test_timers_survive_a_restart(harness: OperatorHarness) -> None:
 
 
 class Chain(Operator):
-    """Each timer sets the next one; processing time; names; failures."""
+    """An operator whose timers each set the next one; for processing time, names and failures, too."""
 
     key = "k"
     output = "k string, name string"
@@ -120,7 +120,7 @@ class Chain(Operator):
         if timer.name.isdigit() and int(timer.name) < 3:
             ctx.set_timer(timer.at + HOUR / 4, name=str(int(timer.name) + 1))
         if timer.name == "3":
-            ctx.delete_timer(name="3")  # it fired: nothing to delete
+            ctx.delete_timer(name="3")  # the timer has fired: there is nothing to delete
 
 
 @pytest.fixture(params=["memory", "rocksdb"])
@@ -199,9 +199,9 @@ def test_the_watermark_is_the_minimum_over_sources_and_never_goes_back() -> None
     reader = OutputReader(pa.schema([("watermark", pa.timestamp("us", tz="UTC"))]), {})
     host = _host(store)
     steps = [
-        # source, batch, its watermark in hours → what on_watermark is told
+        # source, batch, its watermark in hours → what on_watermark is given
         ("a", 0, 1, 1),
-        ("b", 0, None, None),  # makes no promise
+        ("b", 0, None, None),  # promises nothing
         ("a", 1, 3, 3),
         ("c", 0, 2, None),  # joins late: the partition's watermark stays
         ("a", 2, 5, None),
@@ -221,7 +221,7 @@ def test_the_watermark_is_the_minimum_over_sources_and_never_goes_back() -> None
 
 
 class TimersMachine(RuleBasedStateMachine):
-    """Timers over a store, with commits, rollbacks and reopening, against a dict."""
+    """Timers over a store, with commits, rollbacks and restarts, against a dict."""
 
     keys = st.sampled_from(["a", "b", 1, "1"])
     tags = st.sampled_from(["", "x", "xy"])
@@ -290,7 +290,7 @@ TestTimersMachine.settings = settings(max_examples=sized(240), stateful_step_cou
 
 
 class Remembering(Operator):
-    """Its state is read where there is no current key."""
+    """An operator that reads its state where there is no current key."""
 
     key, event_time = "k", "at"
     output = "k string, n long"
@@ -313,7 +313,7 @@ def test_a_watermark_has_no_current_key(rows: list[dict[str, Any]]) -> None:
 
 
 class Lapsing(Operator):
-    """A value with a ttl in event time, looked at and written in a timer."""
+    """An operator with a value that has a ttl in event time, which a timer reads and writes."""
 
     key, event_time = "k", "at"
     output = "seen string"
@@ -337,7 +337,7 @@ def test_a_batch_has_one_event_time_for_rows_timers_and_what_they_write() -> Non
     with OperatorHarness(Lapsing) as harness:
         harness.advance_watermark(T0)
         harness.send([{"k": "a", "at": T0, "set": "x"}])
-        # the timer fires an hour later: what lived for ten minutes is gone, what it writes lives for ten more
+        # the timer fires an hour later: a value of ten minutes is gone, and what the timer writes lives for ten more
         assert harness.advance_watermark(T0 + timedelta(hours=1)) == [{"seen": "None"}]
         harness.send([{"k": "a", "at": T0, "set": None}])
         assert harness.side_outputs["now"] == [{"seen": "written by the timer"}]
@@ -357,7 +357,7 @@ def test_a_timers_name_is_text(name: Any) -> None:
 
 
 class Deaf(Operator):
-    """Sets a timer, and has nothing that answers it."""
+    """An operator that sets a timer and has no method that answers it."""
 
     key, output, event_time = "k", "k string", "at"
 
@@ -384,7 +384,10 @@ class DeafWindows(Operator):
     ("operator", "lacks"), [(Deaf, "on_timer"), (DeafColumns, "on_timers"), (DeafWindows, "on_timer")]
 )
 def test_a_timer_that_nothing_answers_is_refused_when_it_is_set(operator: type[Operator], lacks: str) -> None:
-    """It failed every batch from when it was due."""
+    """The timer is refused when it is set.
+
+    It used to fail every batch from when it was due.
+    """
     refused = pytest.raises(InvalidArgument, match=rf"the operator has no {lacks}\(\) .*define {lacks}\(self, …\)")
     with OperatorHarness(operator, partitions=1) as harness, refused:
         harness.send([{"k": "a", "at": T0}])

@@ -1,4 +1,4 @@
-"""A time comes in the zone that it was given, whoever named it; a zone that Python has not is refused."""
+"""Times arrive in the zone that they were given, however the zone is named; zones unknown to Python are refused."""
 
 from __future__ import annotations
 
@@ -105,7 +105,10 @@ NEW_YEARS = [
 def test_near_the_ends_of_time_it_is_in_its_zone_or_in_utc(
     zone: str, clock: dt.datetime, offset: dt.timedelta, named: str, kind: Any, wrapped: Any, inner: Any
 ) -> None:
-    """Python cannot have the first two in UTC, nor the last two in their zones."""
+    """Near the ends of Python's range a time is in its zone or in UTC.
+
+    Python cannot hold the first two in UTC, nor the last two in their zones.
+    """
     micros = (clock - dt.datetime(1970, 1, 1) - offset) // dt.timedelta(microseconds=1)
     at = pa.array([micros], pa.int64()).view(pa.timestamp("us", tz=zone))
     column = wrapped(at)

@@ -1,4 +1,4 @@
-"""Where rows come from, counted as they come."""
+"""Origins of rows, counted as they arrive."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_column_of_anything_is_not_looked_at_for_ever() -> None:
 
 
 def test_what_no_name_is_never_reaches_who_asks() -> None:
-    """A reply that names it would be refused."""
+    """An invalid name of an origin never reaches a reader, as a reply that names it would be refused."""
     assert Origins(rows(["../x", "a b", "x" * 500, "ok"]), "site").of(0, 4) == {"ok": 1}
 
 

@@ -1,4 +1,4 @@
-"""What leaves a replica: file digests, the digest both ends must agree on, and the change log."""
+"""Data that leaves a replica: file digests, the digest both ends must agree on, and the change log."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_change_sets_cross_in_full_frames(change_sets: list[bytes], bytes_max: i
     assert (frames[-1].head_sequence, frames[-1].lag_bytes) == (len(change_sets), 7)
     came: list[bytes] = []
     partial = b""
-    for frame in frames:  # as the target puts them together
+    for frame in frames:  # put together as the target does
         assert (0 if not change_sets else 1) <= sum(map(len, frame.change_sets)) <= bytes_max
         some = list(frame.change_sets)
         if some:

@@ -1,4 +1,4 @@
-"""A new version of an operator is tried on all stored state before it serves, and changes nothing."""
+"""Trials of an operator's new version on all stored state, before it serves. A trial changes nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPENED = """
 
 
 def check(cluster: Cluster, cls: type[Operator]) -> list[int]:
-    """Returns the pieces of each partition, tried as the controller has it done before it records the version."""
+    """Returns the pieces of each partition, tried as the controller lets replicas do before it records the version."""
     assert cluster.spec is not None
     spec, trials = describe(cls, 2).after(cluster.spec), cluster.node.trials
     found = []
@@ -114,7 +114,11 @@ def test_values_that_a_wider_field_does_not_hold_are_found_before_it_serves_and_
 
 @pytest.mark.parametrize("remedy", ["both", "migrate_state"])
 def test_a_value_that_cannot_be_read_can_be_after_each_of_its_remedies(cluster: Cluster, remedy: str) -> None:
-    """Its old type alone was refused with schema_mismatch: others were stored with the new one meanwhile."""
+    """A value that cannot be decoded can be read after either remedy.
+
+    Declaring the old type alone was refused with schema_mismatch, as other values had been stored with the new one
+    meanwhile.
+    """
     cluster.deploy(cluster.install(POINT, LARGE))
     cluster.send(0, 1)
     cluster.deploy(cluster.install(POINT, "self.s.value = Point(0.5)", point="x: float"))
@@ -141,7 +145,10 @@ ONE_FAILS = """
 
 
 def test_every_key_is_tried_and_the_one_that_fails_is_named(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sample of keys let the others through: each of their batches failed later."""
+    """Every key is tried, and the error names the one that fails.
+
+    A sample of keys used to let others through, and each of their batches failed later.
+    """
     monkeypatch.setattr(trial, "PIECE_KEYS", 2)
     cluster.deploy(cluster.install("s = state.value(list[int])", "self.s.value = [int(row.k)]"))
     keys = [n for n in range(100) if partition_of(str(n), 2) == 0][:7]

@@ -1,4 +1,4 @@
-"""A partition is read whole, and what is wrong with it is told; nothing is changed by that."""
+"""Verification reads a partition whole, reports what is wrong with it, and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much may wait at a replica that cannot be applied yet."""
+"""Limits on waiting batches: how much may wait at a replica that cannot be applied yet."""
 
 from __future__ import annotations
 

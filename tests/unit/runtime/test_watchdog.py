@@ -1,4 +1,4 @@
-"""Batches that are interrupted or taken away at any moment: whole or not at all."""
+"""Batches that are interrupted or taken away at any moment are applied whole or not at all."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ P = PartitionId("Adds", 0)
 
 
 class Adds(Operator):
-    """Works a moment on each row, so that it is met in the middle."""
+    """An operator that works a moment on each row, so that it can be interrupted in the middle."""
 
     key = "k"
     output = "k string, total long"
@@ -85,7 +85,7 @@ def total(node: ReplicaNode, partition: PartitionId = P) -> dict[Any, Any]:
 def test_a_batch_that_is_interrupted_anywhere_is_there_whole_or_not_at_all(
     node: ReplicaNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # pytest's own would be interrupted, too
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # pytest's own hook would be interrupted, too
     over = threading.Event()
 
     def disturb() -> None:
@@ -100,7 +100,7 @@ def test_a_batch_that_is_interrupted_anywhere_is_there_whole_or_not_at_all(
     disturbing.start()
     interrupted, number = 0, 0
     try:
-        while number < 100 or not interrupted:  # on a busy machine a hundred may pass between two attempts
+        while number < 100 or not interrupted:  # on a busy machine a hundred batches may pass between two attempts
             try:
                 applied = send(node, number, a=1, c=2, d=3, f=4)
             except OperatorStuck:
@@ -146,7 +146,7 @@ def test_what_was_taken_away_never_commits_and_its_partition_comes_back_with_it(
         send(node, 1, waits, a=7)
     assert "go_on.wait" in caught.value.where["traceback"]
     send(node, 0, PartitionId("Waits", 1), b=1)
-    node.sender.snapshot(waits, "m", False)  # its lock is free
+    node.sender.snapshot(waits, "m", False)  # needs the partition's lock, which is free
     assert total(node, waits) == {"a": 5}
     Waits.go_on.set()
     thread.join(30)
@@ -220,7 +220,7 @@ def test_a_lock_that_is_taken_away_is_free_for_those_who_wait_and_not_freed_by_i
         (None, False, 5.0, 0.0),
         (8.0, True, 5.0, 0.0),
         (8.0, False, 5.0, 2.0),
-        (3.0, False, 9.0, 1.0),  # the batch in hand has ended a second ago, and the next one is not begun
+        (3.0, False, 9.0, 1.0),  # the running batch ended a second ago, and the next one has not begun
         (3.0, False, float("-inf"), 7.0),
     ],
 )
@@ -231,7 +231,7 @@ def test_a_thread_is_stalled_while_it_has_work_and_no_batch(
 
 
 def test_who_had_least_of_a_lane_comes_first() -> None:
-    """Whoever gives much waits for himself, and nobody saves time up."""
+    """A caller with many jobs waits behind its own, and an idle caller saves up no time."""
     fair = Fair()
     jobs: Any = {name: (None, name) for name in ("f0", "f1", "f2", "f3", "a0", "a1", "a2", "b0", "own")}
     for name in ("f0", "f1", "f2"):
@@ -266,7 +266,7 @@ def test_who_had_least_of_a_lane_comes_first() -> None:
 
 
 def test_callers_of_a_lane_take_turns() -> None:
-    """What one of them gave in its order."""
+    """Jobs of one caller run in their order."""
     lane = Lane("test", SYSTEM_CLOCK)
     began, go_on, done = threading.Event(), threading.Event(), list[str]()
 

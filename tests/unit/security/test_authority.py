@@ -1,4 +1,4 @@
-"""An authority of one's own: what it writes, what it refuses, and that each file is whole and private."""
+"""A user's own certificate authority: what it writes, what it refuses, and that each file is whole and private."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NODE = Identity.of("node", "edge-0")
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Directories."""
+    """Collects the directories that are synced."""
     found: list[Path] = []
     monkeypatch.setattr("stateflow.durable.sync", found.append)
     return found
@@ -136,7 +136,7 @@ def test_an_authority_ends_too(tmp_path: Path) -> None:
 
 @given(st.data())
 def test_files_that_are_damaged_anywhere_are_refused_by_name(whole: Path, data: st.DataObject) -> None:
-    """A flipped bit also makes kinds of curves, versions and names that nobody knows, each with an error of its own."""
+    """A flipped bit also makes unknown curves, versions and names, each with an error of its own."""
     name = data.draw(st.sampled_from(["ca.pem", "ca.key", "crl.pem"]))
     pem = (whole / name).read_bytes()
     head, *lines, tail = pem.splitlines()

@@ -1,4 +1,4 @@
-"""Files of TLS: refused with a reason when a process begins, left aside when they are wrong later."""
+"""TLS files: refused with a reason when a process starts, ignored when they are wrong later."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_files_that_change(authority: Authority, tmp_path: Path, caplog: pytest.
     authority.renew(out)
     assert files.current() is first, "nobody looked yet"
     new = (out / "key.pem").read_bytes()
-    (out / "key.pem").write_bytes(old)  # as one would find it in between
+    (out / "key.pem").write_bytes(old)  # as if read between the two writes
     clock.advance(LOOK_S)
     assert files.current() is first
     assert "have changed and are not used: bad_certificate: the key is another certificate's" in caplog.text

@@ -1,4 +1,4 @@
-"""Who a certificate is for: as a URI and back, and for whom it may speak."""
+"""Identity in a certificate: to a URI and back, and for whom its holder may speak."""
 
 from __future__ import annotations
 

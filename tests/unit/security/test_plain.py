@@ -1,4 +1,4 @@
-"""Where plain text may go."""
+"""Addresses to which plain text may go."""
 
 from __future__ import annotations
 

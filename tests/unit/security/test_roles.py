@@ -1,4 +1,4 @@
-"""The table of roles is complete, and says what it is to say."""
+"""The table of roles is complete, and grants what it is meant to grant."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_node_speaks_for_itself() -> None:
     ):
         with pytest.raises(NotAllowed, match=r"node/edge-0 may not call .* for '.*': a node speaks for itself only"):
             check_request(check_call(CONTROLLER + method, who), CONTROLLER + method, who, request)
-    with pytest.raises(NotAllowed, match="for nobody"):  # a message that is not there names nobody either
+    with pytest.raises(NotAllowed, match="for nobody"):  # a message that is absent names nobody either
         rule = check_call(CONTROLLER + "Register", who)
         check_request(rule, CONTROLLER + "Register", who, controller_pb2.RegisterRequest())
 
@@ -105,7 +105,7 @@ def test_a_data_client_reaches_its_operators() -> None:
     header = replica_pb2.ApplyHeader
     rule = check_call(REPLICA + "Apply", who)
     check_request(rule, REPLICA + "Apply", who, replica_pb2.ApplyRequest(header=header(operator="Pumps")))
-    check_request(rule, REPLICA + "Apply", who, replica_pb2.ApplyRequest())  # a later piece of what was checked
+    check_request(rule, REPLICA + "Apply", who, replica_pb2.ApplyRequest())  # a later piece of a call that was checked
     with pytest.raises(NotAllowed, match="data/gw may not reach the operator 'Tally'"):
         check_request(rule, REPLICA + "Apply", who, replica_pb2.ApplyRequest(header=header(operator="Tally")))
     scan = check_call(REPLICA + "Scan", who)

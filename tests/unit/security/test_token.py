@@ -1,4 +1,4 @@
-"""Tokens: what is in them, who may have one, and that a damaged one says nothing of itself."""
+"""Tokens: their content, who may have one, and that an error about a damaged token reveals nothing of it."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     return Authority.init(tmp_path_factory.mktemp("authority") / "a", "acme").token(PUMPS, timedelta(hours=8))[0]
 
 
-@pytest.mark.parametrize("organisation", ["a", "ab", "abc"])  # of which one leaves no spare bits in the last character
+@pytest.mark.parametrize("organisation", ["a", "ab", "abc"])  # one of these leaves no spare bits in the last character
 def test_spare_bits_of_the_last_character_are_none_of_it(tmp_path: Path, organisation: str) -> None:
     made = Authority.init(tmp_path / "a", organisation).token(PUMPS, timedelta(hours=8))[0]
     others = [made[:-1] + each for each in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"]
@@ -155,5 +155,5 @@ def test_a_damaged_one_is_refused_and_tells_nothing(whole: str, data: st.DataObj
     except BadCertificate as error:
         told = f"{error} {error.__cause__} {error.__context__ if not error.__suppress_context__ else ''}"
         assert whole[len(PREFIX) : len(PREFIX) + 40] not in told
-    else:  # a bit of a name, or a signature: the handshake refuses that
+    else:  # a bit of a name or of the signature, which the handshake refuses
         assert parts != decoded(whole) or spoiled.strip() == whole

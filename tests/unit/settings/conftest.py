@@ -1,4 +1,4 @@
-"""A file of settings, for this process and one test."""
+"""Configures this process from a settings file for one test."""
 
 from __future__ import annotations
 

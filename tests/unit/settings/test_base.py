@@ -1,4 +1,4 @@
-"""Which of several values holds, and what is said of those that cannot be."""
+"""Precedence of settings, and the errors for invalid values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stateflow.settings import (
 )
 from tests.unit.settings.conftest import Configure
 
-#: a model, a field, how the file has it, how the environment has it, and what a program gives
+#: a model, a field, its value in the file, its value in the environment, and the value a program gives
 CASES: list[tuple[type[Settings], str, str, Any, str, Any, Any]] = [
     (ReplicaSettings, "cached_keys", "7", 7, "8", 8, 9),
     (ReplicaSettings, "checkpoint_interval_s", "7", 7.0, "8.5", 8.5, 9.0),
@@ -54,7 +54,7 @@ def test_flag_before_environment_before_file_before_default(
     assert getattr(kind(), name) == filed != default
     assert kind.origin(name, {}) == f"{file}: {kind.section}.{name}"
 
-    monkeypatch.setenv(kind.variable(name), "")  # is not set
+    monkeypatch.setenv(kind.variable(name), "")  # counts as not set
     assert getattr(kind(), name) == filed
 
     monkeypatch.setenv(kind.variable(name), variable)

@@ -1,4 +1,4 @@
-"""Files of settings that are refused, and what is said of them."""
+"""Settings files that are refused, and their errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stateflow.settings.file import BYTES_MAX, ConfigurationFile, line_of, read
 
 
 def said_of(tmp_path: Path, text: str | bytes) -> str:
-    """Without the path."""
+    """Returns the error for a settings file, without its path."""
     file = tmp_path / "fleet.toml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     file.chmod(0o600)

@@ -59,6 +59,9 @@ def test_examples_of_the_page_are_files_of_settings() -> None:
 
 
 def test_messages_of_the_page_are_those_of_the_code() -> None:
-    """The one that is quoted is made in test_file.py, in a file of another name."""
+    """Messages quoted on the page are those of the code.
+
+    The quoted one is tested in test_file.py, with another file name.
+    """
     quoted = re.findall(r"`(there is no key [^`]+)`", PAGE.read_text())
     assert quoted == ["there is no key replica.acknowlege (file=fleet.toml line=3): did you mean acknowledge?"]

@@ -1,4 +1,4 @@
-"""Variables of the environment that somebody reads."""
+"""Environment variables that programs read."""
 
 from __future__ import annotations
 

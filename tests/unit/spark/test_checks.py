@@ -1,4 +1,4 @@
-"""What is refused before the first batch, without Spark."""
+"""Checks before the first batch, without Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.operators import Count
 
 
 class Frame:
-    """A DataFrame as far as it is looked at first. ``jvm``: None: its session was stopped."""
+    """A DataFrame as far as checks look at it. ``jvm``: None if its session was stopped."""
 
     isStreaming = False
     master = "yarn"

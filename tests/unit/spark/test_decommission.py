@@ -1,4 +1,4 @@
-"""Executors that are decommissioned: what is done of their tasks, look by look."""
+"""Decommissioned executors: what becomes of their tasks, look by look."""
 
 from __future__ import annotations
 

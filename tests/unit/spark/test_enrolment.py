@@ -1,4 +1,4 @@
-"""Certificates for replicas in Spark's tasks: who is given one, and who is not."""
+"""Certificates for replicas in Spark's tasks: who is given one, and who is refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def certified(name: str, host: str, request: bytes) -> bytes:
 
 
 def asked(register: Register, name: str = f"{BASE}-0", host: str = "10.0.0.1", secret: str = SECRET) -> str:
-    """What comes of it; raises nothing."""
+    """Returns the certificate or the text of the refusal. Raises nothing."""
     line = register.answer(json.dumps({"secret": secret, "name": name, "request": "r"}).encode(), host)
     assert line.endswith(b"\n")
     answer = json.loads(line)
@@ -104,7 +104,10 @@ def test_the_secret_does_not_show(credentials: Credentials) -> None:
 
 
 def test_the_secret_is_said_to_nobody_else(credentials: Credentials, tmp_path: Path) -> None:
-    """Another one at the desk's address, with a certificate of an authority of its own."""
+    """The secret is sent to the real desk only.
+
+    Another server at the desk's address has a certificate of its own authority.
+    """
     other = Credentials(tmp_path / "other", HOST, BASE, 2)
     ours, heard = credentials.enrolment, []
     with socket.create_server((HOST, 0)) as listening:
@@ -130,7 +133,7 @@ def test_strangers_do_not_keep_it_from_tasks(credentials: Credentials, tmp_path:
     host, _, port = credentials.enrolment.address.rpartition(":")
     with contextlib.ExitStack() as opened:
         for _ in range(PLACES - 1):
-            opened.enter_context(socket.create_connection((host, int(port))))  # and says nothing
+            opened.enter_context(socket.create_connection((host, int(port))))  # the connection sends nothing
         credentials.enrolment.enrol(f"{BASE}-0", tmp_path / "tls")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=credentials.enrolment.ca.decode())
@@ -167,7 +170,7 @@ def test_tasks_of_queries_may_less_than_the_driver(credentials: Credentials) -> 
 
 
 def test_a_request_is_a_keys_own(credentials: Credentials) -> None:
-    """Changed on its way, it is nobody's."""
+    """A certificate request that was changed in transit belongs to no key, and is refused."""
     _, request = own_request()
     _, other = own_request()
     lines, others = request.splitlines(), other.splitlines()

@@ -1,4 +1,4 @@
-"""What executors are asked before the first row, without Spark."""
+"""Checks of executors before the first row, without Spark."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from stateflow.spark.executors import Miss, Trying, check_executors, check_reach
 from stateflow.types import ReplicaInfo
 
 CONTROLLER = "ctl:7070"
-#: reserved for documentation: nobody is there
+#: reserved for documentation: no host has it
 NOWHERE = "192.0.2.7:7071"
 
 
 class Remote:
-    """A session whose executors fail with this message, are not to be asked, or are this process."""
+    """A session whose executors fail with ``said``, are not to be asked, or are this process."""
 
     def __init__(self, master: str, said: str = "", python: str = sys.executable, cores: int = 2) -> None:
         self.sparkContext = self
@@ -110,7 +110,7 @@ def test_each_slot_is_asked_where_they_are_not_too_many(listening: str, cores: i
 
 
 def test_a_local_session_whose_workers_are_another_python_is_asked_too(tmp_path: Path) -> None:
-    other = tmp_path / "python3"  # as a virtual environment has it that is not activated
+    other = tmp_path / "python3"  # as in a virtual environment that is not activated
     other.symlink_to(sys.executable)
     lacking = Remote("local[2]", "ModuleNotFoundError: No module named 'msgpack'", str(other))
     with pytest.raises(OperatorNotImportable, match=r"'msgpack': install.*PYSPARK_PYTHON"):
@@ -131,7 +131,10 @@ REPLICAS = {"10.0.0.1:1": "cloud-0", "127.0.0.1:2": "edge-0"}
 
 
 class Executors:
-    """What they miss, each time they are asked, and what this program does."""
+    """Executors that report the next of ``misses`` each time they are asked.
+
+    ``gone``: addresses not reached from here either.
+    """
 
     def __init__(self, *misses: Sequence[Miss], gone: Collection[str] = ()) -> None:
         self.misses, self.gone = list(misses), set(gone)

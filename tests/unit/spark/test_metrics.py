@@ -1,4 +1,4 @@
-"""Metrics of queries: rows once, time as often as it was spent, parts that add up, and a tally that stays small."""
+"""Metrics of queries: rows count once, time as often as it was spent, parts add up, and the tally stays small."""
 
 from __future__ import annotations
 
@@ -88,7 +88,10 @@ def test_a_task_that_is_repeated_adds_its_time_and_no_rows() -> None:
 
 
 def test_a_batch_that_another_run_did_again_is_that_runs() -> None:
-    """Its tasks may be fewer, and its trigger's time has nothing to do with what a run before spent."""
+    """A batch that another run repeated is counted for that run alone.
+
+    It may have fewer tasks, and the time of its trigger has nothing to do with what the former run spent.
+    """
     late = {"run": "second", "began_us": 60_000_000}
     tally = Tally()
     tally.report([report(task=task) for task in range(3)])
@@ -106,7 +109,10 @@ def test_a_batch_that_another_run_did_again_is_that_runs() -> None:
 
 
 def test_two_operators_of_one_batch_pipeline_are_counted_beside_each_other() -> None:
-    """Each is a call of its own, and there is no run of a query that they are of."""
+    """Two operators of one batch pipeline are counted separately.
+
+    Each is a call of its own, and they belong to no run of a query.
+    """
     first, second = {"run": "", "use": "a"}, {"run": "", "use": "b", "operator": "Next", "rows": 3}
     found = filled(report(**first), report(**second), report(task=1, **first))
     assert [(each.operator, each.rows, each.tasks) for each in found.operators] == [("Op", 20, 2), ("Next", 3, 1)]
@@ -242,7 +248,10 @@ def test_a_batch_frame_is_asked_for_itself(tally: Tally) -> None:
 
 
 def test_reports_that_come_with_the_progress_count_once(tally: Tally) -> None:
-    """As over Spark Connect, where a query tells of its newest micro-batches as often as it is asked."""
+    """Reports that come with the query's progress count once.
+
+    Over Spark Connect a query reports its newest micro-batches each time it is asked.
+    """
     told = {"stateflow:use": Row(reports=[encoded(report()), encoded(report(task=1))]), "mine": Row(rows=3)}
     query: Any = SimpleNamespace(id="q", name="flights", recentProgress=[progress(**told), progress(1, ran=False)])
     found = query_metrics(query)

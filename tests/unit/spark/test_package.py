@@ -1,4 +1,4 @@
-"""stateflow as a zip for executors."""
+"""stateflow packed as a zip for executors."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_rows_of_every_type_have_a_size() -> None:
 
 
 def test_what_was_given_is_held_no_longer_than_its_receiver_holds_it() -> None:
-    """Of many pieces no more than what came at a time is held beside the one in hand."""
+    """No more than what comes at a time is held beside the current piece, however many pieces there are."""
     before = pa.total_allocated_bytes()
     batch_bytes = 1 << 20
 

@@ -1,4 +1,4 @@
-"""Pipeline files: what they may say, parameters, and secrets that nobody sees."""
+"""Pipeline files: their content, parameters, and secrets, which are never shown."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def test_parameters_have_defaults_and_are_set_with_their_type(load: Any) -> None
 
 
 def test_a_default_may_be_of_the_environment_and_is_a_secret(load: Any) -> None:
-    """Before, `${env.DAY}` was the name of a directory."""
+    """A default may come from the environment, and is a secret then.
+
+    `${env.DAY}` used to be taken for the name of a directory.
+    """
     given = document(parameters={"day": "at-${env.DAY}", "width": 4})
     pipeline = load(given, DAY="monday")
     assert (pipeline.config.source.path, pipeline.config.parameters["day"]) == ("in/at-monday", "at-monday")
@@ -118,7 +121,7 @@ def test_what_yaml_reads_otherwise_than_it_is_written_is_asked_about(
         {"name": '"no"', "parameter": "'1.10'", "option": '"yes"'},
         {"parameter": "1.1", "option": "True"},
         {"parameter": "-7", "option": "false"},
-        {"streaming": "no", "lateness": "1.50"},  # which type they have is known
+        {"streaming": "no", "lateness": "1.50"},  # the types of these are known
         {"parameter": "~"},
     ],
 )

@@ -1,4 +1,4 @@
-"""What is taken out of a Spark checkpoint to go back to a batch, and what cannot be."""
+"""Rewinds of a Spark checkpoint to a batch: what is taken out of it, and which rewinds are refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LEFT = {
 
 
 def test_what_a_killed_spark_left_goes() -> None:
-    """Beside it no first batch can start."""
+    """Leftovers of a killed Spark are taken out, as no first batch can start beside them."""
     assert set(plan_rewind({"metadata", *LEFT, "sources/0/.0.tmp"}, 0).moved) == LEFT
     assert set(plan_rewind(checkpoint_of(2, 1) | LEFT, 2).moved) == LEFT
     with pytest.raises(InvalidArgument, match="there is no batch 1"):
@@ -72,7 +72,7 @@ def test_it_is_taken_out_where_a_query_is_about_to_start(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("to", [2, 3])
 def test_an_entry_without_bytes_goes_and_says_nothing(to: int) -> None:
-    """As a loss of power leaves it."""
+    """An entry without bytes, as a power failure leaves it, is taken out and counts as no entry."""
     empty = {"offsets/3"}
     plan = plan_rewind(checkpoint_of(3, 2), to, empty=empty)
     assert set(checkpoint_of(3, 2)) - set(plan.moved) == checkpoint_of(min(to, 2), to - 1)

@@ -1,4 +1,4 @@
-"""Settings of Spark sessions that are made here."""
+"""Settings of Spark sessions that stateflow makes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_what_runs_here_has_its_log_on_this_disk(master: str) -> None:
 
 @pytest.mark.parametrize("master", ["spark://there:7077", "yarn", "k8s://https://there"])
 def test_a_cluster_keeps_what_spark_does_by_itself(master: str) -> None:
-    """Its checkpoints are not on this disk."""
+    """A cluster keeps Spark's own settings, as its checkpoints are not on this disk."""
     settings = quick_settings(master)
     assert settings
     assert not settings.keys() & LOG_ON_LOCAL_DISK.keys()

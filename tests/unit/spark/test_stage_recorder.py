@@ -1,4 +1,4 @@
-"""Events of queries may come late, and when others are under way."""
+"""Query events that come late, or while other queries or runs are under way."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Manager:
 
 
 class Query:
-    """``commits``: batches in its checkpoint."""
+    """A query. ``commits``: batches in its checkpoint."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.commits: list[int] = []
@@ -62,13 +62,16 @@ class Query:
 
 
 def test_what_the_next_run_has_committed_is_left_to_what_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a run is heard of when the one after it has committed, and not told."""
+    """A batch that the next run has committed is left to that run's report.
+
+    The end of a run may be heard after the next run has committed, and before that is reported.
+    """
     query = Query(monkeypatch)
     query.started("one")
     query.commits.append(0)
     query.progressed("one", 0)
     query.terminated("one")
-    query.started("two")  # which fails in its first batch
+    query.started("two")  # this run fails in its first batch
     query.started("three")
     query.commits.append(1)
     query.terminated("two")
@@ -82,7 +85,7 @@ def test_what_a_killed_run_has_committed_is_found_by_the_next(monkeypatch: pytes
     query.started("one")
     query.commits.append(0)
     query.progressed("one", 0)
-    query.commits.append(1)  # and it is killed
+    query.commits.append(1)  # the run is killed here
     query.started("two")
     query.terminated("two")
     assert query.sinks() == {"query/q/0": "FileSink", "query/q/1": None}

@@ -1,4 +1,4 @@
-"""A task's pieces, by a router that is not there: what it holds while an operator is slow."""
+"""Pieces of a task, sent by a stand-in for the router: what the task holds while an operator is slow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEMA = pa.schema([("k", pa.string()), (PARTITION_COLUMN, pa.int32()), (HASH_CO
 
 
 class Input:
-    """Of a task: how much of it was asked for."""
+    """Input of a task, which counts how much of it was asked for."""
 
     def __init__(self) -> None:
         self.asked_for = 0
@@ -43,7 +43,7 @@ PIECE_BYTES = 5 * BATCH_BYTES
 
 
 class Replicas:
-    """In place of a router. Notes at each piece what was asked for by then, and what memory that takes."""
+    """A stand-in for the router. At each piece it notes how much input was asked for by then, and the memory in use."""
 
     def __init__(self, source: Input, fails_at: int | None = None) -> None:
         self.seen: list[tuple[int, int]] = []
@@ -79,8 +79,11 @@ def run(task: OperatorTask, replicas: Replicas, source: Input, monkeypatch: pyte
 def test_an_operator_that_is_slow_is_waited_for_and_nothing_piles_up(
     task: OperatorTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a piece is with the replicas no more is asked for than the piece, and the rows that told where it ends;
-    Spark, which gives them, waits."""
+    """A task waits for a slow operator, and nothing piles up.
+
+    While a piece is with the replicas, the task asks for no more than the piece and the rows that showed where it ends;
+    Spark, which gives the rows, waits.
+    """
     source = Input()
     replicas = Replicas(source)
     run(task, replicas, source, monkeypatch, whole=True)
@@ -111,7 +114,7 @@ def test_an_error_says_of_which_piece_it_is(task: OperatorTask, monkeypatch: pyt
 def test_more_than_can_be_one_batch_is_refused_as_soon_as_it_is_read(
     task: OperatorTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a micro-batch, before anything of it is sent."""
+    """A micro-batch that is too large is refused as soon as that is known, before any of it is sent."""
     source = Input()
     monkeypatch.setattr(tasks, "WHOLE_BYTES_MAX", 7 * BATCH_BYTES)
     work = tasks.Work(task, "q", Batch("query:q", 0), 0, ManualClock())
@@ -136,7 +139,7 @@ def test_a_stored_output_that_cannot_be_read_names_the_command_that_drops_it(
 
 
 def test_columns_that_come_by_their_places_have_their_own_names_again() -> None:
-    """Also names that are there twice, and those that Arrow or Spark would read as a path."""
+    """Columns regain their names, also duplicates and names that Arrow or Spark would read as a path."""
     names = ("k", "x", "x", ".o", "a.b", "c`d")
     output = pa.schema([("n", pa.int64())]).serialize().to_pybytes()
     task = OperatorTask("c", "Op", ("k",), 2, 1, output, (), ".o", "s", "run", 1.0, columns=names)

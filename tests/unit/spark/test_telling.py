@@ -1,4 +1,4 @@
-"""An error of stateflow's is its one line, first and last, whoever wraps it in what."""
+"""An error of stateflow's gives its one line, first and last, however it was wrapped."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_a_version_has_what_came_with_it_or_before(version: str, there: bool) ->
 
 
 def of_a_file(folder: Path) -> None:
-    """A pipeline whose source is a stream."""
+    """Runs a pipeline file whose source is a stream."""
     file = folder / "pipeline.yml"
     source = {"format": "jetstream", "options": {"servers": "nats://127.0.0.1:1", "stream": "S"}}
     step = {"operator": "tests.unit.operators:Count"}

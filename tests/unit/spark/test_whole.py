@@ -1,4 +1,4 @@
-"""Applications of operators that a driver remembers, so that their batches are seen to."""
+"""Uses of operators that a driver remembers, so that their batches are completed."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Bench:
         return mutations
 
     def at(self, now: int, event: int | None = None) -> Any:
-        """Commits; the operator in the batch at another time."""
+        """Commits, and returns the operator for a batch at another time."""
         self.commit()
         self.keyed.set_time(now, event)
         return self.op

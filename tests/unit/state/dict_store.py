@@ -1,4 +1,4 @@
-"""The dumbest possible store."""
+"""The simplest possible store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stateflow.changes import Mutations
 
 
 class DictStore:
-    """Sorted dict of cells that counts what it is asked for."""
+    """A store of cells in a dict that counts its calls."""
 
     def __init__(self) -> None:
         self.cells: dict[bytes, bytes] = {}
@@ -34,7 +34,7 @@ class DictStore:
         self.cells.update(mutations.puts)
 
     def asked(self) -> tuple[int, int]:
-        """(gets, scans) since the last call."""
+        """Returns (gets, scans) since the last call."""
         counts = self.gets, self.scans
         self.gets = self.scans = 0
         return counts

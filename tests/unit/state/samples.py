@@ -1,6 +1,6 @@
 """States of every kind with every coder, and what the fixtures in ``fixtures/`` hold of them.
 
-``python -m tests.unit.state.samples`` writes the fixture of the present format; a format once released keeps its file.
+``python -m tests.unit.state.samples`` writes the fixture of the present format; a released format keeps its file.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def fill(op: Any) -> None:
 
 
 def check(op: Any) -> None:
-    """At READ_US, after :func:`fill` at WRITTEN_US and the little that :func:`write` does then."""
+    """Asserts what is there at READ_US, after :func:`fill` and the little that :func:`write` adds at WRITTEN_US."""
     for name, (_, samples) in VALUES.items():
         assert repr(getattr(op, f"value_{name}").value) == repr(samples[-1]), name
         assert repr(getattr(op, f"list_{name}")) == repr(samples), name
@@ -133,7 +133,7 @@ def check(op: Any) -> None:
 
 
 def write() -> dict[bytes, bytes]:
-    """The cells."""
+    """Writes the fixture's states, and returns their cells."""
     store, op = DictStore(), EVERY()
     keyed = KeyedState("Every", declarations_of(EVERY), store)
     keyed.set_time(WRITTEN_US)

@@ -30,7 +30,7 @@ def test_a_cut_address_is_a_decode_error() -> None:
 
 
 def test_the_address_of_a_cell_stays() -> None:
-    """Written by released versions: must never change."""
+    """Addresses of cells are stored by released versions, and must never change."""
     assert cells.tag_of("n", "value", ("int64",)).hex() == "ded00215e1e95d9a"
     assert cells.row_part(cells.encode_row_key("N1")).hex() == "03734e3100"
     assert cells.encode_row_key((1, "a")).hex() == "28698000ff00ff00ff00ff00ff00ff01000073610000"

@@ -230,7 +230,7 @@ def test_equal_sets_have_equal_bytes() -> None:
 
 
 def test_stored_forms_stay() -> None:
-    """Bytes written by released versions: these must never change."""
+    """Encoded bytes are stored by released versions, and must never change."""
     assert coders.Int64().encode(1).hex() == "8000000000000001"
     assert coders.Float64().encode(1.5).hex() == "3ff8000000000000"
     assert coders.Float64().encode_key(-1.5).hex() == "4007ffffffffffff"

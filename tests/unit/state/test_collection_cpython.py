@@ -1,6 +1,6 @@
 """CPython's own tests of dict, set and list against the tracked types: standing alone, and as state on both stores.
 
-What is stated to differ, in docs/state.md, is listed below with its reason, and must differ. Skipped where the
+Differences stated in docs/state.md are listed below with their reasons, and those tests must fail. Skipped where the
 interpreter came without its tests.
 """
 
@@ -34,7 +34,7 @@ _OBJECTS: list[Any] = []
 
 
 class _Value(Coder[Any]):
-    """A row key, or the number of an object of this process."""
+    """Encodes a value as a row key, or as the number of an object in this process."""
 
     name = "anything"
     deterministic = True
@@ -54,7 +54,7 @@ class _Value(Coder[Any]):
 
 
 class _Key(_Value):
-    """Equal objects have one number."""
+    """Encodes equal objects as one number."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
@@ -69,7 +69,7 @@ _ROWS = itertools.count()
 
 
 class Stored(Collection[Any]):
-    """Begins as a state that is read from a store."""
+    """A collection that begins as a state read from a store."""
 
     __slots__ = ()
     store: ClassVar[PartitionStore]
@@ -103,7 +103,7 @@ class StoredList(Stored, TrackedList[Any]):
 
 
 NO_PICKLE = "nothing is ever pickled: copy() first"
-#: kind → test → why it fails, as it must
+#: kind → test → why it must fail
 DIFFERENT: dict[str, dict[str, str]] = {
     "map": {"test_copy": "copy() gives a plain dict"},
     "list": {"test_pickle": NO_PICKLE},
@@ -115,7 +115,7 @@ DIFFERENT: dict[str, dict[str, str]] = {
         "test_do_not_rehash_dict_keys": "how often members are hashed is not promised",
     },
 }
-#: class of CPython's tests, what it calls the type, kind
+#: class of CPython's tests, its name for the type, kind
 SUITES: list[tuple[Any, str, str]] = [
     (mapping_tests.TestHashMappingProtocol, "type2test", "map"),
     (list_tests.CommonTest, "type2test", "list"),

@@ -1,4 +1,4 @@
-"""State of one version of an operator under the next, through the harness on both backends."""
+"""State of one version of an operator under the next version, through the harness on both backends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stateflow.testing import OperatorHarness
 
 @pytest.fixture(params=["memory", "rocksdb"])
 def start(request: pytest.FixtureRequest) -> Callable[[type[Operator], list[str]], OperatorHarness]:
-    """A harness with one batch of keys."""
+    """Returns a function that makes a harness and sends one batch with these keys."""
 
     def make(cls: type[Operator], keys: list[str]) -> OperatorHarness:
         harness = OperatorHarness(cls, partitions=2, backend=request.param)
@@ -36,7 +36,7 @@ def upgraded(harness: OperatorHarness, cls: type[Operator], send: str = "zz") ->
     snapshot = harness.checkpoint()
     harness.close()
     made = OperatorHarness.restore(cls, snapshot)
-    made.send([{"k": f"{send}{number}"} for number in range(8)])  # every partition opens
+    made.send([{"k": f"{send}{number}"} for number in range(8)])  # opens every partition
     return made
 
 
@@ -45,7 +45,7 @@ def stored_tags(harness: OperatorHarness) -> set[bytes]:
 
 
 class Named(Operator):
-    """Versions of one operator have one name."""
+    """Gives all versions of an operator one name."""
 
     key = "k"
     output = "k string"
@@ -209,7 +209,10 @@ def test_a_failing_migration_leaves_the_old_state(start: Any) -> None:
 
 
 def test_a_client_that_comes_behind_a_failed_migration_does_not_record_it_as_done(start: Any) -> None:
-    """What it committed had the new schema with it, above the old cells: the mended version began empty."""
+    """A client that opens a source after a failed migration does not record the migration as done.
+
+    Its commit used to carry the new schema, above the old cells: the mended version began empty.
+    """
 
     class Failing(Migrated):
         def migrate_state(self, old_version: int, old: SimpleNamespace) -> None:
@@ -266,7 +269,7 @@ class Narrow(Named):
 
 
 class Wider(Named):
-    """One state migrates, the others are only wider; it may write over those as well."""
+    """An operator that migrates one state and only widens the others. The migration may overwrite those as well."""
 
     state_version = 2
     price = state.value(float, default=0.0)
@@ -324,7 +327,7 @@ class Kinds(Named):
 
 
 class OtherKinds(Named):
-    """Stored under the same coders, as other types."""
+    """An operator whose states are other types under the same coders."""
 
     state_version = 2
     items = state.value(dict[int, int])

@@ -137,7 +137,7 @@ def test_values_are_normalised_after_the_commit() -> None:
     store = DictStore()
     ks, op = keyed(store), Op()
     ks.bind(op, "a")
-    op.total.value = 3  # an int in a float state
+    op.total.value = 3  # an int in a state of floats
     op.m["x"] = 4
     assert repr(op.total.value) == "3"
     commit(ks, store)
@@ -150,7 +150,7 @@ def test_the_oldest_clean_keys_leave() -> None:
     for key in "abcd":
         ks.bind(op, key)
         op.n.value += 1
-    assert cached(ks) == 4  # dirty keys stay
+    assert cached(ks) == 4  # dirty keys stay cached
     commit(ks, store)
     assert cached(ks) == 2
     assert set(ks._caches[str]) == {"c", "d"}
@@ -288,7 +288,7 @@ def test_keys_of_any_length() -> None:
 
 
 class Odd(state.Coder[Any]):
-    """A coder of the user's own that breaks."""
+    """A user's own coder whose encode fails."""
 
     name = "odd"
 

@@ -1,4 +1,4 @@
-"""Odd keys, odd values, sizes, damaged cells, the cache's bound in bytes."""
+"""Odd keys, odd values, sizes, damaged cells, and the cache's limit in bytes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_signalling_nan_is_refused_as_nan_is() -> None:
     ):
         with pytest.raises(EncodeError, match="operator=op state="):
             put()
-    with pytest.raises(TypeError):  # as a dict says
+    with pytest.raises(TypeError):  # as dict does
         signal in bench.op.d  # noqa: B015
 
 
@@ -163,7 +163,7 @@ def test_damaged_cells_are_named() -> None:
 
 
 class Bad(state.Coder[Any]):
-    """A coder of the user's own that cannot read what it wrote."""
+    """A user's own coder that cannot decode what it encoded."""
 
     name = "bad"
 
@@ -201,7 +201,7 @@ def test_the_cache_is_bounded_by_bytes() -> None:
         weights.append(weight(keyed))
     assert 50_000 < max(weights) <= 200_000
     assert [keyed.peek(number).text.value for number in range(300)] == ["x" * 1000] * 300
-    for number in range(300):  # reading alone, too
+    for number in range(300):  # reading alone fills it, too
         keyed.bind(op, number)
         assert op.m == {"a": "y" * 2000}
         keyed.collect()
@@ -210,7 +210,10 @@ def test_the_cache_is_bounded_by_bytes() -> None:
 
 
 def test_no_batch_looks_at_much_of_a_large_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weighing everything at once stopped a replica for 200 ms."""
+    """A batch looks at a small part of a large cache.
+
+    Weighing everything at once used to stop a replica for 200 ms.
+    """
     looked: list[int] = []
     weigh = cache.weight_of
     monkeypatch.setattr(cache, "weight_of", lambda key, bundle: looked.append(1) or weigh(key, bundle))
@@ -228,13 +231,16 @@ def test_no_batch_looks_at_much_of_a_large_cache(monkeypatch: pytest.MonkeyPatch
         if first % 5_000 == 0:
             largest = max(largest, weight(keyed))
     keys = sum(map(len, keyed._caches.values()))
-    assert rounds > 50  # it was over its limit several times
+    assert rounds > 50  # the cache was over its limit several times
     assert limit / 2 < largest <= limit
     assert most < keys / 20
 
 
 def test_a_member_that_joins_makes_nobody_look_at_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A partition that arrived stopped all others for half a second, the time to halve what they kept."""
+    """A new member of the pool does not make the others weigh everything.
+
+    A partition that arrived used to stop all others for half a second, while they halved their caches.
+    """
     pool = CachePool(20_000_000)
     bench = Bench(Op, cache=pool)
     keyed, op = bench.keyed, bench.op
@@ -360,7 +366,7 @@ def test_a_set_is_looked_up_as_the_frozenset_it_equals(kind: Any) -> None:
 
 
 class Clearing:
-    """Equal to anything of its hash, and empties the set when it is compared."""
+    """An object that equals any object with its hash, and empties the set when it is compared."""
 
     def __init__(self) -> None:
         self.set: Any = None

@@ -89,7 +89,7 @@ def test_a_namespace_is_cleared_whole() -> None:
     bench.op.m["a"] = 1
     fresh = bench.reopened()
     fresh.keyed.at("k", ONE, WORDS).append("c")
-    fresh.keyed.clear_namespace("k", ONE)  # COUNT is not known in this process
+    fresh.keyed.clear_namespace("k", ONE)  # this process does not know COUNT
     fresh.keyed.clear_namespace("k", ONE)
     fresh.commit()
     assert {each.namespace for tag in (COUNT, WORDS, Op.m) for each in scan_entries(tag, fresh.store)} == {b"", TWO}
@@ -133,7 +133,7 @@ def test_tags_made_at_run_time_are_written_down_once() -> None:
 
 
 class Mine(coders.Utf8):
-    """A coder that a process without the declaration does not have."""
+    """A coder that a process without its declaration does not have."""
 
     name = "mine"
 
@@ -161,7 +161,7 @@ def fill(keyed: KeyedState, number: int) -> None:
 
 
 def swept(bench: Bench, now: int, event: int | None = None) -> dict[bytes, bytes]:
-    """What is left of states when a process that has met none of them sweeps them."""
+    """Returns the cells that are left after a sweep by a process that has not met any of the states."""
     fresh = bench.reopened(now)
     fresh.keyed.set_time(now, event)
     assert fresh.keyed.expires

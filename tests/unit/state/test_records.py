@@ -1,4 +1,4 @@
-"""Dataclasses, msgspec structs and pydantic models in state, and how they may change."""
+"""Dataclasses, msgspec structs and pydantic models in state, and their permitted changes."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_ints_are_widened_and_subclasses_stored_as_their_base() -> None:
 
 
 def kinds(fields: dict[str, Any]) -> list[Any]:
-    """A class named R with these fields, of each kind; a pair is (type, default)."""
+    """Returns classes named R with these fields, one of each kind. A pair is (type, default)."""
     pairs = {name: each if isinstance(each, tuple) else (each, ...) for name, each in fields.items()}
     plain = [
         (name, type_) if default is ... else (name, type_, dataclasses.field(default=default))

@@ -1,4 +1,4 @@
-"""Which values fit a declared type, what they become, and what stored ones are under another type."""
+"""Types of state: which values fit one, what they become, and how stored values read under another type."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_arrays_of_the_declared_items_fit() -> None:
 
 @pytest.mark.parametrize("item", [np.longlong, np.ulonglong, np.int64, np.intc, np.uint8, np.integer, np.int_])
 def test_an_array_that_was_read_fits_again(item: Any) -> None:
-    """Of two integers of one width numpy gives one back for both."""
+    """An array that was read fits again, though numpy returns one of two integer types of equal width for both."""
     coder = coder_for(npt.NDArray[item])
     array = np.array([1, 2], np.ulonglong if item is np.integer else item)
     for each in (array, array.astype(array.dtype.newbyteorder(">"))):
@@ -180,7 +180,7 @@ def test_a_default_is_checked_and_an_error_says_where_and_what() -> None:
 
 
 def record(**fields: Any) -> type:
-    """A pair is (type, default)."""
+    """Makes a dataclass with these fields. A pair is (type, default)."""
     made = [(n, t[0], dataclasses.field(default=t[1])) if isinstance(t, tuple) else (n, t) for n, t in fields.items()]
     return dataclasses.make_dataclass("R", made)
 
@@ -202,7 +202,7 @@ def record(**fields: Any) -> type:
         (record(a=int), record(a=str), Verdict.CHANGED),
         (record(a=int), record(a=int, b=int), Verdict.CHANGED),
         (record(a=list[int]), record(a=list[str]), Verdict.CHANGED),
-        (record(a=list[int]), record(a=list[float]), Verdict.CHANGED),  # widened by whom?
+        (record(a=list[int]), record(a=list[float]), Verdict.CHANGED),  # elements inside a record are not widened
         (list[record(a=int)], list[record(a=str)], Verdict.CHANGED),  # type: ignore[misc]
         (list[int], list[float], Verdict.WIDER),
         (dict[str, int], dict[str, Decimal], Verdict.WIDER),

@@ -1,4 +1,4 @@
-"""Stored formats stay readable: today's code over the cells that released formats left behind."""
+"""Stored formats stay readable: the present code over cells that released formats left."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def test_format_1_is_scanned() -> None:
 
 
 def test_format_1_is_what_is_written() -> None:
-    """Cells of the same state have the same bytes; what changes them is a new format, with a fixture of its own."""
+    """The same state has the same bytes; a change of them is a new format, which needs a fixture of its own."""
     assert samples.write() == FORMAT_1

@@ -1,4 +1,4 @@
-"""TrackedValue, TrackedMap and TrackedSet: what they ask the store for, what they record."""
+"""TrackedValue, TrackedMap and TrackedSet: their requests to the store, and the changes that they record."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Bench:
 
 @pytest.fixture
 def filled() -> Bench:
-    """A cold cache over m = {a…e: 0…4}, s = {a, b}, lists = {x: [1]}, n = 5, log = [1, 2]."""
+    """Yields a cold cache over m = {a…e: 0…4}, s = {a, b}, lists = {x: [1]}, n = 5, log = [1, 2]."""
     bench = Bench()
     bench.op.m.update({name: number for number, name in enumerate("abcde")})
     bench.op.s.update("ab")
@@ -306,7 +306,10 @@ def test_unhashable_keys_are_type_errors(filled: Bench) -> None:
 
 
 def test_datetimes_of_the_repeated_hour_are_keys() -> None:
-    """Python finds such a datetime unequal to itself in UTC, which is what comes back from the store."""
+    """Datetimes of the repeated hour are keys.
+
+    Python finds such a datetime unequal to itself in UTC, which is what the store returns.
+    """
     bench = Bench()
     at = datetime(1994, 10, 30, 1, 30, fold=1, tzinfo=ZoneInfo("America/New_York"))
     assert at != at.astimezone(UTC)

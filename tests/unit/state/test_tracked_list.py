@@ -1,4 +1,4 @@
-"""TrackedList: what it asks the store for, what it records."""
+"""TrackedList: its requests to the store, and the changes that it records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Op:
 
 @pytest.fixture
 def filled() -> Bench:
-    """A cold cache over log = 0…99, rows = [[0], [1], [2]]."""
+    """Makes a cold cache over log = 0…99, rows = [[0], [1], [2]]."""
     bench = Bench(Op)
     bench.op.log += range(100)
     bench.op.rows.extend([[0], [1], [2]])

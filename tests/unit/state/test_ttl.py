@@ -1,4 +1,4 @@
-"""What a ttl does that the state machines do not show: cells, store accesses, declarations, odd times."""
+"""States with a ttl, where the state machines do not look: cells, store accesses, declarations, odd times."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_is_old_is_gone_at_once() -> None:
     bench.at(10 * SECOND)
     assert (op.last.value, op.m, op.s, op.log, op.always.value) == (-1, {"b": 2}, set(), [3], 1)
     assert (len(op.m), len(op.s), len(op.log), op.log[0]) == (1, 0, 1, 3)
-    assert len(bench.keyed.collect().deletes) == 1 + 1 + 2 + 2  # last, m and s with its count, log
+    assert len(bench.keyed.collect().deletes) == 1 + 1 + 2 + 2  # last, m, s with its count, log
     bench.keyed.rollback()
     assert op.m == {"b": 2}
     fresh = bench.reopened(10 * SECOND)
@@ -100,7 +100,7 @@ def test_event_time_starts_with_the_first_watermark() -> None:
     assert expiries(bench, "event") == [None]
     bench.keyed.set_time(10**15, 5 * SECOND)
     assert op.event.value == 1
-    bench.store.apply(bench.keyed.expired(100))  # the sweep gives it an expiry
+    bench.store.apply(bench.keyed.expired(100))  # the sweep gives the value an expiry
     bench.keyed.mark_clean()
     assert expiries(bench, "event") == [15 * SECOND]
     bench.keyed.set_time(10**15, 15 * SECOND)
@@ -173,7 +173,7 @@ def test_a_ttl_may_come_and_go() -> None:
     bench.op.log += [1, 2, 3]
     bench.commit()
     bench = Bench(Op, bench.store, 10**12)
-    assert (bench.op.last.value, bench.op.m, bench.op.log) == (1, {"a": 1}, [1, 2, 3])  # no expiry: they stay
+    assert (bench.op.last.value, bench.op.m, bench.op.log) == (1, {"a": 1}, [1, 2, 3])  # entries without an expiry stay
     bench.op.m["b"] = 2
     bench.op.log[1] = 9
     bench.op.log.append(4)
@@ -182,7 +182,7 @@ def test_a_ttl_may_come_and_go() -> None:
     bench.op.log.append(5)
     bench.op.m["c"] = 3
     bench.commit()
-    lasting = Bench(Lasting, bench.store)  # the holes in the list stay, unseen
+    lasting = Bench(Lasting, bench.store)  # holes in the list stay, unseen
     assert (lasting.op.m, lasting.op.log, len(lasting.op.log)) == ({"a": 1, "c": 3}, [1, 3, 5], 3)
     lasting.op.log.insert(1, 2)
     lasting.op.log.pop()

@@ -1,4 +1,4 @@
-"""States of every type as Arrow columns: what the declaration says, and back by initial state."""
+"""States of every type as Arrow columns of the declared types, and back by initial state."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def commit(sequence: int, partition: PartitionId = P, epoch: int = 1, data: byte
 
 
 class Files:
-    """Of a disk that may refuse, keeps what was synced over a loss of power, and counts."""
+    """Files on a disk that may refuse writes, loses what was not synced with its power, and counts."""
 
     def __init__(self) -> None:
         self.data: dict[int, bytearray] = {}
@@ -83,7 +83,7 @@ class Files:
 
 
 class Databases:
-    """Sequences of databases: ``has``, and ``durable``."""
+    """Databases with the sequence that each has (``has``), and has durably (``durable``)."""
 
     def __init__(self) -> None:
         self.has: dict[PartitionId, int] = {}
@@ -171,14 +171,14 @@ def test_what_databases_have_durably_goes_and_no_more() -> None:
 def test_a_commit_that_its_database_does_not_have_yet_stays() -> None:
     files, databases = Files(), Databases()
     log = opened(files, databases)
-    log.append([commit(1, Q)])  # and its database refuses it
+    log.append([commit(1, Q)])  # the database refuses this commit
     for number in range(1, 100):
         do(log, databases, commit(number))
     assert Q not in databases.syncs
     assert log.logged(Q) == [commit(1, Q)]
     assert log.lacking(Q, 1, 0) == [commit(1, Q)]
     assert log.lacking(Q, 1, 1) == log.lacking(Q, 2, 0) == log.lacking(P, 1, 98) == []
-    log.written(Q, 1)  # whoever opens it again has completed it
+    log.written(Q, 1)  # the next replica to open the database has completed it
     databases.has[Q] = 1
     for number in range(100, 200):
         do(log, databases, commit(number))
@@ -209,7 +209,7 @@ def test_segments_that_cannot_be_removed_are_removed_later_and_in_order() -> Non
     number = 0
     while len(asked) < 3:
         number += 1
-        with contextlib.suppress(OSError):  # at the limit whoever appends is told
+        with contextlib.suppress(OSError):  # at the limit a caller of append gets the error
             log.append([commit(number)])
             databases.has[P] = number
             log.written(P, number)
@@ -223,7 +223,10 @@ def test_segments_that_cannot_be_removed_are_removed_later_and_in_order() -> Non
 
 
 def test_one_that_cannot_be_synced_is_named_and_holds_up_no_other() -> None:
-    """It is told without a lock: whoever hears of it may call this log, and wait for whoever does."""
+    """A database that cannot be synced is named, and holds up no other.
+
+    The log reports it without a lock: the listener may call this log, and wait for another thread that does.
+    """
     files, databases, named = Files(), Databases(), list[tuple[PartitionId, Exception]]()
 
     def failed(partition: PartitionId, error: Exception) -> None:
@@ -253,7 +256,7 @@ def test_one_that_cannot_be_synced_is_named_and_holds_up_no_other() -> None:
 
 
 def test_what_was_logged_of_one_that_is_put_aside_stays_until_that_is_done() -> None:
-    """Whoever puts it aside reads it from the log."""
+    """Commits of a partition that is being quarantined stay in the log until that is done, as they are read from it."""
     files, databases = Files(), Databases()
     log = opened(files, databases)
     do(log, databases, commit(1, Q))
@@ -276,7 +279,7 @@ def test_what_was_forgotten_is_not_found_and_not_logged_again() -> None:
     log.forget([Q, PartitionId("Op", 9)])
     assert recover(files).logged.partitions == [P]
     assert (log.lacking(Q, 1, 0), log.logged(Q)) == ([], [])
-    for number in range(2, 200):  # segments are retired behind it
+    for number in range(2, 200):  # segments are retired after it
         do(log, databases, commit(number))
         assert recover(files).logged.of(Q) == []
     do(log, databases, commit(1, Q, epoch=2))
@@ -284,7 +287,10 @@ def test_what_was_forgotten_is_not_found_and_not_logged_again() -> None:
 
 
 def test_a_segment_begins_when_the_one_before_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was appended without a sync, too: else a loss of power leaves a gap, and the log is taken for damaged."""
+    """A segment begins once the one before is durable, including what was appended without a sync.
+
+    Otherwise a power failure leaves a gap, and the log is taken for damaged.
+    """
     done: list[str] = []
     fdatasync, fsync = os.fdatasync, os.fsync
 
@@ -384,7 +390,7 @@ def test_at_the_limit_databases_are_synced_before_more_is_logged() -> None:
     files, databases = Files(), Databases()
     log = opened(files, databases)
     asides: list[Callable[[], None]] = []
-    log._aside = asides.append  # nobody comes to retire
+    log._aside = asides.append  # no thread comes to retire segments
     sizes = []
     for number in range(1, 300):
         do(log, databases, commit(number))
@@ -418,8 +424,10 @@ def test_behind_its_end_nothing_is_removed() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_nothing_that_was_acknowledged_is_ever_lacking(seed: int) -> None:
-    """Appends that fail in every way, databases that refuse, partitions that leave and come back, kills, losses of
-    power: log and durable databases together have every commit that was acknowledged, under its own content."""
+    """Log and durable databases together have every acknowledged commit, with its own content.
+
+    Appends fail in every way, databases refuse, partitions leave and come back, processes are killed, and power fails.
+    """
     random = Random(seed)
     files, databases = Files(), Databases()
     log = opened(files, databases)
@@ -439,7 +447,7 @@ def test_nothing_that_was_acknowledged_is_ever_lacking(seed: int) -> None:
                 log.append(commits)
                 for each in commits:
                     said[each.partition][each.sequence] = each
-                    if random.random() < 0.1:  # its database refuses, and is opened again
+                    if random.random() < 0.1:  # the database refuses the commit, and is opened again
                         lacking = log.lacking(each.partition, each.epoch, databases.has.get(each.partition, 0))
                         assert lacking == [each]
                     databases.has[each.partition] = each.sequence

@@ -1,4 +1,4 @@
-"""Bytes of a commit log: what was written is read; what a write left that was cut off is told from damage."""
+"""Bytes of a commit log: what was written is read back, and an interrupted write is distinguished from damage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def commit(sequence: int, partition: PartitionId = P, epoch: int = 1, size: int 
 
 
 def segment(frames: list[list[Record]], first: int = 1) -> tuple[bytes, list[int]]:
-    """A segment, and where each of its frames ends."""
+    """Returns a segment, and where each of its frames ends."""
     data, ends = segment_header(first), []
     for number, records in enumerate(frames, first):
         data += encode(number, records)
@@ -142,7 +142,7 @@ def test_segments_are_read_as_one() -> None:
 
 def test_a_segment_that_is_missing_in_the_middle_is_damage() -> None:
     segments = log(FRAMES[:1], FRAMES[1:2], FRAMES[2:])
-    assert read(segments[1:]).logged.of(P) == [commit(2), commit(3)]  # the oldest are removed first
+    assert read(segments[1:]).logged.of(P) == [commit(2), commit(3)]  # the oldest segments are removed first
     with pytest.raises(CommitLogDamaged, match="the segment before it is missing"):
         read([segments[0], segments[2]])
 
@@ -170,7 +170,7 @@ def test_a_segment_that_failed_to_be_made_is_none() -> None:
         read([(one, data), (9, segment_header(9))])
 
 
-# -- what it says of a partition ----------------------------------------------------------------------------
+# -- a partition's commits ----------------------------------------------------------------------------------
 
 
 def test_the_newest_of_one_sequence_counts() -> None:

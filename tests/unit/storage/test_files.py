@@ -1,4 +1,4 @@
-"""What each database may have of the open files of a process."""
+"""Open files of a process: the limits of each database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_with_enough_of_them_nothing_is_held_back() -> None:
 
 
 def test_the_usual_limit_is_enough_for_the_usual_partitions() -> None:
-    """Sorted files are merged at once then."""
+    """The usual limit is enough for the usual partitions; sorted files are merged at once then."""
     assert file_limits(128, 1024).runs == file_limits(128, 1024).tables == 1
 
 

@@ -1,4 +1,4 @@
-"""What the memory of many databases does to each other."""
+"""Memory shared by many databases, and its effects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stateflow.storage.rocks import ARENA_BYTES, RocksEngine
 
 def test_many_databases_of_a_few_entries_each_are_not_flushed_for_lack_of_memory(tmp_path: Path) -> None:
     databases = 32
-    engine = RocksEngine(write_buffer_bytes=8 * ARENA_BYTES * databases)  # an eighth of it is enough
+    engine = RocksEngine(write_buffer_bytes=8 * ARENA_BYTES * databases)  # an eighth of this is enough
     stores = [engine.open(tmp_path / str(number), create=True) for number in range(databases)]
     logs = _logs(tmp_path)
     try:

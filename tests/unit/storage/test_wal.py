@@ -1,4 +1,4 @@
-"""A write-ahead log that cannot be read to its end: cut off by the end of its process, or damaged."""
+"""Write-ahead logs that cannot be read to their end: cut off by the end of a process, or damaged."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from stateflow.storage import RocksEngine
 from stateflow.storage.wal import cut_off
 
 BATCHES = 300
-BATCH_BYTES = 242  # as they are in the log
+BATCH_BYTES = 242  # in the log
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database as a killed process leaves it: everything is in its log."""
+    """Makes a database as a killed process leaves it: everything is in its log."""
     folder = tmp_path_factory.mktemp("wal")
     store = RocksEngine().open(folder / "db", create=True)
     for number in range(BATCHES):
@@ -40,9 +40,10 @@ def _flip(data: bytes, at: int) -> bytes:
 
 
 def _record(data: bytes, number: int) -> int:
-    """Offset of a record in the last block, counted from its first whole one."""
+    """Returns the offset of a record in the last block, counted from its first whole one."""
     block = len(data) // (32 << 10) * (32 << 10)
-    length = int.from_bytes(data[block + 4 : block + 6], "little")  # the rest of one that began before
+    # skips the rest of a record that began in the block before
+    length = int.from_bytes(data[block + 4 : block + 6], "little")
     return block + 7 + length + number * BATCH_BYTES
 
 
@@ -85,7 +86,10 @@ def test_up_to_its_damage_a_log_can_be_read_where_that_is_asked_for(killed: Path
 
 
 def test_of_two_logs_the_second_one_says_nothing_without_the_whole_first(killed: Path, tmp_path: Path) -> None:
-    """A loss of power may leave that, where neither was synced: the system writes in any order."""
+    """The second of two logs is not used without the whole first one.
+
+    A power failure may leave that, where neither was synced: the system writes in any order.
+    """
     shutil.copytree(killed, tmp_path / "db")
     first = _log(tmp_path / "db")
     data = first.read_bytes()
@@ -123,10 +127,10 @@ def test_what_is_missing_between_two_logs_is_found(killed: Path) -> None:
     data = _log(killed).read_bytes()
     cut = _record(data, 3)
     begin = _record(data, 4)
-    before, behind = data[: cut + 100], data[begin:]  # the torn one was never continued: it is what came next
+    before, behind = data[: cut + 100], data[begin:]  # the torn record was never continued: the next one follows
     assert cut_off([before])
     assert not cut_off([before, behind])
-    assert cut_off([data[: cut + 100], data[cut : cut + BATCH_BYTES]])  # written again by who found it torn
+    assert cut_off([data[: cut + 100], data[cut : cut + BATCH_BYTES]])  # written again by a process that found it torn
 
 
 def test_every_length_of_a_cut(killed: Path) -> None:
@@ -136,7 +140,10 @@ def test_every_length_of_a_cut(killed: Path) -> None:
 
 
 def test_a_scan_that_meets_a_damaged_block_says_so(tmp_path: Path) -> None:
-    """``items()`` of the library would end there, as if nothing came behind it."""
+    """A scan reports a damaged block.
+
+    ``items()`` of the library would end there, as if nothing followed.
+    """
     store = RocksEngine().open(tmp_path / "db", create=True)
     store.apply(Mutations(puts=[(b"a%05d" % number, os.urandom(50)) for number in range(3000)]))
     store.flush()

@@ -1,4 +1,4 @@
-"""The harness: a promise that what an operator does here it does on a replica, on either backend."""
+"""The harness: an operator does on a replica what it does here, on either backend."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BACKENDS = ("memory", "rocksdb")
 
 
 class Basket(Operator):
-    """A value, a map, a set and a mutable value, so that every kind of state takes part."""
+    """An operator with a value, a map, a set and a mutable value, so that every kind of state takes part."""
 
     key = "who"
     output = "who string, n long, spent double, kinds array<string>"
@@ -43,7 +43,7 @@ class Basket(Operator):
         self.spent[row.what] = self.spent.get(row.what, 0.0) + row.price
         self.kinds.add(row.what)
         self.history.value = [*(self.history.value or []), row.what]
-        self.history.value.append(row.price)  # in place
+        self.history.value.append(row.price)  # changed in place
         if row.price < 0:
             raise ValueError("a negative price")
         if row.what == "odd":
@@ -257,7 +257,7 @@ def test_an_operator_without_output(backend: str) -> None:
 
 
 def test_what_is_stored_is_what_a_replica_would_read_back(backend: str) -> None:
-    """Nothing stays decoded between sends: an object put into the state is not the object that comes out."""
+    """State is read back as a replica would read it: an object put into state is not the object that comes out."""
     with OperatorHarness(Basket, backend=backend) as harness:
         harness.send([bought("Ann", "tea", 1.0)])
         harness.state("Ann").history.value.append("written by nobody")

@@ -17,7 +17,7 @@ EQUAL = Comparison(True, 10, 0, 0, 0, [])
 
 
 def move(partition: int, source: str, target: str, at_s: float, **changed: Any) -> MoveRow:
-    """It pauses its partition for 10 ms at ``at_s``, the last half second of one."""
+    """Makes a move that pauses its partition for 10 ms at ``at_s``, half a second after it started."""
     fields: dict[str, Any] = {
         "partition": partition,
         "source": f"{source}-0",
@@ -38,7 +38,10 @@ def move(partition: int, source: str, target: str, at_s: float, **changed: Any) 
 
 
 def drive(**changed: Any) -> FollowResult:
-    """Two convoys, whose state follows three seconds after each change; one move of the second is not made."""
+    """Makes a drive of two convoys whose state follows three seconds after each change.
+
+    One move of the second convoy is aborted.
+    """
     chance = Random(5)
     fleet = Fleet(chance, 2, 5, 30.0)
     moves, samples = [], []

@@ -1,4 +1,4 @@
-"""What goes on beside the drive: at its moment, in order, and an error is told."""
+"""Events beside the drive happen at their moment and in order, and an error is reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stateflow.demo.follow.fleet import Told
 
 
 class Waiting(threading.Event):
-    """Waiting takes no time but that of the clock."""
+    """An event whose wait takes no time but the clock's."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def test_it_ends_when_it_is_over() -> None:
 
 
 class Stream:
-    """Answers after ``takes_s``, with what it was sent."""
+    """A stream that answers after ``takes_s`` with the rows it was sent."""
 
     def __init__(self, clock: ManualClock, takes_s: float) -> None:
         self._clock, self._takes_s = clock, takes_s

@@ -1,4 +1,4 @@
-"""What convoys tell: the same for a seed, and true of where they drive."""
+"""Readings of convoys: the same for a seed, and true of where the convoys drive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links that take their time, and nothing else: bytes come as they were, both ways, and an end is an end."""
+"""Slow links: they delay, and change nothing else. Bytes arrive intact both ways, and an end arrives as an end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RTT_S = 0.06
 
 @pytest.fixture
 def echo() -> Iterator[str]:
-    """Sends back what it is sent, and ends when its peer does."""
+    """Yields the address of a server that echoes what it is sent, and closes when its peer does."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def answer(client: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""The second computation, against rows that are counted by hand; and that it finds what differs."""
+"""The second computation, against rows counted by hand; it finds what differs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a drive: where state was when a gateway waited, and what the verdict is."""
+"""Results of a drive: where state was when a gateway waited, and the verdict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stateflow.demo.reference import Comparison
 from tests.unit.demo.follow.conftest import move
 
 Driven = Callable[..., FollowResult]
-#: cloud → east at 5 s, east → west at 10 s, and a move that was not made at 15 s
+#: cloud → east at 5 s, east → west at 10 s, and a move that was aborted at 15 s
 MOVES = [
     move(0, "cloud", "east", 5.0),
     move(0, "east", "west", 10.0),

@@ -1,4 +1,4 @@
-"""Agents as their controller sees them: whose a name is, and what may be commanded. Nothing is called."""
+"""Agents as their controller sees them: who owns a name, and which commands are valid. No RPC is made."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def test_a_name_is_its_first_directorys_for_as_long_as_that_may_run_or_has_repli
         for other, what in zip(others, ("another data directory", "a copy of this data directory"), strict=True):
             with pytest.raises(NameTaken, match=f"an agent of this name runs, with {what}"):
                 await agents.heard(other)
-        await agents.heard(replace(BEAT, incarnation="i3"))  # the same one, started again
+        await agents.heard(replace(BEAT, incarnation="i3"))  # the same agent, restarted
         await agents.spawn(Request("gw"))
         clock.advance(LAPSED_S)
         with pytest.raises(NameTaken, match="which has its replicas"):
             await agents.heard(others[0])
-        await agents.heard(others[1])  # it was moved there
+        await agents.heard(others[1])  # the agent moved to another machine
         clock.advance(LAPSED_S)
         await agents.forget("gw")
         assert (await agents.heard(others[0])).wanted == []

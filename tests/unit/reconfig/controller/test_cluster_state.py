@@ -1,4 +1,4 @@
-"""The controller's memory: what it holds live is what a fold of the ledger gives, after any history."""
+"""The controller's memory: its live state equals a fold of the ledger after any history."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ERROR = {"code": "unavailable", "what": "gone", "remedy": "", "where": {}}
 
 
 def facts(cluster: ClusterState) -> dict[str, Any]:
-    """Everything it knows, comparable."""
+    """Returns all that the cluster state knows, in comparable form."""
     return {
         field.name: getattr(cluster, field.name) for field in dataclasses.fields(ClusterState) if field.name != "ledger"
     }
@@ -139,7 +139,7 @@ def test_a_move_from_plan_to_owner(cluster: ClusterState) -> None:
 
 
 def batch_of(ledger: Ledger, id: str) -> tuple[str, list[str]]:
-    """What the board tells of a reconfiguration: its status, and those of its entities."""
+    """Returns the board's status of a reconfiguration, and those of its entities."""
     board = Board(ledger)
     return board.batch(f"reconfiguration/{id}")["status"], [
         e["status"] for e in board.entities(f"reconfiguration/{id}")
@@ -151,7 +151,7 @@ def test_a_reconfiguration_is_a_batch_of_the_board(ledger: Ledger, cluster: Clus
     cluster.plan_moves(moves)
     assert batch_of(ledger, "r1") == ("IN_PROGRESS", ["WAITING"] * 3)
     cluster.begin_moves(moves[:2])
-    cluster.begin_moves(moves[:2])  # by the next leader, say
+    cluster.begin_moves(moves[:2])  # a second leader may begin them again
     cluster.pause("r1", True)
     assert batch_of(ledger, "r1") == ("PAUSED", ["IN_PROGRESS", "IN_PROGRESS", "WAITING"])
     cluster.grant(moves[0])
@@ -270,7 +270,7 @@ def test_limits_are_those_of_the_options_until_they_are_edited(cluster: ClusterS
 def test_a_plan_is_recorded_as_a_whole_or_not_at_all(cluster: ClusterState) -> None:
     moves = [planned(cluster, "r1", PartitionId("Op", number)) for number in (0, 1, 2)]
     other = ClusterState.read(cluster.ledger)
-    other.plan_move(moves[2])  # its item is somebody else's by now
+    other.plan_move(moves[2])  # the item is now owned by another writer
     before = facts(cluster)
     with pytest.raises((Locked, IllegalRecord)):
         cluster.plan_moves(moves)
@@ -301,7 +301,7 @@ def test_a_move_that_was_never_granted_burns_nothing(cluster: ClusterState) -> N
 
 
 def test_an_epoch_is_granted_to_one_move_only(ledger: Ledger, cluster: ClusterState) -> None:
-    """Two controllers that believe they are the only one."""
+    """Two controllers each believe that they lead: only one is granted the epoch."""
     other = ClusterState.read(ledger)
     mine, theirs = planned(cluster, "r1"), planned(other, "r2", target="a")
     cluster.plan_move(mine)
@@ -365,7 +365,7 @@ def test_a_ledger_shared_with_others_and_archived(cluster: ClusterState) -> None
 
 
 def test_an_operator_that_was_undeployed_begins_anew_above_all_its_epochs(cluster: ClusterState) -> None:
-    """What somebody still has of it is older than anything of the new one, and can be told apart."""
+    """The new deployment's epochs exceed all earlier ones, so that state of the old deployment can be told apart."""
     move = planned(cluster)
     cluster.plan_move(move)
     cluster.grant(move)
@@ -406,7 +406,7 @@ class Dies(Exception):
 
 
 def dying_after(cluster: ClusterState, writes: int) -> None:
-    """The process ends after so many more records, as it could when they were not written in one transaction."""
+    """Ends the process after so many records of a write, as it could if they were not written in one transaction."""
     append = cluster.ledger.append
 
     def limited(entries: Iterable[Entry], *_: object) -> list[Record]:
@@ -419,8 +419,11 @@ def dying_after(cluster: ClusterState, writes: int) -> None:
 def test_what_was_decided_in_a_term_that_has_ended_meanwhile_is_not_written(
     ledger: Ledger, cluster: ClusterState
 ) -> None:
-    """Before, a grant that a locked database had held up was written when its controller did not lead any more: nobody
-    carried it out, and who led next rolled the move back."""
+    """A decision is not written after its term has ended.
+
+    A grant that a locked database held up used to be written after its controller had stopped leading: that controller
+    did not carry it out, and the next leader rolled the move back.
+    """
     move = planned(cluster)
     cluster.plan_move(move)
     tenure = Tenure(until=1.0)
@@ -432,7 +435,10 @@ def test_what_was_decided_in_a_term_that_has_ended_meanwhile_is_not_written(
 
 @pytest.mark.parametrize("writes", [1, 2])
 def test_a_move_that_an_earlier_version_planned(ledger: Ledger, cluster: ClusterState, writes: int) -> None:
-    """It was no entity of a batch; and one that was written half must not be stuck for ever."""
+    """A move recorded by an earlier version can be paused and aborted.
+
+    It was no entity of a batch, and a half-written one must not be stuck for ever.
+    """
     move = planned(cluster)
     new = ledger.put(move.item_id, APP, RecordState.NEW, None, to_payload(move), lease_s=math.inf)
     if writes == 2:
@@ -469,7 +475,10 @@ def test_a_crash_between_the_two_records_of_a_deployment(ledger: Ledger, writes:
 
 
 class ClusterStateMachine(RuleBasedStateMachine):
-    """Operations in any order, the process ending at any of them; the fold of the ledger is always the live cluster."""
+    """A cluster under operations in any order, where the process may end at any of them.
+
+    The fold of the ledger always equals the live cluster.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -685,7 +694,10 @@ def test_every_kind_of_record_that_is_told_of_is_known_and_told_of() -> None:
 
 
 def test_what_is_adopted_is_not_what_this_ledger_undeployed_under_the_name(cluster: ClusterState) -> None:
-    """The epochs are another ledger's. Its replicas were told to delete what they had up to the epoch of ours."""
+    """An adopted operator is not the one that this ledger undeployed under its name.
+
+    Its epochs are another ledger's, and its replicas were told to delete state up to our ledger's epoch.
+    """
     cluster.undeploy("Op", cluster.newest_epoch("Op"))
     assert cluster.undeployed == {"Op": 1}
     cluster.adopt(SPEC, dict.fromkeys(range(4), ("a", 1)), dict.fromkeys(range(4), 17))
@@ -697,10 +709,13 @@ def test_what_is_adopted_is_not_what_this_ledger_undeployed_under_the_name(clust
 
 
 def test_versions_of_a_name_are_in_order_whatever_clocks_say(cluster: ClusterState) -> None:
-    """Also those of a deployment behind one that was undeployed, and what replicas have of another ledger."""
+    """Versions of a name increase, whatever clocks say.
+
+    This includes a deployment after an undeployed one, and versions that replicas have from another ledger.
+    """
     seen = [cluster.operator("Op").spec.recorded_us]
     for version in ("two", "three"):
-        cluster.versions_us["Op"] += 10**9  # as by a clock that was ahead
+        cluster.versions_us["Op"] += 10**9  # as if recorded by a clock that was ahead
         seen.append(cluster.versions_us["Op"])
         cluster.upgrade(replace(SPEC, target=f"mod:{version}", recorded_us=seen[-1]))
         seen.append(cluster.operator("Op").spec.recorded_us)

@@ -1,4 +1,4 @@
-"""What the parts of a controller share."""
+"""State shared by the parts of a controller."""
 
 from __future__ import annotations
 

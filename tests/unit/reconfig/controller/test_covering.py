@@ -1,4 +1,4 @@
-"""Partitions are done by whoever owns them by then; a replica that fails holds up no other."""
+"""Work on partitions is done by their current owners, and a failing replica holds up no other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AWAY = Unavailable("it is away", remedy="wait")
 
 
 class Fleet:
-    """Two nodes, of which one has two workers. ``fails``: by partition."""
+    """Two nodes, of which one has two workers. ``fails``: errors by partition."""
 
     def __init__(self, owners: dict[str, tuple[str, ...]]) -> None:
         self.owners, self.dead = owners, set[str]()

@@ -1,4 +1,4 @@
-"""A deployment that is reported as failed is not deployed, now or later."""
+"""Deployments: one that is reported as failed is not deployed, now or later."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TEXT = replace(SPEC, target="<stdin>:Count", source="class Count: ...", source_d
 
 
 class Cluster:
-    """A controller, and what it asks of two replicas."""
+    """A controller over two replicas, which records what it asks of them."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._loop = asyncio.Runner()
@@ -46,17 +46,18 @@ class Cluster:
         self.asked: list[tuple[str, str]] = []
         self.dropped: set[tuple[str, int]] = set()
         self.learnt: list[OperatorSpec] = []
-        #: (replica, creates partitions) → what it refuses with
+        #: by (replica, whether it creates partitions): the error with which it refuses
         self.refuses: dict[tuple[str, bool], Exception] = {}
-        #: (replica, partition) → what the trial of a version there ends with, where it does not return
+        #: by (replica, partition): the error with which the trial of a version ends there
         self.fails: dict[tuple[str, int], Exception] = {}
         self.hangs: set[tuple[str, int]] = set()
         self.moves: dict[tuple[str, int], str] = {}
         self.hung = asyncio.Event()
-        #: where versions have been tried, and who is not asked any more
+        #: where versions have been tried, and the replicas whose trial was broken off
         self.tried: list[tuple[str, int]] = []
         self.left: set[str] = set()
-        #: who does not answer when something is to be dropped, and of them who had a lease when others created it
+        #: replicas that do not answer a command to drop, and those of them that had a lease when others created the
+        #: operator
         self.untold: set[str] = set()
         self.may_serve: set[str] = set()
         self.silent: set[str] = set()
@@ -130,7 +131,7 @@ class Cluster:
             await asyncio.sleep(0.1)
 
     def silence(self, name: str) -> None:
-        """It is not heard, until its lease is all that is known of it."""
+        """Silences a replica until its lease is all that is known of it."""
         self.silent.add(name)
         self._loop.run(self._silence(name))
 
@@ -144,7 +145,7 @@ class Cluster:
         self._loop.run(self.server.context.record(ClusterState.register, ReplicaInfo(name, site, f"{name}:1"), Home()))
 
     def run(self, asked: Coroutine[Any, Any, T]) -> T:
-        """While replicas are heard."""
+        """Runs ``asked`` while the other replicas are heard."""
         return self._loop.run(self._run(asked))
 
     async def _run(self, asked: Coroutine[Any, Any, T]) -> T:
@@ -190,7 +191,10 @@ def test_what_a_replica_refuses_when_it_is_asked_is_not_begun(cluster: Cluster) 
 
 
 def test_what_fails_half_way_is_taken_back(cluster: Cluster) -> None:
-    """It stayed planned, and was deployed by the next controller."""
+    """A deployment that fails half-way is undone.
+
+    It used to stay planned, and the next controller deployed it.
+    """
     cluster.refuses["b", True] = Unavailable("no answer from b", remedy="see it")
     with pytest.raises(Unavailable, match="no answer from b"):
         cluster.deploy()
@@ -206,7 +210,10 @@ def test_what_fails_half_way_is_taken_back(cluster: Cluster) -> None:
 
 
 def test_what_was_taken_back_is_nowhere_served_when_it_is_deployed_again(cluster: Cluster) -> None:
-    """Who was not told of the end of it may have created it late, and serve it as long as its lease runs."""
+    """A deployment that is made again avoids replicas that were not told of the end of the first one.
+
+    Such a replica may have created the operator late, and may serve it as long as its lease runs.
+    """
     cluster.refuses["b", True] = Unavailable("no answer from b", remedy="see it")
     cluster.untold = {"b"}
     with pytest.raises(Unavailable, match="no answer from b"):
@@ -219,7 +226,10 @@ def test_what_was_taken_back_is_nowhere_served_when_it_is_deployed_again(cluster
 
 
 def test_who_is_silent_when_an_operator_ends_has_to_register_again(cluster: Cluster) -> None:
-    """Its lease still runs. Its next heartbeat renewed it, and it served the former deployment beside the next one."""
+    """A silent replica has to register again, though its lease still runs.
+
+    Its next heartbeat used to renew the lease, and it served the former deployment beside the next one.
+    """
     cluster.deploy()
     cluster.silence("b")
     assert cluster.undeploy("Count") == ["b"]
@@ -249,7 +259,7 @@ def test_a_new_version_is_told_to_all_who_serve(cluster: Cluster) -> None:
     cluster.deploy()
     cluster.asked.clear()
     cluster.deploy(TEXT)
-    cluster.deploy(TEXT)  # twice is no error, and no other version
+    cluster.deploy(TEXT)  # repeated: no error, and no other version
     told = [name for name, _ in cluster.sent("learn", "create")]
     assert told == ["a", "b"]
     assert cluster.cluster.upgrades == {"Count": 1}
@@ -334,7 +344,7 @@ def test_a_trial_ends_with_its_caller_and_nothing_is_deployed(cluster: Cluster) 
 
 @pytest.fixture
 def sites(cluster: Cluster) -> Cluster:
-    """``a`` is at ``x``, ``b`` at ``y``."""
+    """Registers ``a`` at site ``x`` and ``b`` at ``y``."""
     for name, site in (("a", "x"), ("b", "y")):
         cluster.register(name, site)
     return cluster
@@ -421,7 +431,10 @@ def test_a_key_that_others_could_read_or_own(home: Path, monkeypatch: pytest.Mon
 def test_who_owns_nothing_of_it_and_missed_an_upgrade_hears_of_it_before_anything_is_there(
     cluster: Cluster, silent: bool
 ) -> None:
-    """A copy that is on its way to it would be owned, and served, by the former version."""
+    """A replica that owns no partition and missed an upgrade has to register before it is given one.
+
+    A copy on its way to that replica would otherwise be owned, and served, by the former version.
+    """
     one = replace(SPEC, partitions=1)
     cluster.deploy(one)
     (owner,) = cluster.cluster.operator("Count").assignment.owners

@@ -1,4 +1,4 @@
-"""One move's error ends no other move, and no reconfiguration is over while a move of it is open."""
+"""Execution of reconfigurations: one move's error ends no other move, and no reconfiguration ends before its moves."""
 
 from __future__ import annotations
 
@@ -223,7 +223,10 @@ def test_what_is_being_planned_anew_does_not_begin_meanwhile(tmp_path: Path) -> 
 
 
 def test_what_waits_and_has_lost_its_source_ends_at_once(tmp_path: Path) -> None:
-    """Before, its partition was not taken over until its turn had come."""
+    """A waiting move that has lost its source ends at once.
+
+    Its partition used to be taken over only when the move's turn came.
+    """
 
     async def scenario(it: Carried) -> None:
         it.runs.pause(it.running)

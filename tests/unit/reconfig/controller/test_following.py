@@ -1,4 +1,4 @@
-"""What a controller knows that does not lead: what the ledger says, read on from what it has."""
+"""A controller that does not lead: its knowledge of the cluster, read on from the ledger."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 class Follower:
-    """One that does not lead, beside whoever writes the ledger: ``writer``."""
+    """A controller that does not lead, and ``writer``, which writes the ledger."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger, self.clock, self.leads = ledger, ManualClock(10**9), False
@@ -54,7 +54,8 @@ def test_it_reads_on_and_says_how_old_it_is(ledger: Ledger) -> None:
         with pytest.raises(OperatorNotDeployed):
             (await follower.following.overview(0)).deployment("Op")
         follower.deployed()
-        deployment = (await follower.following.overview(0)).deployment("Op")  # of a caller who was just told of it
+        # the caller was just told of the deployment
+        deployment = (await follower.following.overview(0)).deployment("Op")
         assert [owner.name for owner in deployment.owners] == ["a", "b"]
         assert deployment.spec == replace(follower.writer.operator("Op").spec, source="")
         assert deployment.follower == FollowerReport("b:7070", "a:7070", 0.0)
@@ -144,7 +145,7 @@ def test_a_ledger_that_is_away_leaves_what_was_known_and_its_age(ledger: Ledger)
 
 
 def test_records_that_it_does_not_understand_are_no_state(ledger: Ledger) -> None:
-    """Half of what a newer version wrote would be answered as if it were all."""
+    """Records of a newer version are refused: half of its state would be answered as if it were all."""
 
     async def scenario() -> None:
         follower = Follower(ledger)

@@ -1,4 +1,4 @@
-"""What the ledger tells of reconfigurations that are over."""
+"""Finished reconfigurations, as the ledger tells of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reconfiguration that is over is told by the next controller as by the one that carried it out, field by field."""
+"""The next controller reports a finished reconfiguration as the one that carried it out did, field by field."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PROGRESS = Progress(
 
 
 class Replicas:
-    """Source and target in one."""
+    """Source and target of a move in one."""
 
     def __init__(self, fails: bool) -> None:
         self._fails, self._sealed = fails, asyncio.Event()
@@ -63,7 +63,7 @@ class Replicas:
         return Cancelled()
 
     async def release(self, *_: object) -> None:
-        await asyncio.sleep(0.001)  # what comes behind the record is told no more
+        await asyncio.sleep(0.001)  # what follows the record is not reported any more
 
     async def take_over(self, *_: object) -> TakenOver:
         if self._fails:
@@ -84,7 +84,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 class First:
-    """The controller that carries it out."""
+    """The controller that carries the move out."""
 
     def __init__(self, ledger: Ledger, planned: Change, fails: bool) -> None:
         self.cluster = ClusterState(ledger)
@@ -147,7 +147,7 @@ def told_twice(ledger: Ledger, planned: Change, fails: bool) -> tuple[Reconfigur
 
 
 def set_of(move: MoveReport) -> set[str]:
-    """Fields that say something."""
+    """Returns the names of the fields that are set."""
     return {each.name for each in fields(move) if getattr(move, each.name) not in (0, "", None)}
 
 

@@ -1,4 +1,4 @@
-"""Jobs that are due, of which one cannot be begun or carried out."""
+"""Due jobs, one of which cannot be begun or carried out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Terms of one controller: what it takes along from one to the next, and what ends them."""
+"""Terms of one controller: what it carries from one term to the next, and what ends a term."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ AWAY = Unavailable("the ledger is away", remedy="see to its database")
 
 
 class Held:
-    """A ledger whose hold another one had, who did not give it back. ``fails``: what a call raises once, by its name,
-    after it was done."""
+    """A ledger whose hold another controller had and did not give back.
+
+    ``fails``: by the name of a call, the error that it raises once, after it was done.
+    """
 
     id = "L"
 
@@ -84,8 +86,12 @@ class Terms:
 
 @pytest.mark.parametrize(("lost", "left_s"), [("records", (5.5 - 1) / 1.1), ("take_hold", 5.0)])
 def test_what_a_predecessor_may_grant_outlives_a_term_that_does_not_begin(lost: str, left_s: float) -> None:
-    """The hold was this one's own when it took it again, and no predecessor's. The other's clock may be slower by a
-    tenth; where the answer was lost it is not known since when the hold is this one's."""
+    """A predecessor's grace still counts after a term that failed to begin.
+
+    At the second attempt the hold was already this controller's own, and the ledger named no predecessor. The
+    predecessor's clock may be slower by a tenth; if the answer was lost, it is unknown since when the hold is this
+    controller's.
+    """
 
     async def scenario() -> None:
         terms = Terms()
@@ -103,7 +109,10 @@ def test_what_a_predecessor_may_grant_outlives_a_term_that_does_not_begin(lost: 
 
 @pytest.mark.parametrize("error", [AWAY, LedgerCorrupt("a record cannot be read", remedy="verify it")])
 def test_it_waits_on_when_what_the_ledger_holds_cannot_be_read(error: StateflowError) -> None:
-    """It had the hold by then, and took for granted that it led: the process ended in an AssertionError."""
+    """The controller waits on when the records of the ledger cannot be read.
+
+    It had the hold by then, and took for granted that it led: the process ended in an AssertionError.
+    """
 
     async def scenario() -> None:
         terms = Terms()
@@ -143,7 +152,10 @@ def test_what_a_predecessor_may_grant_outlives_a_term_that_ends_at_once() -> Non
     ("left_s", "wait_s"), [(0.0003, 0.0003), (1.2, 1.2), (4.9, 5.0 / 3), (0.0, 0.001), (-3.0, 0.001)]
 )
 def test_it_waits_for_the_end_of_another_ones_hold_and_no_longer(left_s: float, wait_s: float) -> None:
-    """It was a retry interval at least: a decision came so much later than the hold lapsed."""
+    """The controller waits for another one's hold as long as it lasts, and no longer.
+
+    It used to wait for a retry interval at least, and decided that much later.
+    """
 
     async def scenario() -> None:
         terms = Terms()
@@ -156,7 +168,10 @@ def test_it_waits_for_the_end_of_another_ones_hold_and_no_longer(left_s: float, 
 
 
 def test_a_hold_that_is_not_renewed_is_over_though_the_databases_clock_was_put_back() -> None:
-    """The leader died, and the clock was put back by an hour: for an hour nobody led."""
+    """A hold that is not renewed ends, though the database's clock was put back.
+
+    The leader died, and the clock was put back by an hour: for an hour no controller led.
+    """
 
     async def scenario() -> None:
         terms = Terms()
@@ -165,7 +180,7 @@ def test_a_hold_that_is_not_renewed_is_over_though_the_databases_clock_was_put_b
             await terms.leading.try_once()
             assert terms.leading.serving is None
             terms.clock.advance(0.5)
-        terms.ledger.now = replace(terms.ledger.now, until_us=8)  # it does live
+        terms.ledger.now = replace(terms.ledger.now, until_us=8)  # the holder is alive
         for _ in range(12):
             await terms.leading.try_once()
             assert terms.leading.serving is None
@@ -221,8 +236,10 @@ def test_the_loop_goes_on_when_a_book_that_is_being_read_is_not_wanted_any_more(
 
 
 def test_a_record_waits_for_a_ledger_that_can_only_be_read(tmp_path: Path) -> None:
-    """PostgreSQL says so for some seconds when it fails over. The move whose record it was stayed open, with nobody to
-    carry it out."""
+    """A record waits while the ledger is read-only, as PostgreSQL is for some seconds when it fails over.
+
+    The move of that record used to stay open, with no runner to carry it out.
+    """
 
     async def scenario() -> None:
         with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
@@ -243,13 +260,16 @@ def test_a_record_waits_for_a_ledger_that_can_only_be_read(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("error", [AWAY, READ_ONLY, WriteUncertain("the ledger went away", remedy="-")])
 def test_a_renewal_that_failed_is_tried_again_while_the_hold_lasts(error: StateflowError) -> None:
-    """Before, only a ledger that was away did not end the term."""
+    """A renewal that failed is retried while the hold lasts, whatever the error.
+
+    Only an unreachable ledger used to leave the term alive.
+    """
 
     async def scenario() -> None:
         terms = Terms()
         terms.leading._settings = SETTINGS.model_copy(update={"retry_interval_s": 0.001, "hold_s": 5.0})
         await terms.leading.try_once()
-        terms.leading._tenure.lease_s = 0.01  # of how often it is renewed
+        terms.leading._tenure.lease_s = 0.01  # makes it renew often
         terms.ledger.fails["renew_hold"] = error
         assert terms.leading.serving is not None
         leading = asyncio.ensure_future(terms.leading._lead(terms.leading.serving))
@@ -268,7 +288,7 @@ def test_a_ledger_that_stays_so_ends_the_term_and_what_waits_for_it(tmp_path: Pa
             terms = Terms()
             await terms.leading.try_once()
             tenure = terms.leading._tenure
-            tenure.lease_s = 0.01  # of how often it is renewed
+            tenure.lease_s = 0.01  # makes it renew often
             server = Controller(ledger, ControllerSettings(retry_interval_s=0.001), terms.clock, tenure=tenure)
             refused = asyncio.Event()
             loop = asyncio.get_running_loop()
@@ -291,13 +311,13 @@ def test_a_ledger_that_stays_so_ends_the_term_and_what_waits_for_it(tmp_path: Pa
 
 
 def test_a_request_under_way_is_told_why_the_term_ended() -> None:
-    """Not only that it did, where the renewal finds out first."""
+    """A request in progress hears why the term ended, also where the renewal was first to find out."""
     moved = LedgerReplaced("the ledger's file was deleted or moved", remedy="put it back")
 
     async def scenario() -> None:
         terms = Terms()
         await terms.leading.try_once()
-        terms.leading._tenure.lease_s = 0.01  # of how often it is renewed
+        terms.leading._tenure.lease_s = 0.01  # makes it renew often
         begun = asyncio.Event()
 
         async def request() -> None:
@@ -318,8 +338,11 @@ def test_a_request_under_way_is_told_why_the_term_ended() -> None:
 
 
 def test_nothing_follows_from_a_record_of_which_nobody_knows_whether_it_was_written(tmp_path: Path) -> None:
-    """What was asked for beside it is not decided by a view that may lack it: two take-overs were planned, with one
-    epoch for both. The term that read both could never grant the other one."""
+    """An uncertain write ends the term before anything else is decided.
+
+    A request beside it would be decided by a view that may lack the record: two takeovers were planned with one epoch
+    for both, and the term that read both could never grant the second.
+    """
 
     async def scenario() -> None:
         with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:

@@ -1,4 +1,4 @@
-"""What is measured: rates, from what replicas count; room, and links."""
+"""Measurements of the controller: rates from the counters of replicas, room, and links."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_what_is_counted_from_nothing_keeps_the_rate_that_was_known() -> None:
     known = Seen(1, 50.0, 500.0, {"edge": 50.0})
     for before in (
         None,
-        (10.0, view(rows=100)),  # its replica was started anew
-        (10.0, view(epoch=2, rows=0)),  # it has moved
+        (10.0, view(rows=100)),  # the replica was restarted
+        (10.0, view(epoch=2, rows=0)),  # the partition has moved
         (12.0, view(rows=0)),
     ):
         assert seen_of(view(bytes=9, rows=30), 12.0, before, known) == Seen(9, 50.0, 500.0, {"edge": 50.0})
@@ -54,7 +54,7 @@ OP, OTHER = PartitionId("Op", 0), PartitionId("Op", 1)
 
 
 class World:
-    """``edge-0`` owns nothing; ``cloud-0`` owns both partitions, whose rows come from the edge."""
+    """Three replicas: ``cloud-0`` owns both partitions, whose rows come from the edge; ``edge-0`` owns nothing."""
 
     def __init__(self) -> None:
         self.clock, self.rows, self.asked = ManualClock(1), 0, list[tuple[str, list[str]]]()
@@ -86,7 +86,7 @@ class World:
 
     async def _views(self, name: str, _: float) -> Any:
         if name == "near-0":
-            return [view(bytes=30)], DiskView("d2", 100, 50)  # a copy from before
+            return [view(bytes=30)], DiskView("d2", 100, 50)  # an old copy
         if name == "edge-0":
             return [], DiskView("d1", 70)
         self.rows += 100

@@ -1,4 +1,4 @@
-"""How long the controller waits for a replica that says that it is coming."""
+"""Members: how long the controller waits for a replica that is expected."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ def test_once_it_registered_the_next_start_has_all_the_time_again() -> None:
 
 
 def test_who_was_there_before_has_as_long_to_be_heard_as_ever() -> None:
-    """So the first command after a change of controllers does not find that nobody answers."""
+    """A replica known from before the controller's start is expected as long as any other.
+
+    So the first command after a change of controllers does not find that no replica answers.
+    """
     clock = HandClock()
     found = Members(["a", "b"], SETTINGS, clock)
     assert found.expects()

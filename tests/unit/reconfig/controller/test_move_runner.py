@@ -1,4 +1,4 @@
-"""What the controller makes of the order in which source and target are heard."""
+"""Moves, in whatever order source and target are heard."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Pair:
         self.sealed.set()
         while not self.owned.is_set():
             await asyncio.sleep(0)
-        for _ in range(20):  # turns of the loop, in which the controller hears the target
+        for _ in range(20):  # event loop iterations, in which the controller hears the target
             await asyncio.sleep(0)
         return Fenced(IN_HAND_MS)
 
@@ -99,7 +99,7 @@ def test_a_pause_is_without_the_batch_in_hand_though_the_target_is_heard_first()
 
 
 def test_a_move_is_admitted_by_what_is_known_then_and_says_meanwhile_what_it_waits_for() -> None:
-    """Others that ended meanwhile have shown what this one may cost."""
+    """The cost of a move follows from moves that ended while it waited."""
     costs = iter([FixedCost(8.0, 60.0), FixedCost(8.0, 50.0), FixedCost(7.0, 30.0)])
     said: list[tuple[str, float, float]] = []
 
@@ -142,7 +142,7 @@ def test_a_move_that_was_granted_before_asks_for_no_grant_and_waits_for_its_turn
 
 
 def test_patience_begins_anew_with_the_term_that_carries_a_move_on() -> None:
-    """How long the ledger was away is no fault of the move."""
+    """The time for which the ledger was away does not count against a move's patience."""
 
     class Waited(Pair):
         async def prepare(self, *asked: Any) -> AsyncIterator[Progress]:
@@ -160,7 +160,10 @@ def test_patience_begins_anew_with_the_term_that_carries_a_move_on() -> None:
 
 @pytest.mark.parametrize("owned", [False, True])
 def test_a_fenced_move_whose_source_has_lost_the_partition_ends_as_its_target_says(owned: bool) -> None:
-    """It asked the source for ever, which answers, but cannot know."""
+    """The target decides a fenced move whose source has lost the partition.
+
+    The source answers, but cannot know; it used to be asked for ever.
+    """
 
     class Lost(Pair):
         async def prepare(self, *_: Any) -> AsyncIterator[Progress]:
@@ -184,7 +187,7 @@ def test_a_fenced_move_whose_source_has_lost_the_partition_ends_as_its_target_sa
 
 
 def test_a_transfer_that_is_asked_for_again_is_of_the_version_that_is_deployed_now() -> None:
-    """The former one would be what the target runs from then on."""
+    """A repeated transfer names the version that is deployed now, as the target runs that version from then on."""
     sent: list[str] = []
 
     class Failing(Pair):
@@ -203,7 +206,7 @@ def test_a_transfer_that_is_asked_for_again_is_of_the_version_that_is_deployed_n
 
 
 class Surprising(Pair):
-    """One call ends in an error that nobody planned for."""
+    """Source and target, one call of which ends in an unexpected error."""
 
     async def prepare(self, *asked: Any) -> AsyncIterator[Progress]:
         raise ZeroDivisionError("a field that nobody thought of")
@@ -211,7 +214,7 @@ class Surprising(Pair):
 
 
 async def ended(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """It is given every turn that it could need: nothing here waits for time."""
+    """Runs ``work`` for as many event loop iterations as it could need: nothing here waits for time."""
     task = asyncio.ensure_future(work)
     for _ in range(200):
         await asyncio.sleep(0)

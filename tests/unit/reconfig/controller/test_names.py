@@ -1,4 +1,4 @@
-"""Which data directory a name belongs to."""
+"""Names of replicas: which data directory a name belongs to."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_command_gives_the_name_to_the_one_that_asks(controller: Controller, l
 
 
 def test_a_replica_that_was_forgotten_comes_back_as_a_new_one(ledger: Ledger) -> None:
-    """From whichever directory, and nobody who asked for its name in vain is remembered."""
+    """A forgotten name may be taken by any directory, and the requests refused for it are forgotten, too."""
     controller = Controller(ledger)
     controller.registered()
     with pytest.raises(NameTaken):
@@ -145,7 +145,7 @@ def test_of_two_copies_the_second_waits_for_the_lease_of_the_first(controller: C
 
 
 def test_a_copy_of_one_that_may_be_serving_alone_needs_a_command(controller: Controller) -> None:
-    """Though the lease has lapsed: the original serves on without one."""
+    """A lapsed lease does not free the name: the original may serve without a lease."""
     controller.cluster.order_failover("Op", Failover.MANUAL)
     controller.clock.advance(LAPSED_S)
     with pytest.raises(NameTaken, match=r"a copy of this data directory.*stateflow replace"):
@@ -157,7 +157,10 @@ def test_a_copy_of_one_that_may_be_serving_alone_needs_a_command(controller: Con
 
 
 def test_a_machine_that_was_started_again_has_the_same_directory(ledger: Ledger) -> None:
-    """Also of one that may be serving alone: its process ended with the machine."""
+    """A restarted machine has the same directory.
+
+    This includes a replica that may be serving alone: its process ended with the machine.
+    """
     controller = Controller(ledger)
     controller.registered(A, Home("d1", "boot-1/fd/1a"))
     controller.deployed()
@@ -171,7 +174,7 @@ def test_a_machine_that_was_started_again_has_the_same_directory(ledger: Ledger)
 
 
 def test_a_copy_beside_its_original_needs_a_command(controller: Controller) -> None:
-    """It lacks what the other one took since."""
+    """A copy needs a command: it lacks what the original has taken since."""
     names, clock = controller.names, controller.clock
     for _ in range(3):
         with pytest.raises(NameTaken, match="a copy of"):
@@ -222,7 +225,7 @@ def test_a_deployment_that_was_not_finished_is_something_to_lose(ledger: Ledger)
 
 
 def test_a_name_without_a_known_directory_is_for_who_brings_its_partitions(ledger: Ledger) -> None:
-    """The ledger is of an earlier version."""
+    """A ledger of an earlier version does not know the directory of a name."""
     controller = Controller(ledger)
     controller.registered()
     controller.deployed()

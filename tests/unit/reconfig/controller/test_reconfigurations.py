@@ -1,4 +1,4 @@
-"""A controller that is started again carries reconfigurations on as they were planned."""
+"""Reconfigurations: a restarted controller carries them on as they were planned."""
 
 from __future__ import annotations
 
@@ -198,7 +198,10 @@ def test_retry_has_all_that_was_asked(cluster: ClusterState, monkeypatch: pytest
 def test_no_maintenance_ends_the_last_copy_that_is_wanted(
     cluster: ClusterState, standbys: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One standby is enough to acknowledge. What owns nothing is in maintenance by that alone."""
+    """Maintenance never ends the last wanted copy: one standby is enough to acknowledge.
+
+    A node that owns nothing is in maintenance as soon as that is recorded.
+    """
     for name in ("a", "b", "c"):
         cluster.register(ReplicaInfo(name, "edge", f"{name}:1"), Home())
     cluster.want_standbys("Op", standbys)
@@ -221,7 +224,7 @@ def test_no_maintenance_ends_the_last_copy_that_is_wanted(
 def test_what_is_stale_is_not_fetched_and_keeps_no_other_from_being_heard(
     cluster: ClusterState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wishes for an operator that is gone, and for a replica that is."""
+    """Proposed moves for an operator or a replica that is gone are skipped, and all others are heard."""
     for name in ("a", "b"):
         cluster.register(ReplicaInfo(name, "edge", f"{name}:1"), Home())
     again = Again(cluster)
@@ -246,7 +249,7 @@ def test_what_is_stale_is_not_fetched_and_keeps_no_other_from_being_heard(
 
 
 class Watched:
-    """``planning``, and whether it is held."""
+    """A planning lock that shows whether it is held."""
 
     held = False
 
@@ -260,7 +263,7 @@ class Watched:
 def test_no_replica_is_asked_while_take_overs_wait_for_the_lock(
     cluster: ClusterState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though another target is chosen while the first one is asked."""
+    """Replicas are asked without the lock, also where another target is chosen while the first is asked."""
     for name in "abc":
         cluster.register(ReplicaInfo(name, "edge", f"{name}:1"), Home())
     again = Again(cluster)
@@ -309,7 +312,10 @@ def test_what_a_target_lacks_is_said_before_anything_is_recorded(cluster: Cluste
 def test_a_bandwidth_is_that_of_all_copies_together_whichever_operators_they_are_of(
     cluster: ClusterState, operators: int, strategy: str
 ) -> None:
-    """Each operator that was rebalanced had the whole of it."""
+    """A bandwidth is shared by all copies.
+
+    Each rebalanced operator used to be given the whole of it.
+    """
     for name in "ab":
         cluster.register(ReplicaInfo(name, "edge", f"{name}:1"), Home())
     if operators == 2:
@@ -340,7 +346,10 @@ def test_a_bandwidth_is_that_of_all_copies_together_whichever_operators_they_are
 def test_a_job_for_what_there_is_not_is_refused_when_it_is_made(
     cluster: ClusterState, asked: dict[str, Any], said: str
 ) -> None:
-    """It was taken, and failed with each run."""
+    """A job that names what does not exist is refused when it is created.
+
+    It used to be accepted, and failed with each run.
+    """
     for name in "ab":
         cluster.register(ReplicaInfo(name, "edge", f"{name}:1"), Home())
     again = Again(cluster)

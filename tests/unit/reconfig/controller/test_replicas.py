@@ -1,4 +1,4 @@
-"""What the controller asks of replicas: who commands is said with every command, and who is waited for."""
+"""The controller's requests to replicas: every command names its sender; which replicas are waited for."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def refusal(error: StateflowError) -> grpc.aio.AioRpcError:
 
 
 class World:
-    """A replica, as far as it is asked. ``answers``: instead of empty ones, the first first."""
+    """A replica that gives ``answers`` in their order, and then empty ones."""
 
     def __init__(self, *answers: Any, connected: bool = True) -> None:
         self.answers, self.connected = list(answers), connected

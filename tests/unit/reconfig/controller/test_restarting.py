@@ -1,4 +1,4 @@
-"""What a restart of one node waits for, one thing after the other, and what ends it."""
+"""Restart of one node: what it waits for, step by step, and what ends it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE_S = 30.0
 
 
 class Fleet:
-    """One node of one process under one agent, which all serves; what becomes of it is said step by step."""
+    """One node of one process under one agent. Tests script step by step what becomes of it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sessions, self.alive, self.orphaned = {NODE: "before"}, True, False
@@ -54,7 +54,7 @@ class Fleet:
         return asyncio.run(self.restarting.carry("s", NODE, self.begin))
 
     async def begin(self) -> bool:
-        """The command to the agent is recorded."""
+        """Records the command to the agent."""
         self.spawned = self.roster.spawned[NODE] = replace(self.spawned, generation=2)
         return True
 
@@ -83,7 +83,7 @@ def test_it_is_over_when_the_node_serves_again_what_it_owns(fleet: Fleet) -> Non
 
 
 def test_the_process_that_is_still_there_is_not_the_next_one(fleet: Fleet) -> None:
-    """It runs, and answers, until its agent stops it."""
+    """The old process, which runs and answers until its agent stops it, is not taken for the new one."""
     with pytest.raises(Unavailable, match="its agent has not restarted it") as caught:
         fleet.restart()
     assert f"after {PATIENCE_S:g} s" in str(caught.value)

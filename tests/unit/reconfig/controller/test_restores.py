@@ -1,4 +1,4 @@
-"""When the controller gives a restore up whose target was asked to own."""
+"""Restores: when the controller gives up one whose target was asked to own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ DONE = Restored(2, 0, {}, 0)
 
 
 def outcome(answers: list[Any], leads: Callable[[], None] = lambda: None) -> Restored:
-    """Of the last step. Args: answers: of the target, one after another; to a cancellation where they are so."""
+    """Returns the outcome of a restore's last step.
+
+    Args:
+        answers: the target's answers in order; a Cancelled answers a cancellation.
+    """
 
     async def answer(kind: type) -> Any:
         given = answers.pop(0)

@@ -1,4 +1,4 @@
-"""What is to move is refused where there is no room, and only there."""
+"""Room for moves: a move is refused where there is none, and only there."""
 
 from __future__ import annotations
 

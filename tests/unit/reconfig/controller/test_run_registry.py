@@ -1,4 +1,4 @@
-"""Who watches a reconfiguration is always told how it ended."""
+"""Watchers of a reconfiguration always hear how it ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stateflow.reports import Reconfiguration
 
 @pytest.mark.parametrize("ends_while", ["the first report is sent", "nothing is sent"])
 def test_the_last_report_is_the_final_one(tmp_path: Path, ends_while: str) -> None:
-    """A report is awaited onto the wire, and the reconfiguration may end in that very moment."""
+    """The last report is the final one, though the reconfiguration may end while an earlier report is being sent."""
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
     runs = RunRegistry(ClusterState(ledger))
     running = Running(Reconfiguration("r", "Op", "RUNNING", (), 0.0))

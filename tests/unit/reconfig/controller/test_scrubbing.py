@@ -1,4 +1,4 @@
-"""When everything is read once more, and that it goes on when it cannot be begun."""
+"""Scrubbing: when everything is read once more, and that it goes on when it cannot begin."""
 
 from __future__ import annotations
 

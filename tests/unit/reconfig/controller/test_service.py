@@ -1,4 +1,4 @@
-"""A caller that gives up does not stop the controller half-way."""
+"""Requests to the controller: a caller that gives up does not stop one half-way."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REQUESTS = {
     "Deploy": cpb.DeployRequest(spec=spec_to_pb(describe(Count, 4))),
     "Restore": cpb.RestoreOperatorRequest(operator="Flow"),
 }
-#: the part of the controller that is asked, by what
+#: by RPC: the part of the controller that answers, and its method
 PLANS = {
     "Migrate": ("reconfigurations", "migrate"),
     "Rebalance": ("reconfigurations", "rebalance"),
@@ -57,7 +57,7 @@ def test_what_was_begun_is_done_though_its_caller_has_left(
 
         async def plan(*_: Any) -> Any:
             begun.set()
-            await go_on.wait()  # the move is in the ledger, and nobody carries it out yet
+            await go_on.wait()  # the move is in the ledger, and no runner carries it out yet
             done.set()
             raise Unavailable("nobody hears this", remedy="none")
 
@@ -77,6 +77,6 @@ def test_what_was_begun_is_done_though_its_caller_has_left(
 
 
 def test_every_rpc_has_its_handler() -> None:
-    """What is not written here, gRPC's own base class refuses as unknown."""
+    """Every RPC is written here: gRPC's own base class refuses the others as unknown."""
     methods = cpb.DESCRIPTOR.services_by_name["ControllerService"].methods_by_name
     assert set(methods) <= vars(ControllerService).keys()

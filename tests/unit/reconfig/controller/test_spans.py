@@ -1,4 +1,4 @@
-"""A move by its phases, one behind the other, below its reconfiguration; a standby has none, as it has no end."""
+"""Spans of a move: its phases in sequence, below its reconfiguration's. A standby has none, as it has no end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def exporter() -> Iterator[InMemorySpanExporter]:
 
 
 class Asked(Pair):
-    """What a call has of the move's trace."""
+    """A pair that records the trace and the ids that a call carries."""
 
     async def fence(self, name: str, fence: Any) -> Any:
         self.carried, self.ids = carried(), ids_of(record())

@@ -1,4 +1,4 @@
-"""What is wanted is compared with what is there, and what lacks is begun."""
+"""Standbys: wanted copies are compared with existing ones, and missing ones are begun."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stateflow.types import OperatorSpec, ReplicaInfo
 
 
 class Wanting:
-    """Two operators of three partitions, whose owner is a, and each of which wants one standby."""
+    """Two operators of three partitions each, owned by ``a``. Each operator wants one standby."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.cluster = ClusterState(ledger)
@@ -87,7 +87,10 @@ def scenario(tmp_path: Path, steps: Any) -> None:
 
 
 def test_all_that_lack_are_recorded_at_once(tmp_path: Path) -> None:
-    """Take-overs wait for the lock: with a transaction for each copy they waited for thousands."""
+    """Missing copies are recorded in one transaction.
+
+    Takeovers wait for the lock: with a transaction for each copy they waited for thousands.
+    """
 
     async def steps(wanting: Wanting) -> None:
         await wanting.standbys.reconcile()
@@ -100,7 +103,10 @@ def test_all_that_lack_are_recorded_at_once(tmp_path: Path) -> None:
 
 
 def test_one_that_breaks_off_begins_again_with_what_it_was_told(tmp_path: Path) -> None:
-    """It stayed open in the ledger and was carried out by nobody."""
+    """A standby that breaks off is begun again.
+
+    It used to stay open in the ledger, with no runner to carry it out.
+    """
 
     async def steps(wanting: Wanting) -> None:
         wanting.fails = 1
@@ -114,7 +120,10 @@ def test_one_that_breaks_off_begins_again_with_what_it_was_told(tmp_path: Path) 
 
 
 def test_a_copy_of_an_operator_that_is_undeployed_holds_up_no_others(tmp_path: Path) -> None:
-    """While it was being ended no standby of any operator was begun."""
+    """A copy of an undeployed operator holds up no other.
+
+    While it was being ended, no standby of any operator used to begin.
+    """
 
     async def steps(wanting: Wanting) -> None:
         wanting.waits = asyncio.Event()

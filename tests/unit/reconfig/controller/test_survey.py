@@ -1,4 +1,4 @@
-"""What the controller says of replicas."""
+"""The controller's report of its replicas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from stateflow.types import ReplicaInfo
     ("running", "state", "alive"), [(True, "RUNNING", True), (False, "STOPPING", True), (False, "STOPPED", False)]
 )
 def test_a_replica_has_ended_when_its_agent_says_so(tmp_path: Path, running: bool, state: str, alive: bool) -> None:
-    """It was "stopping" for as long as its last heartbeat counted."""
+    """A replica has ended once its agent says so.
+
+    It used to be "stopping" for as long as its last heartbeat counted.
+    """
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
         cluster = ClusterState(ledger)
         agent = AgentInfo("agent", "edge", "a:1", {}, 1, 1, 1, "1", "3", "rlimit")

@@ -1,4 +1,4 @@
-"""Sweeps as the ledger has them: whatever ends how, whoever reads it anew sees the same."""
+"""Sweeps in the ledger: however they end, a fresh reader of the ledger sees the same."""
 
 from __future__ import annotations
 
@@ -104,7 +104,10 @@ STEPS = ["begin", "end", "fail", "not begun", "cancel", "interrupted", "another 
 def test_of_what_is_about_partitions_a_failure_holds_up_no_other_node(
     ledger: Ledger, cluster: ClusterState, numbers: Iterator[int], steps: list[str]
 ) -> None:
-    """And what moved comes last. ``not begun``: it fails before it began."""
+    """A node that fails holds up no other node of a sweep over partitions, and partitions that moved come last.
+
+    ``not begun``: the node fails before it began.
+    """
     sweep = f"s{next(numbers)}"
     scope = {"Tally": list(range(8)), "Other": [3]}
     cluster = ClusterState.read(ledger, validated=True)
@@ -180,7 +183,7 @@ DAMAGED = PartitionFault("Tally", 3, "gw-0", "state_damaged: a block is")
 
 
 def verify(cluster: ClusterState, sweep: str, outcome: Outcome, site: str = "") -> ClusterState:
-    """Returns what is read of the ledger afterwards."""
+    """Ends a verification, and returns the cluster's state as read from the ledger afterwards."""
     cluster.plan_sweep(sweep, Plan(Chore.VERIFY, NODES[:1], site, 1, "", {"Tally": list(range(8))}))
     for node, each in ((NODES[0], outcome), (MOVED, Outcome())):
         cluster.begin_swept(sweep, node)
@@ -197,7 +200,7 @@ def found(*faults: PartitionFault) -> Outcome:
 
 @pytest.fixture
 def verified(tmp_path: Path) -> Iterator[ClusterState]:
-    """Tally/3 is damaged."""
+    """Yields a cluster in which Tally/3 is damaged."""
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}", clock=ManualClock(1)) as ledger:
         cluster = ClusterState.read(ledger)
         cluster.register(ReplicaInfo("gw-0", "edge", "127.0.0.1:1"), Home())
@@ -218,13 +221,13 @@ def test_what_is_damaged_is_known_however_many_verifications_of_others_come(veri
 
 
 def test_what_could_not_be_read_is_not_damaged_nor_mended(verified: ClusterState) -> None:
-    """Whatever it failed of."""
+    """A partition that could not be read, for whatever reason, is neither damaged nor mended."""
     away = [PartitionFault("Tally", n, "gw-0", "transfer_corrupt: it is away", undone=True) for n in (3, 4)]
     assert verify(verified, "away", Outcome("away", {}, {}, tuple(away))).sweeps.damaged() == [DAMAGED]
     assert verified.sweeps.report("away").faults() == away
 
 
-#: as release 0.1.0 wrote it: 3 was read, and 4 was not
+#: as release 0.1.0 wrote it: partition 3 was read, and 4 was not
 OF_0_1_0 = (
     '{"error": "Tally/3 at gw-0: state_damaged: a block is; and 1 more", "partitions": 1, "bytes_read": 7, '
     '"done": {"Tally": "3"}, "faults": ['
@@ -234,7 +237,10 @@ OF_0_1_0 = (
 
 
 def test_a_result_is_read_as_release_0_1_0_wrote_it_and_written_as_that_reads_it() -> None:
-    """It takes every other key of a result for a count, and of a fault for none of its own."""
+    """Results keep the form of release 0.1.0.
+
+    That release takes every unknown key of a result for a count, and knows no further key of a fault.
+    """
     outcome = Outcome.of_json(OF_0_1_0)
     assert outcome.faults == (DAMAGED, PartitionFault("Tally", 4, "gw-0", "unavailable: it is away", undone=True))
     assert outcome.counts == {"partitions": 1, "bytes_read": 7}
@@ -254,7 +260,7 @@ def test_what_is_restored_is_damaged_no_more(verified: ClusterState) -> None:
 
 
 def test_restarts_that_an_earlier_version_recorded_are_read_and_gone_on_with(tmp_path: Path) -> None:
-    """Word by word as it wrote them, when there was no other chore."""
+    """Restarts that an earlier version recorded, when there was no other chore, are read and continued."""
     schema, columns = Kind.ENTITY.payload_schema, {"bid": "roll/old", "status": "WAITING"}
     named = {"name": "edge", "command": "restart", "owner": APP.name, "status": "NEW"}
     started = {"status": "IN_PROGRESS", "listed": 1, "started_us": 1, "worked_us": 0, "resumed_us": 1}

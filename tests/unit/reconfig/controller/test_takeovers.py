@@ -1,4 +1,4 @@
-"""What a round of failover makes of what happens to other partitions while it waits for one."""
+"""A round of failover: what happens to other partitions while it waits for one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIRST, SECOND = PartitionId("Op", 0), PartitionId("Op", 1)
 
 
 def takeovers(epoch: int) -> Takeovers:
-    """Both partitions are owned by a at ``epoch`` by now."""
+    """Makes the takeovers of a cluster in which ``a`` owns both partitions at ``epoch``."""
     deployed = {"Op": SimpleNamespace(assignment=SimpleNamespace(owner=lambda _: ("a", epoch)))}
 
     def operator(name: str) -> Any:
@@ -73,7 +73,10 @@ def test_an_owner_that_comes_back_while_another_partition_is_taken_over(epoch: i
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_an_operator_that_is_undeployed_while_a_source_is_asked_whether_it_sealed(gone: bool) -> None:
-    """It was an orphan of nothing, for ever."""
+    """An operator that is undeployed meanwhile leaves no orphan.
+
+    Its partition used to stay an orphan for ever.
+    """
     made = takeovers(1)
 
     async def cancel(*_: object) -> Cancelled:
@@ -104,7 +107,10 @@ def test_an_orphan_of_an_operator_that_is_gone_keeps_no_other_from_its_turn() ->
 
 
 def test_what_a_dead_node_had_goes_to_all_of_the_others_and_not_to_one() -> None:
-    """Whose partitions are on their way is not in their assignment yet: all of them went to the one with fewest."""
+    """Partitions of a dead node are spread over all others.
+
+    Partitions on their way to a node are not in its assignment yet: all of them used to go to the node with the fewest.
+    """
     made = takeovers(1)
     replicas = {name: ReplicaInfo(name, "edge", "x:1") for name in ("a", "b", "c")}
     context: Any = made._context
@@ -147,8 +153,11 @@ def test_standbys_have_their_turn_whatever_becomes_of_take_overs() -> None:
 
 
 def test_moves_hear_of_a_source_that_comes_back_without_the_partition() -> None:
-    """Its lease does not lapse, and what it sealed it cannot say: a move past its fence waited for its word for ever,
-    and the take-over for the move."""
+    """Moves hear of a source that comes back without the partition.
+
+    The source's lease does not lapse, and it cannot say what it sealed: a move past its fence used to wait for its
+    answer for ever, and the takeover for the move.
+    """
     made = takeovers(1)
     told = []
 
@@ -164,7 +173,11 @@ def test_moves_hear_of_a_source_that_comes_back_without_the_partition() -> None:
 
 @pytest.mark.parametrize("term_ends", [False, True])
 def test_an_error_that_is_no_event_ends_no_take_over(tmp_path: Path, term_ends: bool) -> None:
-    """It was told as FAILED while its record stood open, and nobody carried it out before the next restart."""
+    """An unexpected error does not end a takeover.
+
+    The takeover used to be reported as FAILED while its record stood open, and no controller carried it out before the
+    next restart.
+    """
     planned = PlannedTakeover("t", FIRST, "a", "b", 1, 2, How.CHECKPOINT)
     attempts: list[f.Phase] = []
 

@@ -1,4 +1,4 @@
-"""What is said of a partition and of its standby."""
+"""Verification of a partition and of its standby."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_is_damaged_is_said_of_whom() -> None:
 
 
 def test_an_owner_that_fails_while_its_standby_reads_says_why() -> None:
-    """The pages of the standby, which somebody waits for, are closed when nobody does any more."""
+    """The owner's error is reported while its standby still reads, and the standby's pages are closed."""
     closed: list[str] = []
 
     async def verify(name: str, partition: PartitionId, after: int = 0) -> AsyncIterator[Verification]:
@@ -57,7 +57,7 @@ def test_an_owner_that_fails_while_its_standby_reads_says_why() -> None:
             yield Verification(1, 7, False, 0, 0, "", [])
             if name == "owner":
                 raise Unavailable("it went away")
-            await asyncio.Event().wait()  # it reads for long
+            await asyncio.Event().wait()  # a long read
         finally:
             closed.append(name)
 

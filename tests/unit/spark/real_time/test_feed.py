@@ -1,4 +1,4 @@
-"""Rows by their offsets, through attempts that die anywhere, epochs that end elsewhere, and attempts that linger."""
+"""Rows by their offsets, through attempts that die anywhere, epochs that end elsewhere, and lingering attempts."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tests.sizes import sized
 
 PARTITIONS, KEYS, SOURCES = 3, 5, 2
 NOW_US = [0]  # processing time of the newest batch
-LATER = 1_000_000  # is added to the offset of what a row's timer gives
+LATER = 1_000_000  # added to a row's offset in what its timer outputs
 
 
 class Count(Operator):
-    """Each row comes out with its key's count, and once more when its timer fires."""
+    """Outputs each row with its key's count, and once more when its timer fires."""
 
     key = "k"
     output = "part long, off long, k long, n long"
@@ -53,8 +53,8 @@ class Count(Operator):
 PLAN = Plan("Count", "real-time:q", PARTITIONS, ("k",), ("part", "off"), None, 0, True, 1 << 20)
 READER = OutputReader.of(output_schema(Count).serialize().to_pybytes(), ())
 
-#: what may happen: rows are read and applied, up to so many parts of them; time passes; an epoch ends; an attempt dies,
-#: or lingers while another one begins; one that lingers goes on
+#: What may happen: rows are read, and applied up to so many parts of them; time passes; an epoch ends; an attempt dies,
+#: or lingers while another one begins; a lingering attempt goes on.
 ACTIONS = st.one_of(
     st.tuples(st.just("read"), st.integers(0, SOURCES - 1), st.integers(1, 4), st.none()),
     st.tuples(st.just("read"), st.integers(0, SOURCES - 1), st.integers(1, 4), st.integers(0, PARTITIONS)),
@@ -104,7 +104,7 @@ class Attempt:
 
 
 class World:
-    """Partitions, Spark's checkpoint, and a sink that takes what an attempt gave when its epoch ends."""
+    """Partitions, Spark's checkpoint, and a sink that takes an attempt's outputs when its epoch ends."""
 
     def __init__(self) -> None:
         self.stores = [MemoryStore() for _ in range(PARTITIONS)]
@@ -155,7 +155,7 @@ class World:
             for stray in self.strays:
                 try:
                     stray.read(*said, None)
-                except REFUSED:  # and it ends
+                except REFUSED:  # the lingering attempt ends
                     self.strays.remove(stray)
             return
         try:
@@ -187,7 +187,7 @@ def test_each_row_is_applied_once_and_given_once(actions: list[tuple[Any, ...]])
     world.attempt = None
     finish(world)
     NOW_US[0] += 1
-    world.act("visit", None)  # timers of rows that came last, where none could be visited any more
+    world.act("visit", None)  # timers of the last rows, which had no further batch to fire in
     world.act("end", None)
     rows = [(source, off) for source in range(SOURCES) for off in range(world.starts[source])]
     assert Counter((row["part"], row["off"]) for row in world.sink) == Counter(
@@ -200,7 +200,7 @@ def test_each_row_is_applied_once_and_given_once(actions: list[tuple[Any, ...]])
     for key, found in counts.items():
         assert sorted(found) == list(range(1, len(found) + 1))
         assert world.hosts[partition_of(key, PARTITIONS)].peek(key, 0).n.value == len(found)
-    for source in range(SOURCES):  # the next epoch begins: nothing is kept of those before
+    for source in range(SOURCES):  # the next epoch begins: nothing is kept of the former ones
         world.act("read", source, 1, None)
     kept = [
         number
@@ -222,7 +222,10 @@ def test_offsets_have_to_rise() -> None:
 
 
 def finish(world: World) -> None:
-    """Whatever has been applied comes, and its epoch ends. Raises Lost where it is asked for rows of former epochs."""
+    """Lets everything that was applied come, and ends its epoch.
+
+    Raises Lost where rows of former epochs are asked for.
+    """
     furthest = max(
         (position.batch for s in range(SOURCES) for position in world.look(PLAN.rows_of((s,))).values()), default=0
     )
@@ -244,7 +247,10 @@ def finish(world: World) -> None:
 )
 @settings(max_examples=sized(1200))
 def test_what_a_partition_lost_is_applied_again_or_asked_for(actions: list[tuple[Any, ...]]) -> None:
-    """One is put back to what it was before. Never does a query go on without rows."""
+    """Rows that a partition lost are applied again or asked for: a query never goes on without rows.
+
+    The partition is put back to an earlier state.
+    """
     world, saved = World(), dict[int, dict[bytes, bytes]]()
     for name, *said in actions:
         if name == "save":

@@ -1,4 +1,4 @@
-"""What a task of a query in real-time mode is given, and by when."""
+"""Input of a task of a query in real-time mode: what it is given, and by when."""
 
 from __future__ import annotations
 
