@@ -1,4 +1,4 @@
-"""Contract of every checkpoint store, whatever its backend. Inherit, and give a ``backend``."""
+"""Contract of every checkpoint store, over any backend. Inherit, and give a ``backend``."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class HoldContract:
     def test_one_that_is_over_by_another_clock_is_taken_unless_it_was_renewed(
         self, fresh: Ledger, fresh_url: str
     ) -> None:
-        """A hold is taken from a holder that has not renewed it for its time, whatever the database's clock says.
+        """A hold is taken from a holder that has not renewed it for its time, though the database's clock differs.
 
         The clock may have been put back by an hour, or the waiting process counts for itself.
         """

@@ -138,7 +138,7 @@ class ViewsContract:
         assert fresh.verify() == []
 
     def test_the_original_calls(self, fresh: Ledger) -> None:
-        """Positional arguments keep their order, and the action names of earlier versions still work for sinks."""
+        """Positional arguments keep their order, and the actions of a sink may be called pulling."""
         manager = StateManager(fresh)
         ids = ("raw", "y=1", "sourcing pre-pull", "s", "in_progress", "in", "out", "clean", "z=1")
         begun = manager.insert_state(*ids, NOON, NOON, NOON, NOON, 3, "1", "9")

@@ -26,7 +26,7 @@ from tests.contract.ledger_suite import LedgerContract
 from tests.contract.ledger_views_suite import ViewsContract
 from tests.sizes import SEED
 
-#: server that the gate runs the contract on; it alternates with the seed, and `make test-all` runs both
+#: server that the gate runs the contract on; it changes with the commit's seed, and `make test-all` runs both
 IN_TURN = ("postgresql", "mariadb")[SEED % 2]
 
 

@@ -1,4 +1,4 @@
-"""Arrow messages written by others: whatever they contain, the process goes on and reports one line."""
+"""Arrow messages written by others: after any content the process goes on and reports one line."""
 
 from __future__ import annotations
 

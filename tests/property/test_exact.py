@@ -150,7 +150,7 @@ def draw_value(draw: st.DrawFn, of: Type, nullable: bool, odd: bool) -> Any:
     """Draws a value of a type.
 
     Args:
-    ``odd``: at any place the type may be given a value that it does not take.
+        odd: at any place the value may be one that the type does not take.
     """
     chance = draw(chances)
     if chance == 0 and nullable:

@@ -150,7 +150,7 @@ class Timed(RuleBasedStateMachine):
                 for key in [key for key, each in held.items() if each[1] is not None and each[1] <= now]:
                     del held[key]
 
-    # --- where ---
+    # --- keys and namespaces ---
 
     @rule(key=KEYS, space=NAMESPACES)
     def go(self, key: str, space: bytes) -> None:

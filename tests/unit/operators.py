@@ -10,7 +10,7 @@ from stateflow import Context, Operator, state
 
 
 class Count(Operator):
-    """Running count and sum per key, and what was seen."""
+    """Counts rows and sums values per key, and keeps what was seen."""
 
     key = "k"
     output = "k string, n long, total long"

@@ -1,4 +1,4 @@
-"""Arguments of a move: the same ones are valid wherever a move is asked for."""
+"""Arguments of a move: the client and the controller accept the same ones."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "s": 1, "ms": 1e
 
 
 def limits() -> list[tuple[str, str, str]]:
-    """Returns (what, limit, documenting file) for each row of docs/limits.md."""
+    """Returns (what, limit, name of its setting or constant) for each row of docs/limits.md."""
     rows = re.findall(
         r"^\| ([^|]+) \| ([^|]+) \| `([^`]+)` \|", (ROOT / "docs" / "limits.md").read_text(), re.MULTILINE
     )

@@ -90,7 +90,10 @@ def test_it_is_the_ketama_ring_of_uhashring(partitions: int, count: int) -> None
 
 @pytest.mark.timeout(20)
 def test_a_replica_of_little_weight_is_on_the_ring_too() -> None:
-    """A replica of little weight owns few partitions: placing its points used to loop without end."""
+    """A replica of little weight is on the ring, too.
+
+    The search for what was left for it used to have no end.
+    """
     counts = Counter(propose("Op", range(3000), _replicas("a", "b", a=1000)).values())
     assert counts["a"] + counts["b"] == 3000
     assert counts["b"] in (1, 2, 3)

@@ -303,7 +303,7 @@ def test_names_order_manifests(epoch: int, sequence: int, attempt: int) -> None:
     assert digest_of(blob_name("abcd", ".zst.0011223344556677.g12345678")) == "abcd"
 
 
-# -- what to keep ---------------------------------------------------------------------------------------------
+# -- retention ------------------------------------------------------------------------------------------------
 
 
 def found(sequence: int, age_s: float = 0.0, now_us: int = 10**12) -> Found:

@@ -93,7 +93,7 @@ def test_every_option_that_says_where_a_process_is_has_a_key(kind: type[Settings
     assert options - of_a_call - known == set()
 
 
-# -- which holds ----------------------------------------------------------------------------------------------
+# -- precedence -----------------------------------------------------------------------------------------------
 
 
 def test_flag_before_environment_before_file_before_default() -> None:

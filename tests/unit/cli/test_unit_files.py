@@ -1,4 +1,4 @@
-"""Files for systemd, Docker, compose and Kubernetes are complete, and the command that they start exists."""
+"""Files for systemd, Docker, compose and Kubernetes: they are complete, and the command that they start exists."""
 
 from __future__ import annotations
 

@@ -199,7 +199,10 @@ def test_a_batch_that_was_away_first_and_is_refused_then() -> None:
 
 
 def test_a_partition_that_cannot_be_asked_holds_up_no_other() -> None:
-    """A partition that refused a batch may be unreachable, too: it is taken to contain part of that batch."""
+    """A partition that cannot be asked holds up no other, even if it is the one that refused a batch.
+
+    The client assumes that the partition contains part of that batch.
+    """
     c = Cluster()
     c.errors[2] = poison()
     with pytest.raises(OperatorFailed):

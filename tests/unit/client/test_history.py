@@ -162,7 +162,10 @@ def test_a_loss_that_is_accepted_is_forgotten() -> None:
 
 
 def test_what_was_given_up_is_not_sent_again_after_another_loss() -> None:
-    """Batches given up after a loss may have been sent again under other numbers, so the client does not send them."""
+    """Batches that were given up are not sent again after another loss.
+
+    Their rows may have been sent under other numbers.
+    """
     h = history()
     sent(h, batch(0, 0, 1), batch(1, 0), batch(2, 0, 1), batch(3, 1))
     h.heard({0: 0, 1: 3})

@@ -35,7 +35,7 @@ CLIENTS = count(1)
 class Partition:
     """A partition that applies words.
 
-    ``away``: it is unreachable. ``late``: the next answer is lost, but not the batch.
+    ``away``: it is unreachable. ``late``: it applies the next batch without an answer.
     """
 
     def __init__(self) -> None:

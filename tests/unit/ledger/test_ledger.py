@@ -112,7 +112,7 @@ ODD = ["a?b", "a%20b", "a b", "feature%2Fx", "a#b", "a&mode=memory", "mode=memor
 
 
 def test_a_ledger_is_where_its_directory_is_and_nowhere_else(tmp_path: Path) -> None:
-    """A ledger lies in its directory, whatever the name.
+    """A ledger lies in its directory, also where the name means something in a URL.
 
     `a?b` used to have its ledger beside it, and `a%20b` that of another cluster, in `a b`.
     """
@@ -340,7 +340,7 @@ def test_an_id_is_taken_or_refused_whole(item: str) -> None:
             assert ledger.fetch() == [item]
 
 
-# -- much of it ---------------------------------------------------------------------------------------------
+# -- large ledgers ------------------------------------------------------------------------------------------
 
 
 def test_a_verification_finds_its_pages_by_the_index(url: str) -> None:

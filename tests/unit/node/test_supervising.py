@@ -191,7 +191,7 @@ def test_where_processor_time_cannot_be_told_batches_are_counted() -> None:
     assert after.loads(before) == {"n": {p(0): 0.6, p(1): 0.4}, "n~1": {p(2): 0.2}}
 
 
-# -- what is left of one that left --------------------------------------------------------------------------
+# -- copies of a worker that left ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

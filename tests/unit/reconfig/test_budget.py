@@ -113,7 +113,7 @@ def test_a_promise_is_between_what_was_needed_twice_and_what_was_ever_needed(see
 
 
 def test_a_busy_machine_is_not_refused_what_it_always_kept() -> None:
-    """A budget of 50 ms is accepted whatever the deviation, as no pause was longer than 46.5 ms."""
+    """A budget of 50 ms is accepted though pauses vary widely, as none was longer than 46.5 ms."""
     experience = Experience()
     refused = exceeded = 0
     for number, pause_ms in enumerate(HUMPED * 3):

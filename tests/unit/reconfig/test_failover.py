@@ -126,7 +126,7 @@ def test_a_ticket_is_good_once_and_only_for_what_it_was_issued_for() -> None:
     assert members.session("a") == "", "it has to register before anything is asked of it"
 
 
-# -- who ----------------------------------------------------------------------------------------------------
+# -- successors ---------------------------------------------------------------------------------------------
 
 
 def test_the_successor_that_loses_least() -> None:
@@ -248,7 +248,7 @@ def test_no_event_leads_to_a_state_that_is_wrong() -> None:
     assert {phase for phase, _, _ in reached} == set(f.Phase)
 
 
-# -- why nobody serves it -----------------------------------------------------------------------------------
+# -- why a partition is not served --------------------------------------------------------------------------
 
 
 def test_partitions_of_one_reason_are_told_together_and_with_a_command() -> None:

@@ -131,8 +131,8 @@ _GRANTED: Row = {
     m.SourceGone: (Phase.FENCED, ["CancelTarget"]),
     m.GivenUp: (Phase.FENCED, ["CancelTarget"]),
 }
-# state → event → phase afterwards, instructions; an event that is not listed raises InvalidTransition and changes
-# nothing
+# State → event → phase afterwards, instructions. An event that is not listed raises InvalidTransition and changes
+# nothing.
 TABLE: dict[str, Row] = {
     "WAITING": {**_EARLY_ABORT, **_OWN, m.Begin: (Phase.WARMING, ["Prepare"])},
     "WARMING": {
@@ -306,7 +306,7 @@ def test_neither_margin_nor_prediction_is_given_up_while_a_move_waits() -> None:
 
 
 def test_patience_ends() -> None:
-    """Patience is counted in seconds, whatever the number of reports."""
+    """Patience is counted in seconds, not in reports."""
     machine = move(*TO_CATCHING_UP, max_pause_ms=20.0, patience_s=3.0)
     assert [names(machine.handle(m.CaughtUp(LARGE, waited))) for waited in (0.5, 2.9, 3.0)] == [[], [], ABORT]
     assert machine.phase is Phase.ABORTED
@@ -410,7 +410,7 @@ def test_ownership_wins_over_a_cancellation_under_way() -> None:
     assert names(machine.handle(m.OwnedRecorded())) == ["Release"]
 
 
-# -- fence first, copy then ---------------------------------------------------------------------------------
+# -- cold moves: fenced first, copied then ------------------------------------------------------------------
 
 
 def test_a_cold_move_copies_behind_its_fence() -> None:

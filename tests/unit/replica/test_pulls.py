@@ -114,7 +114,7 @@ def joined(cancelled: str) -> tuple[list[Progress], list[Progress]]:
 def test_a_move_that_was_cancelled_here_waits_for_no_seal_of_the_standby_it_joined(cancelled: str) -> None:
     """A cancelled move waits for no seal of the standby that it joined.
 
-    It would wait for ever: no seal is accepted here for a cancelled move, and the standby goes on.
+    The wait would never end: no seal is accepted here for a cancelled move, and the standby goes on.
     """
     move, standby = joined(cancelled)
     assert isinstance(move[-1].fault, MoveAborted)

@@ -43,7 +43,7 @@ REQUESTS = {
 class Anything(grpc.GenericRpcHandler):
     """A handler for every method that answers with its caller.
 
-    It answers a stream message by message, as Apply does.
+    As Apply does, the handler answers a stream message by message.
     """
 
     def service(self, details: Any) -> grpc.RpcMethodHandler | None:
@@ -195,7 +195,7 @@ def test_every_rpc_by_every_role(world: World) -> None:
 def test_nobody_else_calls_anything(world: World, tmp_path: Path) -> None:
     """A caller without a valid certificate calls nothing.
 
-    It has none, one of another authority, one that has expired, or one that is not valid yet.
+    Its certificate is missing, of another authority, expired, or not yet valid.
     """
     clock = ManualClock(SYSTEM_CLOCK.now_us() - 100 * 86_400_000_000)
     early = Authority(tmp_path / "certificates" / "authority", clock)

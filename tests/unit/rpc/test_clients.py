@@ -194,9 +194,9 @@ def test_one_that_does_not_lead_is_asked_again_whatever_it_is_asked(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A controller that does not lead is asked again: between two terms, or where the leader has gone.
+    """A controller that does not lead has done nothing, and is asked again.
 
-    It has done nothing.
+    This happens between two terms, and where the leader has gone.
     """
     servicer = BetweenTerms(leader)
 
@@ -233,7 +233,8 @@ class Leads(controller_pb2_grpc.ControllerServiceServicer):
 def test_one_that_leads_no_more_and_does_not_know_it_is_not_believed(clock: list[float]) -> None:
     """A former leader that does not know its successor is not believed.
 
-    It had been stopped: a client that had heard its successor's answer used to read an older state from it.
+    The former leader had been stopped: a client that had heard the successor's answer used to read an older state from
+    it.
     """
     late, leader = Leads(1, 5), Leads(2, 7)
     with served(late) as first, served(leader) as second:
@@ -253,7 +254,7 @@ def test_one_that_leads_no_more_and_does_not_know_it_is_not_believed(clock: list
 def test_the_time_out_begins_with_the_answer_however_long_that_took(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A controller that is stopped for longer than its hold may answer after the time-out, which begins only then."""
+    """The time-out begins with the answer, which a controller that is stopped for longer than its hold delays."""
     servicer = BetweenTerms()
     check = servicer._check
 
@@ -284,7 +285,7 @@ def test_the_time_out_begins_with_the_answer_however_long_that_took(
 def test_a_call_whose_connection_broke_may_have_been_carried_out(details: str, heard: bool) -> None:
     """A call whose connection broke is not repeated.
 
-    It used to be sent again to the controller, which had come back and had carried it out.
+    The call used to be sent again to the controller, which had come back and had carried it out.
     """
     error: Any = SimpleNamespace(code=lambda: grpc.StatusCode.UNAVAILABLE, details=lambda: details)
     assert _not_begun(Unavailable("-"), error) is not heard

@@ -1,4 +1,4 @@
-"""Options and errors that all channels share."""
+"""Options that all channels share, and how positions and views of sources cross the wire."""
 
 from __future__ import annotations
 

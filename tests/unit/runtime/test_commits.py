@@ -1,6 +1,6 @@
 """Durable commits: one write for all partitions of a group.
 
-When databases serve they have all of a group, whatever a kill, a power failure or a refusing disk left of them.
+Databases have all of a group when they serve, after a kill, a power failure or a disk that refuses.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Place:
         aside.rename(self.root)
 
     def lose_power(self, had: dict[Path, int]) -> None:
-        """Cuts the power: databases keep what they had logged at ``had``."""
+        """Cuts the power. ``had``: what databases had logged by then, and keep."""
         self.kill()
         for name, size in had.items():
             os.truncate(self.root / name, size)
@@ -478,7 +478,7 @@ def test_a_partition_that_moves_takes_all_along_and_comes_back_with_more(two: Tw
 
 
 def test_a_seal_is_never_undone_by_what_was_logged_before_it(two: Two) -> None:
-    """A log that is damaged before the seal is damage: the sealed database is not served again."""
+    """Damage to the log before the seal counts as damage: the sealed database is not served again."""
     for value in range(9):
         two.send(two.a, value)
     base = two.warm(two.a, two.b, "m1")

@@ -1,4 +1,4 @@
-"""Digests of values: the same for the same rows, in whatever messages they came, and different for other rows."""
+"""Digests of values: the same for the same rows, in messages of any form, and different for other rows."""
 
 from __future__ import annotations
 

@@ -254,7 +254,7 @@ def test_what_a_batch_operator_cannot_have(cls: type[Operator]) -> None:
         describe(cls)
 
 
-# -- maps, sets, counters, what expires, timers ----------------------------------------------------------------
+# -- maps, sets, counters, expiring states, timers -------------------------------------------------------------
 
 
 class Routes(BatchOperator):

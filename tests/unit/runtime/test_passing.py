@@ -71,7 +71,7 @@ def passed(two: Two, count: int = 3) -> None:
         two.sent += 1
 
 
-# -- what is known of it ------------------------------------------------------------------------------------
+# -- what a partition knows of skipped batches --------------------------------------------------------------
 
 
 def test_batches_pass_without_a_commit_and_are_known(two: Two) -> None:
@@ -225,7 +225,7 @@ def test_where_it_cannot_be_written_every_partition_is_visited(two: Two, monkeyp
     assert passes(two.a, 3)
 
 
-# -- what leaves --------------------------------------------------------------------------------------------
+# -- what a move takes along --------------------------------------------------------------------------------
 
 
 def test_a_move_takes_it_along(two: Two) -> None:
@@ -294,7 +294,7 @@ def test_a_partition_that_was_only_passed_is_checkpointed_again(two: Two, tmp_pa
     assert saved.manifest.positions == {"s": 7}
 
 
-# -- who may not pass ---------------------------------------------------------------------------------------
+# -- batches that may not skip ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -473,7 +473,7 @@ def test_a_watermark_that_passed_is_the_partitions(timed: Two) -> None:
     assert timed.send(timed.a, 60, number=3).output, "a timer for a time that it has passed is due"
 
 
-# -- many ---------------------------------------------------------------------------------------------------
+# -- many partitions ----------------------------------------------------------------------------------------
 
 
 def one_row_each(partitions: int) -> dict[int, bytes]:

@@ -34,7 +34,7 @@ def test_positions_of_older_versions_are_read() -> None:
 
 
 class One:
-    """A partition, started anew for every batch when ``restarts``."""
+    """A partition, which restarts before every batch if ``restarts``."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()

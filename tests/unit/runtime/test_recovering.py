@@ -92,7 +92,7 @@ def send(node: ReplicaNode, number: int) -> Applied:
     ("owner", "marked", "aside"),
     [
         (None, True, False),  # a transfer that was cut short
-        ("b", True, False),  # the same: the base says what the source was
+        ("b", True, False),  # the same: the base names the source as its owner
         (None, False, True),  # of unknown origin
         ("b", False, True),  # another replica's copy that was put here
     ],

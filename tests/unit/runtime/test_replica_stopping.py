@@ -99,7 +99,7 @@ def test_a_batch_whose_partition_is_let_go_beneath_it_is_not_committed(
 
 
 class Held:
-    """An operator that waits at row ``b``."""
+    """A hook that makes the operator wait at row ``b``."""
 
     def __init__(self) -> None:
         self.entered, self.go_on = threading.Event(), threading.Event()

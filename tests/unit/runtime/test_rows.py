@@ -279,7 +279,7 @@ def test_round_trip(rows: list[tuple[Any, ...]]) -> None:
     assert [tuple(row.values()) for row in _write(*rows)] == rows
 
 
-# -- values beyond Python's range -----------------------------------------------------------------------------
+# -- values beyond Python's range ---------------------------------------------------------------------------
 
 FAR_US = 10**18  # in the year 33658
 BEYOND = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", "America/New_York"))])

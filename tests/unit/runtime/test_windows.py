@@ -202,7 +202,7 @@ def test_a_row_without_a_time_is_refused() -> None:
         h.send([{"k": "a", "at": None, "n": 1}])
 
 
-# -- helpers may have any names ---------------------------------------------------------------------------
+# -- helpers may have any names ------------------------------------------------------------------------------
 
 
 class OddlyNamed(Operator):

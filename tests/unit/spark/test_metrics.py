@@ -186,7 +186,7 @@ def test_a_frame_that_is_evaluated_for_ever_takes_no_more_room(monkeypatch: pyte
     assert (batch.rows, batch.operators[0].repeated) == (10, 22)
 
 
-# -- the way to the driver, and who asks ------------------------------------------------------------------------
+# -- reports to the driver, and their readers -------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -71,7 +71,10 @@ def test_a_signalling_nan_is_refused_as_nan_is() -> None:
 
 
 def test_a_removed_entry_stays_removed_under_an_int_too_large_for_a_float() -> None:
-    """2**60 + 1 has the bytes of 2.0**60, to which it is not equal."""
+    """A removed entry stays removed under an int too large for a float.
+
+    2**60 + 1 has the bytes of 2.0**60, to which it is not equal.
+    """
     bench = Bench(Op)
     bench.op.f.update({2.0**60: 1, 1.0: 2})
     fresh = bench.reopened()

@@ -709,7 +709,7 @@ def test_what_is_adopted_is_not_what_this_ledger_undeployed_under_the_name(clust
 
 
 def test_versions_of_a_name_are_in_order_whatever_clocks_say(cluster: ClusterState) -> None:
-    """Versions of a name increase, whatever clocks say.
+    """Versions of a name increase, though clocks may go back.
 
     This includes a deployment after an undeployed one, and versions that replicas have from another ledger.
     """

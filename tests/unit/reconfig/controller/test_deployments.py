@@ -193,7 +193,7 @@ def test_what_a_replica_refuses_when_it_is_asked_is_not_begun(cluster: Cluster) 
 def test_what_fails_half_way_is_taken_back(cluster: Cluster) -> None:
     """A deployment that fails half-way is undone.
 
-    It used to stay planned, and the next controller deployed it.
+    The deployment used to stay planned, and the next controller deployed it.
     """
     cluster.refuses["b", True] = Unavailable("no answer from b", remedy="see it")
     with pytest.raises(Unavailable, match="no answer from b"):
@@ -311,7 +311,10 @@ def test_a_partition_that_moves_meanwhile_is_tried_where_it_is_then(cluster: Clu
 
 @pytest.mark.parametrize("error", [Unavailable("no answer", remedy="see it"), ReleaseMismatch("old", remedy="upgrade")])
 def test_who_cannot_try_a_version_does_not_keep_it_from_serving(cluster: Cluster, error: Exception) -> None:
-    """A version that mends the operator is wanted most where something is wrong."""
+    """A replica that cannot try a version does not keep it from serving.
+
+    A version that mends the operator is wanted most where something is wrong.
+    """
     cluster.deploy()
     cluster.fails.update(((name, number), error) for name in "a" for number in range(4))
     cluster.deploy(TEXT)

@@ -111,7 +111,7 @@ def test_what_a_predecessor_may_grant_outlives_a_term_that_does_not_begin(lost: 
 def test_it_waits_on_when_what_the_ledger_holds_cannot_be_read(error: StateflowError) -> None:
     """The controller waits on when the records of the ledger cannot be read.
 
-    It had the hold by then, and took for granted that it led: the process ended in an AssertionError.
+    The controller had the hold by then, and took for granted that it led: the process ended in an AssertionError.
     """
 
     async def scenario() -> None:
@@ -260,7 +260,7 @@ def test_a_record_waits_for_a_ledger_that_can_only_be_read(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("error", [AWAY, READ_ONLY, WriteUncertain("the ledger went away", remedy="-")])
 def test_a_renewal_that_failed_is_tried_again_while_the_hold_lasts(error: StateflowError) -> None:
-    """A renewal that failed is retried while the hold lasts, whatever the error.
+    """A renewal that failed is retried while the hold lasts, after any error.
 
     Only an unreachable ledger used to leave the term alive.
     """

@@ -1,4 +1,4 @@
-"""Moves, in whatever order source and target are heard."""
+"""Moves, with source and target heard in any order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stateflow.settings import ControllerSettings
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.unit.operators import Count
 
-#: far more than the whole move takes
+#: in milliseconds, far more than the whole move takes
 IN_HAND_MS = 60_000.0
 
 

@@ -77,6 +77,6 @@ def test_what_was_begun_is_done_though_its_caller_has_left(
 
 
 def test_every_rpc_has_its_handler() -> None:
-    """Every RPC is written here: gRPC's own base class refuses the others as unknown."""
+    """Every RPC has a handler: gRPC's own base class refuses one without as unknown."""
     methods = cpb.DESCRIPTOR.services_by_name["ControllerService"].methods_by_name
     assert set(methods) <= vars(ControllerService).keys()

@@ -221,7 +221,7 @@ def test_what_is_damaged_is_known_however_many_verifications_of_others_come(veri
 
 
 def test_what_could_not_be_read_is_not_damaged_nor_mended(verified: ClusterState) -> None:
-    """A partition that could not be read, for whatever reason, is neither damaged nor mended."""
+    """A partition that could not be read is neither damaged nor mended, for any reason of the failure."""
     away = [PartitionFault("Tally", n, "gw-0", "transfer_corrupt: it is away", undone=True) for n in (3, 4)]
     assert verify(verified, "away", Outcome("away", {}, {}, tuple(away))).sweeps.damaged() == [DAMAGED]
     assert verified.sweeps.report("away").faults() == away
@@ -239,7 +239,7 @@ OF_0_1_0 = (
 def test_a_result_is_read_as_release_0_1_0_wrote_it_and_written_as_that_reads_it() -> None:
     """Results keep the form of release 0.1.0.
 
-    That release takes every unknown key of a result for a count, and knows no further key of a fault.
+    That release takes every other key of a result for a count, and reads no other key of a fault.
     """
     outcome = Outcome.of_json(OF_0_1_0)
     assert outcome.faults == (DAMAGED, PartitionFault("Tally", 4, "gw-0", "unavailable: it is away", undone=True))
