@@ -77,7 +77,7 @@ def test_a_process_that_is_held_up_says_so() -> None:
     with StallWatch() as watch:
         time.sleep(0.05)
         began = time.monotonic()
-        total = sum(range(20_000_000))  # one call into C, which does not release the interpreter
+        total = sum(range(20_000_000))  # one call into C, which does not release the interpreter lock
         held = time.monotonic() - began
     found = watch.found()
     assert total > 0

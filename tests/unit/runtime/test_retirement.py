@@ -90,8 +90,7 @@ def test_a_source_that_was_silent_for_long_is_retired_and_may_come_back(restarte
         one.send("old", 9, after=6)
     assert one.send("old", 3, rewind=True) == b""
     assert one.kept()["old"]
-    # a tombstone may be of a time that the client does not know
-    with pytest.raises(PositionGap, match="is this client's"):
+    with pytest.raises(PositionGap, match="is this client's"):  # the tombstone may be older than what the client knows
         one.send("old", 5, session=Session(7, "x"), after=4)
     one.send("old", 5, opens=Session(7, "x"), after=4)
     assert one.kept() == {"old": False, "busy": False}
@@ -212,7 +211,7 @@ def test_initial_state_comes_before_rows_also_of_sources_that_are_gone() -> None
 
 
 def test_positions_without_a_time_get_one() -> None:
-    """Positions of older versions get a time: without one they could not be retired."""
+    """A position that an older version wrote without a time is not retired for that: its idle time begins now."""
     one = One()
     one.send("s", 0)
     stored = Position.decode(one.store.get(layout.POSITION + b"s") or b"")

@@ -225,7 +225,7 @@ def test_what_is_being_planned_anew_does_not_begin_meanwhile(tmp_path: Path) -> 
 def test_what_waits_and_has_lost_its_source_ends_at_once(tmp_path: Path) -> None:
     """A waiting move that has lost its source ends at once.
 
-    Its partition used to be taken over only when the move's turn came.
+    The partition used to be taken over only when the move's turn came.
     """
 
     async def scenario(it: Carried) -> None:

@@ -28,7 +28,7 @@ def outcome(answers: list[Any], leads: Callable[[], None] = lambda: None) -> Res
     """Returns the outcome of a restore's last step.
 
     Args:
-        answers: the target's answers in order; a Cancelled answers a cancellation.
+        answers: the target's answers in order; those that answer a cancellation are Cancelled.
     """
 
     async def answer(kind: type) -> Any:
