@@ -15,12 +15,12 @@ from stateflow.dashboard import Dashboard, DashboardOptions
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
 
-#: else a file of who runs the tests is made
+#: without it, a key file of the user who runs the tests would be created
 os.environ.setdefault("STATEFLOW_CODE_KEY", "of tests and of nothing else")
 KEYS = 400
 PAUSE_S = 0.05
 WAIT_MS = 60_000
-#: as the client of some gateway might send it
+#: a key that is HTML, as any client of a gateway may send one
 MEAN = "<img src=x onerror=alert(1)>"
 
 
@@ -33,7 +33,7 @@ def chromium() -> str:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """It ends with its module: while Playwright is there, nobody else in this thread has an event loop."""
+    """A browser for one module: while Playwright runs, nothing else in this thread can have an event loop."""
     path = chromium()
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
@@ -44,7 +44,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def local(browser: Browser) -> Iterator[LocalCluster]:
-    """Rows come to it until the end."""
+    """A cluster that receives rows until the module ends."""
     over = threading.Event()
     with LocalCluster(Tally, sites={"cloud": 1, "edge-1": 1, "edge-2": 1}, partitions=12) as cluster:
         gateway = threading.Thread(target=_send, args=(cluster, over), daemon=True)
@@ -77,13 +77,13 @@ def context(browser: Browser, dashboard: Dashboard) -> Iterator[BrowserContext]:
     made.close()
 
 
-#: the browser says so of what was refused, or is away, and shown to be
+#: what the browser logs for requests that are refused or find no controller; the page shows these itself
 SHOWN = ("the server responded with a status of 400", "the server responded with a status of 503")
 
 
 @pytest.fixture
 def page(context: BrowserContext, dashboard: Dashboard) -> Iterator[Page]:
-    """Open, with the map drawn. In the end: nothing has been an error."""
+    """The opened page, with the map drawn. Fails at the end if the browser logged an error or a warning."""
     opened, wrong = context.new_page(), list[str]()
 
     def heard(message: ConsoleMessage) -> None:

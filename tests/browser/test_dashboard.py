@@ -40,7 +40,7 @@ def test_it_shows_sites_replicas_partitions_and_what_they_do(page: Page, local: 
     expect(page.locator("#rate-now")).to_have_text(re.compile(r"^[1-9][\d.,]* rows/s now$"))
     expect(page.locator("#latency-now")).to_have_text(re.compile(r"^median [\d.]+ ms, p99 [\d.,]+ ms$"))
     expect(page.locator("#rate canvas")).to_be_visible()
-    local.cluster.checkpoint("Tally")  # what is in no file is not told
+    local.cluster.checkpoint("Tally")  # entries that are in no file yet are not counted
     titles = page.locator(".dot title", has_text=re.compile(r": ≈ [1-9][\d,]* entries$"))
     expect(titles).to_have_count(12)
     expect(page.get_by_role("table", name="Operators").locator("tbody tr")).to_contain_text(re.compile("≈ [1-9]"))
@@ -217,7 +217,7 @@ def test_everybody_can_use_it(browser: Browser, dashboard: Dashboard, local: Loc
 
 
 def findings(page: Page) -> list[str]:
-    """What axe-core finds serious or critical: rule, and where."""
+    """Returns what axe-core finds serious or critical: the rule, and where."""
     page.evaluate(AXE)
     said = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     return [

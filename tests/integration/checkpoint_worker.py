@@ -1,7 +1,7 @@
-"""Kill -9 at every step: run as a process of its own, which forks one child per step and looks at what each left.
+"""Kill -9 at every step: a process of its own that forks one child per step and checks what each left behind.
 
-A child is killed before or after its n-th store operation, or n-th local step. Whoever looks is another child, so that
-no database is ever open in the process that forks.
+A child is killed before or after its n-th store operation, or n-th local step. Another child does the check, so that no
+database is ever open in the process that forks.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ def state_of(node: ReplicaNode) -> dict[Any, Any]:
 
 
 def check_newest(root: Path, at_least: int, folder: str) -> int:
-    """The newest valid checkpoint is proved and restores to exactly the state at its position; returns that."""
+    """Checks that the newest valid checkpoint is proved and restores to exactly the state at its position.
+
+    Returns the position.
+    """
     store = store_at(root)
     manifest = next(store.newest(P))
     found = verify(store, manifest)
@@ -165,13 +168,13 @@ ACTIONS = {"take": (take, after_take), "gc": (gc, after_gc), "restore": (restore
 
 
 def kill_at_local_step(at: int) -> None:
-    """Each local step of a restore counts: opening, writing the ownership, syncing, getting into place."""
+    """Makes this process kill itself at its ``at``-th local step: before or after an open, a sync or a removal."""
     left = at
 
     def counted(work: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **named: Any) -> Any:
             nonlocal left
-            for _ in range(2):  # before it and after it
+            for _ in range(2):  # before the work and after it
                 left -= 1
                 if left == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -191,7 +194,7 @@ def kill_at_local_step(at: int) -> None:
 
 
 def in_child(work: Callable[[], None]) -> int:
-    """Exit status; negative: killed."""
+    """Runs ``work`` in a forked child and returns its exit status; negative: the signal that killed it."""
     pid = os.fork()
     if pid == 0:
         try:

@@ -1,4 +1,4 @@
-"""What integration tests share."""
+"""Fixtures that integration tests share."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 #: these JVMs live for seconds: the second compiler costs them more than it gains
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-#: else a file of who runs the tests is made
+#: without it, a key file of the user who runs the tests would be created
 os.environ.setdefault("STATEFLOW_CODE_KEY", "of tests and of nothing else")
-#: replicas and controllers look at what always holds, after each change
+#: replicas and controllers check their invariants after each change
 os.environ.setdefault("STATEFLOW_DEBUG_VALIDATE", "1")
-#: before any test has set something
+#: the environment before any test changed it
 BEGAN_WITH = dict(os.environ)
 
 
@@ -34,8 +34,8 @@ def spark() -> Iterator[SparkSession]:
     """One Spark session for all tests of a run. Without Java they fail; leave them out with ``-m "not spark"``."""
     from stateflow.spark import local_session
 
-    # Spark's workers import tests from there, wherever the test that asks first has gone; and what that test has set in
-    # the environment would be every other's in the JVM
+    # Spark's workers import tests from the working directory, which the first test that asks may have changed; and what
+    # that test has put into the environment would reach all other tests through the JVM
     with contextlib.chdir(ROOT), patch.dict(os.environ, BEGAN_WITH, clear=True):
         session = local_session(
             "stateflow tests",
@@ -54,7 +54,11 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
 
 @pytest.fixture
 def trio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Trio]:
-    """Args: request: its parameter is how far the clock of each process is off, nothing where nothing is said."""
+    """A cluster with three controllers and short leases.
+
+    Args:
+        request: its parameter is the offset of each process's clock, in seconds; none: all clocks are right.
+    """
     monkeypatch.setenv("PYTHONPATH", str(CLOCKS))
     monkeypatch.setenv("STATEFLOW_CONTROLLER_HOLD_S", "2")
     monkeypatch.setenv("STATEFLOW_CONTROLLER_NOTICE_GONE", "false")

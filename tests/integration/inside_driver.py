@@ -1,7 +1,8 @@
 """A query over replicas inside its own application: ``python -m tests.integration.inside_driver WHAT MASTER FOLDER``.
 
-``killed``: it kills what they run in while rows flow. ``decommissioned``: an executor of theirs is, with no copy of
-what is in it anywhere. ``secured``: with certificates. In the end it says what it found, as JSON.
+``killed``: the processes that the replicas run in are killed while rows flow. ``decommissioned``: Spark decommissions
+an executor whose state has no copy anywhere. ``secured``: with certificates. In the end the driver prints what it
+found, as JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PARTITIONS, PATIENCE_S = 4, 300.0
 
 
 def replica(name: str) -> int:
-    """Its process."""
+    """Returns the process id of a replica. Raises LookupError."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and f" replica --name {name} " in command(int(entry.name)):
             return int(entry.name)
@@ -53,7 +54,7 @@ def killed(master: str, folder: Path) -> dict[str, Any]:
 
 
 def decommissioned(master: str, folder: Path) -> dict[str, Any]:
-    """No standby, no checkpoint: what an executor has is nowhere else."""
+    """Decommissions an executor whose state is nowhere else: no standby, no checkpoint."""
     spark = session(master, spark__decommission__enabled="true")
     with start_cluster(spark, 2) as cluster:
         cluster.deploy(Tally, PARTITIONS)
@@ -76,7 +77,7 @@ def decommissioned(master: str, folder: Path) -> dict[str, Any]:
 
 
 def secured(master: str, folder: Path) -> dict[str, Any]:
-    """A replica is killed on the way: it is given another certificate of its name."""
+    """Runs the query with certificates; a replica that is killed on the way gets another certificate for its name."""
     (folder / "events").mkdir()
     spark = session(
         master,
@@ -126,13 +127,13 @@ def wait_for_copies(cluster: SparkCluster) -> None:
 
 
 def executor_of(name: str) -> int:
-    executor = parent(parent(parent(replica(name))))  # of the worker that the daemon forked
+    executor = parent(parent(parent(replica(name))))  # replica → forked worker → daemon → executor
     assert "CoarseGrainedExecutorBackend" in command(executor), command(executor)
     return executor
 
 
 def folder_of(process: int) -> Path:
-    """The task's directory."""
+    """Directory of the Spark task that started a replica's process."""
     words = command(process).split()
     return Path(words[words.index("--data-dir") + 1]).parent
 
@@ -142,7 +143,7 @@ def identity_of(file: Path) -> Identity | None:
 
 
 def family(process: int) -> list[int]:
-    """It, and whatever it started."""
+    """Returns a process and all its descendants."""
     return [process, *(each for child in children(process) for each in family(child))]
 
 
@@ -154,7 +155,11 @@ def text_of(process: int, file: str) -> str:
 
 
 def stateflow(*words: str, plain: bool) -> tuple[int, str]:
-    """Status, and what it said as an error. Args: plain: it has no certificate."""
+    """Returns exit status and stderr of a command.
+
+    Args:
+        plain: without the token in the environment, and so without a certificate.
+    """
     had = {name: value for name, value in os.environ.items() if not (plain and name.startswith("STATEFLOW_TOKEN"))}
     arguments = [sys.executable, "-m", "stateflow", *words]
     done = subprocess.run(arguments, env=had, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
@@ -184,7 +189,7 @@ class Flow:
         return sorted(each.name for each in self._cluster.status().replicas if each.alive)
 
     def end(self) -> dict[str, Any]:
-        """When all rows have come."""
+        """Waits for all rows, stops the query, and returns the state and the live replicas."""
         self.wait(self.files - 1)
         self._query.stop()
         return {"state": self._cluster.read_state("Tally", "n").to_pylist(), "alive": self.names()}

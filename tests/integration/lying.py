@@ -1,5 +1,7 @@
-"""An operator whose replicas seal wrongly for as long as a file says so: the fault of a source, injected where the code
-of an operator is loaded."""
+"""An operator whose replicas send seals with a wrong digest while a file exists.
+
+The fault is a source's; it is injected where the operator's code is loaded.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Mount = Callable[..., Path]
 
 @contextlib.contextmanager
 def mounts(below: Path) -> Iterator[Mount]:
-    """Small disks, which end with this process however it ends: a full one would be in the way of later runs."""
+    """Mounts small disks. They go when this process ends, however it ends: a full one would disturb later runs."""
     made: list[tuple[Path, subprocess.Popen[bytes]]] = []
 
     def mounted(name: str, size: int = 24 << 20) -> Path:

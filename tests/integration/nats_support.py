@@ -1,4 +1,4 @@
-"""A NATS server: the one that ``STATEFLOW_TEST_NATS_URL`` names, and others of a test's own that it may stop."""
+"""NATS servers: the one that ``STATEFLOW_TEST_NATS_URL`` names, and servers that a test starts and may stop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ needs_nats = pytest.mark.skipif(not URL, reason="STATEFLOW_TEST_NATS_URL names n
 
 
 def ask(url: str, work: Callable[[Any], Any]) -> Any:
-    """The answer of ``work``, given a JetStream context."""
+    """Returns what ``work`` returns, given a JetStream context."""
 
     async def run() -> Any:
         client = await nats.connect(url, allow_reconnect=False)
@@ -66,7 +66,7 @@ class Stream:
 
 
 class Server:
-    """A server of its own, on a port that stays the same when it starts again."""
+    """A NATS server of one test, on a port that stays the same when the server starts again."""
 
     def __init__(self, directory: Path) -> None:
         binary = shutil.which("nats-server", path=f"{os.environ.get('PATH', '')}:/usr/sbin")

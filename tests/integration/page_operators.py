@@ -9,7 +9,7 @@ from stateflow import Context, Operator, state
 
 
 class DelayByAircraft(Operator):
-    """As in README, with the side output of docs/spark.md."""
+    """The operator of README, with the side output of docs/spark.md."""
 
     key = "tailnum"
     output = "tailnum string, flights long, mean_delay double"
@@ -26,4 +26,4 @@ class DelayByAircraft(Operator):
 
 
 class Delays(DelayByAircraft):
-    """Of docs/ledger.md."""
+    """The operator of docs/ledger.md."""

@@ -17,12 +17,17 @@ import psycopg
 import pytest
 
 START_TIMEOUT_S = 30.0
-#: what PostgreSQL calls fast and immediate: transactions are rolled back; nothing is even flushed
+#: PostgreSQL's fast and immediate shutdown: the first rolls transactions back, the second does not even flush
 FAST, IMMEDIATE = signal.SIGINT, signal.SIGQUIT
 
 
 class Postgres:
-    """Args: binaries: where ``initdb`` and ``postgres`` are; directory: empty, and readable by whoever runs it."""
+    """A PostgreSQL server with a data directory of its own.
+
+    Args:
+        binaries: folder of ``initdb`` and ``postgres``.
+        directory: empty, and readable by the user who runs the server.
+    """
 
     def __init__(self, binaries: Path, directory: Path) -> None:
         self._binaries, self._data, self._log = binaries, directory / "data", directory / "log"
@@ -36,7 +41,7 @@ class Postgres:
 
     def start(self) -> None:
         options = ["-p", str(self._port), "-k", "", "-c", "listen_addresses=127.0.0.1"]
-        with self._log.open("a") as log:  # it ends with this process, however that ends
+        with self._log.open("a") as log:  # the server ends with this process, however that ends
             self._server = subprocess.Popen(
                 [*_as_owner(), "--pdeathsig=INT", str(self._binaries / "postgres"), "-D", str(self._data), *options],
                 stdout=log,
@@ -60,7 +65,7 @@ class Postgres:
             self._server.wait(START_TIMEOUT_S)
 
     def cut(self) -> None:
-        """Every other connection, in the middle of what it does."""
+        """Cuts every other connection, in the middle of its work."""
         others = "pid <> pg_backend_pid() AND usename = current_user"
         self.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
 
@@ -71,7 +76,7 @@ class Postgres:
 
 
 def _as_owner() -> list[str]:
-    """PostgreSQL does not run as root."""
+    """Returns the prefix of commands that run as the owner of the data: PostgreSQL refuses to run as root."""
     if os.geteuid() == 0:
         return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
     return ["setpriv"]
@@ -79,11 +84,11 @@ def _as_owner() -> list[str]:
 
 @contextlib.contextmanager
 def postgres() -> Iterator[Postgres]:
-    """Skips where PostgreSQL is not installed."""
+    """Starts a server for one test; skips the test where PostgreSQL is not installed."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda each: int(each.parts[-3]))
     if not found or shutil.which("setpriv") is None:
         pytest.skip("no PostgreSQL is installed in /usr/lib/postgresql")
-    directory = Path(tempfile.mkdtemp(prefix="stateflow-postgres-"))  # below a test's own only root may look
+    directory = Path(tempfile.mkdtemp(prefix="stateflow-postgres-"))  # only root may look into a test's own folder
     try:
         if os.geteuid() == 0:
             shutil.chown(directory, "postgres", "postgres")

@@ -1,4 +1,4 @@
-"""Processes that others have started, known by their parents."""
+"""Looks processes up in ``/proc``: by their parents, and by what they run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def children(pid: int) -> list[int]:
-    """Whatever it started that has not ended."""
+    """Returns the children of a process that have not ended."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -38,13 +38,17 @@ def spark_jvm(driver: int) -> int | None:
 
 
 def spark_workers(driver: int) -> list[int]:
-    """Python processes that run tasks of a local session."""
+    """Returns the Python processes that run tasks of a local session."""
     jvm = spark_jvm(driver)
     return [] if jvm is None else python_workers(jvm)
 
 
 def python_workers(executor: int) -> list[int]:
-    """Args: executor: a JVM that runs tasks, which in a local session is the driver's."""
+    """Returns the Python processes that run tasks of one executor.
+
+    Args:
+        executor: a JVM that runs tasks; in a local session, the driver's.
+    """
     daemons = [pid for pid in children(executor) if "pyspark.daemon" in command(pid)]
     return [worker for daemon in daemons for worker in children(daemon)]
 

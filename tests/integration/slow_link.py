@@ -1,4 +1,4 @@
-"""A loopback TCP link that is slow on the way back, and can be cut."""
+"""A loopback TCP link that delays what the server sends, and can be cut."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import time
 from collections.abc import Callable
 
 PIECE_BYTES = 4096
-#: what the link holds beside what its ends know of it
+#: bytes that the link holds without either end knowing
 BUFFER_BYTES = 16 << 10
 
 
 class SlowLink:
-    """Args:
-    upstream: the address behind it, as it is when somebody connects.
-    bytes_per_s: of what the server sends, all connections together; 0: as fast as it goes.
+    """A link that accepts connections and forwards them to one address.
+
+    Args:
+        upstream: returns the address behind the link; called for each connection.
+        bytes_per_s: rate of what the server sends, all connections together; 0: unlimited.
     """
 
     def __init__(self, upstream: Callable[[], str], bytes_per_s: float = 0.0) -> None:
         self._upstream = upstream
         self.bytes_per_s = bytes_per_s
-        self.sent = 0  # by the server
-        self.cut_at: list[int] = []  # each when so much was sent
+        self.sent = 0  # bytes from the server
+        self.cut_at: list[int] = []  # counts of sent bytes, at each of which the link is cut once
         self._free_at = 0.0
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
@@ -70,7 +72,7 @@ class SlowLink:
         time.sleep(wait)
 
     def cut(self) -> None:
-        """What is connected now is not any more."""
+        """Breaks all open connections; new ones are accepted."""
         with self._lock:
             self._close(set(self._open))
 

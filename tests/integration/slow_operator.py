@@ -1,4 +1,4 @@
-"""An operator whose module takes its time, while a file says so: replicas that load it are long in coming back."""
+"""An operator whose import blocks while a file exists, so that replicas that load it come back late."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SCHEMA = "seq long, k string, kind string, v long, pad string"
 LAGGING_BATCH = 1
 HOSTS = ("127.0.0.2", "127.0.0.3")
 STARTED = "the query is started"
-#: tasks have record batches by the dozen, so that what is killed is killed between two of them, too
+#: small record batches: a task has dozens of them, so that kills also hit between two
 TALLYING = {
     "spark__sql__shuffle__partitions": "2",
     "spark__sql__execution__arrow__maxRecordsPerBatch": "50",
@@ -44,14 +44,14 @@ def stream(spark: SparkSession, work: Path) -> DataFrame:
 
 
 def tally(address: str, work: Path, master: str = "local[2,4]") -> None:
-    """Until ``work/enough`` is there and as many files as it says are worked off."""
+    """Runs the query until ``work/enough`` is there and as many files as it says are processed."""
     spark = local_session("tally", master=master, **TALLYING)
     count(spark, address, work)
     spark.stop()
 
 
 def connect_server(port: str) -> None:
-    """Until it is killed."""
+    """Runs a Spark Connect server until it is killed."""
     local_session(
         "connect server",
         master="local[2,4]",
@@ -63,18 +63,20 @@ def connect_server(port: str) -> None:
 
 
 def connect_tally(address: str, work: Path, remote: str) -> None:
-    """As ``tally``, over Spark Connect. A query that runs under the checkpoint already, another client's, is ended by
-    the server when this one starts."""
+    """Runs ``tally`` over Spark Connect.
+
+    The server ends another client's query that runs under the same checkpoint when this one starts.
+    """
     count(SparkSession.builder.remote(remote).getOrCreate(), address, work)
 
 
 def count(spark: SparkSession, address: str, work: Path) -> None:
     query = start(apply_operator(stream(spark, work), Tally, cluster=address, order_by="seq", tasks=2), work)
     print(STARTED, flush=True)
-    # processAllAvailable() would take a listing that began before the last file came for an empty one
+    # processAllAvailable() would take a listing that began before the last file came as proof that none is left
     while not done(work):
         if not query.isActive:
-            query.awaitTermination()  # raises what it ended with
+            query.awaitTermination()  # raises the query's error
         time.sleep(0.05)
     query.stop()
 
@@ -87,14 +89,16 @@ def done(work: Path) -> bool:
     numbers = [int(each.name) for each in (work / "checkpoint" / "commits").iterdir() if each.name.isdigit()]
     if not numbers:
         return False
-    # not by the batch's own number: one that a kill kept from being planned may be a part of the next
+    # the batch's own number does not tell: files of a batch that a kill prevented may be part of the next one
     planned = (work / "checkpoint" / "offsets" / str(max(numbers))).read_text()
     return bool(json.loads(planned.splitlines()[-1])["logOffset"] == files - 1)
 
 
 def speculate(address: str, work: Path) -> None:
-    """On executors of two hosts, as Spark starts no second attempt beside the first: the master and its workers are
-    in this driver's JVM, the hosts are addresses of the loopback."""
+    """Runs the query with speculation on executors of two hosts, as Spark starts no second attempt on the first's host.
+
+    The master and its workers run in this driver's JVM; the hosts are loopback addresses.
+    """
     from pyspark import SparkConf, SparkContext
 
     (work / "events").mkdir()
@@ -130,7 +134,7 @@ def speculate(address: str, work: Path) -> None:
     lags_until = str(second(work, 0))
 
     def lag(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The first attempt at one task of a batch has its outputs, and does not come to an end with them."""
+        """Holds up the first attempt at one task of a batch once it has its outputs."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -141,7 +145,7 @@ def speculate(address: str, work: Path) -> None:
             dwell(Path(lags_until))
         yield from arrived
 
-    # Spark goes by the threshold alone where all tasks of a stage fit into one executor
+    # one task: where all tasks of a stage fit into one executor, Spark speculates by the threshold alone
     counted = apply_operator(stream(spark, work), Laggard, cluster=address, order_by="seq", tasks=1)
     threading.Thread(target=_watch, args=(spark, work), daemon=True).start()
     query = start(counted.mapInArrow(lag, Laggard.output), work, availableNow=True)
@@ -150,7 +154,7 @@ def speculate(address: str, work: Path) -> None:
 
 
 def second(work: Path, number: int) -> Path:
-    """There once a stage that lags so has a second attempt beside the first."""
+    """Returns the file that appears once a stage that waits for it runs a second attempt beside the first."""
     return work / f"second-{number}"
 
 
@@ -177,4 +181,4 @@ if __name__ == "__main__":
     else:
         address, directory, *rest = arguments
         {"tally": tally, "connect_tally": connect_tally, "speculate": speculate}[what](address, Path(directory), *rest)
-    os._exit(0)  # the thread still reads
+    os._exit(0)  # the thread that reads stdin still runs

@@ -17,13 +17,13 @@ from stateflow import Context, Operator, state
 POISON = -1_003
 #: ``v`` of a row that makes Tally.process yield what its schema does not allow
 MISFIT = -1_004
-#: ``v`` of a row that ends nowhere: no output
+#: ``v`` of a row that gives no output
 SILENT = -1_005
 #: ``v`` of a row that Laggard dwells on
 LAGS = -1_006
 DWELLS_S = 3.0
 PATIENCE_S = 120.0
-#: rows of a partition that pass before its Gated waits
+#: rows that a partition of Gated processes before it may wait
 GATED_AT = 4_000
 
 
@@ -52,7 +52,7 @@ class Tally(Operator):
 
 
 class Peak(Operator):
-    """Runs behind Tally: how often a key's total rose above all before."""
+    """Runs behind Tally: counts how often a key's total rose above all before."""
 
     key = "k"
     output = "seq long, k string, peaks long, highest long"
@@ -94,7 +94,7 @@ class ByPair(Operator):
 
 
 class Large(Operator):
-    """One row writes ``size`` entries of its key's map and set."""
+    """Writes ``size`` entries of the key's map and set for one row."""
 
     key = "k"
     output = "k string"
@@ -111,8 +111,10 @@ class Large(Operator):
 
 
 class Flaky(Operator):
-    """Tally's counts, but now and then a row fails the first time it comes: which ones, ``row.seed`` decides;
-    ``row.marks`` is where that is noted."""
+    """Tally's counts, but some rows fail the first time they come.
+
+    ``row.seed`` decides which rows; ``row.marks`` is the directory where each failure is noted.
+    """
 
     key = "k"
     output = "seq long, k string, n long, total long"
@@ -135,7 +137,7 @@ def fails(seed: int, seq: int) -> bool:
 
 
 class Laggard(Operator):
-    """Tally's counts, but some rows take until the file ``row.pad`` is there."""
+    """Tally's counts, but rows with ``v`` LAGS wait until the file ``row.pad`` exists."""
 
     key = "k"
     output = "seq long, k string, n long, total long"
@@ -152,8 +154,10 @@ class Laggard(Operator):
 
 
 class Gated(Tally):
-    """Tally; but once it has passed GATED_AT rows, a partition waits at each while there is a file of its number in
-    the directory ``row.gate``."""
+    """Tally with a gate: behind GATED_AT rows, a partition waits at each row while its file exists.
+
+    The file has the partition's number as name and is in the directory ``row.gate``.
+    """
 
     passed = 0
 
@@ -170,7 +174,10 @@ class Gated(Tally):
 
 
 def dwell(until: Path) -> None:
-    """And a little longer, so that whoever came at that moment is under way. Raises TimeoutError."""
+    """Waits for a file, then DWELLS_S more, so that an attempt that starts at that moment is under way.
+
+    Raises TimeoutError.
+    """
     until.with_suffix(".lagging").touch()
     deadline = time.monotonic() + PATIENCE_S
     while not until.exists():

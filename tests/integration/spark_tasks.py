@@ -1,4 +1,4 @@
-"""Tasks of operators that say they are at work. Spark's Python workers import this module by name."""
+"""Operator tasks that tell while they are at work. Spark's Python workers import this module by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stateflow.spark.task import OperatorTask
 
 @dataclass(frozen=True, slots=True)
 class TellingTask(OperatorTask):
-    """While it is at work there is a file of its process's number in ``told``."""
+    """A task that keeps a file named by its process id in ``told`` while it is at work."""
 
     told: str = ""
 

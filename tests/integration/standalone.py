@@ -1,5 +1,7 @@
-"""A standalone cluster of Spark, and a cluster of stateflow beside it, each of their machines a network namespace: they
-share a file system, as such clusters do, and nothing else. Executors have an environment and a Python of their own.
+"""A standalone Spark cluster and a stateflow cluster beside it, whose machines are network namespaces.
+
+The machines share a file system, as in such clusters, and nothing else. Executors have an environment and a Python of
+their own.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ SITES = ("cloud", "edge", "hidden")
 WORKERS = ("worker-a", "worker-b")
 #: these JVMs live for seconds
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-#: of one that starts others: neither its Python's path nor anything of stateflow's
+#: variables that started processes inherit: neither this Python's path nor any of stateflow's
 _KEPT = ("PATH", "HOME", "JAVA_HOME", "LANG", "TMPDIR")
 _CORES = 1
 _JOB = {
@@ -61,7 +63,7 @@ _JOB = {
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """``space``: its network namespace; empty: that of this process."""
+    """A machine. ``space``: its network namespace; empty: the one of this process."""
 
     space: str
     address: str
@@ -73,7 +75,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """``why``: there is only one of them, with many addresses of its loopback; empty: each is one of its own."""
+    """Machines of a test. ``why``: why all are loopback addresses of one machine; empty: each has its own namespace."""
 
     here: Machine
     others: Mapping[str, Machine]
@@ -102,7 +104,7 @@ def _environment(address: str, **more: str) -> dict[str, str]:
 
 
 def _started(words: list[str], out: Path, err: Path, environment: Mapping[str, str], folder: Path) -> Any:
-    """It does not outlive this process, whatever becomes of that."""
+    """Starts a process that does not outlive this one, however this one ends."""
     with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
     with out.open("ab") as stdout, err.open("ab") as stderr:
         return subprocess.Popen(
@@ -114,8 +116,10 @@ def _started(words: list[str], out: Path, err: Path, environment: Mapping[str, s
 
 
 class Fleet(LocalCluster):
-    """A controller here, and a replica at each site: it listens at all addresses of its machine, and advertises one.
-    That of ``hidden`` is its loopback's, where nobody on another machine finds it."""
+    """A controller here, and a replica at each site, which listens at all addresses of its machine and advertises one.
+
+    The replica at ``hidden`` advertises a loopback address, which no other machine reaches.
+    """
 
     def __init__(self, at: Machines, folder: Path) -> None:
         super().__init__(sites=dict.fromkeys(SITES, 1), data_dir=folder, checkpoint_interval_s=0, tls=True)
@@ -190,12 +194,12 @@ class Spark:
         self._daemon(name, machine, "org.apache.spark.deploy.worker.Worker", *where, *size, self.url)
 
     def kill_worker(self, name: str) -> None:
-        """Its executors see that, and end."""
+        """Kills a worker, whose executors notice that and end."""
         self._daemons[name].kill()
         self._daemons[name].wait()
 
     def check(self) -> None:
-        """Raises AssertionError where the master or a worker has ended."""
+        """Checks that the master and all workers run. Raises AssertionError."""
         for name, daemon in self._daemons.items():
             assert daemon.poll() is None, f"{name}: {(self._folder / f'{name}.log').read_text()[-3000:]}"
 
@@ -228,14 +232,14 @@ class Spark:
 
 @dataclass
 class Job:
-    """Submitted by ``spark-submit`` on a machine.
+    """A job that ``spark-submit`` submits on a machine.
 
     Args:
-        python: as executors find it.
-        token: a file of the driver's.
-        program: what is submitted, and its arguments.
-        options: of ``spark-submit``.
-        settings: of Spark.
+        python: path of Python on the executors.
+        token: token file of the driver.
+        program: the submitted program, and its arguments.
+        options: options of ``spark-submit``.
+        settings: settings of Spark.
     """
 
     at: Machine
@@ -262,7 +266,7 @@ class Job:
             self.at.address,
             PYSPARK_PYTHON=self.python,
             PYSPARK_DRIVER_PYTHON=sys.executable,
-            PYTHONPATH=str(ROOT),  # of the driver
+            PYTHONPATH=str(ROOT),  # for the driver
             SPARK_SUBMIT_OPTS=_QUICK,
             STATEFLOW_TOKEN_FILE=str(self.token),
         )
@@ -276,12 +280,12 @@ class Job:
         return "\n".join((self.folder / name).read_text(errors="replace")[-4000:] for name in ("out", "err"))
 
     def result(self) -> Any:
-        """What it found, once it has ended."""
+        """Waits for the driver to end and returns what it found."""
         assert self.popen.wait(PATIENCE_S) == 0, self.told()
         return found_in((self.folder / "out").read_text())
 
     def kill(self) -> None:
-        """The JVM and Python, so that nobody says good-bye to anybody."""
+        """Kills the JVM and Python at once, so that neither shuts down in order."""
         both = [*children(self.popen.pid), self.popen.pid]
         for pid in both:
             os.kill(pid, signal.SIGKILL)
@@ -293,18 +297,18 @@ class Job:
             self.kill()
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Of Spark's own log, once it has ended."""
+        """Returns the events of one kind from Spark's event log, once the job has ended."""
         lines = [line for file in self.folder.rglob("events_*") for line in file.read_text().splitlines()]
         return [event for event in map(json.loads, lines) if event["Event"] == f"SparkListener{name}"]
 
     def hosts(self) -> set[str]:
-        """Where tasks ended well."""
+        """Hosts on which tasks succeeded."""
         ended = [event["Task Info"] for event in self.events("TaskEnd")]
         return {info["Host"] for info in ended if not info["Failed"] and not info["Killed"]}
 
 
 def found_in(out: str) -> Any:
-    """What ``standalone_driver.py`` says at its end."""
+    """Returns what ``standalone_driver.py`` prints at its end."""
     return json.loads(next(line for line in reversed(out.splitlines()) if line.startswith("{")))
 
 
@@ -312,7 +316,7 @@ def found_in(out: str) -> Any:
 
 
 class Work:
-    """On storage that all machines share: input, checkpoint, output."""
+    """Input, checkpoint and output of a query, on storage that all machines share."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.files = folder, 0
@@ -334,18 +338,18 @@ class Work:
         return self._newest("commits")
 
     def _newest(self, what: str) -> int:
-        """Batches; not how many files there are: Spark removes old ones."""
+        """Counts batches by the newest file's number, not by files: Spark removes old ones."""
         log = self.folder / "checkpoint" / what
         numbers = [int(path.name) for path in log.iterdir() if path.name.isdigit()] if log.is_dir() else []
         return max(numbers, default=-1) + 1
 
     def flows(self, job: Job, batches: int) -> None:
-        """Until so many more are committed."""
+        """Waits until the query has committed so many more batches."""
         goal = self.committed() + batches
         self._waits(job, lambda: self.committed() >= goal)
 
     def is_amid(self, job: Job) -> None:
-        """Until a batch is under way."""
+        """Waits until a batch is under way."""
         self._waits(job, lambda: self.begun() > self.committed())
 
     def _waits(self, job: Job, is_so: Callable[[], bool]) -> None:
@@ -360,7 +364,7 @@ class Work:
 
 
 def bare_python(folder: Path) -> Path:
-    """One that has whatever this one has, but for stateflow, and for PySpark, which executors have of Spark itself."""
+    """Makes a Python with this one's packages except stateflow and PySpark: executors get PySpark from Spark itself."""
     site = _environment_in(folder, symlinks=True)
     for path in Path(pyspark.__file__).parents[1].iterdir():
         if not re.match(r"stateflow|__editable__|_*pycache__|pyspark|py4j", path.name) and path.suffix != ".pth":
@@ -369,8 +373,11 @@ def bare_python(folder: Path) -> Path:
 
 
 def packed_environment(folder: Path, bare: Path) -> Path:
-    """A tar that can be unpacked anywhere: an interpreter, stateflow in it, and a line that says where all the rest is,
-    which would take longer to pack than it tells."""
+    """Packs an environment that can be unpacked anywhere.
+
+    The tar has an interpreter, stateflow, and a file that says where all other packages are: to pack these would take
+    long and test nothing more.
+    """
     site = _environment_in(folder, symlinks=False)
     others = next((bare.parents[1] / "lib").glob("python3*/site-packages"))
     (site / "others.pth").write_text(f"{others}\n")

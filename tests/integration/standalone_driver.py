@@ -1,5 +1,7 @@
-"""A job for ``spark-submit``: ``standalone_driver.py WHAT ADDRESS OPERATOR WORK``. It says in the end what it found, as
-a line of JSON."""
+"""A job for ``spark-submit``: ``standalone_driver.py WHAT ADDRESS OPERATOR WORK``.
+
+In the end it prints what it found, as a line of JSON.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from tests.integration.spark_operators import Tally
 
 
 def refused(spark: SparkSession, address: str, operator: str, work: Path) -> dict[str, Any]:
-    """What is said of an operator that cannot be applied from here."""
+    """Returns the error and its code for an operator that cannot be applied from here."""
     rows = spark.createDataFrame([(0, "k0", "a", 1, "")], SCHEMA)
     try:
         apply_operator(rows, Tally, cluster=address, name=operator)
@@ -28,11 +30,11 @@ def refused(spark: SparkSession, address: str, operator: str, work: Path) -> dic
 
 
 def flow(spark: SparkSession, address: str, operator: str, work: Path) -> dict[str, Any]:
-    """Until ``work/enough`` is there and as many files as it says are worked off."""
+    """Runs the query until ``work/enough`` is there and as many files as it says are processed."""
     query = start(applied(stream(spark, work), address, operator), work)
     while not done(work):
         if not query.isActive:
-            query.awaitTermination()  # raises what it ended with
+            query.awaitTermination()  # raises the query's error
         time.sleep(0.05)
     query.stop()
     return {"batches": len(query.recentProgress)}
@@ -43,12 +45,12 @@ def applied(rows: DataFrame, address: str, operator: str) -> DataFrame:
 
 
 def both(spark: SparkSession, address: str, operator: str, work: Path) -> dict[str, Any]:
-    """First the one, whose replicas are reached, then an operator whose are not."""
+    """Runs an operator whose replicas are reachable, then applies one whose replicas are not."""
     return {**flow(spark, address, operator, work), **refused(spark, address, "Hidden", work)}
 
 
 def sends(spark: SparkSession, address: str, operator: str, work: Path) -> dict[str, Any]:
-    """A client of Spark Connect that sends the package when it is told that executors lack it."""
+    """Sends the package, as a client of Spark Connect, once an error says that executors lack it."""
     said = refused(spark, address, operator, work)
     spark.addArtifacts(str(work / "stateflow.zip"), pyfile=True)
     rows = spark.read.schema(SCHEMA).parquet(str(work / "input"))

@@ -1,4 +1,4 @@
-"""Agents as real processes: what they start, end and start again is what the ledger says."""
+"""Agents as real processes: they start, stop and restart replicas as the ledger says."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Fleet:
         return {each.replica: each for each in self.report().replicas}
 
     def pids(self) -> dict[str, int]:
-        """Replica → process."""
+        """Process ids by replica."""
         found = {}
         for child in psutil.Process(self.agent.pid).children():
             line = child.cmdline()
@@ -85,7 +85,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
 
 
 def spawned(fleet: Fleet, count: int = 3) -> list[str]:
-    """So many replicas at the edge, which have all partitions of ``Tally``."""
+    """Spawns replicas at the edge, which then own all partitions of ``Tally``."""
     done = fleet.command("spawn", "edge", "--count", str(count), "--memory", "512MB", "--json")
     assert done.exit_code == 0, done.stderr
     names = [each["replica"] for each in json.loads(done.stdout)["replicas"]]

@@ -1,4 +1,5 @@
-"""A site that is cut off from every controller serves on where failover is manual, and nobody else does meanwhile."""
+"""Manual failover: a site that is cut off from every controller serves on, and no other replica serves its
+partitions."""
 
 from __future__ import annotations
 
@@ -23,8 +24,10 @@ EDGE = "edge-0"
 
 
 class Sites(LocalCluster):
-    """``edge-0`` reaches the controller, and is reached by it and by ``cloud-0``, through links that can be cut.
-    Whoever is at the edge, as this process, reaches it all the same."""
+    """A cluster whose ``edge-0`` and the other processes reach each other through links that can be cut.
+
+    A client at the edge, as this process is, reaches ``edge-0`` all the same.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(sites={"cloud": 1, "edge": 1}, data_dir=folder, checkpoint_interval_s=0)
@@ -57,18 +60,18 @@ class Sites(LocalCluster):
         return next(each for each in self.cluster.status().operators if each.name == operator)
 
     def may_alone(self) -> list[str]:
-        """What the edge keeps that it may serve alone."""
+        """Operators that the edge has recorded it may serve alone."""
         file = self.data_dir / EDGE / "ALONE"
         found: list[str] = json.loads(file.read_text())["operators"] if file.exists() else []
         return found
 
     def lapsed(self) -> None:
-        """The edge was silent for longer than its lease, and for what a controller would begin then."""
+        """Waits until the edge's lease has lapsed and the controller could have begun what follows from that."""
         time.sleep(2 * LEASE_S)
         assert not next(each for each in self.cluster.status().replicas if each.name == EDGE).alive
 
     def heard_after(self, since: float) -> None:
-        """The edge's heartbeat has come since then. Args: since: monotonic."""
+        """Waits for a heartbeat of the edge that came after ``since``, a monotonic time."""
 
         def heard() -> bool:
             asked = time.monotonic()
@@ -174,7 +177,7 @@ def test_nobody_takes_over_but_by_command(sites: Sites) -> None:
         assert set(sites.told().owners) == {"cloud-0"}
         sites.model.check(cluster)
         lost = rows_of("s", 1)
-        stream.send(lost)  # whoever is at the edge does not know it yet
+        stream.send(lost)  # clients at the edge do not know of the takeover yet
     sites.heal()
     eventually(lambda: all(each.alive for each in cluster.status().replicas), "it is heard again")
     assert set(sites.told().owners) == {"cloud-0"}
@@ -202,7 +205,7 @@ def test_it_is_automatic_again_when_the_replica_has_heard_so(sites: Sites) -> No
     sites.heal()
     eventually(lambda: not sites.told().unserved, "it is heard again")
     eventually(lambda: sites.may_alone() == [], "it has heard it")
-    sites.heard_after(time.monotonic())  # and has said so
+    sites.heard_after(time.monotonic())  # a later heartbeat has said so
     eventually(lambda: {s.phase for s in cluster.status().standbys} == {"CATCHING_UP"}, "copies follow again")
     sites.cut()
     eventually(lambda: EDGE not in sites.told().owners, "it fails over")

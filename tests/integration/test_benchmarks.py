@@ -1,4 +1,4 @@
-"""What benchmarks call right is right: their comparison reads a real cluster as it is read today."""
+"""The comparison that benchmarks rely on: it reads the state of a real cluster as the cluster is read today."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def test_the_state_of_a_cluster_is_compared(tmp_path: Path, rows: list[dict[str,
             truth.apply(rows, stream.send(rows))
         assert (truth.lost, truth.duplicated) == (0, 0)
         assert truth.equals(local.cluster, "CountSum")
-        truth.apply(rows[:1], None)  # which the cluster was not given
+        truth.apply(rows[:1], None)  # a row that the cluster was not given
         assert not truth.equals(local.cluster, "CountSum")

@@ -1,4 +1,4 @@
-"""Code that reaches the sites by itself: versions beside each other, forward and back, whatever is damaged."""
+"""Code that reaches the sites in bundles: versions beside each other, upgrades forward and back, damaged bundles."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Priced(Operator):
 
 
 class Sites(LocalCluster):
-    """Replicas that have none of the operator's code; ``edge-0`` has a module that nobody else has."""
+    """Replicas that have none of the operator's code; ``edge-0`` has a module that ``cloud-0`` lacks."""
 
     alone: str = ""
 
@@ -76,7 +76,7 @@ class Code:
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Code]:
     folder = tmp_path / "code"
     folder.mkdir()
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of one second two versions may be
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # two versions may be of the same second
     monkeypatch.setenv("STATEFLOW_CODE_KEY", "a key that both of them have")
     yield Code(folder)
     Code.forget()
@@ -89,7 +89,7 @@ def sites(tmp_path: Path, code: Code, monkeypatch: pytest.MonkeyPatch) -> Iterat
     cluster = Sites(sites={"cloud": 1, "edge": 1}, data_dir=tmp_path / "cluster", checkpoint_interval_s=0)
     cluster.alone = str(tmp_path / "alone")
     with cluster:
-        monkeypatch.syspath_prepend(str(code.folder))  # theirs is what it was before
+        monkeypatch.syspath_prepend(str(code.folder))  # the replicas' path is the one before
         yield cluster
 
 
@@ -98,7 +98,10 @@ class Shop:
         self.sites, self.operator, self.sent = sites, operator, 0
 
     def prices(self) -> set[int]:
-        """Of a row of each of some keys, which every partition has; each has been counted once more."""
+        """Sends a row of each of some keys, which cover all partitions, and returns the prices.
+
+        Checks that each key was counted once more.
+        """
         self.sent += 1
         rows = [{"k": f"k{n}"} for n in range(40)]
         with self.sites.stream(self.operator, source=f"s{self.sent}") as stream:
@@ -145,7 +148,7 @@ def test_a_bundle_that_is_not_what_was_deployed_is_not_loaded(sites: Sites, code
     operator, one = code.version(1)
     cluster.deploy(operator, PARTITIONS, bundle=one)
     assert shop.prices() == {1}
-    # at a replica: it fetches it again
+    # damaged at a replica: the replica fetches the bundle again
     kept = sites.data_dir / "edge-0" / "bundles" / f"{one.digest}.zip"
     sites.kill("edge-0")
     packed = kept.read_bytes()
@@ -153,7 +156,7 @@ def test_a_bundle_that_is_not_what_was_deployed_is_not_loaded(sites: Sites, code
     sites.restart("edge-0")
     assert shop.prices() == {1}
     assert kept.read_bytes() == packed
-    # where it is kept: nobody takes it
+    # damaged in the ledger: no replica takes the bundle
     operator, two = code.version(2)
     cluster._client.put_bundle(two.digest, two.packed)
     flip(sites, two.digest)
@@ -179,7 +182,7 @@ def test_what_cannot_be_imported_at_one_site_of_two_is_deployed_at_none(sites: S
     cluster, shop = sites.cluster, Shop(sites)
     operator, one = code.version(1)
     cluster.deploy(operator, PARTITIONS, bundle=one)
-    sys.path.append(sites.alone)  # it is here, too
+    sys.path.append(sites.alone)  # the module is here, too
     try:
         operator, two = code.version(2, "import only_at_the_edge")
     finally:

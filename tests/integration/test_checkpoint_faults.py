@@ -1,4 +1,5 @@
-"""Whatever dies, fills up or rots: the newest valid checkpoint restores to exactly the state at its position."""
+"""Checkpoints under kills, full disks and bit rot: the newest valid one restores to exactly the state at its
+position."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
     [(action, how) for action in ("take", "gc", "restore") for how in ("before", "after")] + [("restore", "local")],
 )
 def test_killed_at_every_step(action: str, how: str, tmp_path: Path) -> None:
-    """Of the store, before it was done or after; or of the replica itself."""
+    """A kill before or after any operation of the store, or at any step of the replica, leaves a checkpoint that
+    restores."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.integration.checkpoint_worker", action, how, str(tmp_path)],
         cwd=REPOSITORY,
@@ -39,7 +41,8 @@ def test_killed_at_every_step(action: str, how: str, tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_in_any_object(tmp_path: Path) -> None:
-    """In each object of the store in turn: it is passed over or does not matter, and what is restored is right."""
+    """A flipped bit in any object of the store makes a checkpoint skipped or does not matter; what is restored is
+    right."""
     w.prepare(tmp_path)
     store = w.store_at(tmp_path)
     seed = 20130101
@@ -55,7 +58,7 @@ def test_a_flipped_bit_in_any_object(tmp_path: Path) -> None:
         node = w.node_at(tmp_path / f"restored-{number}", "b")
         try:
             node.restorer.prepare(w.SPEC, w.P, "r", store, None)
-        except CheckpointMissing:  # it is in all of them
+        except CheckpointMissing:  # the object is part of all checkpoints
             assert stored.name.startswith("blobs/")
         except CheckpointCorrupt:
             assert stored.name == "STORE"

@@ -1,4 +1,5 @@
-"""Restores beside collections, restores whose disk is lost, stores that are not mounted: on running clusters."""
+"""Checkpoints of running clusters: restores beside garbage collection, restores whose disk is lost, unmounted
+stores."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def store_of(local: LocalCluster) -> Path:
 
 
 def test_what_was_restored_is_there_whatever_is_collected_meanwhile(local: LocalCluster) -> None:
-    """Collections, two at a time, all the while partitions go back and forth."""
+    """A restored checkpoint survives collections that run, two at a time, while partitions go back and forth."""
     stream = local.stream("Tally", source="s")
     everywhere = [{"k": f"key {n}", "v": 1} for n in range(60)]
     stop = threading.Event()
@@ -100,7 +101,7 @@ def refused(local: LocalCluster) -> bool:
         local.cluster.checkpoint("Tally")
     except CheckpointStoreMissing:
         return True
-    except LeaseLost:  # it registers
+    except LeaseLost:  # the replica registers
         return False
     raise AssertionError("a checkpoint was taken")
 

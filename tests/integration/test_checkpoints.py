@@ -36,7 +36,7 @@ PARTITIONS = 6
 
 @pytest.fixture
 def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
-    # what these tests restore is not to be taken over before they have asked for it
+    # long enough that no partition is taken over before a test restores it
     monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", "15")
     with LocalCluster(
         Tally,
@@ -133,7 +133,7 @@ def _sealed(local: LocalCluster) -> bool:
 
 
 def test_live_partitions_are_restored_elsewhere_while_rows_come(local: LocalCluster) -> None:
-    """The old owner stops after the batch in hand and the stream follows; what was lost of it is sent again."""
+    """The old owner stops after the running batch and the stream follows; what the restore lost of it is sent again."""
     local.stream("Tally", source="before").send(rows_of("a-", 0))
     local.cluster.checkpoint("Tally")
     expected = read(local.cluster, "Tally", "n", "a-")
@@ -353,7 +353,7 @@ def test_what_has_not_begun_of_a_restore_that_is_cancelled_stays_as_it_is(local:
 
 
 def test_a_partition_that_moves_is_not_restored_meanwhile(local: LocalCluster) -> None:
-    """Its owner must not be asked to stop by two at once."""
+    """A move and a restore never ask one owner to stop at the same time."""
     local.stream("Blob", source="s").send([{"k": f"k{n}", "size": 1 << 20} for n in range(40)])
     local.cluster.checkpoint("Blob")
     move = local.migrate("Blob", list(range(PARTITIONS)), "edge")

@@ -48,10 +48,10 @@ def owners(local: LocalCluster) -> list[str]:
 
 
 def refused(done: subprocess.CompletedProcess[str], code: str, said: str = "") -> None:
-    """Exit status 1 and one line on stderr, ``code: what happened: what to do next``."""
+    """Checks for exit status 1 and one line on stderr, ``code: what happened: what to do next``."""
     assert done.returncode == 1, done
     assert "Traceback" not in done.stderr + done.stdout
-    lines = [line for line in done.stderr.splitlines() if " INFO " not in line]  # a process says what it made
+    lines = [line for line in done.stderr.splitlines() if " INFO " not in line]  # processes log what they made
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith(f"{code}: ")
     assert said in lines[0]

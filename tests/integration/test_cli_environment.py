@@ -1,4 +1,4 @@
-"""What the environment does to a command is one line and the right status, whatever command it is."""
+"""Faults of a command's environment: any command says one line and ends with the right status."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def stateflow(*arguments: str, cwd: Path, out: int | None = subprocess.PIPE) -> 
     return subprocess.run(
         [sys.executable, "-m", "stateflow", *arguments],
         cwd=cwd,
-        env={"STATEFLOW_CLIENT_CONNECT_TIMEOUT_S": "0", **os.environ},  # nobody starts a controller meanwhile
+        env={"STATEFLOW_CLIENT_CONNECT_TIMEOUT_S": "0", **os.environ},  # no controller is started meanwhile
         stdout=out,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,

@@ -40,9 +40,11 @@ def total(local: LocalCluster, prefix: str) -> int:
 
 
 class Lost:
-    """A source whose partitions 0 and 1 lost different suffixes: 1 all behind batch 1, 0 all behind batch 3.
+    """A source whose partitions lost different suffixes: partition 1 all behind batch 1, partition 0 all behind batch
+    3.
 
-    Batch n has a row for partition 0; every second one for partition 1, too, and the watermark moves in batch 5.
+    Each batch has a row for partition 0, and every second batch one for partition 1, too; batch 5 has no rows and moves
+    the watermark.
     """
 
     def __init__(self, local: LocalCluster, name: str, buffer_bytes: int) -> None:
@@ -69,7 +71,7 @@ class Lost:
         return self.stream.send(rows, sequence=number, **options)
 
     def whole(self, batches: int = 8) -> None:
-        """State is what the batches make, each once."""
+        """Checks that the state is what the batches make, each applied once."""
         evens = sum(1 for n in range(batches) if n % 2 == 0)
         rows = sum(1 for n in range(batches) if n != 5)
         found = read(self.local.cluster, "Tally", "n", self.prefix)
@@ -131,7 +133,7 @@ def test_a_source_belongs_to_its_newest_client(local: LocalCluster) -> None:
 
 
 def test_that_a_source_changed_hands_may_be_lost_and_lets_nobody_in(local: LocalCluster) -> None:
-    """What is restored is older than that: the client before goes on there, as far as this partition knows."""
+    """A former client stays refused by a restored partition that has forgotten the newer client."""
     key = key_in(0, "hands-")
     one = local.stream("Tally", source="hands")
     for number in range(4):
@@ -149,7 +151,7 @@ def test_that_a_source_changed_hands_may_be_lost_and_lets_nobody_in(local: Local
 
 
 def test_a_former_client_that_every_partition_let_in_again_is_told_of(local: LocalCluster) -> None:
-    """All that knew of the newer one is lost at once."""
+    """A newer client is told when every partition forgot it and let the former client in again."""
     key = key_in(0, "former-")
     one = local.stream("Tally", source="former")
     one.send([{"k": key, "v": 1}])
@@ -229,7 +231,7 @@ def test_an_output_that_nobody_can_read_is_dropped_by_command(local: LocalCluste
 
 
 def test_what_is_kept_of_sources_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that were silent for long go by themselves, in a batch of any other; one that comes back goes on."""
+    """Sources that were silent for long are retired in the next batch of any other; one that comes back goes on."""
     monkeypatch.setenv("STATEFLOW_REPLICA_SOURCE_IDLE_S", "0.001")
     with LocalCluster(
         Tally, sites={"cloud": 1}, partitions=1, data_dir=tmp_path / "c", checkpoint_interval_s=0
@@ -252,7 +254,7 @@ def test_what_is_kept_of_sources_is_bounded(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_retired_source_holds_no_watermark_back(local: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "width", 200)  # else as wide as whatever the tests are run in
+    monkeypatch.setattr(console, "width", 200)  # else as wide as the terminal of the test run
     slow, fast = local.stream("Tally", source="slow"), local.stream("Tally", source="fast")
     slow.advance_watermark(1_000_000)
     fast.advance_watermark(9_000_000)

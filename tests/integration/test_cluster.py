@@ -117,7 +117,7 @@ def test_what_is_read_says_its_partition(local: LocalCluster, stream: StreamClie
 
 
 def test_large_states_are_read_whole(local: LocalCluster) -> None:
-    """Beyond what one message may hold."""
+    """States larger than one message may be are read whole."""
     stream = local.stream("Blob", source="large")
     rows = [*({"k": f"b{n}", "size": 1_000_000} for n in range(40)), {"k": "one entry", "size": 9 << 20}]
     stream.send(rows)
@@ -195,7 +195,7 @@ def test_a_mistake_is_named_in_one_line_and_nothing_is_lost(local: LocalCluster,
 
 
 class Ghost(Operator):
-    """Its name is changed below to one that no replica can import."""
+    """An operator whose module is renamed below to one that no replica can import."""
 
     key = "k"
     output = "k string"
@@ -392,7 +392,7 @@ def test_a_budget_that_cannot_be_met_aborts_and_the_source_serves(local: LocalCl
 
 
 def stalled(local: LocalCluster, partitions: list[int], to: str) -> Any:
-    """A move that follows its source for a long while: its budget is out of reach."""
+    """Begins a move whose pause budget is out of reach, and returns it once every target follows its source."""
     move = local.migrate("Tally", partitions, to, max_pause_ms=0.0001)
     for report in move.progress():
         if all(each.state == "CATCHING_UP" for each in report.moves):
@@ -401,8 +401,8 @@ def stalled(local: LocalCluster, partitions: list[int], to: str) -> Any:
 
 
 def test_a_cancel_that_comes_at_once_leaves_nothing_behind(local: LocalCluster) -> None:
-    """Prepare and Cancel race to the target; whichever wins, the partition can move afterwards, and none of it is a
-    fault in a log."""
+    """Prepare and Cancel race to the target; whichever wins, the partition can move afterwards and no log has a
+    traceback."""
     logs = [local.data_dir / f"{name}.log" for name in ("edge-0", "cloud-0", "controller")]
     read = [len(log.read_text()) for log in logs]
     move_all(local, "cloud")
@@ -506,7 +506,12 @@ def test_the_source_is_killed_while_the_target_follows(local: LocalCluster, stre
 
 @pytest.mark.parametrize("after", [0, 1, 4, 7])
 def test_the_controller_is_killed_during_moves(local: LocalCluster, after: int) -> None:
-    """After so many reports of progress: some moves have not begun, some are at their seal, some are done."""
+    """Moves end and the stream goes on when the controller is killed before they begin, at their seal, or after some
+    ended.
+
+    Args:
+        after: reports of progress before the kill.
+    """
     stream = local.stream("Tally", source=f"controller-{after}")
     to = "edge" if after % 2 else "cloud"
     move_all(local, "cloud" if to == "edge" else "edge")

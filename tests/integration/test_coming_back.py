@@ -1,4 +1,4 @@
-"""A replica that takes longer than its lease to look what it has: it says so, and is waited for."""
+"""A replica that takes longer than its lease to look through its state: it says so, and the controller waits for it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cluster(tmp_path: Path, held_up: Path) -> Iterator[LocalCluster]:
 
 
 def _bring_back_slowly(local: LocalCluster, held_up: Path) -> None:
-    """Kill it, and start it so that it stands where it loads its operators."""
+    """Kills ``cloud-0`` and starts it so that it blocks while it loads its operators."""
     local.kill("cloud-0")
     held_up.touch()
     local.processes["cloud-0"].start()
@@ -76,7 +76,7 @@ def test_it_is_not_waited_for_longer_than_the_setting_says(
         local.stream("Slow", source="s").send([{"k": "a"}])
         local.cluster.checkpoint()
         _bring_back_slowly(local, held_up)
-        # it needs the operator as well to take them over, and is held up by the same file
+        # ``edge-0`` needs the operator to take the partitions over, and is held up by the same file
         eventually(lambda: [each for each in local.cluster.reconfigurations() if each.kind == "failover"], "given away")
         held_up.unlink()
         local.processes["cloud-0"].wait_ready()

@@ -1,4 +1,4 @@
-"""A controller and a replica of two workers, begun with one file and nothing else but what a flag overrules."""
+"""A controller and a replica of two workers, started with one file; only a flag overrules what it says."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Operators over Spark Connect: a server of the test's own, and clients in processes of theirs.
+"""Operators over Spark Connect: a server for these tests, and each client in a process of its own.
 
-A process has either kind of session, and those of the other tests are classic.
+A process can have only one kind of session, and the sessions of the other tests are classic.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ local_session(
 print("ready", flush=True)
 sys.stdin.read()
 """
-#: before each of the programs below: ``spark``, ``cluster`` (its address), ``there`` (a directory), ``tell``
+#: precedes each of the programs below: ``spark``, ``cluster`` (its address), ``there`` (a directory), ``tell``
 CLIENT = """
 import json, sys
 from pathlib import Path
@@ -98,7 +98,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 def client(program: str, server: str, cluster: LocalCluster, there: Path) -> dict[str, Any]:
-    """What a client tells, which is another one each time."""
+    """Runs a program in a new client and returns what it tells."""
     there.mkdir(exist_ok=True)
     command = [sys.executable, "-c", CLIENT + program, server, cluster.address, str(there)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False)
@@ -207,7 +207,7 @@ tell(
 def test_a_query_whose_server_was_killed_in_its_first_batch_starts(
     server: str, cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    """Spark refuses to, beside what was about to be renamed."""
+    """A query starts beside a file that a killed server was about to rename; Spark alone refuses to."""
     there, left = tmp_path / "begun", ".0.3c2de6a1-6f6c-4ad1-8a3b-3f6f7a0b9c1d.tmp"
     (there / "checkpoint" / "offsets").mkdir(parents=True)
     (there / "checkpoint" / "offsets" / left).write_text("v1")

@@ -32,7 +32,7 @@ class Pair(LocalCluster):
 
     @property
     def first(self) -> str:
-        """The address of the one that leads at first."""
+        """Address of the controller that leads at first."""
         return self.processes["controller"].address
 
     @property
@@ -49,7 +49,8 @@ class Pair(LocalCluster):
 
 @pytest.fixture
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    """Two that cannot see each other's process, as on two machines, and a hold that outlives the test."""
+    """Two controllers that do not see each other's process, as on two machines, and a leader lease that outlives the
+    test."""
     monkeypatch.setenv("STATEFLOW_CONTROLLER_HOLD_S", "60")
     monkeypatch.setenv("STATEFLOW_CONTROLLER_NOTICE_GONE", "false")
     monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", "60")
@@ -81,7 +82,10 @@ def test_the_second_controller_waits_and_says_who_leads(pair: Pair) -> None:
 
 
 def test_one_that_is_stopped_and_goes_on_does_no_harm(pair: Pair) -> None:
-    """Before, both decided: the second took the first one's replicas for lapsed, and restored what still served."""
+    """A frozen leader steps down when it goes on.
+
+    Earlier, both decided: the second took the replicas of the first for lapsed and restored what still served.
+    """
     with Streaming(pair.stream("Tally", source="s"), "k") as streaming:
         streaming.more(3)
         pair.freeze("controller")
@@ -99,7 +103,10 @@ def test_one_that_is_stopped_and_goes_on_does_no_harm(pair: Pair) -> None:
 
 
 def test_clients_wait_for_one_that_was_stopped_until_it_leads_again(pair: Pair) -> None:
-    """Before, what it answered meanwhile, that its term has ended, was an error of theirs."""
+    """Clients wait while a leader is between two terms.
+
+    Earlier, its answer that the term had ended was an error for them.
+    """
     pair.processes[SECOND].stop()
     controller = pair.first
     pair.freeze("controller")
@@ -121,7 +128,7 @@ def test_clients_wait_for_one_that_was_stopped_until_it_leads_again(pair: Pair) 
 
 
 def test_a_killed_controller_is_followed_at_once_on_its_machine(pair: Pair) -> None:
-    """Its process is gone, and that can be seen: nobody waits for the end of its hold."""
+    """A controller sees that a leader's process on its machine is gone, and does not wait for the end of its lease."""
     pair.kill(SECOND)
     os.kill(pair.processes["controller"].pid, signal.SIGKILL)
     pair.kill("controller")
@@ -135,7 +142,10 @@ def test_a_killed_controller_is_followed_at_once_on_its_machine(pair: Pair) -> N
 
 
 def test_a_ledger_that_is_moved_away_is_noticed_before_the_next_decision(pair: Pair) -> None:
-    """Before, it went on deciding into a file that nobody would find again."""
+    """A leader whose ledger is moved away decides nothing.
+
+    Earlier, it went on deciding into a file that no controller would find again.
+    """
     pair.processes[SECOND].stop()
     database, elsewhere = pair.data_dir / "ledger.db", pair.data_dir / "elsewhere.db"
     database.rename(elsewhere)
@@ -154,12 +164,12 @@ def test_a_ledger_that_is_moved_away_is_noticed_before_the_next_decision(pair: P
 
 
 def _at_cloud(cluster: Cluster) -> int:
-    """A partition that is there."""
+    """Returns a partition that ``cloud-0`` owns."""
     return cluster.status().operators[0].owners.index("cloud-0")
 
 
 def _read_of(cluster: Cluster, moved: Reconfiguration) -> None:
-    """What one that does not lead says, when a partition has moved to the edge."""
+    """Checks what a follower answers once a partition has moved to the edge."""
     number = moved.moves[0].partition
     status = cluster.status()
     assert status.follower is not None
@@ -174,7 +184,10 @@ def _read_of(cluster: Cluster, moved: Reconfiguration) -> None:
 
 
 def test_reads_are_answered_while_nobody_leads_and_no_state_is_older_than_what_was_seen(apart: Pair) -> None:
-    """Before, all that a caller heard was who had led."""
+    """Followers answer reads, and never with older state than the caller has seen.
+
+    Earlier, a caller only heard who had led.
+    """
     leader, second = apart.first, apart.second
     seen, fresh = Cluster(f"{leader},{second}"), Cluster(f"{second},{leader}")
     assert seen.status().follower is None
@@ -182,7 +195,7 @@ def test_reads_are_answered_while_nobody_leads_and_no_state_is_older_than_what_w
     assert moved.state == "COMPLETED"
     apart.kill("controller")
     with Streaming(Cluster(f"{leader},{second}").stream("Tally", source="s"), "k") as streaming:
-        streaming.more(2)  # a router asks whoever answers
+        streaming.more(2)  # a router asks any controller that answers
         for cluster in (seen, fresh, Cluster(second)):
             _read_of(cluster, moved)
         streaming.more(2)
@@ -199,7 +212,7 @@ def test_reads_are_answered_while_nobody_leads_and_no_state_is_older_than_what_w
 
 
 def test_what_is_watched_is_told_of_by_whoever_leads(pair: Pair) -> None:
-    """Before, a watch ended with its controller."""
+    """A watch goes on with the next leader. Earlier, it ended with its controller."""
     cluster = pair.cluster
     cluster.stream("Tally", source="s").send(rows_of("k", 0))
     moving = cluster.migrate("Tally", [_at_cloud(cluster)], "edge", max_pause_ms=1e-6, patience_s=600.0)
@@ -218,7 +231,10 @@ def test_what_is_watched_is_told_of_by_whoever_leads(pair: Pair) -> None:
 def test_without_a_ledger_named_there_is_one_place_and_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, it was a file in whatever directory the controller was started in."""
+    """The default ledger is one file in the user's state directory, which the log names.
+
+    Earlier, it was a file in the working directory of the controller.
+    """
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("STATEFLOW_LEDGER", raising=False)
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)

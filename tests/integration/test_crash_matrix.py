@@ -1,5 +1,7 @@
-"""A sample of the crash matrix: each participant with each fault, at steps of all kinds. All cells: ``make
-crash-matrix``, which writes docs/crash-matrix.md."""
+"""A sample of the crash matrix: each participant with each fault, at steps of all kinds.
+
+``make crash-matrix`` runs all cells and writes docs/crash-matrix.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of one partition, or of one operator, that are missing or damaged: they cost that one, and are said."""
+"""Missing or damaged files of one partition or one operator: no other one is affected, and the log says so."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def flip(pattern: str, at: float) -> Damage:
 
 
 def length_of_a_record(copy: Path) -> None:
-    """In the log's second record: it seems to reach beyond the end."""
+    """Damages the length in the log's second record, which then seems to reach beyond the end."""
     file = _one(copy, "*.log")
     data = bytearray(file.read_bytes())
     second = 7 + int.from_bytes(data[4:6], "little")
@@ -45,7 +45,7 @@ def _one(copy: Path, pattern: str) -> Path:
     return max(copy.glob(pattern), key=lambda path: path.stat().st_size)
 
 
-#: what each costs its partition; True: nothing
+#: name, damage, and whether it costs its partition nothing
 DAMAGES: list[tuple[str, Damage, bool]] = [
     ("CURRENT is missing", remove("CURRENT"), False),
     ("CURRENT is empty", empty("CURRENT"), False),
@@ -66,7 +66,7 @@ DAMAGES: list[tuple[str, Damage, bool]] = [
 ]
 PARTITIONS = len(DAMAGES)
 KEYS: list[str] = []
-for candidate in (f"k{number}" for number in range(10_000)):  # four of each partition
+for candidate in (f"k{number}" for number in range(10_000)):  # four keys of each partition
     if Counter(partition_of(key, PARTITIONS) for key in KEYS)[partition_of(candidate, PARTITIONS)] < 4:
         KEYS.append(candidate)
 
@@ -93,7 +93,7 @@ def _log(local: LocalCluster) -> str:
 
 
 def _n(local: LocalCluster) -> dict[int, set[int]]:
-    """Partition → how often each of its keys was counted."""
+    """Returns how often the keys of each partition were counted, by partition."""
     found: dict[int, set[int]] = {number: set() for number in range(PARTITIONS)}
     for (key, _), n in read(local.cluster, "Tally", "n").items():
         found[partition_of(key, PARTITIONS)].add(n)
@@ -110,7 +110,7 @@ def test_each_costs_its_own_partition_and_nothing_is_quietly_less(cluster: Local
     rows: list[dict[str, Any]] = [{"k": key, "v": 1} for key in KEYS]
     for _ in range(3):
         stream.send(rows)
-    local.cluster.checkpoint()  # at 3: from here on the log has what comes
+    local.cluster.checkpoint()  # at 3; what comes later is in the log only
     for _ in range(5):
         stream.send(rows)
     local.kill("cloud-0")
@@ -123,7 +123,7 @@ def test_each_costs_its_own_partition_and_nothing_is_quietly_less(cluster: Local
     found = eventually(lambda: _n(local), "all can be read")
     assert found == {number: {3} if number in lost else {8} for number in range(PARTITIONS)}
     check_owners(local)
-    stream.send(rows)  # and whoever sent what is missing sends it again
+    stream.send(rows)  # the client also sends again what is missing
     assert _n(local) == {number: {9} for number in range(PARTITIONS)}
 
     log = _log(local)
@@ -148,8 +148,8 @@ def test_damage_that_only_a_batch_meets_takes_its_partition_elsewhere(cluster: L
     local.kill("cloud-0")
     flip("*.sst", 0.6)(_copy(local, number))
     local.restart("cloud-0")
-    check_owners(local)  # nothing is to be seen yet
-    stream.send([{"k": key, "v": 1} for key in keys])  # and what the checkpoint lacks again
+    check_owners(local)  # the damage does not show yet
+    stream.send([{"k": key, "v": 1} for key in keys])  # and again what the checkpoint lacks
     assert _taken_over(local) - before == {number}
     assert {n for (key, _), n in read(local.cluster, "Tally", "n").items() if key in set(keys)} == {3}
     assert f"Tally/{number} is not served from" in _log(local)

@@ -36,7 +36,7 @@ class Showing(LocalCluster):
 def ask(
     url: str, *, body: bytes | None = None, cookie: str = "", trusted: ssl.SSLContext | None = None
 ) -> tuple[int, Any, str]:
-    """Status, JSON, and the cookie that was given."""
+    """Returns status, JSON, and the cookie that the page set."""
     headers = {"x-stateflow": "1", "origin": url.split("/api/", maxsplit=1)[0], "cookie": cookie}
     try:
         with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60, context=trusted) as answer:
@@ -46,7 +46,7 @@ def ask(
 
 
 def looked(url: str, replicas: int, cookie: str = "", trusted: ssl.SSLContext | None = None) -> dict[str, Any]:
-    """The first snapshot with so many replicas: what was seen before anybody looked comes first."""
+    """Returns the first snapshot with so many replicas; the stream begins with one from before the request."""
     request = urllib.request.Request(f"{url}api/events", headers={"cookie": cookie})
     with urllib.request.urlopen(request, timeout=60, context=trusted) as stream:
         for line in stream:
@@ -79,7 +79,7 @@ def test_with_certificates_nobody_looks_without_a_token() -> None:
     with LocalCluster(Tally, partitions=2, tls=True) as local:
         assert local.certificates is not None
         authority = local.certificates.authority
-        issued = local.certificates.issue("page", "node", "127.0.0.1")  # as an authority of browsers would
+        issued = local.certificates.issue("page", "node", "127.0.0.1")  # as an authority that browsers trust would
         cert, key = Path(issued["STATEFLOW_TLS_CERT"]), Path(issued["STATEFLOW_TLS_KEY"])
         trusted = ssl.create_default_context(cafile=issued["STATEFLOW_TLS_CA"])
         with Dashboard(DashboardOptions(local.address, cert=cert, key=key)) as page:

@@ -25,7 +25,7 @@ libraries:
   - glob:
       include: transformations/**
 """
-#: ``{flow}``: the flow's function and what stands before it
+#: ``{flow}``: the flow's function and what precedes it
 DEFINED = """\
 from pyspark import pipelines as dp
 from pyspark.sql import SparkSession

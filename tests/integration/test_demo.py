@@ -1,4 +1,4 @@
-"""The demonstration as its users run it, and that its verdict can be no."""
+"""The demonstration as its users run it, and a run whose verdict is no."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def demo(directory: Path, *program: str, rows: int, options: Sequence[str] = ())
         "STATEFLOW_TEST_MARK": str(directory),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])),
     }
-    # other tests run beside it: a budget is for those who have the machine to themselves
+    # other tests run beside it: a tight budget needs the machine to itself
     arguments = ["--rows", str(rows), "--max-pause", "30s", "--out", "out", "--json", *options]
     done = subprocess.run(
         [sys.executable, *program, "demo", *arguments],
@@ -96,7 +96,7 @@ def test_the_demo_ends_well(tmp_path: Path) -> None:
 
 
 def demo_streams() -> set[str]:
-    """On a server that others may use."""
+    """Streams of demonstrations on the NATS server, which others may use, too."""
     if not URL:
         return set()
     found = ask(URL, lambda js: js.streams_info())
@@ -113,7 +113,10 @@ def test_the_demo_without_a_nats_server_says_so(tmp_path: Path) -> None:
 
 
 def test_one_row_too_many_is_found_and_told_by_the_exit_status(tmp_path: Path) -> None:
-    """Over JetStream where there is a server, and Spark reads it: but for the row, what came that way is equal."""
+    """One row too many makes the states unequal and the exit status 1; the outputs stay equal.
+
+    The rows come over JetStream where there is a server and this Spark can read it.
+    """
     (tmp_path / "spoiled.py").write_text(SPOILED)
     before = demo_streams()
     streamed = bool(URL) and not lacks(JETSTREAM)

@@ -1,4 +1,4 @@
-"""The cluster of a program that names none: found again, of one program at a time, and gone with it."""
+"""The cluster of a program that names none: it keeps its state, belongs to one program at a time, and ends with it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Seen(Operator):
 
 if __name__ == "__main__":
 """
-#: counts, says what it counted, and goes on until it is told to end
+#: counts, prints what it counted, and goes on until its stdin ends
 PROGRAM = f"""
 import sys
 from stateflow import Operator, state
@@ -103,7 +103,7 @@ def said(process: subprocess.Popen[str]) -> str:
 
 
 def end(process: subprocess.Popen[str]) -> str:
-    """What it said on standard error."""
+    """Ends a program and returns its stderr."""
     return process.communicate("", timeout=600)[1]
 
 
@@ -220,7 +220,7 @@ def test_a_file_that_lies_is_no_way_in(place: Path) -> None:
 
 @pytest.mark.spark
 def test_under_spark(tmp_path: Path) -> None:
-    """Three lines, and no cluster named: rows, state, and what the next run makes of both."""
+    """A Spark program that names no cluster has rows and state, and its next run goes on with both."""
     program = tmp_path / "job.py"
     program.write_text(UNDER_SPARK)
     environment = os.environ | {"PYTHONPATH": ROOT, "STATEFLOW_EMBEDDED_REPLICAS": "2"}

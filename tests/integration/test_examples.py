@@ -1,4 +1,4 @@
-"""Every example as its user runs it, on one cluster and in one Spark session; what comes out was worked out by hand."""
+"""Every example as its user runs it, on one cluster and in one Spark session; the results were worked out by hand."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PARTITIONS = 4
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Its replicas can import what is beside a program, as those that the program itself starts."""
+    """A cluster whose replicas can import the modules beside a program, as those that the program itself starts can."""
     sites = {"cloud": 1, "north": 1, "south": 1}
     with pytest.MonkeyPatch.context() as patched:
         for example in EXAMPLES:
@@ -45,7 +45,8 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
-    """The example that a test's parameter names, written as ``stateflow init`` does; and the working directory."""
+    """The example that a test's parameter names, written as ``stateflow init`` writes it; also the working
+    directory."""
     write_project(tmp_path / "project", example_named(request.param))
     monkeypatch.chdir(tmp_path / "project")
     return tmp_path / "project"
@@ -54,8 +55,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
 def run(
     spark: SparkSession, local: LocalCluster, project: Path, settings: Mapping[str, str] | None = None
 ) -> tuple[Outcome, list[dict[str, Any]]]:
-    """What ``stateflow run pipeline.yml --once`` does, and the rows that it writes. Other are the cluster and what is
-    written, and places are absolute, as the JVM of all tests has another working directory."""
+    """Runs a pipeline as ``stateflow run pipeline.yml --once`` does; returns the outcome and the rows that it writes.
+
+    The cluster and the sink are others, and paths are absolute, as the JVM of all tests has another working directory.
+    """
     document = yaml.safe_load((project / "pipeline.yml").read_text())
     document["cluster"] = local.address
     document["source"]["path"] = f"{project}/{document['source']['path']}"
@@ -182,7 +185,7 @@ def test_vehicles(local: LocalCluster) -> None:
     from drive import drive
     from vehicles import Trips
 
-    for sites in (["cloud"], []):  # there at first, and then anywhere
+    for sites in (["cloud"], []):  # at the cloud first, and then at any site
         local.cluster.deploy(Trips, PARTITIONS, sites=sites)
     said = list(drive(local.cluster))
     assert [line.partition(", pause")[0] for line in said if "→" in line] == [
@@ -214,7 +217,7 @@ def test_gateway(local: LocalCluster, tmp_path: Path) -> None:
 
 
 def executed(file: Path) -> dict[str, str]:
-    """What each cell shows."""
+    """Executes a notebook and returns the outputs of its code cells, by cell id."""
     notebook = nbformat.read(file, as_version=4)
     place = {"metadata": {"path": str(file.parent)}}
     NotebookClient(notebook, timeout=200, startup_timeout=200, resources=place).execute()

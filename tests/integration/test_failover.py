@@ -1,4 +1,5 @@
-"""Real processes that die, or are stopped and go on: their partitions get new owners, and nothing is lost unsaid."""
+"""Failover of real processes that die, or are frozen and go on: partitions get new owners, and every loss is
+reported."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ Start = Callable[..., AbstractContextManager[LocalCluster]]
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """A cluster with short leases; the operator begins at ``cloud-0``."""
+    """Starts a cluster with short leases; the operator begins at ``cloud-0``."""
     monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", LEASE_S)
     monkeypatch.setenv("STATEFLOW_REPLICA_HEARTBEAT_INTERVAL_S", "0.3")
 
@@ -50,7 +51,7 @@ def with_standbys(local: LocalCluster) -> None:
 
 
 def followed(local: LocalCluster) -> bool:
-    """Each partition's standby follows, somewhere else than its owner."""
+    """Tells whether each partition's standby follows on another replica than its owner."""
     status = local.cluster.status()
     (tally,) = status.operators
     ready = {view.partition: view.replica for view in status.standbys if view.phase == "CATCHING_UP"}
@@ -88,8 +89,11 @@ def test_a_standby_takes_over_and_every_acknowledged_batch_is_there(start: Start
 def test_moves_hold_no_batch_for_the_standby_that_the_former_owner_had(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To where the standby is, past it and back, and by a rebalance: who waited for the old one would wait for ever. A
-    restore ends the standbys, and they are begun anew."""
+    """Moves to the standby's replica, past it and back hold no batch, nor does a rebalance.
+
+    A batch that waited for the former owner's standby would wait for ever. A restore ends the standbys, and they begin
+    anew.
+    """
     monkeypatch.setenv("STATEFLOW_REPLICA_HOLD_TIMEOUT_S", "600")
     with start({"cloud": 1, "edge": 2}, acknowledge="standby") as local:
         with_standbys(local)

@@ -1,5 +1,8 @@
-"""What everyone writes first: an operator and a cluster in one program, without a guard. It works wherever it is typed,
-and no process of it is left. (With Spark: README, which test_pages.py runs.)"""
+"""The program that every user writes first: an operator and a cluster in one file, without a guard.
+
+It works in a file, a notebook and an interpreter, and leaves no process behind. (With Spark: README, which
+test_pages.py runs.)
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ SAYS = "[{'k': 'a', 'total': 10}, {'k': 'a', 'total': 30}]"
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A user's first hour: nothing is set up. Its temporary directory tells what is this test's."""
+    """Environment of a new user, with nothing set up. Its TMPDIR identifies the processes of this test."""
     found = {name: value for name, value in os.environ.items() if not name.startswith("STATEFLOW_")}
     root = str(Path(__file__).parents[2])
     return found | {"PYTHONPATH": root, "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "TERM": "dumb"}
@@ -110,7 +113,7 @@ for cell in {cells!r}:
 
 
 def test_typed_into_an_interpreter(environment: dict[str, str], tmp_path: Path) -> None:
-    """With a history of earlier sessions, in which another class had the name."""
+    """A program can be typed into an interpreter whose history has another class of the operator's name."""
     (tmp_path / ".python_history").write_text("class Count:\n    n = open('/no/such')\nimport nothing\nscaled = 1\n")
     pid, terminal = pty.fork()
     if pid == 0:
@@ -129,7 +132,7 @@ def test_typed_into_an_interpreter(environment: dict[str, str], tmp_path: Path) 
 
 
 def _answer(terminal: int) -> str:
-    """Up to the next prompt."""
+    """Returns what a terminal shows up to the next prompt."""
     said = b""
     while not re.search(rb"(>>>|\.\.\.) $", said):
         assert readable([terminal], 60), said
@@ -138,7 +141,10 @@ def _answer(terminal: int) -> str:
 
 
 def test_a_cluster_inside_a_replica_is_refused(environment: dict[str, str], tmp_path: Path) -> None:
-    """A module that is imported is run: each replica started a cluster, whose replicas imported it, and so on."""
+    """A program without a guard is refused when a replica imports it.
+
+    Otherwise each replica would start a cluster, whose replicas import the program, and so on.
+    """
     (tmp_path / "unguarded.py").write_text(PROGRAM)
     deploy = "from unguarded import Count\n"
     done = subprocess.run(

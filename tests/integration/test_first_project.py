@@ -1,4 +1,4 @@
-"""``stateflow init``, as its README goes on from there."""
+"""``stateflow init``, and the steps that the new project's README goes on with."""
 
 from __future__ import annotations
 

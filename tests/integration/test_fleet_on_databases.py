@@ -1,5 +1,4 @@
-"""Batches, rolling restarts and jobs of real processes on each database: two controllers of one ledger, one of which
-dies, and whoever looks at the board sees each entity counted once."""
+"""Batches and jobs of real processes on each database: their controller dies, and the board counts each entity once."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ PARTITIONS = 6
 
 
 class OnDatabase(LocalCluster):
-    """Its ledger is at this URL."""
+    """A cluster whose ledger is at ``url``."""
 
     def __init__(self, url: str, folder: Path) -> None:
         super().__init__(Tally, sites={"cloud": 1, "edge": 1}, partitions=PARTITIONS, data_dir=folder)
@@ -61,7 +60,7 @@ def test_a_batch_goes_on_at_its_stage_is_counted_once_and_retried_as_allowed(loc
     rows = rows_of("s", 0)
     with local.stream("Tally", source="s") as stream:
         assert outputs(stream.send(rows)) == model.apply(rows)
-        # a budget that is out of reach: what has begun stays in progress
+        # the pause budget is out of reach: what has begun stays in progress
         move = local.migrate("Tally", list(range(PARTITIONS)), "edge", max_pause_ms=1e-6, patience_s=600.0, limit=1)
         there = len(move.report.moves)
         eventually(lambda: local.counts(move.id) == {"waiting": there - 1, "in_progress": 1}, "one at a time")
@@ -82,7 +81,7 @@ def test_a_batch_goes_on_at_its_stage_is_counted_once_and_retried_as_allowed(loc
         eventually(lambda: local.counts(again.id).get("in_progress", 0) > 0, "they begin again")
         cluster.cancel(again.id)
         again.wait()
-        # and one that completes, its controller killed in the middle of it
+        # a move that completes, though its controller is killed in the middle
         through = local.migrate("Tally", list(range(PARTITIONS)), "edge", limit=1)
         eventually(lambda: local.counts(through.id).get("completed", 0) >= 1, "the first has completed")
         lead_again(local)

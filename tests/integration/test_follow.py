@@ -1,4 +1,4 @@
-"""The drive as its users run it, and that its verdict can be no."""
+"""The drive (``demo --follow``) as its users run it, and a run whose verdict is no."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def follow(directory: Path, *program: str, options: Sequence[str]) -> subprocess
         "STATEFLOW_TEST_MARK": str(directory),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])),
     }
-    # other tests run beside it: a budget is for those who have the machine to themselves
+    # other tests run beside it: a tight budget needs the machine to itself
     arguments = ["--follow", "--max-pause", "30s", "--out", "out", "--json", *options]
     done = subprocess.run(
         [sys.executable, *program, "demo", *arguments],

@@ -1,4 +1,4 @@
-"""Forked processes behave as started ones do: whoever kills them, wherever they were asked for."""
+"""Processes of the fork server: they behave as started ones do, however they end and for any caller."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_its_end_is_told(started: ForkServer, tmp_path: Path, number: int, code:
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """So many open that new ones have numbers which ``select`` does not take."""
+    """Opens so many files that new ones have numbers which ``select`` does not take."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(4_096, limits[1])), limits[1]))
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1_100)]
@@ -74,7 +74,7 @@ def many_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("many_files")
 def test_in_a_process_with_many_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_servers, "_fork_server", None)  # one that is started here
+    monkeypatch.setattr(fork_servers, "_fork_server", None)  # the test starts its own
     with LocalCluster(sites={"edge": 1}, data_dir=tmp_path) as cluster:
         assert cluster.address
     fork_server().close()

@@ -1,4 +1,4 @@
-"""Rows for partitions that cannot be reached are stored, and go on once, in order: real processes and a real disk."""
+"""Forwarding on real processes and disks: rows for unreachable partitions are stored and sent on once, in order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PARTITIONS = 8
 
 @pytest.fixture
 def local(tmp_path: Path) -> Iterator[LocalCluster]:
-    """Half of the partitions at the edge, half in the cloud; nobody else takes over what one of them has."""
+    """Half of the partitions at the edge, half in the cloud; neither replica takes over from the other."""
     with LocalCluster(sites={"edge": 1, "cloud": 1}, data_dir=tmp_path / "cluster", checkpoint_interval_s=0) as local:
         local.cluster.deploy(Tally, PARTITIONS, failover="manual")
         yield local
@@ -79,7 +79,7 @@ def test_what_cannot_be_reached_is_stored_and_goes_on_in_order(local: LocalClust
             waits = aside.submit(other.flush)
             other.close()
             with pytest.raises((InvalidArgument, Unavailable)):
-                waits.result(30)  # for what nobody forwards any more
+                waits.result(30)  # its batches are not forwarded any more
         local.thaw("cloud-0")
         stream.flush(60)
         came += outputs(stream.forwarded())
@@ -91,7 +91,7 @@ def test_what_cannot_be_reached_is_stored_and_goes_on_in_order(local: LocalClust
 
 
 def test_a_client_begins_where_nobody_answers(local: LocalCluster, tmp_path: Path) -> None:
-    """At a site that is cut off, after a restart of the gateway: no controller, no cloud."""
+    """A restarted gateway at a site that is cut off begins a client without a controller and without the cloud."""
     model, away = Model(), cloud_partitions(local)
     with client(local, tmp_path) as stream:
         model.apply(rows_of("k", 0))
@@ -127,7 +127,10 @@ for batch in range(stream._outbox.newest + 1, 10_000):
 
 
 def test_a_client_that_is_killed_again_and_again_sends_everything_once(local: LocalCluster, tmp_path: Path) -> None:
-    """And owners that come and go meanwhile. What it said that it had sent is there, and at most one batch more."""
+    """A client that is killed again and again, while owners come and go, sends everything once.
+
+    What it printed as sent is there, and at most one batch more.
+    """
     said = -1
     for round_ in range(6):
         command = [sys.executable, "-c", KILLED, local.address, str(tmp_path / "outbox")]
@@ -181,7 +184,7 @@ def test_rows_that_are_refused_hold_up_nobody(local: LocalCluster, tmp_path: Pat
 
 
 def test_a_source_that_was_there_before_goes_on(local: LocalCluster, tmp_path: Path) -> None:
-    """By a new outbox, behind what another client sent under greater numbers; and the other way round."""
+    """A new outbox goes on behind what another client sent under greater numbers, and the other way round."""
     model = Model()
     with local.stream("Tally", "gateway") as plain:
         for batch in range(5):
@@ -224,13 +227,13 @@ def test_what_no_outbox_is_for(local: LocalCluster, tmp_path: Path) -> None:
 
 
 def test_after_a_loss_is_accepted_every_partition_takes_rows(local: LocalCluster, tmp_path: Path) -> None:
-    """Also those that lost nothing, and have taken what this client sent since it was made."""
+    """Partitions that lost nothing take rows, too, though they have taken what this client sent since it was made."""
     with client(local, tmp_path, patience_s=60) as stream:
         stream.send(rows_of("k", 0))
         local.cluster.savepoint("before", "Tally")
         stream.send(rows_of("k", 1))
     local.cluster.restore("Tally", savepoint="before")
-    with client(local, tmp_path, patience_s=60) as stream:  # it has no rows to send again
+    with client(local, tmp_path, patience_s=60) as stream:  # this client has no rows to send again
         for batch in (2, 3):
             assert stream.send(rows_of("k", batch)) == [], "they are stored: what was acknowledged is gone"
         assert {error.code for error in stream.waiting().errors.values()} == {"position_gap"}
@@ -238,7 +241,7 @@ def test_after_a_loss_is_accepted_every_partition_takes_rows(local: LocalCluster
         stream.flush(60)
         for batch in (4, 5):
             assert len(stream.send(rows_of("k", batch))) == len(rows_of("k", batch))
-        stream.accept_loss()  # of nothing
+        stream.accept_loss()  # nothing was lost
         assert len(stream.send(rows_of("k", 6))) == len(rows_of("k", 6))
     model = Model()
     for batch in (0, 2, 3, 4, 5, 6):

@@ -1,4 +1,4 @@
-"""A disk that is full or may not be written, at start and later: one line, and it goes on when there is room."""
+"""A disk that is full or read-only, at start and later: a replica says one line, and goes on when there is room."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fill(disk: Path) -> Path:
 
 
 def said(data_dir: Path) -> str:
-    """What a replica ends with that cannot start."""
+    """Returns the line that a replica which cannot start ends with."""
     arguments = ["replica", "--site", "s", "--name", "r", "--data-dir", str(data_dir), "--controller", "127.0.0.1:1"]
     done = subprocess.run(
         [sys.executable, "-m", "stateflow", *arguments], capture_output=True, text=True, timeout=600, check=False
@@ -73,11 +73,11 @@ def test_a_disk_that_fills_up_loses_nothing_and_serves_again_when_there_is_room(
         assert caught.value.code == "disk_full", caught.value
         assert "bug in stateflow" not in str(caught.value)
         ballast.unlink()
-        # the batch that failed is sent again as it was: whether it was written nobody was told
+        # the batch that failed is sent again as it was: the client cannot know whether it was written
         again = eventually(lambda: stream.send(rows), "it takes batches again")
         assert outputs(again) == model.apply(rows)
         ballast = fill(disk)
-        local.kill("cloud-0")  # and what it has it has, whatever it could not write
+        local.kill("cloud-0")  # what it has written stays, whatever it could not write
         ballast.unlink()
         local.restart("cloud-0")
         counted = eventually(lambda: read(local.cluster, "Tally", "n"), "it is back")

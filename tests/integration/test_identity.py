@@ -1,4 +1,4 @@
-"""A name belongs to one data directory: another one, or a copy of it, takes nothing over."""
+"""Names of replicas: a name belongs to one data directory; another one, or a copy of it, takes nothing over."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalClus
 
 
 def another(local: LocalCluster, directory: str, name: str = "cloud-0", asks_for: str = "cloud-0") -> Process:
-    """A second process, with a data directory of its own."""
+    """Starts a second process, with a data directory of its own."""
     arguments = local._replica_arguments(name)
     arguments[arguments.index("--name") + 1] = asks_for
     arguments[arguments.index("--data-dir") + 1] = str(local.data_dir / directory)
@@ -42,7 +42,7 @@ def another(local: LocalCluster, directory: str, name: str = "cloud-0", asks_for
 
 
 def refused(local: LocalCluster, what: str) -> RefusedReplica:
-    """The one process that is refused, once it is for this reason."""
+    """Waits until one process is refused for this reason, and returns it."""
 
     def found() -> list[RefusedReplica]:
         return [each for each in local.cluster.status().refused if what in each.error]
@@ -52,7 +52,7 @@ def refused(local: LocalCluster, what: str) -> RefusedReplica:
 
 
 def lines(local: LocalCluster, process: str) -> list[str]:
-    """What a process logged of its membership."""
+    """Returns what a process logged about its membership."""
     log = (local.data_dir / f"{process}.log").read_text()
     return [line.partition("membership: ")[2] for line in log.splitlines() if "membership: " in line]
 
@@ -106,13 +106,13 @@ def test_a_new_directory_needs_a_command_and_the_old_one_is_refused_then(local: 
     wait_alive(local, "cloud-0")
     send(stream, model, 3)
     assert failovers(local) == [] or all(each.state == "FAILED" for each in failovers(local))
-    refused(local, "may be serving")  # as the new one has heard since
+    refused(local, "may be serving")  # the new replica has heard so since
     local.kill("cloud-0")
     refused(local, "which has its state")
     done = told("replace", "cloud-0", "--controller", local.address)
     assert done == {"replica": "cloud-0", "directory": one.directory, "partitions": PARTITIONS}
     wait_alive(local, "cloud-0")
-    send(stream, model, 4)  # and what the checkpoint lacks, by itself
+    send(stream, model, 4)  # the client also sends what the checkpoint lacks
     model.check(local.cluster)
     local.restart("cloud-0")
     assert refused(local, "may be serving").directory != one.directory
@@ -121,7 +121,8 @@ def test_a_new_directory_needs_a_command_and_the_old_one_is_refused_then(local: 
 
 
 def test_a_directory_that_was_moved_is_welcome_when_the_lease_has_lapsed(local: LocalCluster) -> None:
-    """Nothing is taken over meanwhile, though there is a checkpoint to take it from."""
+    """A moved directory is let in once the lease has lapsed; no takeover begins meanwhile, though there is a
+    checkpoint."""
     stream, model = local.stream("Tally", source="s"), Model()
     send(stream, model, 0)
     local.cluster.checkpoint("Tally")

@@ -1,4 +1,4 @@
-"""State that was there before the first row, through the client and through Spark."""
+"""State that is loaded before the first row, through the client and through Spark."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_query_starts_from_a_dataframe(
     (tmp_path / "in").mkdir()
     rows = spark.createDataFrame([(i, f"k{i}", "a", 1) for i in range(50)], "seq long, k string, kind string, v long")
     rows.coalesce(1).write.parquet(str(tmp_path / "in"), mode="append")
-    for _ in range(2):  # started again, nothing is loaded again
+    for _ in range(2):  # the second start loads nothing again
         stream = spark.readStream.schema(rows.schema).parquet(str(tmp_path / "in"))
         out = apply_operator(stream, Tally, cluster=running.cluster, name="FromSpark", initial_state=first)
         query = out.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "ckpt"))

@@ -1,4 +1,4 @@
-"""Replicas inside a Spark application: Spark tries their tasks again, and what an executor had is at a standby."""
+"""Replicas inside a Spark application: Spark tries their tasks again, and a standby has what a lost executor had."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES, ROWS, KEYS = 24, 40, 7
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With rows in it."""
+    """A folder with rows to read."""
     (tmp_path / "in").mkdir()
     for number in range(FILES):
         seq = list(range(number * ROWS, number * ROWS + ROWS))
@@ -36,9 +36,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def driven(what: str, master: str, folder: Path) -> tuple[dict[str, Any], str]:
-    """What the driver found, when each row was applied once; and whatever it said."""
+    """Runs the driver, checks that each row was applied once, and returns what it found and its other output."""
     command = [sys.executable, "-m", "tests.integration.inside_driver", what, master, str(folder)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # executors begin elsewhere
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # executors have another working directory
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
     *said, last = done.stdout.splitlines()
@@ -65,7 +65,7 @@ def test_rows_flow_on_whatever_their_replicas_run_in_is_killed(master: str, fold
 
 
 def test_an_executor_that_is_decommissioned_loses_nothing_and_ends(folder: Path) -> None:
-    """There is no copy anywhere of what is in it."""
+    """An executor that is decommissioned moves away what it has, of which there is no copy, and ends."""
     found, _ = driven("decommissioned", "local-cluster[3,1,1024]", folder)
     second = found["before"][1]
     assert found["owned"][second] > 0

@@ -1,4 +1,4 @@
-"""Spark without a Java that will do: one line that says what to install, and nothing left running."""
+"""Spark without a suitable Java: one line says what to install, and nothing is left running."""
 
 from __future__ import annotations
 

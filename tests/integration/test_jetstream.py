@@ -1,4 +1,4 @@
-"""JetStream as a source: exactly the messages of a range, again after kills, and gaps told rather than skipped."""
+"""JetStream as a source: exactly the messages of a range, again after kills, and gaps reported rather than skipped."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def reader(of: Stream, **options: Any) -> JetStreamReader:
 
 
 class Query:
-    """The calls Spark makes, and its log: offsets survive, readers do not."""
+    """The calls that Spark makes on a source. A restart keeps the offset, as Spark's log does, and makes a new
+    reader."""
 
     def __init__(self, stream: Stream, **options: Any) -> None:
         self.stream, self.options = stream, options
@@ -133,7 +134,7 @@ def test_where_a_new_query_begins(stream: Stream) -> None:
     assert latest.next() is latest.offset
     stream.publish(range(2))
     end = latest.next()
-    # Killed in its first batch: Spark's log has its end only, and asks anew where the query begins.
+    # killed in its first batch: Spark's log has only the batch's end, so that Spark asks again where the query begins
     latest.reader = reader(stream, start="latest")
     latest.offset = latest.reader.initialOffset()
     assert latest.offset["seq"] == 12

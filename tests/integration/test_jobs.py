@@ -1,4 +1,4 @@
-"""Jobs on real processes: each time once, whoever leads."""
+"""Jobs on real processes: each scheduled time runs once, whichever controller leads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replica that joins a running cluster: what is said of it, and the rebalance that begins by itself."""
+"""A replica that joins a running cluster: what status says of it, and the rebalance that begins by itself."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def automatic(monkeypatch: pytest.MonkeyPatch) -> Iterator[Automatic]:
 
 
 def test_who_joins_in_the_middle_of_a_drain_has_its_share_until_it_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what waits: what has begun is left alone."""
+    """A replica that joins during a drain is given waiting moves until it dies; moves that have begun are left
+    alone."""
     monkeypatch.setenv("STATEFLOW_CONTROLLER_HEARTBEAT_INTERVAL_S", "0.2")
     monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", "2")
     cluster = Joined(Tally, sites={"cloud": 2}, partitions=8, checkpoint_interval_s=0)

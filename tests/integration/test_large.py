@@ -1,4 +1,4 @@
-"""Much of everything: thousands of partitions at one replica, tens of thousands of reconfigurations in the ledger."""
+"""Large numbers: thousands of partitions at one replica, tens of thousands of reconfigurations in the ledger."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PARTITIONS = sized(1024)
 
 
 def fill(ledger: Ledger) -> None:
-    """With a deployment, and with moves that are over, each a reconfiguration of its own. Written directly."""
+    """Writes a deployment and ended moves, each a reconfiguration of its own, directly into a ledger."""
     spec = OperatorSpec("Op", "m:Op", 4, ("k",), b"", "[]")
     cluster = ClusterState(ledger)
     cluster.register(ReplicaInfo("a", "x", "127.0.0.1:1"), Home("d", "p"))
@@ -90,7 +90,7 @@ def test_twenty_thousand_reconfigurations_are_told_of(tmp_path: Path) -> None:
 
 
 def test_many_partitions_are_created_on_one_replica(tmp_path: Path) -> None:
-    """More than it can create while a call waits for it; a deployment that is cut is gone on with."""
+    """A replica creates more partitions than a call waits for, and an interrupted deployment goes on."""
     with LocalCluster(data_dir=tmp_path / "cluster", checkpoint_interval_s=0) as local:
         failed: list[StateflowError] = []
 

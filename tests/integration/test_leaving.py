@@ -1,4 +1,4 @@
-"""What leaves for good: operators that are undeployed, replicas that are forgotten; and what is missing is said."""
+"""Operators that are undeployed, replicas that are forgotten, and the report of partitions that are missing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalClus
 
 
 def partitions(local: LocalCluster, replica: str) -> list[Path]:
-    """What a replica has on disk."""
+    """Folders of the partitions that a replica has on disk."""
     return list((local.data_dir / replica / "operators").glob("*/p*"))
 
 
@@ -52,7 +52,7 @@ def deployed(local: LocalCluster) -> OperatorStatus:
 
 
 def test_an_operator_goes_with_its_state_and_a_new_one_begins_empty(local: LocalCluster) -> None:
-    """Also at a replica that was away: it deletes what it has when it comes back, and nothing of the new one."""
+    """A replica that was away deletes the undeployed operator when it comes back, and nothing of the new one."""
     stream = local.stream("Tally", source="s")
     stream.send(rows_of("k", 0))
     local.cluster.migrate("Tally", [deployed(local).owners.index("edge-0")], to="cloud").wait()
@@ -97,7 +97,7 @@ def test_a_replica_is_forgotten_when_it_owns_nothing_and_has_ended(local: LocalC
     assert [r.name for r in local.cluster.status().replicas] == ["cloud-0"]
     assert "unknown_site" in command("migrate", "Tally", "0", "--to", "edge", "--controller", local.address).stderr
     shutil.rmtree(local.data_dir / "edge-0")
-    local.restart("edge-0")  # with another directory: a new one
+    local.restart("edge-0")  # with another directory it is a new replica
     wait_alive(local, "edge-0", "cloud-0")
     assert local.cluster.migrate("Tally", [0], to="edge").wait().state == "COMPLETED"
 
@@ -109,7 +109,11 @@ def _forgotten(local: LocalCluster) -> str:
 
 
 def test_partitions_whose_owner_came_without_them_are_said(local: LocalCluster) -> None:
-    """By ``status``, with the command; and by whoever sends to them, reads them or asks how far they are."""
+    """Partitions whose owner came without them are reported.
+
+    ``status`` says so, with the command that helps, and so does each call that sends to them, reads them or asks for
+    their positions.
+    """
     stream = local.stream("Tally", source="s", settings=RouterSettings(unavailable_timeout_s=3))
     stream.send(rows_of("k", 0))
     lost = sorted(p for p, owner in enumerate(deployed(local).owners) if owner == "edge-0")

@@ -1,4 +1,4 @@
-"""A ledger that is away, for however long: it delays what is planned and moved, and neither fails nor strands it."""
+"""Outages of the ledger, however long: they delay moves, and neither fail nor strand them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Ledgered(LocalCluster):
 
 @contextlib.contextmanager
 def cluster_at(url: str, directory: Path) -> Iterator[Ledgered]:
-    """Everything of ``Tally`` at the cloud, everything of ``Spare`` at the replica that can be missed."""
+    """A cluster with all of ``Tally`` at the cloud, and all of ``Spare`` at a replica that the moves do not need."""
     local = Ledgered(sites={"cloud": 1, "edge": 1, "spare": 1}, data_dir=directory, checkpoint_interval_s=0)
     local.url = url or f"sqlite:///{directory / 'ledger.db'}"
     with local:
@@ -54,7 +54,7 @@ def cluster_at(url: str, directory: Path) -> Iterator[Ledgered]:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leases and holds that an outage outlives, and moves one after another, so that it meets some in their midst."""
+    """Sets leases that an outage outlives, and few moves at a time, so that the outage meets some in the middle."""
     monkeypatch.setenv("STATEFLOW_CONTROLLER_HOLD_S", "3")
     monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", "3")
     monkeypatch.setenv("STATEFLOW_CONTROLLER_CONCURRENT_MOVES", "2")
@@ -68,7 +68,7 @@ def server() -> Iterator[Postgres]:
 
 
 def fed(local: LocalCluster, operator: str) -> Model:
-    """Some batches, all of them in a checkpoint."""
+    """Sends some batches, takes a checkpoint of all of them, and returns their model."""
     stream, model = local.stream(operator, source="fed"), Model()
     for batch in range(3):
         assert outputs(stream.send(rows_of("f", batch))) == model.apply(rows_of("f", batch))
@@ -77,7 +77,7 @@ def fed(local: LocalCluster, operator: str) -> Model:
 
 
 def moved_through(local: Ledgered, streaming: Streaming, fault: Callable[[], None]) -> Reconfiguration:
-    """What became of 20 moves in whose midst the fault came, under load."""
+    """Injects a fault in the middle of 20 moves under load, and returns how the moves ended."""
     streaming.more(3)
     moving = local.migrate("Tally", list(range(MOVES)), "edge")
     eventually(lambda: any(m.state == "COMPLETED" for m in local.cluster.reconfiguration(moving.id).moves), "one moved")
@@ -105,7 +105,7 @@ def owners_agree(local: Ledgered, operator: str) -> bool:
 
 
 def check_nothing_stranded(local: Ledgered, moved: Reconfiguration) -> None:
-    """Every move went where it was to go, once, and nothing is open any more."""
+    """Checks that every move reached its target once, and that nothing is open any more."""
     assert [move.error for move in moved.moves if move.error] == []
     assert {each.state for each in local.cluster.reconfigurations()} == {"COMPLETED"}
     tally = next(each for each in local.cluster.status().operators if each.name == "Tally")
@@ -123,7 +123,7 @@ def check_nothing_stranded(local: Ledgered, moved: Reconfiguration) -> None:
 
 
 def through_a_long_outage(local: Ledgered, begin: Callable[[], None], end: Callable[[], None]) -> None:
-    """Half-way one replica is lost."""
+    """Moves partitions through an outage, in the middle of which one replica is killed."""
     spare = fed(local, "Spare")
 
     def outage() -> None:
@@ -146,7 +146,10 @@ def through_a_long_outage(local: Ledgered, begin: Callable[[], None], end: Calla
 
 @pytest.mark.parametrize("how", [FAST, IMMEDIATE], ids=["fast", "immediate"])
 def test_postgres_is_stopped_for_thirty_seconds(short: None, server: Postgres, tmp_path: Path, how: Signals) -> None:
-    """Before, whatever had not been granted when the controller's hold ended was rolled back."""
+    """An outage of PostgreSQL fails no move.
+
+    Earlier, moves that were not granted when the controller's leader lease ended were rolled back.
+    """
     with cluster_at(server.url, tmp_path / "c") as local:
         through_a_long_outage(local, lambda: server.stop(how), server.start)
 
@@ -171,7 +174,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """By another process."""
+    """Locks a database file from another process."""
     process = subprocess.Popen([sys.executable, "-c", LOCK, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -185,7 +188,7 @@ def locked(file: Path) -> Iterator[None]:
 
 
 def read_only(server: Postgres) -> None:
-    """Longer than a hold."""
+    """Makes the database read-only for longer than a leader lease."""
     server.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
     server.cut()
     time.sleep(5.0)

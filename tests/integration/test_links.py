@@ -34,12 +34,12 @@ from tests.sizes import THOROUGH
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 
-#: as often as gRPC asks at most whether its server is there. It is cut at the fifth time
+#: the shortest keepalive interval that gRPC takes; a server that does not permit it cuts the link at the fifth ping
 OFTEN = ("grpc.keepalive_time_ms", 1_000)
 
 
 class _Slow(replica_pb2_grpc.ReplicaServiceServicer):
-    """Says nothing for longer than a server puts up with pings."""
+    """A replica that is silent for longer than a server tolerates pings."""
 
     async def Release(self, request: rpb.ReleaseRequest, context: Any) -> pb.Empty:
         await asyncio.sleep(6.5)
@@ -64,7 +64,7 @@ class _Slow(replica_pb2_grpc.ReplicaServiceServicer):
 
 
 def test_a_stream_that_nobody_reads_holds_up_nothing_else_on_its_channel() -> None:
-    """HTTP/2 gives each stream a window of its own: a copy that is throttled does not stop what shares its channel."""
+    """A throttled copy does not stop what shares its channel: HTTP/2 gives each stream a window of its own."""
     asyncio.run(_ask_beside_a_full_stream())
 
 
@@ -88,7 +88,10 @@ async def _ask_beside_a_full_stream() -> None:
 
 
 def test_what_is_silent_for_long_is_not_cut() -> None:
-    """A checkpoint of 54 s ended with `unavailable: …, too many pings`."""
+    """Calls that are silent for long are not cut.
+
+    Earlier, a checkpoint of 54 s ended with `unavailable: …, too many pings`.
+    """
     asyncio.run(_silent_calls())
 
 
@@ -114,7 +117,7 @@ async def _silent_calls() -> None:
 
 
 class LinkedCluster(LocalCluster):
-    """What leaves ``cloud-0`` takes a link of its own."""
+    """A cluster whose ``cloud-0`` is reached over a slow link, and sends over it."""
 
     def __init__(self) -> None:
         super().__init__(Blob, sites={"cloud": 1, "edge": 1}, partitions=1, deploy_to=("cloud",))
@@ -123,7 +126,7 @@ class LinkedCluster(LocalCluster):
     def _replica_arguments(self, name: str) -> list[str]:
         arguments = list(super()._replica_arguments(name))
         at = arguments.index("--checkpoints")
-        del arguments[at : at + 4]  # else what the link is slow with came from the store
+        del arguments[at : at + 4]  # otherwise files would come from the store and not over the link
         return [*arguments, "--advertise", self.link.address] if name == "cloud-0" else arguments
 
     def stop(self) -> None:
@@ -140,17 +143,20 @@ def linked(monkeypatch: pytest.MonkeyPatch) -> Iterator[LinkedCluster]:
 
 
 def fill(cluster: LocalCluster, size: int) -> None:
-    """One value that does not compress, in one file."""
+    """Writes one value that does not compress, in one file."""
     cluster.stream("Blob", "filling").send([{"k": "large", "size": -size}])
 
 
-#: in make test-all for longer than any time-out of a call
+#: in make test-all, the file takes longer than any timeout of a call
 FILE_BYTES, BYTES_PER_S = (2_400_000, 60_000) if THOROUGH else (600_000, 150_000)
 
 
 def test_a_large_file_arrives_over_a_slow_link_that_is_cut_twice(linked: LinkedCluster) -> None:
-    """It takes longer than a broken connection is tried again for (`resume_timeout_s`), and began anew with each cut:
-    the move ended with `unavailable: no answer from …`."""
+    """A large file arrives over a slow link that is cut twice.
+
+    The transfer takes longer than a broken connection is tried again for (`resume_timeout_s`). Earlier, it began anew
+    with each cut, and the move ended with `unavailable: no answer from …`.
+    """
     fill(linked, FILE_BYTES)
     linked.link.bytes_per_s = BYTES_PER_S
     begun = linked.link.sent
@@ -203,7 +209,8 @@ async def _fetch_from_a_silent_source(path: Path) -> None:
 
 
 def test_a_stream_of_a_controller_that_says_nothing_ends_with_an_error() -> None:
-    """It runs and keeps the connection, but never answers: a watch waited for ever."""
+    """A watch of a controller that keeps the connection and never answers ends with an error. Earlier, it waited for
+    ever."""
 
     class Silent(controller_pb2_grpc.ControllerServiceServicer):
         def WatchReconfiguration(self, request: Any, context: Any) -> Iterator[cpb.Reconfiguration]:

@@ -1,4 +1,4 @@
-"""A controller is started with a ledger that knows nothing: what replicas have is not created anew beside them."""
+"""A controller with a ledger that knows nothing: it creates no partition anew that a replica has."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalClus
 
 
 def lose_the_ledger(local: LocalCluster, *replicas: str) -> None:
-    """While everything is down."""
+    """Moves the ledger away while all processes are down, then starts the controller and the given replicas."""
     for name in ("controller", "cloud-0", "edge-0"):
         local.kill(name)
     for file in local.data_dir.glob("ledger.db*"):
@@ -104,7 +104,8 @@ def test_a_ledger_that_was_lost_is_rebuilt_from_what_replicas_have(local: LocalC
 
 
 def test_a_replica_with_nothing_goes_to_another_ledger_and_back(local: LocalCluster) -> None:
-    """Whoever has something stays with the ledger that knows of it."""
+    """A replica without partitions registers with another ledger; one with partitions stays with the ledger that knows
+    it."""
     owners = local.cluster.status().operators[0].owners
     local.cluster.migrate("Tally", [p for p, owner in enumerate(owners) if owner == "edge-0"], "cloud").wait()
     local.cluster.undeploy("Tally", delete_state=True)

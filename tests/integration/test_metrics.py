@@ -1,4 +1,4 @@
-"""/metrics of real processes: read by Prometheus' own parser, and each figure is one that is declared."""
+"""``/metrics`` of real processes: Prometheus' own parser reads it, and each figure is a declared one."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_all_that_is_said_is_declared_and_the_other_way_round(local: Measured) -
 
 
 def check_declared(text: str, declared: Sequence[Figure]) -> None:
-    """All of what is declared, and nothing else but what operators have of their own."""
+    """Checks that all declared figures are there, and no others except those of operators."""
     families = {f.name: f for f in text_string_to_metric_families(text)}
     ours = {
         key: family for key, family in families.items() if key.startswith("stateflow_") and not key.startswith(PREFIX)
@@ -129,7 +129,7 @@ def test_an_agent_says_how_its_replicas_stand_and_where_their_figures_are(local:
     page = local.page("finder")
 
     def targets() -> dict[str, str]:
-        """Replica → its ``/metrics``; the agent's own has no name."""
+        """Addresses of ``/metrics`` by replica; the agent's own is under an empty name."""
         with urllib.request.urlopen(page.replace("/metrics", "/sd"), timeout=20) as answer:
             assert answer.headers["Content-Type"] == "application/json"
             found = json.load(answer)
@@ -137,7 +137,7 @@ def test_an_agent_says_how_its_replicas_stand_and_where_their_figures_are(local:
         return {each["labels"].get("replica", ""): f"http://{each['targets'][0]}/metrics" for each in found}
 
     def runs(name: str, found: dict[str, str]) -> bool:
-        """Is it that replica which answers there?"""
+        """Tells whether that replica answers at its address."""
         with urllib.request.urlopen(found[name], timeout=20) as answer:
             labels = [dict(key) for figure, key in samples(answer.read().decode()) if figure == "stateflow_info"]
         return [(each["process"], each["name"]) for each in labels] == [("replica", name)]
@@ -151,7 +151,7 @@ def test_an_agent_says_how_its_replicas_stand_and_where_their_figures_are(local:
     assert all(runs(name, found) for name in found if name)
     (worker,) = (each for each in psutil.Process(agent.pid).children(recursive=True) if said_worker(each) == "1")
     worker.kill()
-    worker.wait(60)  # else it may be the one that answers
+    worker.wait(60)  # otherwise the killed worker may be the one that answers
     eventually(lambda: answers(found["finder-1~1"]), "a worker that is begun again serves them where it did")
     assert runs("finder-1~1", found)
     assert targets() == found
@@ -165,7 +165,7 @@ def test_an_agent_says_how_its_replicas_stand_and_where_their_figures_are(local:
 
 
 def said_worker(process: psutil.Process) -> str:
-    """Which of a node's it is."""
+    """Returns the number of a node's worker, as its command line says; empty: not a worker."""
     line = process.cmdline()
     return line[line.index("--worker") + 1] if "--worker" in line else ""
 

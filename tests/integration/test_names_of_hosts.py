@@ -1,5 +1,7 @@
-"""The controller's name cannot be looked up, or is somebody else's: the replica waits for it, says so, and goes on with
-what it has while it serves."""
+"""A controller's name that cannot be looked up, or has a wrong address.
+
+The replica waits for the controller, says so, and goes on with what it has while it serves.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ NOBODY = f"{SUBNET}.222"
 
 
 class Named(SpacedCluster):
-    """The replica knows its controller by name."""
+    """A cluster whose replica knows the controller by name."""
 
     def _replica_arguments(self, name: str) -> list[str]:
         arguments = super()._replica_arguments(name)
@@ -33,12 +35,12 @@ class Named(SpacedCluster):
 
 
 class Hosts:
-    """``/etc/hosts`` of a namespace. It is changed in place: it is mounted there as it is."""
+    """``/etc/hosts`` of a network namespace. It is changed in place, as the namespace has this very file mounted."""
 
     def __init__(self, space: str) -> None:
         self.directory = Path("/etc/netns") / space
         self.directory.mkdir(parents=True)
-        (self.directory / "resolv.conf").write_text("")  # nobody else is asked
+        (self.directory / "resolv.conf").write_text("")  # no name server is asked
         (self.directory / "nsswitch.conf").write_text("hosts: files\n")
         self.says()
 
@@ -66,7 +68,7 @@ def test_a_name_that_cannot_be_looked_up_is_waited_for(edge: Any, tmp_path: Path
     seen: dict[str, bool] = {}
 
     def mend() -> None:
-        """As ``start`` waits for the replica meanwhile."""
+        """Mends the name from a thread, as ``start`` waits for the replica meanwhile."""
         said = f"no answer from {NAME}"
         eventually(lambda: log.exists() and said in log.read_text(), "it says whom it does not find")
         seen["waits"] = "unavailable" in log.read_text()
@@ -83,7 +85,7 @@ def test_a_name_that_cannot_be_looked_up_is_waited_for(edge: Any, tmp_path: Path
         model = Model()
         with local.stream("Tally", source="s") as stream:
             assert outputs(stream.send(rows_of("s", 0))) == model.apply(rows_of("s", 0))
-            hosts.says()  # the name is gone, and the connection is not
+            hosts.says()  # the name is gone, the connection stays
             for number in range(1, 40):
                 assert outputs(stream.send(rows_of("s", number))) == model.apply(rows_of("s", number))
                 time.sleep(0.1)

@@ -1,5 +1,7 @@
-"""Links that carry one direction only: what is asked arrives and no answer does, or the reverse. Nothing is lost, and
-who cannot serve is not waited for."""
+"""Links that carry one direction only: requests arrive and answers do not, or the reverse.
+
+Nothing is lost, and no client waits for a replica that cannot serve.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tests.integration.support import Model, check_owners, eventually, outputs, 
 pytestmark = pytest.mark.processes
 EDGE, CLOUD = "edge-0", "cloud-0"
 LEASE_S = 3.0
-#: lease, margin and a take-over, on a machine that has other work; what is answered by nobody is waited for far longer
+#: lease, margin and a takeover, on a busy machine; a call that no process answers is waited for far longer
 WAITED_S = 30.0
 
 
@@ -33,7 +35,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProxiedCluster]:
 
 @pytest.mark.parametrize("from_replica", [True, False], ids=["nothing from the replica", "nothing to the replica"])
 def test_between_a_replica_and_the_controller(local: ProxiedCluster, from_replica: bool) -> None:
-    """The lease of the replica lapses, whatever the controller hears of it; its partitions are served elsewhere."""
+    """A replica's lease lapses, whichever direction is cut, and its partitions are served elsewhere."""
     model = Model()
     with local.stream("Tally", source="s") as stream:
 
@@ -44,8 +46,8 @@ def test_between_a_replica_and_the_controller(local: ProxiedCluster, from_replic
 
         send(0)
         edge, controller = (frozenset({local.processes[name].pid}) for name in (EDGE, "controller"))
-        local.proxies["controller"].hold(edge, from_replica)  # of what the replica asks, one of question and answer …
-        local.proxies[EDGE].hold(controller, not from_replica)  # … and the other of what it is asked
+        local.proxies["controller"].hold(edge, from_replica)  # one direction of the calls that the replica makes …
+        local.proxies[EDGE].hold(controller, not from_replica)  # … and the same one of the calls that it answers
         longest = max(send(number) for number in range(1, 40) if not time.sleep(0.2))
         owners = set(next(iter(local.cluster.status().operators)).owners)
         local.heal()

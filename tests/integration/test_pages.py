@@ -1,9 +1,9 @@
 """Every block of Python and YAML in README and docs/ runs as it is printed.
 
-README is one program, as its reader has it. The blocks of a page of docs/ are run one after the other, with what the
-page takes for given: a cluster, and where it speaks of them a Spark session and flights. Only places are others: the
-cluster's address, and where files are, as the JVM of all tests has another working directory.
-Blocks of other systems, whose title says so, are left out (tests/pages.py).
+README is one program, as its reader has it. The blocks of a page of docs/ run one after the other, with what the page
+assumes: a cluster, and where the page uses them, a Spark session and flights. Only places differ: the cluster's
+address, and the paths of files, as the JVM of all tests has another working directory. Blocks of other systems, whose
+titles say so, are left out (tests/pages.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.processes, pytest.mark.spark]
 COLUMNS = "time_hour timestamp, tailnum string, dest string, arr_delay double"
-#: run elsewhere: README below, docs/state.md by tests/unit/state/test_docs.py, examples by test_examples.py
+#: without what runs elsewhere: README below, docs/state.md in tests/unit/state/test_docs.py, examples in
+#: test_examples.py
 DOCS = [
     page
     for page in PAGES
@@ -41,10 +42,10 @@ DOCS = [
     and page not in (ROOT / "README.md", ROOT / "docs" / "state.md")
     and {"python", "yaml"} & {block.kind for block in blocks(page)}
 ]
-#: what pages speak of without making it, and what of that takes a Spark session
+#: names that pages use without making them, and those of them that need a Spark session
 GIVEN = {"cluster", "spark", "flights", "df", "query", "DelayByAircraft", "Delays", "work"}
 OF_SPARK = {"spark", "flights", "df", "query"}
-#: what blocks speak of that not every PySpark has
+#: names in blocks that not every PySpark has
 NEWER = {"register_jetstream": JETSTREAM, "TwsTester": Feature("Spark's tester of stateful processors", (4, 2))}
 ADDRESSES = re.compile(r"ctl:7070|localhost:7070")
 FOLDERS = re.compile(r'"(?=(?:flights|checkpoint|output|delays|late|raw|clean)/)')
@@ -76,7 +77,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def given(local: LocalCluster) -> dict[str, Any]:
-    """What the pages speak of without making it."""
+    """Values for the names that pages use without making them."""
     return {
         "cluster": local.cluster,
         "DelayByAircraft": DelayByAircraft,
@@ -87,7 +88,7 @@ def given(local: LocalCluster) -> dict[str, Any]:
 
 @pytest.fixture
 def given_spark(local: LocalCluster, spark: SparkSession, tmp_path: Path) -> dict[str, Any]:
-    """The same, of pages about queries."""
+    """Values for the names that pages about queries use without making them."""
     from stateflow.spark import apply_operator
 
     rows = spark.range(20).selectExpr(
@@ -111,7 +112,7 @@ def taken_for_given(page: Path) -> set[str]:
 
 
 def lacking(text: str) -> str:
-    """Why a block cannot run here; empty: it can."""
+    """Returns why a block cannot run here; empty: it can."""
     return next((why for name, feature in NEWER.items() if name in text and (why := lacks(feature))), "")
 
 

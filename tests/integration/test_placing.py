@@ -30,7 +30,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 def keys_of(partitions: set[int]) -> list[str]:
-    """One key of each."""
+    """Returns one key of each partition."""
     found: dict[int, str] = {}
     for number in range(10_000):
         partition = partition_of(f"k{number}", PARTITIONS)
@@ -42,7 +42,11 @@ def keys_of(partitions: set[int]) -> list[str]:
 
 @contextmanager
 def flowing(*streams: tuple[StreamClient, list[str]], **values: int) -> Iterator[list[int]]:
-    """Batches that go on; how many were answered. Args: values: of each row beside its key."""
+    """Sends batches all the while, and yields how many were answered.
+
+    Args:
+        values: columns of each row beside its key; none: ``v=1``.
+    """
     stop, sent, errors = threading.Event(), [0], list[BaseException]()
 
     def send() -> None:
@@ -86,7 +90,7 @@ def test_load_is_evened_out_and_nothing_is_lost(local: LocalCluster) -> None:
     stream = local.stream("Tally", "load")
     before = {row["key"]: row["value"] for row in local.cluster.read_state("Tally", "n").to_pylist()}
     with flowing((stream, keys)) as sent:
-        # what was measured may be of the time before
+        # what is measured may still be from before these rows
         eventually(lambda: len(local.cluster.propose("load").moves) == PARTITIONS / 2, "all are seen to have rows")
         for move in local.cluster.place("load"):
             assert move.wait().state == "COMPLETED"

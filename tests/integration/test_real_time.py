@@ -1,4 +1,4 @@
-"""Operators in Spark's real-time mode, on a source that gives the same rows again, while everything dies."""
+"""Operators in Spark's real-time mode, on a source that gives the same rows again, while processes are killed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = [
 PARTITIONS = 8
 ROOT = Path(__file__).parents[2]
 EVERY_US = 20_000
-#: a session takes about so long to start; what is due before comes all at once
+#: a session takes about so long to start; rows that are due before come all at once
 START_S = 15.0
 
 
@@ -119,12 +119,12 @@ def test_rows_come_while_partitions_move(run: Callable[..., Runs], cluster: Loca
 
 
 def test_whatever_is_killed_in_the_middle(run: Callable[..., Runs], cluster: LocalCluster) -> None:
-    """Rows of an epoch that is run again are given again with what came of them, and never applied again."""
+    """Rows of an epoch that runs again come again with the outputs they had, and are never applied again."""
     rows = 1500
     query = run(rows)
 
     def wait(share: float) -> None:
-        query.taken()  # by a driver that has not ended
+        query.taken()  # fails where the driver has ended
         eventually(
             lambda: len({each.columns[:2] for each in query.rows()}) > share * rows * SOURCES, "rows come", PATIENCE_S
         )
@@ -171,7 +171,7 @@ def test_timers_of_event_time_fire_within_an_epoch(run: Callable[..., Runs], clu
 
 
 def test_a_query_that_ran_in_micro_batches_is_refused(run: Callable[..., Runs], cluster: LocalCluster) -> None:
-    """Nothing is lost: it goes on in micro-batches."""
+    """A query that ran in micro-batches is refused in real-time mode, loses nothing, and goes on in micro-batches."""
     rows = 200
     query = run(rows, epoch="")
     eventually(lambda: len(query.taken()) >= rows * SOURCES, "all are taken", PATIENCE_S)

@@ -1,4 +1,4 @@
-"""A restore whose target dies when the present owner has stopped: it goes on, and says so when it cannot."""
+"""A restore whose target dies after the present owner has stopped: it goes on, and says so when it cannot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OWNER, TARGET = "cloud-0", "edge-0"
 
 
 def prepared(local: ProxiedCluster) -> Model:
-    """The owner has all partitions, and a checkpoint of each."""
+    """Gives the owner all partitions, rows and a checkpoint of each, and returns the model of the rows."""
     there = [number for number, name in enumerate(local.cluster.status().operators[0].owners) if name != OWNER]
     assert local.migrate("Tally", there, OWNER).wait().state == "COMPLETED"
     model = Model()
@@ -40,7 +40,7 @@ def prepared(local: ProxiedCluster) -> Model:
 
 
 def restore_with_the_target_killed(local: ProxiedCluster, *, restart: bool) -> RestoredPartition:
-    """Partition 0, at a target that dies when the owner has said that it stopped."""
+    """Restores partition 0 at a target that is killed once the owner has answered that it stopped."""
     struck = threading.Event()
 
     def strike() -> None:

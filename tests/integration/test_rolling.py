@@ -1,4 +1,5 @@
-"""Replicas that are restarted one after another while rows come, whoever leads; and one that does not come back."""
+"""Replicas that are restarted one after another while rows come, though the controller dies; and one that stays
+away."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ class Sites:
         return set(operator.owners)
 
     def started(self) -> dict[str, int]:
-        """How often, by replica."""
+        """Returns how often each replica was started."""
         return {child.replica: child.runs for agent in self.cluster.agents() for child in agent.replicas}
 
 

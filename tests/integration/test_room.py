@@ -23,7 +23,10 @@ ROOM_BYTES = 1 << 20
 
 
 class Apart(LocalCluster):
-    """``cloud-0`` is reached through a link that delays, others are near each other. ``small-0`` may hold little."""
+    """A cluster whose ``cloud-0`` is behind a link that delays; the others are near each other.
+
+    ``small-0`` may hold little.
+    """
 
     def __init__(self, folder: Path) -> None:
         sites = {"cloud": 1, "near": 1, "edge": 1, "small": 1}
@@ -62,7 +65,7 @@ def nodes(local: LocalCluster) -> dict[str, list[dict[str, object]]]:
 
 
 def test_rows_go_to_the_nearer_of_two_sites_as_measured(apart: Apart) -> None:
-    """Their own site may not have the state."""
+    """Partitions go to the nearer of two sites, as measured, where the site of their rows may not have the state."""
     apart.cluster.deploy(Tally, partitions=8, sites=["cloud", "near"])
     with flowing((apart.stream("Tally", "from-edge", site="edge"), keys_of({0, 1, 2}))):
         proposed = apart.cluster.propose("locality", operator="Tally")
@@ -86,7 +89,7 @@ def test_what_has_no_room_is_refused_before_anything_starts_and_never_wished(apa
     keys = keys_of({0, 1})
     apart.stream("Blob", "filling").send([{"k": key, "size": -700_000} for key in keys])
     for begun in [cluster.migrate("Blob", [0, 1], to="near")]:
-        assert begun.wait().state == "COMPLETED"  # what moves is in files then, and has a size
+        assert begun.wait().state == "COMPLETED"  # what moved is in files then, and has a size
     (room,) = (each["room_bytes"] for each in nodes(apart)["nodes"] if each["name"] == "small-0")
     assert room == ROOM_BYTES
     before = len(cluster.reconfigurations())
@@ -106,7 +109,7 @@ def test_what_has_no_room_is_refused_before_anything_starts_and_never_wished(apa
         def left() -> dict[int, str]:
             return {each.partition: each.reason for each in cluster.propose("locality", operator="Blob").left}
 
-        # before as many rows have come as make a move worth it, another reason is given
+        # until enough rows have come to make a move worth it, another reason is given
         eventually(lambda: left() == {1: "small has no room for it"}, "rows are seen")
         assert cluster.place("locality", operator="Blob") == []
     assert cluster.migrate("Blob", [0], to="near").wait().state == "COMPLETED"

@@ -1,4 +1,4 @@
-"""A schedule with three controllers: a hundred times, each once, while the one that leads is killed again and again."""
+"""A schedule with three controllers: each of a hundred times runs once, while the leader is killed again and again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMES, KILLS = 100, 5
 
 
 def began(trio: Trio) -> Counter[str]:
-    """How often each time's run was begun, by the ledger's records."""
+    """Counts how often the run of each time was begun, by the ledger's records."""
     with Ledger(trio.ledger) as ledger:
         return Counter(r.item_id for r in ledger.records(archived=True) if r.item_id.startswith("run/") and r.seq == 1)
 

@@ -1,4 +1,4 @@
-"""Secrets of a whole run are searched for wherever it leaves something: none is found, and one that is planted is."""
+"""A search for the secrets of a whole run in all that it leaves: none is found, and a planted one is."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.integration.operators import Tally
 pytestmark = [pytest.mark.processes, pytest.mark.spark]
 ROOT = Path(__file__).parents[2]
 PASSWORD = "pw-4f2d8c61b7"
-#: every 32 characters of what is longer are looked for: a part of it would do harm, too
+#: longer secrets are searched for in pieces of 32 characters: a part would do harm, too
 PIECE = 32
-#: the JVM has no token, nor have the workers that it starts: only the driver's Python has, from here on
+#: the JVM and the workers that it starts have no token: only the driver's Python has one, once the session is there
 PROGRAM = """
 import os, sys
 from stateflow.spark import apply_operator
@@ -67,7 +67,7 @@ except Exception as error:
 
 
 def pieces_of(secret: str) -> set[bytes]:
-    """Of the text, and of how it looks where somebody wrote it as base64 or as bytes of Java."""
+    """Returns pieces of a secret: of the text, and of what it looks like as base64 or as bytes of Java."""
     text = "".join(secret.split())
     size = min(PIECE, len(text))
     found = {text[at : at + size].encode() for at in range(0, len(text) - size + 1, size)}
@@ -80,14 +80,17 @@ class Secrets:
         self._pieces = {name: pieces_of(secret) for name, secret in named.items()}
 
     def within(self, data: bytes) -> set[str]:
-        """Names of those that are there, in whole or in part. A PEM's lines end where a piece may go on."""
+        """Returns the names of secrets that are there, in whole or in part.
+
+        Line ends are left out, too, as a PEM's may be within a piece.
+        """
         joined = data.replace(b"\n", b"").replace(b"\\n", b"")
         return {name for name, pieces in self._pieces.items() if any(each in data or each in joined for each in pieces)}
 
 
 @contextlib.contextmanager
 def commands_seen() -> Iterator[set[bytes]]:
-    """Command lines of all processes, looked at every 50 ms."""
+    """Collects the command lines of all processes, looked at every 50 ms."""
     seen, over = set[bytes](), threading.Event()
 
     def look() -> None:
@@ -176,7 +179,7 @@ def test_no_secret_shows_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert any("events" in path.parts for path in left), "Spark wrote its event log"
     found = {str(path): names for path in left if (names := secrets.within(path.read_bytes()))}
     found |= {f"said {number}": names for number, text in enumerate(said) if (names := secrets.within(text))}
-    # a password that stands on a command line is its user's doing
+    # a password on a command line is the user's doing
     found |= {str(each[:200]): names for each in commands if (names := secrets.within(each))}
     assert found == {}
     assert not any(PASSWORD.encode() in text for text in said), "what was given on a command line is not said again"

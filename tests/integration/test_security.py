@@ -117,7 +117,7 @@ def test_a_data_client_reaches_what_it_was_given(
         Cluster(secure.address).status()
 
 
-#: a program of its own, as its JVM and the workers of that have the environment that it began with
+#: a process of its own, as its JVM and the JVM's workers keep the environment that it began with
 SPARK_PROGRAM = """
 import sys
 from stateflow.spark import apply_operator
@@ -139,7 +139,7 @@ print("OUT", spark.read.parquet(f"{folder}/out").count())
 def test_a_spark_query_has_its_certificate_from_the_environment(
     secure: LocalCluster, certificates: Certificates, tmp_path: Path
 ) -> None:
-    """One of a data client, for its operator only."""
+    """A query runs with the certificate of a data client, for its operator only."""
     given = os.environ | {"PYTHONPATH": str(ROOT)} | certificates.issue("query", "data", operators=("Tally",))
     command = [sys.executable, "-c", SPARK_PROGRAM, secure.address, str(tmp_path)]
     done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=600, check=False)
@@ -151,7 +151,7 @@ def test_a_spark_query_has_its_certificate_from_the_environment(
 def test_a_fake_replica_with_a_stolen_name_is_refused(
     secure: LocalCluster, certificates: Certificates, tmp_path: Path
 ) -> None:
-    """It has a certificate of the authority, for another name."""
+    """A replica with a certificate of the authority for another name cannot use a stolen name."""
     mallory = certificates.issue("mallory", "node", "127.0.0.1")
     arguments = ["replica", "--name", "edge-0", "--site", "edge", "--data-dir", str(tmp_path / "fake")]
     command = [sys.executable, "-m", "stateflow", *arguments, "--controller", secure.address]
@@ -224,7 +224,7 @@ def test_a_revoked_certificate_is_refused_at_the_next_call(
 
 
 def test_ten_commands_of_the_page_set_up_a_fleet(tmp_path: Path) -> None:
-    """docs/security.md, in a directory of its own, with this machine for all of theirs."""
+    """The commands of docs/security.md set up a fleet, here in one directory and on one machine."""
     text = next(block.text for block in blocks(ROOT / "docs" / "security.md") if block.kind == "sh")
     ports = {"7070": free_port(), "7071": free_port()}
     text = re.sub(

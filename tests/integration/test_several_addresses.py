@@ -1,4 +1,4 @@
-"""Whatever takes a controller takes several: the first may be dead, or not lead."""
+"""Several addresses, for all that takes a controller's: the first may be dead, or not lead."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def addresses(running: Pair, request: pytest.FixtureRequest) -> str:
 
 
 def asked(addresses: str, *arguments: str) -> Any:
-    """What a command says as JSON, also where the controller refuses it: it was asked."""
+    """Returns what a command says as JSON, also when the controller refuses it; fails when no leader was asked."""
     result = command(*arguments, "--controller", addresses, "--json")
     answer = json.loads(result.stdout.splitlines()[-1])
     assert answer.get("error", {}).get("code") not in ("unavailable", "not_leading"), answer
@@ -48,7 +48,7 @@ def asked(addresses: str, *arguments: str) -> Any:
 
 
 def _other_site(cluster: Cluster) -> str:
-    """Than where the first partition is."""
+    """Returns the site where the first partition is not."""
     return "edge" if cluster.status().operators[0].owners[0].startswith("cloud") else "cloud"
 
 
@@ -60,7 +60,9 @@ def test_clients_and_routers(running: Pair, addresses: str) -> None:
         for number in range(3):
             rows = rows_of(f"{source}-", number)
             assert outputs(stream.send(rows)) == model.apply(rows)
-            cluster.migrate("Tally", range(PARTITIONS), _other_site(cluster)).wait()  # its owners are asked for
+            cluster.migrate(
+                "Tally", range(PARTITIONS), _other_site(cluster)
+            ).wait()  # the stream has to ask for the new owners
     model.check(cluster, keys=f"{source}-")
     assert source in {each.source for each in cluster.sources("Tally")}
 

@@ -15,7 +15,11 @@ HOURS_APART_S = {"controller": 0, "controller-1": 3600, "controller-2": -3600, "
 
 
 class Trio(LocalCluster):
-    """Args: off_s: by process, how far its clock is off."""
+    """A local cluster with three controllers.
+
+    Args:
+        off_s: offset of the clock of each process, by name, in seconds.
+    """
 
     def __init__(self, *operators: type[Operator], off_s: Mapping[str, int], **said: Any) -> None:
         super().__init__(*operators, controllers=3, **said)

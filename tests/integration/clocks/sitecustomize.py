@@ -1,6 +1,6 @@
-"""On the path of a process: its wall clock is off by ``STATEFLOW_TEST_CLOCK_OFF_S`` seconds.
+"""Shifts the wall clock of a process that has this folder on its path by ``STATEFLOW_TEST_CLOCK_OFF_S`` seconds.
 
-``time.time`` stays: gRPC makes deadlines of it, which its core holds against the system's clock.
+``time.time`` stays as it is: gRPC makes deadlines from it, and its core compares them with the system's clock.
 """
 
 import os
