@@ -1,4 +1,4 @@
-"""A disk whose durable writes take long for a while: what a move promises is kept or refused, and nobody else waits."""
+"""A disk with slow durable writes: a move keeps its pause budget or is refused, and no other thread waits."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def local(disk: SlowDisk) -> Iterator[LocalCluster]:
 
 
 def direction(local: LocalCluster) -> tuple[str, str]:
-    """(from, to): the sites partition 0 is to move between."""
+    """Returns the sites (from, to) that partition 0 is to move between."""
     (operator,) = local.cluster.status().operators
     return ("a", "b") if operator.owners[0] == "a-0" else ("b", "a")
 
 
 def pid_of(local: LocalCluster, side: str) -> int:
-    """Of the source or the target of a move of partition 0."""
+    """Returns the process id of the source or the target of a move of partition 0."""
     source, target = direction(local)
     return local.processes[f"{source if side == 'source' else target}-0"].pid
 

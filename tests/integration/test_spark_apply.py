@@ -1,4 +1,5 @@
-"""Operators in Spark queries: exactly once, whatever is evaluated, retried, replayed, moved, killed or refused."""
+"""Operators in Spark queries: exactly once, through evaluations in part, retries, replays, moves, kills and
+refusals."""
 
 from __future__ import annotations
 
@@ -188,7 +189,7 @@ class Sink:
         return (writer if forever else writer.trigger(availableNow=True)).start(str(self.output))
 
     def run(self, frame: DataFrame) -> None:
-        """Works off what there is, one file per micro-batch, and ends."""
+        """Processes what there is, one file per micro-batch, and ends."""
         query = self.start(frame)
         try:
             assert query.awaitTermination(int(PATIENCE_S)), "the query did not end"
@@ -236,7 +237,7 @@ def frame_of(spark: SparkSession, batch: Sequence[tuple[Any, ...]]) -> DataFrame
 
 
 def said_by(attempt: Callable[[], Any]) -> str:
-    """The message of the error Spark raises for it."""
+    """Returns the message of the error that Spark raises for an attempt."""
     with pytest.raises(Exception) as caught:  # Spark has many classes for a failed task
         attempt()
     assert not isinstance(caught.value, AssertionError)
@@ -337,7 +338,7 @@ def test_order_by_decides_the_order_within_a_key(spark: SparkSession, cluster: L
 def test_rows_that_say_their_site_draw_their_state_there(
     spark: SparkSession, cluster: LocalCluster, deploy: Deploy
 ) -> None:
-    """Those of one batch come from two."""
+    """Rows of one batch name two sites; state is drawn to the site of most of them."""
     name, batch = deploy(Tally), rows(0, 300, keys=40)
     site = F.when(F.col("seq") < 40, "cloud").otherwise("edge")  # one row of each key, most of its others from edge
     frame = frame_of(spark, batch).withColumn("site", site)
@@ -347,7 +348,7 @@ def test_rows_that_say_their_site_draw_their_state_there(
     moves: tuple[ProposedMove, ...] = ()
     until = time.monotonic() + PATIENCE_S
     with ThreadPoolExecutor(1) as aside:
-        # a job of Spark may take as long as is measured, and its rows come to one partition after another
+        # a job of Spark may take as long as the measurement, and its rows come to one partition after another
         while {move.partition for move in moves} != wanted and time.monotonic() < until:
             proposed = aside.submit(cluster.cluster.propose, "locality", operator=name)
             while not proposed.done():
@@ -375,7 +376,8 @@ KEYS_BY_TYPE: dict[str, list[Any]] = {
 def test_spark_and_a_stream_client_meet_in_one_state(
     spark: SparkSession, cluster: LocalCluster, deploy: Deploy, kind: str
 ) -> None:
-    """A key's hash in the JVM, in Python, and its encoding in the state: all three agree, or a count would restart."""
+    """A key's hash in the JVM, its hash in Python and its encoding in the state agree; otherwise a count would
+    restart."""
     name = deploy(ByKey)
     texts = kind in ("date", "timestamp")
     frame = spark.createDataFrame([(key,) for key in KEYS_BY_TYPE[kind]], f"k {'string' if texts else kind}")
@@ -438,7 +440,7 @@ def test_batches_without_rows_advance_every_partition(
 
 
 def positions(cluster: LocalCluster, operator: str, source: str) -> dict[int, int]:
-    """Partition → newest batch of the source it contains."""
+    """Returns the newest batch of the source in each partition, by partition."""
     from stateflow.rpc import replica_pb2 as rpb
     from stateflow.rpc.clients import ControllerClient, ReplicaClient
 
@@ -452,7 +454,8 @@ def positions(cluster: LocalCluster, operator: str, source: str) -> dict[int, in
 
 @pytest.fixture(params=[False, True], ids=["planned-once", "planned-adaptively"])
 def adaptive(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[bool]:
-    """The second is what Spark does by itself."""
+    """Runs a test with plans that are made once, as stateflow has it, and with adaptive ones, as Spark has it by
+    itself."""
     (setting,) = PLAN_ONCE
     ours = spark.conf.get(setting)
     assert ours == "false"
@@ -472,7 +475,7 @@ def test_a_branch_of_a_query_whose_source_is_silent_for_a_batch(
     adaptive: bool,
     tasks: int | None,
 ) -> None:
-    """Spark knows then that the branch is empty, and its optimizer may leave out what is behind it."""
+    """A branch without rows for a batch loses nothing, though Spark's optimizer may leave out what is behind it."""
     name = deploy(Tally)
     other = Input(spark, tmp_path / "other")
 
@@ -495,7 +498,7 @@ def test_a_branch_of_a_query_whose_source_is_silent_for_a_batch(
 def test_two_queries_into_one_operator(
     spark: SparkSession, cluster: LocalCluster, deploy: Deploy, tmp_path: Path, called: str | None
 ) -> None:
-    """Also under one ``source=``, which counts within its query."""
+    """Two queries feed one operator, also under one ``source=``, which counts within its query."""
     name = deploy(Tally)
     inputs = [Input(spark, tmp_path / f"input-{i}") for i in range(2)]
     sinks = [Sink(spark, tmp_path / f"sink-{i}") for i in range(2)]
@@ -562,7 +565,7 @@ def test_two_operators_and_stages_before_between_and_behind_them(
 def test_one_task_behind_an_operator_with_two_gets_a_shuffle(
     spark: SparkSession, cluster: LocalCluster, deploy: Deploy, source: Input, sink: Sink
 ) -> None:
-    """Else that one's tasks would run as one."""
+    """One task behind an operator with two gets a shuffle; otherwise the first operator's tasks would run as one."""
     first, second = deploy(Tally), deploy(Tally)
     source.add_many(2)
     out = apply_operator(source.stream(), Tally, cluster=cluster, name=first, tasks=2)
@@ -605,8 +608,11 @@ def test_one_operator_twice_in_one_query_under_two_source_names(
 def test_outputs_coalesced_to_one_file(
     spark: SparkSession, cluster: LocalCluster, deploy: Deploy, source: Input, sink: Sink, keys: int
 ) -> None:
-    """A coalesce in the operator's own stage hides from a task which one it is: refused, nothing twice and
-    nothing lost; in a stage of its own it is welcome, in the same query from the same checkpoint."""
+    """A coalesce in the operator's own stage is refused; nothing is applied twice and nothing lost.
+
+    It hides from a task which one it is. In a stage of its own it is welcome, in the same query from the same
+    checkpoint.
+    """
     name = deploy(Tally)
     for file in range(3):
         source.add(rows(file * 30, 30, keys))
@@ -681,7 +687,8 @@ def test_a_replayed_batch_changes_nothing_and_gives_the_same_outputs(
 def test_a_query_that_lost_its_checkpoint_positions_is_refused(
     spark: SparkSession, cluster: LocalCluster, deploy: Deploy, source: Input, tmp_path: Path
 ) -> None:
-    """Two commits gone: the state is ahead of the source by a batch whose stored output was replaced."""
+    """A query that lost two commits is refused: the state is ahead of the source by a batch whose stored output is
+    replaced."""
     name = deploy(Tally)
     to = Collected(tmp_path / "checkpoint")
     source.add_many(3)
@@ -773,7 +780,7 @@ def test_a_replica_that_stays_away_fails_the_task_and_its_return_mends_it(
     cluster.kill("edge-0")
     started = time.monotonic()
     said = said_by(out.collect)
-    # why nobody answers is known where the controller was asked behind a heartbeat that did not come
+    # the reason is known where the controller was asked after a heartbeat that did not come
     assert "unavailable: no owner answered for 3 s" in said or "unavailable: edge-0 does not answer" in said
     assert "start the replica that owns it" in said or "see that it runs" in said
     assert "edge-0" in said
@@ -825,8 +832,10 @@ spark.stop()
 
 
 def test_tasks_that_are_retried_apply_once(spark: SparkSession, cluster: LocalCluster, tmp_path: Path) -> None:
-    """A session of its own, as only ``local[n,attempts]`` retries: the operator fails at random the first time, and
-    tasks die after the operator has answered them."""
+    """Tasks that fail in the operator, or die after it has answered them, are tried again and apply once.
+
+    The driver has a session of its own, as only ``local[n,attempts]`` retries.
+    """
     from tests.integration.spark_operators import Flaky
 
     cluster.cluster.deploy(Flaky, PARTITIONS)
@@ -1038,8 +1047,10 @@ def test_a_key_column_of_another_type_than_the_stored_keys_is_refused(
 def test_a_query_whose_input_has_another_schema_than_before(
     spark: SparkSession, cluster: LocalCluster, deploy: Deploy, source: Input, sink: Sink
 ) -> None:
-    """Another type of the key, or none, is told before the query starts, even while a replica is away; what else the
-    operator cannot do with, by the first batch, which is not applied."""
+    """Another type of the key, or no key, is reported before the query starts, even while a replica is away.
+
+    Other columns that the operator cannot use are reported by the first batch, which is not applied.
+    """
     name = deploy(Tally)
     source.add_many(2)
 
@@ -1185,7 +1196,11 @@ def test_state_as_a_frame_that_is_empty_or_unknown(spark: SparkSession, cluster:
 def test_a_query_is_put_back_to_the_batch_behind_a_restored_checkpoint(
     spark: SparkSession, cluster: LocalCluster, deploy: Deploy, source: Input, sink: Sink, more: int
 ) -> None:
-    """``more``: enough batches for the sink's log to be compacted behind the checkpoint."""
+    """A query is put back to the batch behind a restored checkpoint, and goes on from there.
+
+    Args:
+        more: further batches; 12 are enough for the sink's log to be compacted behind the checkpoint.
+    """
     name = deploy(Tally)
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Spark pipelines of real processes, killed again and again: state and sink are those of a run nobody disturbed."""
+"""Spark pipelines of real processes, killed again and again: state and sink are those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.kills.real_time import RealTime
 from tests.kills.ways import Classic, Connect, Standalone
 from tests.versions import needs
 
-#: five or six kills each; four are twenty and more
+#: rounds of five or six kills; four rounds are twenty kills and more
 ROUNDS = int(os.environ.get("STATEFLOW_TEST_KILL_ROUNDS", "0"))
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 long = pytest.mark.skipif(not ROUNDS, reason="minutes long: run by `make kills`")
@@ -76,13 +76,13 @@ def test_a_pipeline_whose_every_process_is_killed_while_partitions_move(way: typ
 
 
 def told(events: Path) -> Iterator[dict[str, Any]]:
-    """Spark's own event log."""
+    """Yields the events of Spark's own event log."""
     for file in events.rglob("events_*"):
         yield from map(json.loads, file.read_text().splitlines())
 
 
 def attempts_of(events: Path) -> list[str]:
-    """What executors and attempts came to, for whoever has to find out why there were too few."""
+    """Lists what became of executors and attempts, which explains why there were too few."""
     lines = []
     for event in told(events):
         name = event["Event"].removeprefix("SparkListener")
@@ -100,8 +100,11 @@ def attempts_of(events: Path) -> list[str]:
 @long
 @pytest.mark.timeout(600)
 def test_speculative_attempts_apply_once(tmp_path: Path) -> None:
-    """One attempt is slow within the operator, so that the second finds the first's batch under way at the replica;
-    another has its outputs and is slow with them, so that the second finds the batch applied."""
+    """Speculative attempts apply once.
+
+    One attempt is slow within the operator, so that the second finds the first's batch under way at the replica;
+    another has its outputs and is slow with them, so that the second finds the batch applied.
+    """
     with LocalCluster(Laggard, sites=SITES, partitions=PARTITIONS) as local:
         speculate(local, tmp_path)
 

@@ -1,4 +1,5 @@
-"""Sinks and actions that evaluate a part of a DataFrame, or nothing: the operator gets all of it, or it is said."""
+"""Sinks and actions that evaluate a part of a DataFrame, or nothing: the operator gets all of it, or an error says
+so."""
 
 from __future__ import annotations
 
@@ -105,7 +106,7 @@ PARTS: dict[str, Callable[[DataFrame], Any]] = {
     "a part, then all": lambda batch: (batch.take(1), batch.count()),
     "all, then a part": lambda batch: (batch.count(), batch.take(1)),
 }
-#: of a micro-batch also these
+#: further ways for micro-batches
 NOTHING: dict[str, Callable[[DataFrame], Any]] = {
     "nothing": lambda batch: None,
     "a part, in a thread": in_threads(lambda batch: batch.take(1)),
@@ -120,7 +121,7 @@ def each_batch(
     checkpoint: Path,
     foreach: Callable[..., DataStreamWriter] | None = None,
 ) -> None:
-    """Works off what there is."""
+    """Runs a query over the input that there is, with a function for each batch."""
     writer = frame.writeStream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
     query = (foreach or type(writer).foreachBatch)(writer, evaluate).start()
     try:
@@ -130,7 +131,7 @@ def each_batch(
 
 
 def unaware(writer: DataStreamWriter, function: Callable[..., Any]) -> DataStreamWriter:
-    """A sink that stateflow knows nothing of, as one that was written in Scala is."""
+    """Sets a sink that stateflow knows nothing of, as if it were written in Scala."""
     original: Callable[..., DataStreamWriter] = DataStreamWriter.foreachBatch
     original = getattr(original, "__wrapped__", original)
     return original(writer, function)
@@ -223,7 +224,8 @@ def test_an_operator_that_spark_leaves_out_of_its_plan_is_missed(
 def test_a_part_of_a_batch_is_noticed_before_the_next_and_mended_by_a_rewind(
     spark: SparkSession, cluster: LocalCluster, name: str, source: Input, tmp_path: Path
 ) -> None:
-    """With a sink that the driver knows nothing of."""
+    """A part of a batch, by a sink that the driver knows nothing of, is noticed before the next batch; a rewind mends
+    it."""
     checkpoint = tmp_path / "checkpoint"
     source.add_many(2, 40)
     out = apply_operator(source.stream(), Tally, cluster=cluster, order_by="seq", name=name, tasks=TASKS)
@@ -293,7 +295,8 @@ def test_an_operator_within_foreach_batch_of_which_a_part_is_evaluated(
 def test_a_thread_that_does_not_say_of_which_query_it_is_is_refused(
     spark: SparkSession, cluster: LocalCluster, name: str, source: Input, tmp_path: Path
 ) -> None:
-    """Its rows would be taken for one batch, whatever the micro-batch."""
+    """A thread that does not say of which query it is is refused: its rows of all micro-batches would be taken for
+    one."""
     source.add_many(2, 40)
     out = apply_operator(source.stream(), Tally, cluster=cluster, order_by="seq", name=name, tasks=TASKS)
     said: list[str] = []

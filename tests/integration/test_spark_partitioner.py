@@ -137,7 +137,7 @@ def test_several_columns_hash_as_in_spark(spark: SparkSession) -> None:
 
 
 def test_a_string_of_every_length_around_the_blocks_of_the_hash(spark: SparkSession) -> None:
-    """XXH64 works off blocks of 32, 8, 4 and 1 bytes."""
+    """Strings of every length around XXH64's blocks of 32, 8, 4 and 1 bytes hash as in Spark."""
     texts = [("aé😀\0"[i % 4] * length)[:length] for length in range(140) for i in range(4)]
     table = pa.table({"string": texts, "binary": pa.array([text.encode() for text in texts], pa.binary())})
     by_spark = hashed_by_spark(spark, table, [("string",), ("binary",)])
@@ -158,7 +158,8 @@ def test_timestamps_hash_as_moments_in_any_session_zone(spark: SparkSession, zon
 
 
 def test_int_and_long_columns_of_one_value_share_a_partition(spark: SparkSession) -> None:
-    """What apply_operator's cast is for: Spark itself hashes an int other than a long."""
+    """Int and long columns of one value share a partition, as apply_operator casts; Spark itself hashes them
+    differently."""
     row = spark.range(1).select(F.xxhash64(F.lit(7).cast("int")), F.xxhash64(F.lit(7).cast("long"))).first()
     assert row is not None
     assert row[0] != row[1] == spark_xxhash64(7)
@@ -169,7 +170,7 @@ def test_int_and_long_columns_of_one_value_share_a_partition(spark: SparkSession
 
 
 def test_collated_strings_are_not_hashed_byte_by_byte(spark: SparkSession) -> None:
-    """Under a collation Spark hashes 'A' as 'a', which Python does not: such a key must not slip through."""
+    """A key with a collation is refused: Spark hashes 'A' as 'a' then, and Python does not."""
     from stateflow.errors import UnsupportedKeyType
 
     frame = spark.sql("SELECT 'A' COLLATE UTF8_LCASE AS k")

@@ -54,7 +54,8 @@ def name(cluster: LocalCluster) -> str:
 
 
 def frame(spark: SparkSession, rows: int = ROWS, poison: int | None = None) -> DataFrame:
-    """Each key's values are all the same but for the sign, so that its totals tell the number of its rows."""
+    """Rows of KEYS keys in turn with values from 0 to 6; ``poison``: ``seq`` of the row that makes the operator
+    raise."""
     seq = F.col("id")
     value = F.when(seq == poison, POISON).otherwise(seq % 7) if poison is not None else seq % 7
     return spark.range(rows).select(
@@ -92,7 +93,7 @@ def collected(applied: DataFrame) -> list[tuple[Any, ...]]:
 
 
 def is_whole(outputs: list[tuple[Any, ...]], rows: int = ROWS) -> bool:
-    """Each row has come out once, and of each key every count."""
+    """Tells whether each row has come out once, and each key with every count."""
     counts: dict[str, set[int]] = {}
     for _, key, n, _ in outputs:
         counts.setdefault(key, set()).add(n)
@@ -157,7 +158,10 @@ def test_other_rows_or_tasks_under_the_same_source_are_refused(
 def test_an_error_says_what_is_applied_and_a_later_run_goes_on_from_there(
     spark: SparkSession, cluster: LocalCluster, name: str
 ) -> None:
-    """In the order of the rows, so that the poisoned one comes late."""
+    """An error says how many pieces are applied, and a later run goes on from there.
+
+    The rows come in order, so that the poisoned one comes late.
+    """
     at = ROWS - ROWS // 10
 
     def run(poison: int | None) -> DataFrame:
@@ -170,7 +174,7 @@ def test_an_error_says_what_is_applied_and_a_later_run_goes_on_from_there(
     before = state(cluster, name)
     applied = sum(n for n, _ in before.values())
     assert ROWS // 2 < applied < ROWS
-    # the same rows but for the one that was wrong: of its partition, its piece is not applied
+    # the same rows but for the one that was wrong, whose piece is not applied in its partition
     mended = run(None)
     assert is_whole(collected(mended))
     assert state(cluster, name) == expected()
@@ -180,7 +184,7 @@ def test_an_error_says_what_is_applied_and_a_later_run_goes_on_from_there(
 
 
 class Middle:
-    """A run that goes no further than its middle, until it is let: each of its tasks waits there."""
+    """A run that goes no further than its middle until it is let: each of its tasks waits there."""
 
     def __init__(self, directory: Path, closed: Iterable[int] = range(PARTITIONS)) -> None:
         self._gate, self._told = directory / "gate", directory / "told"
@@ -202,7 +206,7 @@ class Middle:
         return began
 
     def wait(self, *partitions: int, tasks: int = 2) -> None:
-        """Until these, or any, have come to the middle, and so many tasks are at work."""
+        """Waits until these partitions, or any, have come to the middle, and so many tasks are at work."""
 
         def reached() -> bool:
             self.check()
@@ -212,7 +216,7 @@ class Middle:
         eventually(reached, "it is in the middle", PATIENCE_S)
 
     def check(self) -> None:
-        """Nothing has ended."""
+        """Checks that no run has ended."""
         for each in self.begun:
             assert not each.done() or each.result() is None, "it ended before it was let"
 
@@ -259,8 +263,10 @@ def gated(cluster: LocalCluster) -> str:
 def test_a_worker_that_is_killed_in_the_middle(
     spark: SparkSession, cluster: LocalCluster, gated: str, middle: Callable[..., Middle]
 ) -> None:
-    """Its task is tried again, from the first piece: by hand, as a local session does not. The rows come in another
-    order then."""
+    """A task whose worker is killed is tried again from the first piece, and applies each piece once.
+
+    The test tries it again itself, as a local session does not, with the rows in another order.
+    """
     here = middle()
 
     def applied(rows: DataFrame) -> DataFrame:
@@ -315,7 +321,7 @@ def test_a_replica_that_is_stopped_in_the_middle_until_it_is_given_up(
 def test_a_partition_moves_in_the_middle(
     spark: SparkSession, cluster: LocalCluster, gated: str, middle: Callable[..., Middle]
 ) -> None:
-    """One that a task has beside another, which waits at the replica that the first goes to."""
+    """A partition moves to the replica where another partition of the same task waits, and each piece applies once."""
     moves, waits = 0, 2
     here, there = owner(cluster, gated, moves), owner(cluster, gated, waits)
     if here == there:
@@ -335,7 +341,10 @@ def test_a_partition_moves_in_the_middle(
 def test_two_that_are_at_it_at_once_are_told_the_same(
     spark: SparkSession, cluster: LocalCluster, gated: str, middle: Callable[..., Middle]
 ) -> None:
-    """As two attempts of a task are, where Spark speculates: each piece comes from both, from either first."""
+    """Two runs of the same rows at once get the same outputs.
+
+    Where Spark speculates, two attempts of a task are like this: each piece comes from both, from either first.
+    """
     here = middle()
     runs = [
         here.begin(apply_operator(rows, Gated, cluster=cluster, name=gated, tasks=1, source="s"))
@@ -376,7 +385,8 @@ def test_a_disk_that_is_full_in_the_middle(spark: SparkSession, mount: Mount, mi
 def test_a_micro_batch_that_is_too_large_is_refused_and_other_operators_go_on(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits for a partition at a replica has a limit. A batch DataFrame of the same rows has none."""
+    """A micro-batch of more rows than may wait at a replica is refused; a batch DataFrame of the same rows has no
+    limit."""
     monkeypatch.setenv("STATEFLOW_REPLICA_WAITING_BYTES_MAX", str(8 << 20))
     rows = frame(spark, 8_000).withColumn("k", F.lit("k")).withColumn("pad", F.repeat(F.lit("x"), 1000))
     rows.repartition(4, "seq").write.parquet(str(tmp_path / "input"))
@@ -441,7 +451,10 @@ def test_a_row_may_be_larger_than_a_piece_and_than_a_message(
 def test_a_frame_without_rows_comes_to_every_partition(
     spark: SparkSession, cluster: LocalCluster, name: str, tasks: int
 ) -> None:
-    """Also where Spark learns from the shuffle that there are none: the watermark that fires all timers comes so."""
+    """A frame without rows comes to every partition, also where Spark learns from the shuffle that there are none.
+
+    The watermark that fires all timers comes this way.
+    """
     for number, rows in enumerate((frame(spark, 0), frame(spark).where(F.rand() > 2).repartition(3))):
         applied = apply_operator(rows, Tally, cluster=cluster, name=name, tasks=tasks, source=f"{name}-{number}")
         assert applied.collect() == []
@@ -449,7 +462,7 @@ def test_a_frame_without_rows_comes_to_every_partition(
 
 
 def test_a_column_of_a_reserved_name_is_refused(spark: SparkSession, cluster: LocalCluster, name: str) -> None:
-    """It would be taken for one that is added, and not come to the operator."""
+    """A column of a reserved name is refused: it would be taken for an added one, and not come to the operator."""
     with pytest.raises(InvalidArgument, match="'__Stateflow_hash' has a name that is reserved"):
         apply_operator(frame(spark).withColumn("__Stateflow_hash", F.lit(1)), Tally, cluster=cluster, name=name)
 
@@ -472,8 +485,11 @@ ALIKE_BUT_NOT_THE_SAME = {
 
 @pytest.mark.parametrize("rows", ALIKE_BUT_NOT_THE_SAME.values(), ids=ALIKE_BUT_NOT_THE_SAME)
 def test_rows_that_differ_have_other_hashes(spark: SparkSession, rows: str) -> None:
-    """Else two of them could come the one way round, one end a piece, and come the other way round when they are sent
-    again: one of them would be applied twice, the other not at all, and nobody would notice."""
+    """Rows that differ have different hashes.
+
+    Otherwise two of them around the end of a piece could change places when they are sent again: one would be applied
+    twice, the other not at all, and no check would notice.
+    """
     df = spark.sql(f"select * from values {rows}")
     hashes = [row[0] for row in df.select(row_hash(df)).collect()]
     assert len(set(hashes)) == len(hashes)
@@ -486,7 +502,7 @@ def test_rows_that_are_the_same_have_the_same_hash(spark: SparkSession) -> None:
 
 
 def test_the_hash_does_not_depend_on_what_might_be_null(spark: SparkSession, tmp_path: Path) -> None:
-    """What is read from files might always."""
+    """The hash does not depend on which columns may be null: those that are read from files always may."""
     made = spark.range(3).selectExpr("id", "array(id) a", "map('k', id) m", "named_struct('x', 0.0D) s", "'a' t")
     made.write.parquet(str(tmp_path / "files"))
     read = spark.read.parquet(str(tmp_path / "files"))

@@ -28,7 +28,7 @@ def manager(tmp_path: Path) -> Iterator[StateManager]:
 
 
 def heard(spark: SparkSession) -> None:
-    """Every event so far was delivered."""
+    """Waits until every event so far is delivered."""
     spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
 
 
@@ -84,7 +84,10 @@ def test_each_micro_batch_is_a_stage(spark: SparkSession, manager: StateManager,
 def test_what_a_killed_run_did_not_record_is_recorded_by_the_next(
     spark: SparkSession, manager: StateManager, tmp_path: Path
 ) -> None:
-    """A run whose listener was never heard of its batches is one that was killed after each commit."""
+    """Batches that a killed run did not record are recorded by the next run.
+
+    A run without a listener stands for one that was killed after each commit.
+    """
     source = tmp_path / "in"
     source.mkdir()
     ends = {"source": End("gw", "json", "raw", "n > 0"), "sink": End("lake", "parquet", "clean")}

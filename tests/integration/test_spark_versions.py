@@ -1,4 +1,4 @@
-"""What an older Spark lacks: one line says which version has it, and nothing is begun."""
+"""Features that an older Spark lacks: one line says which version has them, and nothing is begun."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 def test_real_time_mode(spark: SparkSession, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which a micro-batch's query is not told to go over to, either."""
+    """An older Spark refuses real-time mode, for which an operator in micro-batches is not told to be applied anew
+    either."""
     if REAL_TIME.is_in(pyspark.__version__):
         monkeypatch.setattr(pyspark, "__version__", "4.2.9")
     with pytest.raises(InvalidArgument, match=LINE):

@@ -44,8 +44,10 @@ def write(directory: Path, number: int) -> None:
 
 
 def model(lateness: float, *, final: bool = False) -> tuple[set[Any], set[Any]]:
-    """(windows that end, late rows) as Spark's rules have it: the watermark of a batch is what came before it, it is
-    seen by the rows of the next batch, and windows end with the batch."""
+    """Returns the windows that end and the keys of late rows, by Spark's rules.
+
+    The watermark of a batch is what came before it. The rows of the next batch see it, and windows end with the batch.
+    """
     counts: dict[tuple[str, float], int] = {}
     ended, late = set(), set()
     newest, shown = None, float("-inf")
@@ -130,7 +132,10 @@ def test_odd_watermarks_are_refused(cluster: LocalCluster, spark: SparkSession) 
 def test_main_rows_and_side_outputs_as_frames_of_their_own(
     cluster: LocalCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """In ``foreachBatch`` and of a batch; a stream is not sent twice by mistake."""
+    """Main rows and side outputs are frames of their own in ``foreachBatch`` and of a batch.
+
+    Of a stream they are refused, so that it is not sent twice by mistake.
+    """
     name = "Apart"
     cluster.cluster.deploy(Minutes, 8, name=name)
     (tmp_path / "in").mkdir()

@@ -1,7 +1,8 @@
-"""Operators on a Spark cluster whose executors are on other machines, and have another Python: a standalone master, two
-workers, a driver and the replicas, each in a network namespace of its own, with TLS and a token of the driver's.
+"""Operators on a Spark cluster whose executors are on other machines, and have another Python.
 
-Where the kernel has no namespaces for us they are at addresses of the loopback, and what those cannot show is skipped.
+A standalone master, two workers, a driver and the replicas are each in a network namespace of their own, with TLS and a
+token of the driver's. Where the kernel has no namespaces for us, they are at loopback addresses, and tests skip what
+those cannot show.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ PARTITIONS = 8
 
 @dataclass(frozen=True)
 class Site:
-    """Whatever the tests share."""
+    """Clusters and files that the tests share."""
 
     at: Machines
     folder: Path
@@ -96,7 +97,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def sent(site: Site) -> tuple[str, ...]:
-    """Options that send stateflow along."""
+    """Options of ``spark-submit`` that send stateflow along."""
     return "--py-files", str(package(site.folder / "stateflow.zip").file)
 
 
@@ -124,7 +125,7 @@ def test_executors_without_the_package_are_refused_in_one_line(site: Site, runni
 
 
 def test_the_package_is_sent_along(site: Site, sent: tuple[str, ...], running: list[Job]) -> None:
-    """And a replica is refused whose address is of use on its own machine only."""
+    """The package is sent along, and a replica whose address is of use on its own machine only is refused."""
     work = Work(site.folder / "sent-work")
     work.feed(4)
     work.enough()
@@ -208,7 +209,7 @@ def test_executors_come_and_go_and_are_killed(site: Site, sent: tuple[str, ...],
 def test_a_client_of_spark_connect_sends_the_package_itself(
     site: Site, sent: tuple[str, ...], running: list[Job]
 ) -> None:
-    """To executors of a server that lack it."""
+    """A client sends the package to executors of a server that lack it."""
     work = Work(site.folder / "connected-work")
     work.feed(2)
     shutil.copy(sent[1], work.folder / "stateflow.zip")
@@ -244,7 +245,7 @@ def test_a_client_of_spark_connect_sends_the_package_itself(
 
 
 def test_standalone_takes_no_python_job_in_cluster_mode(site: Site) -> None:
-    """Spark's own limit, of which docs/howto/run-on-a-spark-cluster.md tells."""
+    """Spark itself takes no Python job in cluster mode here, as docs/howto/run-on-a-spark-cluster.md says."""
     command = [SPARK_HOME / "bin" / "spark-submit", "--master", site.spark.url, "--deploy-mode", "cluster", DRIVER]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode != 0

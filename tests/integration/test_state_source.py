@@ -1,4 +1,5 @@
-"""State as a data source of Spark: of a cluster that moves, of checkpoints, and what changed between two of them."""
+"""State as a data source of Spark: of a cluster whose partitions move, of checkpoints, and changes between two of
+them."""
 
 from __future__ import annotations
 

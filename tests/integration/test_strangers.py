@@ -1,4 +1,4 @@
-"""Callers that mean no good, or are mistaken, against real processes: each is refused in one line, and all goes on."""
+"""Hostile or mistaken callers of real processes: each is refused in one line, and the processes serve on."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def controller(cluster: LocalCluster) -> Iterator[controller_pb2_grpc.Controller
 
 @pytest.fixture(autouse=True)
 def all_goes_on(cluster: LocalCluster) -> Iterator[None]:
-    """The same processes serve before and after."""
+    """Checks that the same processes serve before and after a test."""
     pids = {name: process.pid for name, process in cluster.processes.items()}
     yield
     assert all(Path(f"/proc/{pid}").exists() for pid in pids.values())
@@ -68,7 +68,7 @@ def all_goes_on(cluster: LocalCluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def refused(*said: str) -> Iterator[None]:
-    """What the server says, in one line of a printable text."""
+    """Expects an error of the server with these texts, in one line of printable text."""
     with pytest.raises(grpc.RpcError) as caught:
         yield
     error = remote_error(caught.value, "the server")
@@ -91,14 +91,21 @@ def header(**more: Any) -> rpb.ApplyHeader:
 def asked(
     replica: replica_pb2_grpc.ReplicaServiceStub, partitions: Sequence[int], rows: bytes, count: int, **more: Any
 ) -> list[rpb.ApplyResponse]:
-    """What comes of one call, which is all of its stream. Args: count: of rows of each."""
+    """Returns the answers to one call, the only one of its stream.
+
+    Args:
+        count: rows of each partition.
+    """
     said = {"epochs": [1] * len(partitions), "counts": [count] * len(partitions), "rows": rows}
     request = rpb.ApplyRequest(call=1, header=header(**more), partitions=partitions, **said, last=True)
     return list(replica.Apply(iter([request])))
 
 
 def test_pieces_that_are_never_finished_are_bounded(replica: replica_pb2_grpc.ReplicaServiceStub) -> None:
-    """1.2 GB of them stayed with the replica for as long as the caller liked."""
+    """Unfinished pieces are bounded.
+
+    Earlier, 1.2 GB of them stayed with the replica for as long as the caller liked.
+    """
 
     def pieces() -> Iterator[rpb.ApplyRequest]:
         begun = {"partitions": [0], "epochs": [1], "counts": [1], "rows": b"."}
@@ -112,7 +119,10 @@ def test_pieces_that_are_never_finished_are_bounded(replica: replica_pb2_grpc.Re
 
 
 def test_a_stranger_creates_nothing(replica: replica_pb2_grpc.ReplicaServiceStub, tmp_path: Path) -> None:
-    """Not as a controller, and not with code of its own: it was imported before anything was asked."""
+    """A stranger creates nothing, neither as a controller nor with code of its own.
+
+    Earlier, its code was imported before anything was checked.
+    """
     proof, code = tmp_path / "ran", tmp_path / "evil.py"
     code.write_text(f"open({str(proof)!r}, 'w')\n")
     spec = spec_to_pb(describe(Tally, 4, "Evil"))
@@ -135,14 +145,17 @@ def test_a_stranger_creates_nothing(replica: replica_pb2_grpc.ReplicaServiceStub
 def test_code_of_who_has_not_the_key_is_not_run(
     cluster: LocalCluster, controller: controller_pb2_grpc.ControllerServiceStub, tmp_path: Path
 ) -> None:
-    """A deployment brings its operator's text, and whoever reaches the controller can send one."""
+    """Code is not run when its sender lacks the key.
+
+    A deployment brings its operator's text, and any caller that reaches the controller can send one.
+    """
     proof, file = tmp_path / "ran", tmp_path / "ops.py"
     file.write_text(f"open({str(proof)!r}, 'w')\nfrom tests.integration.operators import Tally as Open\n")
     spec = pb.OperatorSpec()
     spec.CopyFrom(spec_to_pb(describe(Tally, 4, "Open")))
     spec.target = f"{file}:Open"
     for text, mac, refusal in (
-        ("", "", OperatorNotImportable.code),  # and the file is not taken for it
+        ("", "", OperatorNotImportable.code),  # the file is not taken instead
         (file.read_text(), "", CodeRefused.code),
         (file.read_text(), "0" * 64, CodeRefused.code),
     ):
@@ -157,7 +170,10 @@ def test_code_of_who_has_not_the_key_is_not_run(
 
 
 def test_verifying_checkpoints_runs_no_code(cluster: LocalCluster, tmp_path: Path) -> None:
-    """Who can write into a store named a module, and `checkpoint verify` imported it."""
+    """Verifying checkpoints runs no code.
+
+    Earlier, a writer to the store could name a module, and `checkpoint verify` imported it.
+    """
     cluster.stream("Tally", source="honest").send(ROWS)
     cluster.cluster.checkpoint("Tally")
     proof, package = tmp_path / "ran", tmp_path / "tests" / "integration"
@@ -179,7 +195,10 @@ def test_verifying_checkpoints_runs_no_code(cluster: LocalCluster, tmp_path: Pat
 
 
 def test_nobody_else_on_this_machine_reads_state(cluster: LocalCluster) -> None:
-    """Data directories, checkpoints and the ledger with its log were 0644 in 0755."""
+    """Other users of the machine read no state.
+
+    Earlier, data directories, checkpoints and the ledger with its log were 0644 in 0755.
+    """
     cluster.cluster.checkpoint("Tally")
     found = [cluster.data_dir, *cluster.data_dir.rglob("*")]
     assert {"ledger.db", "CURRENT", "operator.json", "REPLICA", "checkpoints"} <= {path.name for path in found}
@@ -194,7 +213,8 @@ def test_nobody_else_on_this_machine_reads_state(cluster: LocalCluster) -> None:
 
 
 def test_asking_leaves_nothing(cluster: LocalCluster, replica: replica_pb2_grpc.ReplicaServiceStub) -> None:
-    """Every partition that was ever asked for had a slot of its own."""
+    """Requests for unknown partitions leave nothing in memory. Earlier, each partition that was asked for had a
+    slot."""
 
     def ask(operator: str) -> int:
         for begin in range(0, 60_000, 10_000):
@@ -202,7 +222,7 @@ def test_asking_leaves_nothing(cluster: LocalCluster, replica: replica_pb2_grpc.
                 assert all(result.fault.code == "not_owner" for result in answer.results)
         return _resident_bytes(cluster)
 
-    before = ask("Nobody0")  # what answering takes for a moment is there then
+    before = ask("Nobody0")  # what answering takes for a moment is included from here on
     assert (
         max(ask(f"Nobody{number}") for number in range(1, 3)) - before < 60 * MIB
     )  # 120,000 slots and errors were 300

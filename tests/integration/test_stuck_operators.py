@@ -1,4 +1,4 @@
-"""Operators that raise what nobody expects, or never come back."""
+"""Operators that raise unexpected exceptions, or never come back."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_fence_waits_for_a_stuck_batch_no_longer_than_the_batch_may_take(clust
 
 
 def test_sigterm_ends_a_replica_whose_operators_never_come_back(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither from a batch nor from `close`."""
+    """SIGTERM ends a replica whose operators come back neither from a batch nor from `close`."""
     monkeypatch.setenv("STATEFLOW_REPLICA_STOP_TIMEOUT_S", "4")
     with LocalCluster(Rogue, Unclosable, partitions=2, data_dir=tmp_path) as cluster:
         cluster.stream("Unclosable", "s").send([rogue("a")])

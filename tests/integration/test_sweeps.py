@@ -1,4 +1,4 @@
-"""Checkpoints of everything, and a verification, while batches go on, whoever leads and whatever is killed."""
+"""Checkpoints and verifications of everything while batches go on, though controllers and nodes are killed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Sites:
 
     @contextmanager
     def stopped(self, node: str) -> Iterator[int]:
-        """It does nothing meanwhile, and is taken to be there."""
+        """Stops a node, which does nothing meanwhile and still counts as alive."""
         pid = self.local.processes[node].pid
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -69,7 +69,7 @@ class Sites:
         return eventually(there, f"{node} is {status}")
 
     def send_to(self, partitions: set[int], count: int) -> None:
-        """Rows of these partitions only."""
+        """Sends rows of these partitions only."""
         keys = [key for key in (f"k{number}" for number in range(20)) if partition_of(key, PARTITIONS) in partitions]
         with self.local.stream("Tally", source="others") as stream:
             for _ in range(count):
@@ -174,7 +174,7 @@ def test_what_has_not_begun_is_cancelled(sites: Sites) -> None:
         sites.come_to(sweep, second)
         told = command("batch", "cancel", f"sweep/{sweep.id}", "--controller", sites.local.address)
         assert "IN_PROGRESS" in told.stdout, told.output
-        report = sweep.wait()  # also while the one in hand does not come back
+        report = sweep.wait()  # also while the running node does not come back
     assert report.state == "CANCELLED"
     assert states(report) == {first: "COMPLETED", second: "CANCELLED", third: "CANCELLED", "(moved)": "CANCELLED"}
     info = command("batch", "info", f"sweep/{sweep.id}", "--ledger", sites.local.ledger)
@@ -239,7 +239,7 @@ def test_a_flipped_byte_is_found_and_named_while_batches_go_on(sites: Sites) -> 
 
 
 def test_rot_is_found_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By whoever leads, also where another one began."""
+    """Any leader finds damage unasked, also where another one began."""
     monkeypatch.setenv("STATEFLOW_CONTROLLER_VERIFY_INTERVAL_S", "2")
     with LocalCluster(sites={"edge": 2}, data_dir=tmp_path / "cluster", checkpoint_interval_s=0) as local:
         sites = Sites(local)
