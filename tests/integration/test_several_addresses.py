@@ -60,9 +60,8 @@ def test_clients_and_routers(running: Pair, addresses: str) -> None:
         for number in range(3):
             rows = rows_of(f"{source}-", number)
             assert outputs(stream.send(rows)) == model.apply(rows)
-            cluster.migrate(
-                "Tally", range(PARTITIONS), _other_site(cluster)
-            ).wait()  # the stream has to ask for the new owners
+            # the stream has to ask for the new owners
+            cluster.migrate("Tally", range(PARTITIONS), _other_site(cluster)).wait()
     model.check(cluster, keys=f"{source}-")
     assert source in {each.source for each in cluster.sources("Tally")}
 

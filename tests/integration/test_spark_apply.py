@@ -115,7 +115,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def everyone_up(cluster: LocalCluster) -> Iterator[None]:
-    """For tests that kill: the next test finds every process running."""
+    """Restarts what a test has killed, so that the next test finds every process running."""
     yield
     for name, process in cluster.processes.items():
         if not process.running:

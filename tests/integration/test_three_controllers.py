@@ -1,4 +1,4 @@
-"""Three controllers of one ledger on real processes, their clocks and those of replicas hours apart."""
+"""Three controllers of one ledger on real processes, whose clocks and the replicas' are hours apart."""
 
 from __future__ import annotations
 

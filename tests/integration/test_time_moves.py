@@ -1,4 +1,5 @@
-"""Timers, watermarks, windows and what expires go along with their partition: moved, killed, restarted."""
+"""Timers, watermarks, windows and expiring state: they go along with their partition through moves, kills and
+restarts."""
 
 from __future__ import annotations
 

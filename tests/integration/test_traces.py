@@ -48,13 +48,13 @@ def one(found: list[Collected], where: str) -> Collected:
 
 
 def below_with(collector: Collector, move: Collected) -> list[Collected] | None:
-    """What is below a move, when both of its replicas have told of it."""
+    """Returns the spans below a move; None until both of its replicas have reported theirs."""
     found = collector.children(move)
     return found if {"stateflow.prepare", "stateflow.fence"} <= {span.name for span in found} else None
 
 
 def within(child: Collected, parent: Collected) -> bool:
-    """Clocks of one machine; a span is told of in µs."""
+    """Tells whether a span is within another by the clock of one machine; spans are reported in µs."""
     return parent.began_ns - 2_000 <= child.began_ns <= child.ended_ns <= parent.ended_ns + 2_000
 
 
@@ -97,7 +97,7 @@ def test_a_batch_from_its_client_to_its_commit(local: LocalCluster, collector: C
 
 
 def test_a_batch_of_a_forwarding_client(local: LocalCluster, collector: Collector, tmp_path: Path) -> None:
-    """Its partitions are sent one by one at first, by several threads: they are of one trace all the same."""
+    """A forwarding client's batch is of one trace, though several threads send its partitions one by one at first."""
     with local.cluster.forwarding("Tally", "forwarded", tmp_path / "outbox") as stream:
         stream.send(rows_of("f", 0))
     (sent,) = eventually(lambda: collector.named("stateflow.send", source="forwarded"), "it was sent")
@@ -134,7 +134,8 @@ def test_a_batch_from_its_spark_task(
 def tasks_with(
     collector: Collector, query: str, rows: int
 ) -> list[tuple[Collected, list[Collected], list[Collected]]] | None:
-    """Each task, below it what its router sent, and below that what replicas did, when these applied so many rows."""
+    """Returns each task with its router's and its replicas' spans; None until the replicas have applied so many
+    rows."""
     found = []
     for task in collector.named("stateflow.task", query=query):
         deliveries = collector.children(task)
@@ -180,7 +181,7 @@ def test_a_move_by_its_phases(local: LocalCluster, collector: Collector) -> None
 
 
 def test_lines_join_traces(local: LocalCluster, collector: Collector) -> None:
-    """What an operator logs has the ids of its batch, its partition and its trace beside it."""
+    """Each line that an operator logs has the ids of its batch, its partition and its trace."""
     local.cluster.deploy(Alarmed, partitions=2, sites=["edge"])
     with local.stream("Alarmed", source="alarms") as stream, pytest.raises(OperatorFailed):
         stream.send([{"k": "a", "v": -1}])

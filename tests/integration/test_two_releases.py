@@ -18,7 +18,7 @@ from tests.integration.support import Model, check_owners, eventually, outputs, 
 
 pytestmark = pytest.mark.processes
 REPOSITORY = Path(__file__).parents[2]
-#: how the message of the last commit of the release before begins: of the newest one that does
+#: the newest commit whose message begins so is the last one of the release before
 BEFORE = f"Release {FIRST.version}:"
 MODULE = "tests/integration/operators.py"
 
@@ -29,7 +29,7 @@ def git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The code of the release before. The operator's module is today's: that is the user's, and goes on."""
+    """Code of the release before, with today's module of the operator: that one is the user's, and stays."""
     commit = git("log", "-1", "--format=%H", f"--grep=^{BEFORE}").stdout.decode().strip()
     if not commit:
         pytest.skip(f"no commit of this clone is called {BEFORE!r}")
@@ -45,7 +45,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Mixed(LocalCluster):
-    """Processes of the release before are those in ``older``; all run with the interpreter of this one."""
+    """A cluster whose processes in ``older`` are of the release before; all run with the interpreter of this one."""
 
     def __init__(self, folder: Path, older: set[str], before: Path) -> None:
         super().__init__(Tally, sites={"cloud": 1, "edge": 1}, partitions=4, data_dir=folder, checkpoint_interval_s=0)
@@ -53,7 +53,7 @@ class Mixed(LocalCluster):
 
     def _process(self, name: str, arguments: list[str]) -> Process:
         process = super()._process(name, arguments)
-        process._environment = {**process._environment, "PYTHONSAFEPATH": "1"}  # and not what is in this directory
+        process._environment = {**process._environment, "PYTHONSAFEPATH": "1"}  # no imports from the working directory
         self._choose(process)
         return process
 
@@ -61,13 +61,14 @@ class Mixed(LocalCluster):
         return ["env", "-C", "."]  # a process of its own, not a fork of one that has imported this release
 
     def _choose(self, process: Process) -> None:
-        """The command line also looks into the directory that it is started in."""
+        """Sets a process's release: its import path, and its working directory, as the command line looks there,
+        too."""
         place = str(self._before if process.name in self.older else REPOSITORY)
         others = [path for path in process._python_path if path not in (str(self._before), str(REPOSITORY))]
         process._python_path, process._within = [place, *others], ["env", "-C", place]
 
     def become(self, name: str, older: bool) -> None:
-        """Stopped, and started again as the other release."""
+        """Stops a process and starts it again as the other release."""
         (self.older.add if older else self.older.discard)(name)
         process = self.processes[name]
         process.stop()
@@ -108,7 +109,7 @@ def order(request: pytest.FixtureRequest) -> list[str]:
 
 
 def test_a_fleet_is_upgraded_process_by_process_and_back(before: Path, order: list[str], tmp_path: Path) -> None:
-    """What stands on disk and in the ledger is read by either, on the way there and on the way back."""
+    """Either release reads what is on disk and in the ledger, on the way to the new one and on the way back."""
     with Mixed(tmp_path / "c", {"controller", "cloud-0", "edge-0"}, before) as local:
         run = Run(local)
         run.move_all()

@@ -1,5 +1,7 @@
-"""A new version of an operator on a running cluster: state evolves. A module is installed and replicas are restarted,
-then it is deployed; a text goes along with the deployment."""
+"""A new version of an operator on a running cluster, whose state evolves.
+
+A module is installed, replicas are restarted, and then it is deployed; a text goes along with the deployment.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What always holds is looked at in a replica's process, and what is said when it does not hold."""
+"""Invariants that a replica's process checks, and the error when one does not hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is given to users works without the clone: a source distribution, and the wheel that is built of it."""
+"""Packages for users, which work without the clone: a source distribution, and the wheel that is built from it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SUPPORTED = [each.rpartition(" ")[2] for each in PROJECT["classifiers"] if "Python :: 3." in each]
 OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
 PACKAGES = ("stateflow", "reconfig")
-#: files that commands write for users, and no modules
+#: files that commands write for users; they are no modules
 WRITTEN = re.compile("^stateflow/project/files/|^stateflow/examples/")
-#: what setuptools adds to what a clone holds
+#: files that setuptools adds to those of a clone
 MADE = {"PKG-INFO", "setup.cfg"}
 IMPORTS = """
 import importlib, pkgutil, sys, reconfig, stateflow
@@ -81,7 +81,7 @@ reveal_type(Count().by_tag["all"])
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    tree: Path  # what was built: what a clone holds, without what lies around in one
+    tree: Path  # what was built: the files of a clone, without ignored ones
     held: frozenset[str]  # its files
     source: Path
     wheel: Path
@@ -101,7 +101,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def _held() -> list[str]:
-    """What a clone holds, by name; in an unpacked source distribution what it was said to hold."""
+    """Returns the names of a clone's files; in an unpacked source distribution, of those in its SOURCES.txt."""
     if (ROOT / ".git").exists():
         said = _call("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT).splitlines()
         return sorted(name for name in said if (ROOT / name).is_file())
@@ -110,7 +110,7 @@ def _held() -> list[str]:
 
 
 def _call(*command: str, cwd: Path, status: int = 0, **more: str) -> str:
-    """Without what this process was told of where to find stateflow."""
+    """Runs a command without this process's PYTHONPATH, so that it does not find the clone, and returns its output."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | more
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == status, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
@@ -130,7 +130,7 @@ def test_the_source_distribution_holds_what_a_clone_holds(built: Built) -> None:
 
 
 def test_the_wheel_is_the_two_packages_byte_by_byte(built: Built) -> None:
-    """It was built of the source distribution, so that both hold the same."""
+    """The wheel, which is built from the source distribution, holds the two packages as a clone does."""
     with zipfile.ZipFile(built.wheel) as opened:
         files = opened.namelist()
         own = _own(files)
@@ -151,7 +151,7 @@ def test_the_wheel_is_the_two_packages_byte_by_byte(built: Built) -> None:
 @dataclass(frozen=True, slots=True)
 class Installed:
     bin: Path
-    empty: Path  # where nothing of the clone is to be found
+    empty: Path  # a directory from which nothing of the clone is found
 
     def stateflow(self, *words: str, status: int = 0) -> str:
         return _call(str(self.bin / "stateflow"), *words, cwd=self.empty, status=status, HOME=str(self.empty))
@@ -161,7 +161,10 @@ class Installed:
 
 
 def _python(version: str) -> str | None:
-    """Finds a Python that starts: pyenv's shim of a version that is not switched on does not, and the version does."""
+    """Finds a Python that starts.
+
+    The pyenv shim of a version that is not switched on does not start; the version itself does.
+    """
     name = f"python{version}"
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions").glob(f"{version}.*/bin/{name}")
     for python in [each for each in (shutil.which(name), *map(str, sorted(pyenv))) if each is not None]:
@@ -172,8 +175,11 @@ def _python(version: str) -> str | None:
 
 @pytest.fixture(scope="module", params=SUPPORTED)
 def installed(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """In a virtual environment of its own. What it depends on is seen where the tests' Python has it; for another
-    Python it is installed, which takes minutes: make test-all does so."""
+    """A virtual environment with the wheel.
+
+    The tests' own Python sees the dependencies where the tests have them. For another Python they are installed, which
+    takes minutes: make test-all does so.
+    """
     place, empty = tmp_path_factory.mktemp("venv"), tmp_path_factory.mktemp("empty")
     bin_ = place / "bin"
     if request.param == OWN:

@@ -58,14 +58,14 @@ def owners(cluster: Cluster) -> list[str]:
 
 
 def workers_of(local: LocalCluster, node: str) -> dict[str, int]:
-    """Name → process."""
+    """Returns the process ids of a node's workers, by name."""
     found = {}
     for child in psutil.Process(local.processes[node].pid).children():
         try:
             line = child.cmdline()
         except psutil.Error:  # it has ended right now
             continue
-        if "--worker" not in line:  # it is not what it is to be yet
+        if "--worker" not in line:  # it has not become a worker yet
             continue
         number = line[line.index("--worker") + 1]
         found[node if number == "0" else f"{node}~{number}"] = child.pid
@@ -95,7 +95,7 @@ def sender(local: LocalCluster) -> Sender:
 
 
 def refused(local: LocalCluster, *arguments: str) -> str:
-    """What a node of that name and directory says, which cannot be."""
+    """Starts a node that cannot be, and returns the error that it prints."""
     words = [sys.executable, "-m", "stateflow", "replica", "--controller", local.address, *arguments]
     ended = subprocess.run(words, check=False, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
     assert ended.returncode == 1
@@ -116,7 +116,7 @@ def test_a_node_is_one_and_so_is_who_has_its_directory(local: LocalCluster) -> N
 
 
 def test_operators_print_where_the_log_is(local: LocalCluster) -> None:
-    """And do not wait for somebody to read it."""
+    """Operators print into the log, and do not wait for a reader."""
     local.cluster.deploy(Prints, 4, sites=["edge"])
     local.stream("Prints", source="s").send([{"k": f"k{number}"} for number in range(400)])
     log = local.data_dir / "edge-0.log"
@@ -172,7 +172,7 @@ def test_moves_and_drains_name_nodes_and_standbys_are_at_others(local: LocalClus
 
 
 def test_more_and_fewer_workers_at_the_next_start(tmp_path: Path) -> None:
-    """The state stays, and so it does when partitions have to leave a worker that is not wanted any more."""
+    """A node keeps its state with more and with fewer workers, also when partitions have to leave a worker."""
 
     def again(local: LocalCluster, workers: int) -> None:
         local.processes["local-0"].stop()
@@ -217,7 +217,7 @@ def test_a_worker_that_dies_at_every_start_leaves_the_others_alone(tmp_path: Pat
 
 
 def test_a_worker_that_hangs_keeps_no_other_from_being_started_again(local: LocalCluster, sender: Sender) -> None:
-    """Here: one that is stopped while it starts."""
+    """A worker that hangs while it starts keeps no other from being started again."""
     first = workers_of(local, "edge-0")
     again = begun_again(local, "edge-0~1")
     os.kill(again, signal.SIGSTOP)
@@ -241,7 +241,7 @@ def test_a_node_whose_workers_are_still_ending_is_started_at_once(local: LocalCl
 
 
 def begun_again(local: LocalCluster, worker: str) -> int:
-    """A process that has nothing claimed yet."""
+    """Kills a worker and returns its new process, which has claimed nothing yet."""
     former = workers_of(local, node_of(worker))[worker]
     os.kill(former, signal.SIGKILL)
     return eventually(lambda: (now := workers_of(local, node_of(worker)).get(worker)) != former and now, "it begins")
@@ -251,7 +251,7 @@ def begun_again(local: LocalCluster, worker: str) -> int:
 def test_a_directory_is_not_wiped_while_a_worker_has_it(
     local: LocalCluster, sender: Sender, begins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here: one that hangs, at any time of its life, when its supervisor is killed."""
+    """A directory is not wiped while a worker hangs, as it serves or as it begins, and its supervisor is killed."""
     sender.send()
     assert local.migrate("Tally", list(range(PARTITIONS)), "cloud-0").wait().state == "COMPLETED"
     pid = begun_again(local, "edge-0~1") if begins else workers_of(local, "edge-0")["edge-0~1"]

@@ -1,4 +1,4 @@
-"""A source that seals what it did not send: the target proves it and refuses, and there is a way out by command."""
+"""A source that seals what it did not send: the target detects that and refuses, and a command resolves the move."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.processes
 @pytest.fixture
 def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
     monkeypatch.setenv(LIES, str(tmp_path / "lies"))
-    # without checkpoints but those that a test takes: the first periodic one comes when it comes, and is restored then
+    # without periodic checkpoints: the first of them may come at any time, and would be restored
     sites = {"cloud": 1, "edge": 1}
     with LocalCluster(
         Lying, sites=sites, partitions=2, data_dir=tmp_path / "c", deploy_to=("cloud",), checkpoint_interval_s=0
@@ -28,7 +28,7 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalClus
 
 
 def stuck(local: LocalCluster, tmp_path: Path, model: Model) -> str:
-    """A move that stands behind its fence. Its reconfiguration."""
+    """Begins a move that gets stuck behind its fence, and returns the id of its reconfiguration."""
     stream = local.stream("Lying", source="s")
     for batch in range(3):
         assert outputs(stream.send(rows_of("k", batch))) == model.apply(rows_of("k", batch))
@@ -46,7 +46,10 @@ def stuck(local: LocalCluster, tmp_path: Path, model: Model) -> str:
 
 
 def test_the_source_serves_what_it_sealed(local: LocalCluster, tmp_path: Path) -> None:
-    """Before, the move stood fenced for ever, its partitions unserved, and cancelling it had no effect."""
+    """The source serves again what it sealed.
+
+    Earlier, the move stood fenced for ever, its partitions unserved, and cancelling it had no effect.
+    """
     model = Model()
     id_ = stuck(local, tmp_path, model)
     mistake = command("reconfig", "resolve", id_, "--controller", local.address)
@@ -84,7 +87,10 @@ def test_a_source_that_is_not_trusted_is_passed_over(local: LocalCluster, tmp_pa
 
 
 def test_distrust_outlives_the_controller(local: LocalCluster, tmp_path: Path) -> None:
-    """It was forgotten with the process: the next one had the source serve what was not trusted."""
+    """Distrust of a source outlives the controller.
+
+    Earlier, the next controller had the source serve what was not trusted.
+    """
     id_ = stuck(local, tmp_path, Model())
     assert command("reconfig", "resolve", id_, "--restore", "--controller", local.address).exit_code == 0
     eventually(lambda: local.cluster.reconfiguration(id_).state == "FAILED", "it is given up")
@@ -97,7 +103,7 @@ def test_distrust_outlives_the_controller(local: LocalCluster, tmp_path: Path) -
     local.restart("controller")
     wait_alive(local, "cloud-0", "edge-0")
     before = {each.id for each in ended()}
-    local.kill("cloud-0")  # it says anew what it sealed
+    local.kill("cloud-0")  # it reports again what it sealed
     local.restart("cloud-0")
     tried = eventually(lambda: [each for each in ended() if each.id not in before], "an owner is looked for")
     assert {each.state for each in tried} == {"FAILED"}

@@ -1,8 +1,8 @@
-"""Every state that one move can get into, with the real machines: faults at any point, answers late, lost or early.
+"""Every state that one move can get into, with the real state machines: faults anywhere, answers late, lost or early.
 
-``one_move.py`` says what is modelled, ``Model.check`` what must hold in every state and ``Model.check_end`` at the
-end; ``explore`` also proves that from every state there is a way to an end that needs no luck. The broken variants
-below show that the exploration finds what it should.
+``one_move.py`` says what is modelled, ``Model.check`` what must hold in every state and ``Model.check_end`` at the end;
+``explore`` also proves that from every state there is a way to an end that needs no luck. The broken variants below
+show that the exploration finds what it should.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TERMS = Rules(faults=(0, 0, 4, 0, 0, 0, 0), faults_together=4, commits=1)
 
 
 def test_terms_that_end_fail_no_move(capsys: pytest.CaptureFixture[str]) -> None:
-    """Wherever in a move that is, and however often."""
+    """A term that ends fails no move, at any point of it and any number of times."""
     explored = explore(Model(TERMS))
     with capsys.disabled():
         print(f"\n  {explored}")
@@ -88,7 +88,7 @@ class ServesWhenSealed(Lifecycle):
 
 
 class SealsOverABatch(Lifecycle):
-    """The seal does not wait for the batch in hand."""
+    """The seal does not wait for the running batch."""
 
     def fence(self, move_id: str, epoch: int, successor: ReplicaInfo) -> FenceAnswer:
         answer = Lifecycle.fence(self, move_id, epoch, successor)
@@ -147,7 +147,7 @@ class CancelsAnytime(Move):
 
 
 class AssumesUnsealed(Move):
-    """A move that was granted before, and whose copy fails, was not sealed."""
+    """A move that was granted before, and whose copy fails, is taken for one that was not sealed."""
 
     table = but(Transition(m.COPYING, m.TargetFailed, Phase.ABORTED, ABORT, effect=_give_up))
 
@@ -174,13 +174,13 @@ class GrantsAgain(Move):
 
 
 class NeverFencesAgain(Move):
-    """A move that was granted before was fenced, too."""
+    """A move that was granted before is taken for one that was fenced, too."""
 
     table = but(Transition(Phase.CATCHING_UP, m.CaughtUp, Phase.FENCED, (), when=m.GRANTED_FITS))
 
 
 def rolls_back(move: Move) -> list[Instruction]:
-    """After a restart: what was granted asks its source to give the move up, as it did before."""
+    """Resumes a move after a restart: a granted move asks its source to give it up, as it did before."""
     if not move.granted:
         return move.handle(m.Begin())
     return move.handle(m.TargetFailed(MoveAborted("restarted")))

@@ -1,6 +1,6 @@
 """The oracle finds what is broken on purpose: a mistake is planted, and seeds are simulated until one shows it.
 
-Which seeds meet a mistake depends on every event, so that those which did once are tried first, and then all others.
+Which seeds meet a mistake depends on every event. Seeds that met it once are tried first, and then all others.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from tests.simulation.sim.oracle import Violation
 from tests.simulation.sim.run import simulate
 from tests.sizes import SEED
 
-#: within so many seeds whatever is broken must be found; and what few seeds meet
+#: numbers of seeds within which a mistake must be found: most mistakes, and those that few seeds meet
 ENOUGH, ENOUGH_OF_RARE = 400, 3000
 
 
 def found(broken: Any = None) -> str:
-    """By the oracle, or by a client that is refused what no client of an unbroken product is."""
+    """Returns the first failure: of the oracle, or of a client that is refused what no client of a sound product is."""
     once = MET.get(broken, ())
     count = ENOUGH_OF_RARE if broken in RARE else ENOUGH
     for number, seed in enumerate((*once, *range(count))):
         world = simulate(seed)
         if number % COLLECT_EVERY == COLLECT_EVERY - 1:
-            gc.collect()  # a world is let go of by nothing else
+            gc.collect()  # nothing else frees a world
         if world.failure is not None:
             assert isinstance(world.failure, Violation | StaleBatch), world.failure
             return f"seed {seed}: {world.failure}"
@@ -147,13 +147,13 @@ def dirty_set_race(patch: pytest.MonkeyPatch) -> None:
 
 
 def acknowledged_before_it_is_written(patch: pytest.MonkeyPatch) -> None:
-    """``acknowledge="fsync"`` that does not sync."""
+    """``acknowledge="fsync"`` does not sync."""
     append = disk.Segments.append
     patch.setattr(disk.Segments, "append", lambda self, data, *, sync=True: append(self, data, sync=False))
 
 
 def databases_are_not_completed(patch: pytest.MonkeyPatch) -> None:
-    """What was logged, and a loss of power took of a database, stays gone."""
+    """A database stays without what a loss of power took from it, though it was logged."""
     patch.setattr(Commits, "lacking", lambda *_: [])
 
 
@@ -244,7 +244,7 @@ def what_is_damaged_is_removed(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_is_behind_damage_in_a_log_is_dropped(patch: pytest.MonkeyPatch) -> None:
-    """As the database does by default."""
+    """A damaged log loses what is behind the damage, as the database does by default."""
     check = disk.check
 
     def broken(directory: disk.Dir) -> None:
@@ -258,7 +258,8 @@ def what_is_behind_damage_in_a_log_is_dropped(patch: pytest.MonkeyPatch) -> None
 
 
 def two_controllers_both_decide(patch: pytest.MonkeyPatch) -> None:
-    """As before there was a hold: each believes that it is alone, writes, commands and grants leases."""
+    """Each of two controllers believes that it is alone, writes, commands and grants leases, as before leader
+    leases."""
     take_hold = ledger.Handle.take_hold
 
     def taken(self: ledger.Handle, holder: Any, lease_s: float, _gone: Any, _over: Any = None) -> Any:
@@ -271,12 +272,12 @@ def two_controllers_both_decide(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_passed_is_not_settled(patch: pytest.MonkeyPatch) -> None:
-    """What leaves lacks it."""
+    """A copy that leaves lacks the partition's skipped batches."""
     patch.setattr(Passes, "settle", lambda self, slot, *_: self.revoke(slot))
 
 
 def what_passed_counts_behind_a_loss(patch: pytest.MonkeyPatch) -> None:
-    """Whatever became of the commits before it."""
+    """Skipped batches count, no matter what became of the commits before them."""
 
     def found(self: Passes, partition: PartitionId, epoch: int, sequence: int) -> Passing | None:
         held = {
@@ -299,13 +300,13 @@ def one_that_does_not_lead_tells_of_less_than_was_seen(patch: pytest.MonkeyPatch
 
 
 def taken_over_though_it_may_be_served_alone(patch: pytest.MonkeyPatch) -> None:
-    """A lapsed lease is taken for the end of who serves without one."""
+    """A lapsed lease is taken for the end of a replica that may serve without one."""
     patch.setattr(ControllerContext, "may_be_alone", lambda *_: False)
     patch.setattr(Takeovers, "_waits_for_command", lambda *_: False)
 
 
 def what_a_successor_must_know_is_kept_by_the_first_partition(patch: pytest.MonkeyPatch) -> None:
-    """When that one is put back, the knowledge goes with it."""
+    """Only the first partition keeps what a successor must know: when it is put back, the knowledge goes with it."""
     run = Batches._run
 
     def once(self: Batches, slot: Any, shares: Shares, number: int, part: Part, group: Any) -> Any:
@@ -317,7 +318,7 @@ def what_a_successor_must_know_is_kept_by_the_first_partition(patch: pytest.Monk
     patch.setattr(Batches, "_run", once)
 
 
-#: seeds that met it once, where many do not
+#: seeds that met a mistake once, where many others do not
 MET = {
     a_name_is_whose_asks_last: (1191,),
     a_registration_is_believed_whenever_it_comes: (176, 215, 420),
@@ -329,7 +330,7 @@ MET = {
     created_over_what_replicas_have: (98,),
     one_that_does_not_lead_tells_of_less_than_was_seen: (261, 272),
 }
-#: what takes more seconds than the gate has for it
+#: mistakes that take more seconds than the gate has for them
 SELDOM = {
     dirty_set_race,
     a_lease_for_one_that_does_not_know_what_it_lost,
@@ -375,7 +376,7 @@ PLANTED = {
     "one that does not lead tells of less than was seen": one_that_does_not_lead_tells_of_less_than_was_seen,
     "taken over though it may be served alone": taken_over_though_it_may_be_served_alone,
 }
-#: what the gate looks for: three of them, others with each commit
+#: mistakes that the gate looks for: three of them, others with each commit
 IN_TURN = Random(SEED).sample(sorted(name for name, broken in PLANTED.items() if broken not in RARE | SELDOM), 3)
 
 

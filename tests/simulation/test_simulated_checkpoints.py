@@ -1,4 +1,4 @@
-"""Restores, uploads and collections at once, by seeds; and that the oracle finds what is broken on purpose."""
+"""Restores, uploads and collections at once, by seeds, and variants broken on purpose that the oracle finds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_seed_is_the_same_run_every_time() -> None:
 
 
 def no_holds(patch: pytest.MonkeyPatch) -> None:
-    """Collections do not look at what is relied on."""
+    """Collections ignore what is relied on."""
     marks = collecting.Catalog.marks
     patch.setattr(
         collecting.Catalog, "marks", lambda self, folder: [] if folder == collecting.INTENTS else marks(self, folder)
@@ -41,7 +41,7 @@ def no_holds(patch: pytest.MonkeyPatch) -> None:
 
 
 def adopted_as_it_was(patch: pytest.MonkeyPatch) -> None:
-    """Published under the new epoch, without a look whether its blobs are still there."""
+    """A checkpoint is published under the new epoch, without a look whether its blobs are still there."""
 
     def adopt(self: CheckpointStore, manifest: Any, directory: Any) -> Adoption:
         self.check(first_use=True)

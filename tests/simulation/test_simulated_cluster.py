@@ -25,7 +25,7 @@ from tests.simulation.sim.run import simulate
 from tests.sizes import SEED, TIER, sized
 
 SEEDS = sized(768)
-#: others with each commit
+#: number of seeds, others with each commit
 OF_THIS_COMMIT = 48
 
 
@@ -39,7 +39,10 @@ def test_no_seed_of_this_commit_breaks_an_invariant(number: int) -> None:
 @pytest.mark.thorough
 @pytest.mark.timeout(1800)
 def test_no_seed_breaks_an_invariant() -> None:
-    """In processes of their own, so that both cores are used and this one's objects are left alone."""
+    """No seed breaks an invariant.
+
+    The seeds run in processes of their own, so that both cores are used and this process's objects are left alone.
+    """
     command = [sys.executable, "-m", "tests.simulation.sim", "--seeds", str(SEEDS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
     print(done.stdout[-10_000:])
@@ -58,7 +61,7 @@ def test_no_seed_breaks_an_invariant() -> None:
     assert count["rewinds"] > SEEDS / 400
 
 
-#: seeds that failed once. What a seed meets changes with the product, so each has a test of its cause elsewhere, too
+#: seeds that failed once, and why; each cause has a test elsewhere, too, as what a seed meets changes with the product
 FAILED_ONCE = {
     128: "the one that leads told of less than was in the ledger by its own writing, and told by another one",
     7830: "a creation went on behind a registration, and behind the end of its deployment",
@@ -81,7 +84,7 @@ def test_a_seed_that_failed_once(seed: int) -> None:
 
 @pytest.mark.thorough
 def test_a_seed_is_the_same_run_every_time() -> None:
-    """Also in another process, where strings hash differently."""
+    """A seed is the same run every time, also in another process, where strings hash differently."""
     here = [simulate(seed).digest() for seed in (7, 8, 7)]
     assert here[0] == here[2] != here[1]
     for hash_seed in ("1", "2"):

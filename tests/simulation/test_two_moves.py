@@ -29,7 +29,7 @@ def test_the_first_move_ends_in_many_ways() -> None:
 
 
 class TakesOldSeals(Lifecycle):
-    """A seal that was accepted once is accepted again, whatever came after it."""
+    """A seal that was accepted once is accepted again, no matter what came after it."""
 
     def prepare(self, move_id: str, source_epoch: int) -> None:
         if self.state in (State.SEALED, State.ABSENT):
@@ -38,7 +38,7 @@ class TakesOldSeals(Lifecycle):
 
 
 class FencesForOldGrants(Lifecycle):
-    """A fence is taken for the present one, whatever epoch it grants, cancelled or not."""
+    """Any fence is taken for the present one, no matter which epoch it grants, cancelled or not."""
 
     def fence(self, move_id: str, epoch: int, successor: object) -> object:  # type: ignore[override]
         if self.state is State.OWNED:
