@@ -54,7 +54,7 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
 
 @pytest.fixture
 def trio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Trio]:
-    """A cluster with three controllers and short leases.
+    """A cluster with three controllers and short leader leases.
 
     Args:
         request: its parameter is the offset of each process's clock, in seconds; none: all clocks are right.

@@ -1,5 +1,4 @@
-"""Manual failover: a site that is cut off from every controller serves on, and no other replica serves its
-partitions."""
+"""Manual failover: a site cut off from every controller serves on, and no other replica serves its partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison that benchmarks rely on: it reads the state of a real cluster as the cluster is read today."""
+"""The comparison that benchmarks rely on, against a real cluster as it is read today."""
 
 from __future__ import annotations
 

@@ -76,7 +76,9 @@ class Code:
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Code]:
     folder = tmp_path / "code"
     folder.mkdir()
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # two versions may be of the same second
+    monkeypatch.setattr(
+        sys, "dont_write_bytecode", True
+    )  # bytecode is known by its source's second, which two versions may share
     monkeypatch.setenv("STATEFLOW_CODE_KEY", "a key that both of them have")
     yield Code(folder)
     Code.forget()
@@ -89,7 +91,7 @@ def sites(tmp_path: Path, code: Code, monkeypatch: pytest.MonkeyPatch) -> Iterat
     cluster = Sites(sites={"cloud": 1, "edge": 1}, data_dir=tmp_path / "cluster", checkpoint_interval_s=0)
     cluster.alone = str(tmp_path / "alone")
     with cluster:
-        monkeypatch.syspath_prepend(str(code.folder))  # the replicas' path is the one before
+        monkeypatch.syspath_prepend(str(code.folder))  # the replicas have started with the former path
         yield cluster
 
 

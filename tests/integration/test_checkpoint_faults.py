@@ -1,5 +1,4 @@
-"""Checkpoints under kills, full disks and bit rot: the newest valid one restores to exactly the state at its
-position."""
+"""Kills, full disks and bit rot: the newest valid checkpoint restores to exactly the state at its position."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
     [(action, how) for action in ("take", "gc", "restore") for how in ("before", "after")] + [("restore", "local")],
 )
 def test_killed_at_every_step(action: str, how: str, tmp_path: Path) -> None:
-    """A kill before or after any operation of the store, or at any step of the replica, leaves a checkpoint that
-    restores."""
+    """A kill before or after any operation of the store, or at any step of the replica, leaves a usable checkpoint."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.integration.checkpoint_worker", action, how, str(tmp_path)],
         cwd=REPOSITORY,
@@ -41,7 +39,7 @@ def test_killed_at_every_step(action: str, how: str, tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_in_any_object(tmp_path: Path) -> None:
-    """A flipped bit in any object of the store makes a checkpoint skipped or does not matter; what is restored is
+    """A checkpoint with a flipped bit in an object is skipped, or the bit does not matter; the restored state is
     right."""
     w.prepare(tmp_path)
     store = w.store_at(tmp_path)

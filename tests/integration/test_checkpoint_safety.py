@@ -1,5 +1,4 @@
-"""Checkpoints of running clusters: restores beside garbage collection, restores whose disk is lost, unmounted
-stores."""
+"""Checkpoints of running clusters: restores beside collections, restores whose disk is lost, unmounted stores."""
 
 from __future__ import annotations
 

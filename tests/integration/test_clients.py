@@ -40,8 +40,7 @@ def total(local: LocalCluster, prefix: str) -> int:
 
 
 class Lost:
-    """A source whose partitions lost different suffixes: partition 1 all behind batch 1, partition 0 all behind batch
-    3.
+    """A source whose partitions lost different suffixes: partition 1 all behind batch 1, 0 all behind batch 3.
 
     Each batch has a row for partition 0, and every second batch one for partition 1, too; batch 5 has no rows and moves
     the watermark.

@@ -117,7 +117,7 @@ def test_what_is_read_says_its_partition(local: LocalCluster, stream: StreamClie
 
 
 def test_large_states_are_read_whole(local: LocalCluster) -> None:
-    """States larger than one message may be are read whole."""
+    """States that exceed one message are read whole."""
     stream = local.stream("Blob", source="large")
     rows = [*({"k": f"b{n}", "size": 1_000_000} for n in range(40)), {"k": "one entry", "size": 9 << 20}]
     stream.send(rows)
@@ -401,8 +401,7 @@ def stalled(local: LocalCluster, partitions: list[int], to: str) -> Any:
 
 
 def test_a_cancel_that_comes_at_once_leaves_nothing_behind(local: LocalCluster) -> None:
-    """Prepare and Cancel race to the target; whichever wins, the partition can move afterwards and no log has a
-    traceback."""
+    """Prepare and Cancel race to the target; whichever wins, the partition can move then and no log has a traceback."""
     logs = [local.data_dir / f"{name}.log" for name in ("edge-0", "cloud-0", "controller")]
     read = [len(log.read_text()) for log in logs]
     move_all(local, "cloud")
@@ -506,8 +505,7 @@ def test_the_source_is_killed_while_the_target_follows(local: LocalCluster, stre
 
 @pytest.mark.parametrize("after", [0, 1, 4, 7])
 def test_the_controller_is_killed_during_moves(local: LocalCluster, after: int) -> None:
-    """Moves end and the stream goes on when the controller is killed before they begin, at their seal, or after some
-    ended.
+    """Moves end and the stream goes on when the controller dies before they begin, at their seal, or after some ended.
 
     Args:
         after: reports of progress before the kill.

@@ -49,8 +49,7 @@ class Pair(LocalCluster):
 
 @pytest.fixture
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    """Two controllers that do not see each other's process, as on two machines, and a leader lease that outlives the
-    test."""
+    """Two controllers that do not see each other's process, as on two machines; the leader lease outlives the test."""
     monkeypatch.setenv("STATEFLOW_CONTROLLER_HOLD_S", "60")
     monkeypatch.setenv("STATEFLOW_CONTROLLER_NOTICE_GONE", "false")
     monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", "60")
@@ -184,9 +183,9 @@ def _read_of(cluster: Cluster, moved: Reconfiguration) -> None:
 
 
 def test_reads_are_answered_while_nobody_leads_and_no_state_is_older_than_what_was_seen(apart: Pair) -> None:
-    """Followers answer reads, and never with older state than the caller has seen.
+    """Followers answer reads, never with older state than the caller has seen.
 
-    Earlier, a caller only heard who had led.
+    Earlier, a caller was only told who had led.
     """
     leader, second = apart.first, apart.second
     seen, fresh = Cluster(f"{leader},{second}"), Cluster(f"{second},{leader}")

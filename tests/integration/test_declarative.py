@@ -1,4 +1,4 @@
-"""An operator in a declarative pipeline (``spark-pipelines run``): run, run again, and while its state moves."""
+"""An operator in a declarative pipeline (``spark-pipelines run``): run, run again, and run while its state moves."""
 
 from __future__ import annotations
 

@@ -45,8 +45,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
-    """The example that a test's parameter names, written as ``stateflow init`` writes it; also the working
-    directory."""
+    """The example that a test's parameter names, as ``stateflow init`` writes it; also the working directory."""
     write_project(tmp_path / "project", example_named(request.param))
     monkeypatch.chdir(tmp_path / "project")
     return tmp_path / "project"

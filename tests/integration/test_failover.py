@@ -1,5 +1,4 @@
-"""Failover of real processes that die, or are frozen and go on: partitions get new owners, and every loss is
-reported."""
+"""Failover of real processes that die, or freeze and go on: partitions get new owners, every loss is reported."""
 
 from __future__ import annotations
 

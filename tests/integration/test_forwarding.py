@@ -227,7 +227,10 @@ def test_what_no_outbox_is_for(local: LocalCluster, tmp_path: Path) -> None:
 
 
 def test_after_a_loss_is_accepted_every_partition_takes_rows(local: LocalCluster, tmp_path: Path) -> None:
-    """Partitions that lost nothing take rows, too, though they have taken what this client sent since it was made."""
+    """After a loss is accepted, partitions that lost nothing take rows, too.
+
+    They have taken what this client sent since it was made.
+    """
     with client(local, tmp_path, patience_s=60) as stream:
         stream.send(rows_of("k", 0))
         local.cluster.savepoint("before", "Tally")

@@ -77,7 +77,7 @@ def test_a_disk_that_fills_up_loses_nothing_and_serves_again_when_there_is_room(
         again = eventually(lambda: stream.send(rows), "it takes batches again")
         assert outputs(again) == model.apply(rows)
         ballast = fill(disk)
-        local.kill("cloud-0")  # what it has written stays, whatever it could not write
+        local.kill("cloud-0")  # what it has written stays, no matter what it could not write
         ballast.unlink()
         local.restart("cloud-0")
         counted = eventually(lambda: read(local.cluster, "Tally", "n"), "it is back")

@@ -121,8 +121,7 @@ def test_a_new_directory_needs_a_command_and_the_old_one_is_refused_then(local: 
 
 
 def test_a_directory_that_was_moved_is_welcome_when_the_lease_has_lapsed(local: LocalCluster) -> None:
-    """A moved directory is let in once the lease has lapsed; no takeover begins meanwhile, though there is a
-    checkpoint."""
+    """A moved directory is let in once the lease has lapsed; despite a checkpoint, no takeover begins meanwhile."""
     stream, model = local.stream("Tally", source="s"), Model()
     send(stream, model, 0)
     local.cluster.checkpoint("Tally")

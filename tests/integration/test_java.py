@@ -104,7 +104,10 @@ def test_a_wrong_java_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind
 
 @pytest.mark.processes
 def test_the_demo_without_java_says_so_and_starts_nothing(tmp_path: Path) -> None:
-    """Every process of the demonstration inherits the mark in its environment, so that a stray one would show."""
+    """The demonstration without Java says so and starts nothing.
+
+    Every process of it inherits the mark in its environment, so that a stray one would show.
+    """
     (tmp_path / "bin").mkdir()
     mark = f"STATEFLOW_TEST_MARK={tmp_path}"
     environment = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"}

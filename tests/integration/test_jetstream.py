@@ -61,8 +61,7 @@ def reader(of: Stream, **options: Any) -> JetStreamReader:
 
 
 class Query:
-    """The calls that Spark makes on a source. A restart keeps the offset, as Spark's log does, and makes a new
-    reader."""
+    """The calls that Spark makes on a source. A restart keeps the offset, as Spark's log does, with a new reader."""
 
     def __init__(self, stream: Stream, **options: Any) -> None:
         self.stream, self.options = stream, options

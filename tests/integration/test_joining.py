@@ -52,8 +52,7 @@ def automatic(monkeypatch: pytest.MonkeyPatch) -> Iterator[Automatic]:
 
 
 def test_who_joins_in_the_middle_of_a_drain_has_its_share_until_it_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica that joins during a drain is given waiting moves until it dies; moves that have begun are left
-    alone."""
+    """A replica that joins during a drain gets waiting moves until it dies; moves that have begun are left alone."""
     monkeypatch.setenv("STATEFLOW_CONTROLLER_HEARTBEAT_INTERVAL_S", "0.2")
     monkeypatch.setenv("STATEFLOW_CONTROLLER_LEASE_S", "2")
     cluster = Joined(Tally, sites={"cloud": 2}, partitions=8, checkpoint_interval_s=0)

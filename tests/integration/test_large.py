@@ -90,7 +90,7 @@ def test_twenty_thousand_reconfigurations_are_told_of(tmp_path: Path) -> None:
 
 
 def test_many_partitions_are_created_on_one_replica(tmp_path: Path) -> None:
-    """A replica creates more partitions than a call waits for, and an interrupted deployment goes on."""
+    """A replica creates more partitions than it can while a call waits, and an interrupted deployment goes on."""
     with LocalCluster(data_dir=tmp_path / "cluster", checkpoint_interval_s=0) as local:
         failed: list[StateflowError] = []
 

@@ -117,7 +117,7 @@ async def _silent_calls() -> None:
 
 
 class LinkedCluster(LocalCluster):
-    """A cluster whose ``cloud-0`` is reached over a slow link, and sends over it."""
+    """A cluster whose ``cloud-0`` is reached, and sends, over a slow link."""
 
     def __init__(self) -> None:
         super().__init__(Blob, sites={"cloud": 1, "edge": 1}, partitions=1, deploy_to=("cloud",))
@@ -209,8 +209,10 @@ async def _fetch_from_a_silent_source(path: Path) -> None:
 
 
 def test_a_stream_of_a_controller_that_says_nothing_ends_with_an_error() -> None:
-    """A watch of a controller that keeps the connection and never answers ends with an error. Earlier, it waited for
-    ever."""
+    """A watch ends with an error when its controller never answers.
+
+    Such a controller runs and keeps the connection. Earlier, the watch waited for ever.
+    """
 
     class Silent(controller_pb2_grpc.ControllerServiceServicer):
         def WatchReconfiguration(self, request: Any, context: Any) -> Iterator[cpb.Reconfiguration]:

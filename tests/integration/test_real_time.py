@@ -101,7 +101,7 @@ def run(cluster: LocalCluster, jar: Path, tmp_path: Path) -> Iterator[Callable[.
 
 
 def logged(log: Path) -> set[str]:
-    """Numbers of batches in a log of Spark's."""
+    """Returns the numbers of batches in one of Spark's logs."""
     return {each.name for each in log.iterdir() if each.name.isdigit()}
 
 

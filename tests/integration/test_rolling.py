@@ -1,5 +1,4 @@
-"""Replicas that are restarted one after another while rows come, though the controller dies; and one that stays
-away."""
+"""Replicas restarted one after another while rows come, though the controller dies; and one that stays away."""
 
 from __future__ import annotations
 

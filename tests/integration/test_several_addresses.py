@@ -1,4 +1,4 @@
-"""Several addresses, for all that takes a controller's: the first may be dead, or not lead."""
+"""Commands, clients, replicas and Spark with addresses of several controllers: the first may be dead, or not lead."""
 
 from __future__ import annotations
 

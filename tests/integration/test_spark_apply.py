@@ -1,5 +1,4 @@
-"""Operators in Spark queries: exactly once, through evaluations in part, retries, replays, moves, kills and
-refusals."""
+"""Operators in Spark queries: exactly once, however evaluated, retried, replayed, moved, killed or refused."""
 
 from __future__ import annotations
 
@@ -376,8 +375,7 @@ KEYS_BY_TYPE: dict[str, list[Any]] = {
 def test_spark_and_a_stream_client_meet_in_one_state(
     spark: SparkSession, cluster: LocalCluster, deploy: Deploy, kind: str
 ) -> None:
-    """A key's hash in the JVM, its hash in Python and its encoding in the state agree; otherwise a count would
-    restart."""
+    """A key's hash in the JVM, its hash in Python and its encoding in the state agree, or a count would restart."""
     name = deploy(ByKey)
     texts = kind in ("date", "timestamp")
     frame = spark.createDataFrame([(key,) for key in KEYS_BY_TYPE[kind]], f"k {'string' if texts else kind}")
@@ -454,8 +452,7 @@ def positions(cluster: LocalCluster, operator: str, source: str) -> dict[int, in
 
 @pytest.fixture(params=[False, True], ids=["planned-once", "planned-adaptively"])
 def adaptive(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[bool]:
-    """Runs a test with plans that are made once, as stateflow has it, and with adaptive ones, as Spark has it by
-    itself."""
+    """Runs a test with plans made once, as stateflow sets it, and with adaptive plans, as Spark makes by itself."""
     (setting,) = PLAN_ONCE
     ours = spark.conf.get(setting)
     assert ours == "false"
@@ -610,8 +607,8 @@ def test_outputs_coalesced_to_one_file(
 ) -> None:
     """A coalesce in the operator's own stage is refused; nothing is applied twice and nothing lost.
 
-    It hides from a task which one it is. In a stage of its own it is welcome, in the same query from the same
-    checkpoint.
+    The coalesce hides from a task which one it is. In a stage of its own a coalesce is welcome, in the same query from
+    the same checkpoint.
     """
     name = deploy(Tally)
     for file in range(3):
@@ -687,8 +684,10 @@ def test_a_replayed_batch_changes_nothing_and_gives_the_same_outputs(
 def test_a_query_that_lost_its_checkpoint_positions_is_refused(
     spark: SparkSession, cluster: LocalCluster, deploy: Deploy, source: Input, tmp_path: Path
 ) -> None:
-    """A query that lost two commits is refused: the state is ahead of the source by a batch whose stored output is
-    replaced."""
+    """A query that lost two commits is refused.
+
+    The state is ahead of the source by a batch whose stored output was replaced.
+    """
     name = deploy(Tally)
     to = Collected(tmp_path / "checkpoint")
     source.add_many(3)
@@ -966,8 +965,11 @@ def test_metrics_of_a_query_without_an_operator(spark: SparkSession, source: Inp
 def test_a_task_whose_input_breaks_off_applies_none_of_it(
     spark: SparkSession, cluster: LocalCluster, deploy: Deploy, monkeypatch: pytest.MonkeyPatch, keys: int
 ) -> None:
-    """A worker sees an input that breaks off (a killed task, a shuffle that cannot be read) as one that ended. What it
-    had until then must not be taken for the batch, as the next attempt would be given its outputs."""
+    """A task whose input breaks off applies none of it.
+
+    A worker sees such an input (a killed task, a shuffle that cannot be read) as one that ended. What it had until then
+    must not be taken for the batch, as the next attempt would be given its outputs.
+    """
     name = deploy(Tally)
     batch = rows(0, 200, keys)
     routed = apply._routed

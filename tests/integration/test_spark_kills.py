@@ -82,7 +82,7 @@ def told(events: Path) -> Iterator[dict[str, Any]]:
 
 
 def attempts_of(events: Path) -> list[str]:
-    """Lists what became of executors and attempts, which explains why there were too few."""
+    """Lists what became of executors and attempts, to explain why there were too few."""
     lines = []
     for event in told(events):
         name = event["Event"].removeprefix("SparkListener")

@@ -1,5 +1,4 @@
-"""Sinks and actions that evaluate a part of a DataFrame, or nothing: the operator gets all of it, or an error says
-so."""
+"""Sinks and actions that evaluate a part of a DataFrame, or nothing: the operator gets all, or an error says so."""
 
 from __future__ import annotations
 
@@ -224,8 +223,7 @@ def test_an_operator_that_spark_leaves_out_of_its_plan_is_missed(
 def test_a_part_of_a_batch_is_noticed_before_the_next_and_mended_by_a_rewind(
     spark: SparkSession, cluster: LocalCluster, name: str, source: Input, tmp_path: Path
 ) -> None:
-    """A part of a batch, by a sink that the driver knows nothing of, is noticed before the next batch; a rewind mends
-    it."""
+    """A partial batch of a sink unknown to the driver is noticed before the next batch, and a rewind mends it."""
     checkpoint = tmp_path / "checkpoint"
     source.add_many(2, 40)
     out = apply_operator(source.stream(), Tally, cluster=cluster, order_by="seq", name=name, tasks=TASKS)
@@ -295,8 +293,7 @@ def test_an_operator_within_foreach_batch_of_which_a_part_is_evaluated(
 def test_a_thread_that_does_not_say_of_which_query_it_is_is_refused(
     spark: SparkSession, cluster: LocalCluster, name: str, source: Input, tmp_path: Path
 ) -> None:
-    """A thread that does not say of which query it is is refused: its rows of all micro-batches would be taken for
-    one."""
+    """A thread that does not tell its query is refused: its rows of all micro-batches would be taken for one batch."""
     source.add_many(2, 40)
     out = apply_operator(source.stream(), Tally, cluster=cluster, order_by="seq", name=name, tasks=TASKS)
     said: list[str] = []

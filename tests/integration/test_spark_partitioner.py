@@ -27,7 +27,7 @@ VALUES = 600
 PARTITIONS = (1, 7, 128, 65_536)
 
 _scalars = st.characters(exclude_categories=["Cs"])
-#: one strategy per Arrow type; extremes are drawn often, and are all in EXTREMES once
+#: one strategy per Arrow type; it draws extremes often, and EXTREMES adds each of them once
 KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "string": (pa.string(), st.text(_scalars, max_size=80)),
     "long": (pa.int64(), st.integers(LONG_MIN, LONG_MAX)),
@@ -83,7 +83,10 @@ def drawn(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
 
 
 def hashed_by_spark(spark: SparkSession, table: pa.Table, keys: list[tuple[str, ...]]) -> Iterator[tuple[Any, ...]]:
-    """(xxhash64, pmod by each of PARTITIONS) of each row, key after key, in one job; cast as apply_operator casts."""
+    """Yields (xxhash64, pmod by each of PARTITIONS) of each row, key after key.
+
+    One job hashes all of them, and casts as apply_operator casts.
+    """
     frame = spark.createDataFrame(table)
 
     def figures(columns: tuple[str, ...]) -> Column:
@@ -158,8 +161,7 @@ def test_timestamps_hash_as_moments_in_any_session_zone(spark: SparkSession, zon
 
 
 def test_int_and_long_columns_of_one_value_share_a_partition(spark: SparkSession) -> None:
-    """Int and long columns of one value share a partition, as apply_operator casts; Spark itself hashes them
-    differently."""
+    """Int and long columns of one value share a partition: apply_operator casts, as Spark hashes them differently."""
     row = spark.range(1).select(F.xxhash64(F.lit(7).cast("int")), F.xxhash64(F.lit(7).cast("long"))).first()
     assert row is not None
     assert row[0] != row[1] == spark_xxhash64(7)

@@ -54,8 +54,7 @@ def name(cluster: LocalCluster) -> str:
 
 
 def frame(spark: SparkSession, rows: int = ROWS, poison: int | None = None) -> DataFrame:
-    """Rows of KEYS keys in turn with values from 0 to 6; ``poison``: ``seq`` of the row that makes the operator
-    raise."""
+    """Rows of KEYS keys in turn, with values 0 to 6; ``poison``: ``seq`` of the row that makes the operator raise."""
     seq = F.col("id")
     value = F.when(seq == poison, POISON).otherwise(seq % 7) if poison is not None else seq % 7
     return spark.range(rows).select(
@@ -385,8 +384,7 @@ def test_a_disk_that_is_full_in_the_middle(spark: SparkSession, mount: Mount, mi
 def test_a_micro_batch_that_is_too_large_is_refused_and_other_operators_go_on(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A micro-batch of more rows than may wait at a replica is refused; a batch DataFrame of the same rows has no
-    limit."""
+    """A micro-batch larger than what may wait at a replica is refused; a batch DataFrame of its rows has no limit."""
     monkeypatch.setenv("STATEFLOW_REPLICA_WAITING_BYTES_MAX", str(8 << 20))
     rows = frame(spark, 8_000).withColumn("k", F.lit("k")).withColumn("pad", F.repeat(F.lit("x"), 1000))
     rows.repartition(4, "seq").write.parquet(str(tmp_path / "input"))

@@ -25,8 +25,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 def test_real_time_mode(spark: SparkSession, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older Spark refuses real-time mode, for which an operator in micro-batches is not told to be applied anew
-    either."""
+    """An older Spark refuses real-time mode; a query in micro-batches is not told to go over to it either."""
     if REAL_TIME.is_in(pyspark.__version__):
         monkeypatch.setattr(pyspark, "__version__", "4.2.9")
     with pytest.raises(InvalidArgument, match=LINE):

@@ -1,5 +1,4 @@
-"""State as a data source of Spark: of a cluster whose partitions move, of checkpoints, and changes between two of
-them."""
+"""State as a data source of Spark: of a cluster whose partitions move, of checkpoints, of changes between two."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_nobody_else_on_this_machine_reads_state(cluster: LocalCluster) -> None:
     open_to_others = []
     for path in found:
         if path.suffix == ".log" and path.parent == cluster.data_dir:
-            continue  # what the processes print: made by who started them
+            continue  # output of the processes, in files of the one that started them
         with contextlib.suppress(FileNotFoundError):  # gone meanwhile
             if path.stat().st_mode & 0o077:
                 open_to_others.append(path)
@@ -213,8 +213,7 @@ def test_nobody_else_on_this_machine_reads_state(cluster: LocalCluster) -> None:
 
 
 def test_asking_leaves_nothing(cluster: LocalCluster, replica: replica_pb2_grpc.ReplicaServiceStub) -> None:
-    """Requests for unknown partitions leave nothing in memory. Earlier, each partition that was asked for had a
-    slot."""
+    """Requests for unknown partitions leave nothing in memory. Earlier, each requested partition had a slot."""
 
     def ask(operator: str) -> int:
         for begin in range(0, 60_000, 10_000):

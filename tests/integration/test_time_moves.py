@@ -1,5 +1,4 @@
-"""Timers, watermarks, windows and expiring state: they go along with their partition through moves, kills and
-restarts."""
+"""Timers, watermarks, windows and expiring state: they follow their partition through moves, kills and restarts."""
 
 from __future__ import annotations
 

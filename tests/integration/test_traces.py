@@ -134,8 +134,7 @@ def test_a_batch_from_its_spark_task(
 def tasks_with(
     collector: Collector, query: str, rows: int
 ) -> list[tuple[Collected, list[Collected], list[Collected]]] | None:
-    """Returns each task with its router's and its replicas' spans; None until the replicas have applied so many
-    rows."""
+    """Returns each task with its router's and its replicas' spans; None until the replicas have applied ``rows``."""
     found = []
     for task in collector.named("stateflow.task", query=query):
         deliveries = collector.children(task)

@@ -61,8 +61,7 @@ class Mixed(LocalCluster):
         return ["env", "-C", "."]  # a process of its own, not a fork of one that has imported this release
 
     def _choose(self, process: Process) -> None:
-        """Sets a process's release: its import path, and its working directory, as the command line looks there,
-        too."""
+        """Sets a process's release: its import path, and the working directory, where the command line also looks."""
         place = str(self._before if process.name in self.older else REPOSITORY)
         others = [path for path in process._python_path if path not in (str(self._before), str(REPOSITORY))]
         process._python_path, process._within = [place, *others], ["env", "-C", place]

@@ -89,7 +89,7 @@ class Built:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """As `make dist` does, but with the setuptools that are here, so that nothing is fetched."""
+    """Builds as `make dist` does, but with the setuptools that are here, so that nothing is fetched."""
     tree, out = tmp_path_factory.mktemp("clone"), tmp_path_factory.mktemp("dist")
     held = _held()
     for name in held:

@@ -95,7 +95,7 @@ def sender(local: LocalCluster) -> Sender:
 
 
 def refused(local: LocalCluster, *arguments: str) -> str:
-    """Starts a node that cannot be, and returns the error that it prints."""
+    """Starts a node that must be refused, and returns the error that it prints."""
     words = [sys.executable, "-m", "stateflow", "replica", "--controller", local.address, *arguments]
     ended = subprocess.run(words, check=False, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
     assert ended.returncode == 1

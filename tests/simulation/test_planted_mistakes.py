@@ -52,7 +52,7 @@ ENOUGH, ENOUGH_OF_RARE = 400, 3000
 
 
 def found(broken: Any = None) -> str:
-    """Returns the first failure: of the oracle, or of a client that is refused what no client of a sound product is."""
+    """Returns the first failure: the oracle's, or an error that no client of a sound product meets."""
     once = MET.get(broken, ())
     count = ENOUGH_OF_RARE if broken in RARE else ENOUGH
     for number, seed in enumerate((*once, *range(count))):
@@ -258,8 +258,7 @@ def what_is_behind_damage_in_a_log_is_dropped(patch: pytest.MonkeyPatch) -> None
 
 
 def two_controllers_both_decide(patch: pytest.MonkeyPatch) -> None:
-    """Each of two controllers believes that it is alone, writes, commands and grants leases, as before leader
-    leases."""
+    """Each of two controllers believes it is alone, writes, commands and grants leases, as before leader leases."""
     take_hold = ledger.Handle.take_hold
 
     def taken(self: ledger.Handle, holder: Any, lease_s: float, _gone: Any, _over: Any = None) -> Any:

@@ -100,8 +100,10 @@ def test_the_simulated_computer_has_what_the_real_one_has() -> None:
 
 
 def test_a_copy_belongs_to_the_history_that_it_has() -> None:
-    """A standby that followed until its source lost power has what the source lost: equal numbers are not equal
-    histories."""
+    """A copy belongs to the history that it has: equal numbers are not equal histories.
+
+    A standby that followed until its source lost power has what the source lost.
+    """
     partition, rows = PartitionId("Flow", 0), messages()[0]
 
     def copy(*numbers: int) -> tuple[dict[bytes, bytes], list[Mutations]]:
