@@ -76,9 +76,8 @@ class Code:
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Code]:
     folder = tmp_path / "code"
     folder.mkdir()
-    monkeypatch.setattr(
-        sys, "dont_write_bytecode", True
-    )  # bytecode is known by its source's second, which two versions may share
+    # bytecode is known by the second of its source, which two versions may share
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setenv("STATEFLOW_CODE_KEY", "a key that both of them have")
     yield Code(folder)
     Code.forget()
