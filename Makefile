@@ -33,7 +33,7 @@ help:
 	@echo "make crash-matrix  every step x participant x fault on real processes; writes docs/crash-matrix.md"
 	@echo "make chaos   faults on real processes, each with its verdict; writes docs/chaos.md"
 	@echo "make fuzz    a million hostile inputs to every decoder and RPC"
-	@echo "make check   ruff with its security rules, mypy, import layers, what is generated, the site, dependencies that fit together"
+	@echo "make check   ruff with its security rules, mypy, import layers, plain English, what is generated, the site, dependencies that fit together"
 	@echo "make docs    the documentation as a site in site/; open site/index.html"
 	@echo "make audit   known vulnerabilities of what is pinned; needs the network, and fails without it"
 	@echo "make dist    a wheel and a source distribution, in dist/"
@@ -92,6 +92,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	.ci/plain-english
 	.ci/generate-stubs --check
 	.ci/generate-settings --check
 	made=$$(mktemp -d) && trap 'rm -rf "$$made"' EXIT && $(SITE) --strict --quiet --site-dir "$$made"

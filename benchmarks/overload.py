@@ -5,6 +5,9 @@ the best rate of one or several clients, each of which waits only for its last a
 fixed times, twice as much: batches that cannot be sent in time wait at the sender. Then one client sends a quarter of
 the peak, alone and beside each kind of hostile client in turn: one floods with large batches, one takes no answers, one
 sends halves of batches, one opens two thousand streams. Latency counts from the time a batch was scheduled.
+
+A hostile client gets only processor time that no other process wants (SCHED_IDLE): it stands for one on another
+machine, which takes the replica's time but not that of the good client beside it.
 """
 
 from __future__ import annotations

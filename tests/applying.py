@@ -20,7 +20,7 @@ from stateflow.types import PartitionId
 
 
 class Told:
-    """Whoever asked: what came of each part, by number."""
+    """The caller of a batch, which keeps the outcome of each part by number."""
 
     def __init__(self) -> None:
         self.outcomes: dict[int, Outcome] = {}
@@ -37,14 +37,14 @@ class Told:
         return True
 
     def applied(self) -> list[Applied]:
-        """Of all parts, in order."""
+        """Returns what was applied, of all parts in order."""
         found = [self.outcomes[number] for number in range(len(self.outcomes))]
         assert all(isinstance(each, Applied) for each in found), found
         return found  # type: ignore[return-value]
 
 
 def shares_of(operator: str, batch: Batch, rows: dict[int, pa.RecordBatch], epoch: int = 1) -> Shares:
-    """By partition."""
+    """Makes the batch slices of the rows of each partition."""
     parts, reached = [], 0
     for partition, mine in rows.items():
         parts.append(Part(partition, epoch, reached, reached := reached + mine.num_rows))
@@ -53,7 +53,7 @@ def shares_of(operator: str, batch: Batch, rows: dict[int, pa.RecordBatch], epoc
 
 
 def rows_of(parts: Mapping[int, pa.RecordBatch | None], schema: bytes = b"") -> BatchRows:
-    """By partition."""
+    """Makes a batch of the rows of each partition."""
     found = [(p, rows) for p, rows in sorted(parts.items())]
     ends = list(accumulate(0 if rows is None else rows.num_rows for _, rows in found))
     some = [rows for _, rows in found if rows is not None and rows.num_rows]
@@ -87,7 +87,7 @@ def apply_to(
     rows: bytes,
     after: int | None = None,
 ) -> Any:
-    """Args: rows: a record batch message, ``b""`` for none. Raises what comes of it, where that is an error."""
+    """Applies rows, a record batch message or ``b""`` for none, to one partition. Raises an outcome that is an error."""
     read = read_batch(rows, read_schema(schema)) if rows else None
     stop = 0 if read is None else read.num_rows
     digest = None if batch.session is None else digests_of(schema, read, [0, stop])[0]

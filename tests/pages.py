@@ -29,7 +29,7 @@ class Block:
 
 
 def blocks(*pages: Path) -> list[Block]:
-    """Of these pages, all by default, in order."""
+    """Lists the code blocks of these pages in order; of all pages by default."""
     found = []
     for page in pages or PAGES:
         text = page.read_text()

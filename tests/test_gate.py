@@ -1,4 +1,4 @@
-"""What is in the gate, in which lane, and that it stays within its time."""
+"""Tests of the gate: which tests it has, in which lane, and that it stays within its time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_contributing_has_the_promises_of_now() -> None:
 
 
 def test_the_gate_stays_within_its_budget() -> None:
-    """Who adds to it moves something else out: by ``@pytest.mark.thorough``, or out of the promises."""
+    """A test that makes it too long needs another to move out: by ``@pytest.mark.thorough``, or out of the promises."""
     known = Durations.read()
     assert known.lanes, "write them: make durations"
     assert known.wall_s() < BUDGET_S

@@ -1,4 +1,4 @@
-"""What the PySpark that is here lacks: tests of it are skipped there, and say why."""
+"""Features that the installed PySpark lacks; their tests are skipped, with the reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stateflow.spark.versions import Feature
 
 
 def lacks(feature: Feature) -> str:
-    """Why it cannot be; empty: it can."""
+    """Returns why the installed PySpark lacks a feature; empty: it has it."""
     return "" if feature.is_in(pyspark.__version__) else f"{feature.needs()}, and this is {pyspark.__version__}"
 
 

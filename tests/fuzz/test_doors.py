@@ -1,4 +1,4 @@
-"""What is sound comes in, what was ever found is refused, and the engine finds a mistake that is planted."""
+"""Decoders accept sound input and refuse every input found so far, and the engine finds a planted mistake."""
 
 from __future__ import annotations
 

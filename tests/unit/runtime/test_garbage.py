@@ -74,6 +74,19 @@ def test_a_cycle_dropped_after_it_was_looked_at_is_collected_when_what_is_kept_h
     assert len(kept) * YOUNG >= OLD
 
 
+def test_objects_that_are_freed_with_their_batch_are_no_reason_to_count_the_kept_ones(
+    garbage: Garbage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counting walks all of them: 40 ms for 600,000, in which no batch is applied."""
+    counted = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or 0)
+    for _ in range(2 + max(OLD, garbage._kept) // YOUNG):
+        batch = [[number] for number in range(YOUNG)]
+        garbage.collect()
+        del batch
+    assert not counted
+
+
 @pytest.mark.thorough
 def test_what_is_known_to_be_no_cycle_is_no_reason_to_look_at_everything() -> None:
     thresholds = gc.get_threshold()
