@@ -87,7 +87,7 @@ def apply_to(
     rows: bytes,
     after: int | None = None,
 ) -> Any:
-    """Applies rows, a record batch message or ``b""`` for none, to one partition. Raises an outcome that is an error."""
+    """Applies a record batch message or ``b""`` for none, to one partition. Raises an outcome that is an error."""
     read = read_batch(rows, read_schema(schema)) if rows else None
     stop = 0 if read is None else read.num_rows
     digest = None if batch.session is None else digests_of(schema, read, [0, stop])[0]
