@@ -33,6 +33,7 @@ class Garbage:
         gc.set_threshold(*WITHIN_A_BATCH)
         gc.collect()
         gc.freeze()
+        self._kept = self._blocks = 0
         self._note_kept()
 
     def _unknown(self) -> int:
