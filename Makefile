@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
+# Modules are compiled at their first import: most are never imported, and compiling all of them takes 50 s.
+INSTALL := install --no-compile --progress-bar off
 # A pipe fails where any of it does.
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -142,7 +144,7 @@ $(BIN)/python:
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 	@$(TELLING) "installing what the demonstration needs into $(VENV), once" \
-	  $(PIP) install --progress-bar off -c constraints.txt -e '.[demo]'
+	  $(PIP) $(INSTALL) -c constraints.txt -e '.[demo]'
 	@touch $@
 
 # A rival whose requirements are not ours.
@@ -155,11 +157,11 @@ $(VERSIONS:%=$(VENV)/.pyspark-%): $(VENV)/.pyspark-%: pyproject.toml constraints
 	$(PYTHON) -m venv $(VENV)/pyspark-$*
 	grep -v '^pyspark==' constraints.txt > $(VENV)/pyspark-$*/constraints.txt
 	@$(TELLING) "installing what tests of Spark need, with PySpark $*, into $(VENV)/pyspark-$*, once" \
-	  $(VENV)/pyspark-$*/bin/pip --disable-pip-version-check install --progress-bar off \
+	  $(VENV)/pyspark-$*/bin/pip --disable-pip-version-check $(INSTALL) \
 	  -c $(VENV)/pyspark-$*/constraints.txt -e '.[connect,demo,test,traces]' 'pyspark==$*.*'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@$(TELLING) "installing what developing needs into $(VENV), once" \
-	  $(PIP) install --progress-bar off -c constraints.txt -e '.[dev]'
+	  $(PIP) $(INSTALL) -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.demo
