@@ -13,7 +13,7 @@ from stateflow.errors import InvalidArgument
 from stateflow.moves import MoveOptions
 from stateflow.moves import Order as MoveOrder
 from stateflow.private import state_directory
-from stateflow.types import LABEL
+from stateflow.types import LABEL, shown
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Controller = Annotated[
@@ -61,7 +61,7 @@ def seconds(text: str) -> float:
     """Parses ``90s``, ``15m``, ``2h``, ``7d``. Raises InvalidArgument."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text.strip())
     if match is None:
-        raise InvalidArgument(f"{text!r} is no length of time", remedy="write 90s, 15m, 2h or 7d")
+        raise InvalidArgument(f"{shown(text)} is no length of time", remedy="write 90s, 15m, 2h or 7d")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -69,7 +69,9 @@ def position(text: str) -> tuple[str, int]:
     """Parses ``SOURCE=BATCH``. Raises InvalidArgument."""
     source, _, batch = text.rpartition("=")
     if not source or not batch.isdecimal():
-        raise InvalidArgument(f"{text!r} is no position", remedy="write SOURCE=BATCH, as `checkpoint list` shows them")
+        raise InvalidArgument(
+            f"{shown(text)} is no position", remedy="write SOURCE=BATCH, as `checkpoint list` shows them"
+        )
     return source, int(batch)
 
 
@@ -79,7 +81,7 @@ def labels_of(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         key, equals, value = word.partition("=")
         if not (equals and LABEL.holds(key) and LABEL.holds(value)):
-            raise InvalidArgument(f"{word!r} is no label", remedy="write key=value")
+            raise InvalidArgument(f"{shown(word)} is no label", remedy="write key=value")
         labels[key] = value
     return labels
 
@@ -126,7 +128,7 @@ def milliseconds(text: str) -> float:
             raise ValueError
         return float(match[1]) * {"us": 1e-3, "ms": 1.0, "s": 1e3, None: 1.0}[match[2]]
     except ValueError:
-        raise InvalidArgument(f"{text!r} is no duration", remedy="write 50ms or 0.2s") from None
+        raise InvalidArgument(f"{shown(text)} is no duration", remedy="write 50ms or 0.2s") from None
 
 
 def bytes_per_second(text: str) -> float:
@@ -138,7 +140,7 @@ def bytes_per_second(text: str) -> float:
             raise ValueError
         return float(match[1]) * units[match[2] or ""]
     except ValueError:
-        raise InvalidArgument(f"{text!r} is no bandwidth", remedy="write 20MB/s or 1GiB/s") from None
+        raise InvalidArgument(f"{shown(text)} is no bandwidth", remedy="write 20MB/s or 1GiB/s") from None
 
 
 def byte_count(text: str) -> int:
@@ -146,7 +148,7 @@ def byte_count(text: str) -> int:
     units = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(k|M|G|T|Ki|Mi|Gi|Ti)?B?", text.strip())
     if match is None or not float(match[1]):
-        raise InvalidArgument(f"{text!r} is no size", remedy="write 512MB or 4GiB")
+        raise InvalidArgument(f"{shown(text)} is no size", remedy="write 512MB or 4GiB")
     return round(float(match[1]) * units[match[2] or ""])
 
 

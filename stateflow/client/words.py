@@ -20,6 +20,7 @@ from stateflow.moves import MoveOptions
 from stateflow.reports import Placement
 from stateflow.runtime.arrow import read_table
 from stateflow.runtime.reading import joined
+from stateflow.types import shown
 
 #: most columns of a key, and most keys that a list of them may stand for
 KEY_COLUMNS_MAX, KEYS_MAX = 16, 200
@@ -39,7 +40,7 @@ def partition_numbers(text: str, count: int) -> list[int]:
         if word == "all":
             found.update(range(count))
         elif first > last:
-            raise InvalidArgument(f"{word!r} is no partition", remedy="write numbers, ranges like 5-9, or all")
+            raise InvalidArgument(f"{shown(word)} is no partition", remedy="write numbers, ranges like 5-9, or all")
         elif last >= count:
             raise UnknownPartition(f"there is no partition {last}", remedy=f"use 0 to {count - 1}")
         else:

@@ -21,6 +21,7 @@ from typing import Literal, TypeVar
 from stateflow.errors import InvalidArgument, InvalidTransition
 from stateflow.ledger.records import RecordState
 from stateflow.pace import Remaining
+from stateflow.types import shown
 
 
 class BatchStatus(StrEnum):
@@ -215,5 +216,7 @@ def parse_affinity(text: str) -> Affinity:
         if (low is not None and high is not None and not 1 <= low <= high) or soft != (after is not None):
             raise ValueError
     except ValueError:
-        raise InvalidArgument(f"{text!r} is no affinity", remedy="write edge-1, gpu:2-4 or gpu:2-4 soft 30") from None
+        raise InvalidArgument(
+            f"{shown(text)} is no affinity", remedy="write edge-1, gpu:2-4 or gpu:2-4 soft 30"
+        ) from None
     return Affinity(match["place"], low, high, "soft" if soft else "hard", after)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stateflow.errors import InvalidArgument, NotLeading, StateflowError
-from stateflow.types import ADDRESS
+from stateflow.types import ADDRESS, shown
 
 
 def addresses_of(text: str) -> list[str]:
@@ -15,7 +15,7 @@ def addresses_of(text: str) -> list[str]:
         raise InvalidArgument("no controller is named", remedy="write host:port, or several with commas")
     for each in found:
         if not ADDRESS.holds(each):
-            raise InvalidArgument(f"{each!r} is not a valid {ADDRESS.what}", remedy=ADDRESS.how)
+            raise InvalidArgument(f"{shown(each)} is not a valid {ADDRESS.what}", remedy=ADDRESS.how)
     return found
 
 

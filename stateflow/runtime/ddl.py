@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from stateflow.errors import DeclarationError
 from stateflow.runtime.arrow import check_types
+from stateflow.types import shown
 
 _ATOMS: dict[str, pa.DataType] = {
     "string": pa.string(),
@@ -55,12 +56,12 @@ def _twice(fields: Iterable[pa.Field], what: str) -> str:
     seen: set[str] = set()
     for field in fields:
         if field.name in seen:
-            return f"{what} is named twice: {field.name!r}"
+            return f"{what} is named twice: {shown(field.name)}"
         seen.add(field.name)
         kind, name = field.type, field.name
         inside = [kind.field(number) for number in range(kind.num_fields)]
         groups = [inside] if pa.types.is_struct(kind) else [[each.with_name(name)] for each in inside]
-        if found := next((found for group in groups if (found := _twice(group, f"a field of {name!r}"))), ""):
+        if found := next((found for group in groups if (found := _twice(group, f"a field of {shown(name)}"))), ""):
             return found
     return ""
 
@@ -99,7 +100,7 @@ def _field(tokens: list[str], text: str, colon: bool = False) -> pa.Field:
     if tokens and tokens[0] == ":":
         tokens.pop(0)
     elif colon and not tokens:
-        raise _bad(text, f"{name!r} has no type")
+        raise _bad(text, f"{shown(name)} has no type")
     type_ = _type(tokens, text)
     nullable = True
     if [token.lower() for token in tokens[:2]] == ["not", "null"]:
@@ -109,7 +110,7 @@ def _field(tokens: list[str], text: str, colon: bool = False) -> pa.Field:
         tokens.pop(0)
         comment = _take(tokens, text)
         if not comment.startswith("'"):
-            raise _bad(text, f"a comment in quotes was expected where {comment!r} stands")
+            raise _bad(text, f"a comment in quotes was expected where {shown(comment)} stands")
     return pa.field(name, type_, nullable)
 
 
@@ -118,7 +119,7 @@ def _name(tokens: list[str], text: str) -> str:
     if token.startswith("`"):
         return token[1:-1].replace("``", "`")
     if token in "<>(),:" or token.startswith("'"):  # noqa: S105 - of a schema
-        raise _bad(text, f"a column name was expected where {token!r} stands")
+        raise _bad(text, f"a column name was expected where {shown(token)} stands")
     return token
 
 
@@ -158,13 +159,13 @@ def _type(tokens: list[str], text: str) -> pa.DataType:
             fields.append(_field(tokens, text, colon=True))
         _expect(tokens, ">", text)
         return pa.struct(fields)
-    raise _bad(text, f"{word!r} is not a known type")
+    raise _bad(text, f"{shown(word)} is not a known type")
 
 
 def _number(tokens: list[str], text: str) -> int:
     token = _take(tokens, text)
     if not token.isdecimal():
-        raise _bad(text, f"a number was expected where {token!r} stands")
+        raise _bad(text, f"a number was expected where {shown(token)} stands")
     return int(token)
 
 
@@ -177,11 +178,11 @@ def _take(tokens: list[str], text: str) -> str:
 def _expect(tokens: list[str], wanted: str, text: str) -> None:
     found = _take(tokens, text)
     if found != wanted:
-        raise _bad(text, f"{wanted!r} was expected where {found!r} stands")
+        raise _bad(text, f"{wanted!r} was expected where {shown(found)} stands")
 
 
 def _bad(text: str, why: str) -> DeclarationError:
     return DeclarationError(
-        f"the schema {text!r} cannot be read: {why}",
+        f"the schema {shown(text)} cannot be read: {why}",
         remedy="write it like 'name string, n long, tags array<string>'",
     )

@@ -47,7 +47,7 @@ GIVEN = {"cluster", "spark", "flights", "df", "query", "DelayByAircraft", "Delay
 OF_SPARK = {"spark", "flights", "df", "query"}
 #: names in blocks that not every PySpark has
 NEWER = {"register_jetstream": JETSTREAM, "TwsTester": Feature("Spark's tester of stateful processors", (4, 2))}
-ADDRESSES = re.compile(r"ctl:7070|localhost:7070")
+ADDRESSES = re.compile(r"ctl-a:7070,ctl-b:7070|ctl:7070|localhost:7070")
 FOLDERS = re.compile(r'"(?=(?:flights|checkpoint|output|delays|late|raw|clean)/)')
 
 
