@@ -156,9 +156,9 @@ def worker_of(replica: str) -> int:
 def shown(value: object) -> str:
     """Returns a value as errors repeat it: in one line, shortened where it is long."""
     try:
-        text = ascii(value[:200]) if isinstance(value, (str, bytes)) else repr(value)
-    except ValueError:  # Python refuses to write a number of thousands of digits
-        return "a number of thousands of digits"
+        text = repr(value[:200] if isinstance(value, (str, bytes)) else value)
+    except Exception as error:  # noqa: BLE001 - a user's, or that of a number with thousands of digits
+        return f"a value of type {type(value).__name__}, which cannot be shown: {type(error).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -29,6 +29,7 @@ import pyarrow.types as t
 
 from stateflow.errors import StateflowError
 from stateflow.state.numeric import exact_decimal, exact_float
+from stateflow.types import shown
 
 #: exceptions that pyarrow, and values themselves, raise where a value cannot be converted
 RAISED = (pa.ArrowException, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
@@ -106,7 +107,7 @@ class Column:
         return Misfit(f"is declared {self.type} but not all of its values can be that: {_line(error)}")
 
     def _misfit(self, value: Any, why: str = "", how: str = "") -> Misfit:
-        return Misfit(f"is declared {self.type} but got {short(value)}{': ' if why else ''}{why}", how)
+        return Misfit(f"is declared {self.type} but got {shown(value)}{': ' if why else ''}{why}", how)
 
     def _one(self, value: Any) -> Any:
         """Converts a value that may not be of a plain type to one that is. Raises Misfit, and the errors in RAISED."""
@@ -344,7 +345,7 @@ class _Map(Column):
         try:
             items = self._item.array(list(chain.from_iterable(map(_values, present))))
         except Misfit as misfit:
-            raise _in_one_of(values, misfit, lambda value, at: f"[{short(list(value)[at])}]") from None
+            raise _in_one_of(values, misfit, lambda value, at: f"[{shown(list(value)[at])}]") from None
         return pa.MapArray.from_arrays(_offsets(values, has_nulls, self.type), keys, items, self.type)
 
 
@@ -495,7 +496,7 @@ def type_of(values: list[Any], key: bool = False) -> pa.DataType:
             return _type_of_decimals(values)
         case "":
             row, value = next((row, value) for row, value in enumerate(values) if value is not None)
-            raise Misfit(f"got {short(value)}, of which no type is known", "send plain values: text, numbers, …", row)
+            raise Misfit(f"got {shown(value)}, of which no type is known", "send plain values: text, numbers, …", row)
     return _PLAIN_TYPES[family]
 
 
@@ -543,7 +544,7 @@ def _unlike(values: list[Any], of: Callable[[Any], Any]) -> Misfit:
     there = [(row, value) for row, value in enumerate(values) if value is not None]
     first = there[0][1]
     row, value = next((row, value) for row, value in there if of(value) != of(first))
-    return Misfit(f"got {short(value)} beside {short(first)}", "", row)
+    return Misfit(f"got {shown(value)} beside {shown(first)}", "", row)
 
 
 def _type_of_lists(values: list[Any]) -> pa.DataType:
@@ -552,7 +553,7 @@ def _type_of_lists(values: list[Any]) -> pa.DataType:
         try:
             settled.append(None if value is None else items_of(value))
         except TypeError:
-            raise Misfit(f"got {short(value)}, of which no type is known", "", row) from None
+            raise Misfit(f"got {shown(value)}, of which no type is known", "", row) from None
     try:
         return pa.list_(type_of(list(chain.from_iterable(filter(None, settled)))))
     except Misfit as misfit:
@@ -587,7 +588,7 @@ def _type_of_maps(values: list[Any]) -> pa.DataType:
     try:
         return pa.map_(keys, type_of(list(chain.from_iterable(value.values() for value in there))))
     except Misfit as misfit:
-        raise _in_one_of(values, misfit, lambda value, at: f"[{short(list(value)[at])}]") from None
+        raise _in_one_of(values, misfit, lambda value, at: f"[{shown(list(value)[at])}]") from None
 
 
 def _type_of_times(values: list[Any]) -> pa.DataType:
@@ -609,7 +610,7 @@ def _type_of_times(values: list[Any]) -> pa.DataType:
         except RAISED as error:
             how = "convert it: value.astimezone(timezone.utc)"
             raise Misfit(
-                f"got {short(value)}, of whose time zone no type is known: {_line(error)}", how, row
+                f"got {shown(value)}, of whose time zone no type is known: {_line(error)}", how, row
             ) from error
     if len(found) > 1:
         misfit = _unlike(values, zone_of)
@@ -626,14 +627,14 @@ def _zone_name(value: Any) -> str | None:
         return None
     name: str = pa.array([value]).type.tz
     if name[0] in "+-" and offset % timedelta(minutes=1):
-        raise ValueError(f"no time zone has the offset of {short(value)}")
+        raise ValueError(f"no time zone has the offset of {shown(value)}")
     return name
 
 
 def _type_of_decimals(values: list[Any]) -> pa.DataType:
     for row, value in enumerate(values):
         if isinstance(value, Decimal) and not value.is_finite():
-            raise Misfit(f"got {short(value)}, which no column of decimals holds", "send null for it", row)
+            raise Misfit(f"got {shown(value)}, which no column of decimals holds", "send null for it", row)
     try:
         return pa.infer_type([None if value is None else exact_decimal(value) for value in values])
     except RAISED as error:
@@ -843,11 +844,6 @@ def column_of(field: pa.Field, key: bool = False) -> Column:
 
 def _python(value: Any) -> Any:
     return value.as_py() if isinstance(value, pa.Scalar) else value
-
-
-def short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _line(error: Exception) -> str:

@@ -18,10 +18,11 @@ import pyarrow.compute as pc
 
 from stateflow.errors import InvalidArgument, KeyColumnMissing, NullKey, OutputMismatch
 from stateflow.runtime.arrow import read_schema
-from stateflow.runtime.exact import Misfit, column_of, short, taken
+from stateflow.runtime.exact import Misfit, column_of, taken
 from stateflow.runtime.row import reader_of, row_class
 from stateflow.runtime.times import in_micros, in_python_zones, time_of
 from stateflow.runtime.unreadable import Unreadable
+from stateflow.types import shown
 
 
 @functools.cache
@@ -284,7 +285,7 @@ class OutputWriter:
         width = len(self._names)
         if set(map(len, rows)) != {width}:
             number, bad = next((number, row) for number, row in enumerate(rows) if len(row) != width)
-            raise self._mismatch(f"a row has {len(bad)} fields where {width} are declared: {short(bad)}", row=number)
+            raise self._mismatch(f"a row has {len(bad)} fields where {width} are declared: {shown(bad)}", row=number)
         arrays = []
         for index, field in enumerate(self.schema):
             try:
@@ -333,7 +334,7 @@ class OutputWriter:
                 what = f"a row has not exactly the declared fields, see {', '.join(map(str, odd))}"
                 raise self._mismatch(what, row=number)
             return tuple(row[name] for name in self._names)
-        what = f"a row must be a tuple or a dict, not {type(row).__name__}: {short(row)}"
+        what = f"a row must be a tuple or a dict, not {type(row).__name__}: {shown(row)}"
         raise self._mismatch(what, row=number)
 
     def _misfit(self, field: pa.Field, misfit: Misfit) -> OutputMismatch:

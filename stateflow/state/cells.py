@@ -34,6 +34,7 @@ import xxhash
 
 from stateflow.errors import DecodeError, EncodeError, NullKey, UnsupportedKeyType
 from stateflow.state import key_order
+from stateflow.types import shown
 
 CELL: Final = b"c"
 COUNT: Final = b"n"
@@ -187,7 +188,7 @@ def _encode_int(key: int) -> bytes:
     try:
         return _INT + key_order.order_int(int(key))
     except struct.error:
-        raise EncodeError("an integer key is beyond 64 bits", remedy="use it as text", key=repr(key)[:80]) from None
+        raise EncodeError("an integer key is beyond 64 bits", remedy="use it as text", key=shown(key)) from None
 
 
 def _encode_other(key: Any) -> bytes:
@@ -219,7 +220,7 @@ def _encode_other(key: Any) -> bytes:
     raise UnsupportedKeyType(
         f"a key of type {type(key).__name__} has no stored form",
         remedy="use str, int, bytes, bool, date, datetime, float, Decimal, UUID, or a tuple of them",
-        key=repr(key)[:80],
+        key=shown(key),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from stateflow.errors import DecodeError, EncodeError
 from stateflow.state.signature import Signature, spelled
+from stateflow.types import shown
 
 T = TypeVar("T")
 
@@ -20,7 +21,7 @@ def wrong_type(coder: Coder[Any], value: object, why: str = "") -> EncodeError:
     return EncodeError(
         f"a value of type {kind} does not fit {coder.declared}{why and f': {why}'}",
         remedy="declare the state with the type you store, or convert the value before storing it",
-        value=repr(value)[:80],
+        value=shown(value),
     )
 
 

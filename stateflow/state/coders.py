@@ -15,6 +15,7 @@ from stateflow.state import key_order, msgpack_codec, shapes
 from stateflow.state.coder import Coder, bad_bytes, wrong_type
 from stateflow.state.numeric import exact_decimal, exact_float, is_numpy_bool
 from stateflow.state.signature import signature_of
+from stateflow.types import shown
 
 T = TypeVar("T")
 
@@ -63,7 +64,7 @@ class Int64(_Scalar[int]):
             raise EncodeError(
                 "an int is beyond 64 bits",
                 remedy="declare the state with type decimal.Decimal",
-                value=repr(value)[:80],
+                value=shown(value),
             ) from None
 
     def decode(self, data: bytes) -> int:

@@ -27,6 +27,7 @@ from stateflow.state.spec import (
     StateSpec,
     fingerprint,
 )
+from stateflow.types import shown
 
 K = TypeVar("K")
 
@@ -167,7 +168,7 @@ class Collection(Generic[K]):
         return self._spec.decode_error(error, self._row, **{self._entry_word: self._entry_name(key)})
 
     def _entry_name(self, key: Any) -> str:
-        return repr(key)[:80]
+        return shown(key)
 
     def _stored_entries(self) -> Iterator[tuple[K, bytes]]:
         """Yields (key, cell) of the committed entries, in encoded order."""

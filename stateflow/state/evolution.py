@@ -28,6 +28,7 @@ from stateflow.state.signature import Verdict, spelled
 from stateflow.state.spec import CellReader
 from stateflow.state.stored import check_schema, scan_entries, types_become
 from stateflow.state.ttl import Ttl
+from stateflow.types import shown
 
 _SIMPLE: dict[str, type[Coder[Any]]] = {
     cls.name: cls
@@ -187,7 +188,7 @@ class Evolution:
                 wider = now.coder.encode(value)
             except EncodeError as error:
                 raise SchemaMismatch(
-                    f"state {now.name!r} holds {repr(value)[:80]}, which is no {_declared(now)}",
+                    f"state {now.name!r} holds {shown(value)}, which is no {_declared(now)}",
                     remedy="write migrate_state and raise state_version",
                     operator=self._operator,
                     state=now.name,

@@ -26,6 +26,7 @@ from stateflow.state.runtime_tags import Tag, TagRegister, is_empty, stand_in
 from stateflow.state.settling import Settling, encoder_of
 from stateflow.state.spec import CellReader, StateSpec
 from stateflow.state.sweep import Sweep
+from stateflow.types import shown
 
 MAX_VALUE_BYTES: Final = 64 << 20
 
@@ -293,7 +294,7 @@ class KeyedState:
         try:
             return row_part(encode_row_key(key), namespace)
         except TypeError as error:
-            raise UnsupportedKeyType(f"a key cannot be stored: {error}", key=repr(key)[:80]) from error
+            raise UnsupportedKeyType(f"a key cannot be stored: {error}", key=shown(key)) from error
 
     # --- states addressed at run time -------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ import msgpack
 from stateflow.errors import DecodeError, EncodeError
 from stateflow.state import key_order
 from stateflow.state.numeric import is_numpy_bool, is_timedelta
+from stateflow.types import shown
 
 _TUPLE, _SET, _FROZENSET, _INT, _DATE, _AWARE, _NAIVE, _DECIMAL, _UUID, _BYTEARRAY, _ARRAY = range(1, 12)
 #: kinds of numpy arrays whose bytes hold all of the data: numbers, bool, fixed text and bytes, times
@@ -124,7 +125,7 @@ def _extend(value: Any) -> Any:
     raise EncodeError(
         f"a value of type {type(value).__name__} has no stored form",
         remedy="store lists, dicts, sets, tuples, numbers, text, bytes, dates or dataclasses",
-        value=repr(value)[:80],
+        value=shown(value),
     )
 
 

@@ -8,6 +8,7 @@ from numbers import Real
 from typing import Any
 
 from stateflow.errors import EncodeError
+from stateflow.types import shown
 
 
 def is_numpy_bool(value: object) -> bool:
@@ -37,7 +38,7 @@ def exact_float(value: Any) -> float:
     if found == value or value != value:  # noqa: PLR0124 - NaN
         return found
     raise EncodeError(
-        f"no float holds {repr(value)[:80]}",
+        f"no float holds {shown(value)}",
         remedy="declare int or decimal.Decimal, or round the number before storing it",
     )
 

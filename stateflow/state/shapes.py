@@ -18,6 +18,7 @@ from stateflow.errors import DeclarationError, DecodeError, EncodeError
 from stateflow.state.msgpack_codec import CONTAINERS, array_item, has_items, is_array_type
 from stateflow.state.numeric import exact_decimal, exact_float, is_numpy_bool
 from stateflow.state.records import REQUIRED, bare, builder, defaults, hints, is_immutable, is_record, is_union
+from stateflow.types import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +293,7 @@ class Field:
                 f"{self.owner} declares field {self.name!r} as {self._hint}, it holds a {type(value).__name__}"
                 + (f": {error}" if isinstance(value, CONTAINERS) else ""),
                 remedy="declare the field with the type it holds",
-                value=repr(value)[:80],
+                value=shown(value),
                 field=self.name,
             ) from error
 

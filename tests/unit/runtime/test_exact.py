@@ -143,6 +143,13 @@ def test_taken_as_it_is(text: str, value: Any, read: Any, beside: list[Any]) -> 
     assert array.to_pylist() == [*beside, read, *beside]
 
 
+@pytest.mark.parametrize("text", ["long", "string", "array<long>"])
+def test_a_number_of_thousands_of_digits_is_refused(text: str) -> None:
+    """Python refuses to write such a number, also for an error."""
+    with pytest.raises(Misfit, match="cannot be shown"):
+        column_of(declared(text)).array([[10**5000] if text.startswith("array") else 10**5000])
+
+
 @pytest.mark.parametrize(("text", "value", "path", "what"), REFUSED)
 def test_refused_with_its_place(text: str, value: Any, path: str, what: str) -> None:
     good = [read for kind, read, _ in TAKEN if kind == text][:1]

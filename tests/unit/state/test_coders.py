@@ -114,6 +114,13 @@ def test_values_that_do_not_fit_are_refused(coder: Any, value: Any) -> None:
         coder.encode(value)
 
 
+@pytest.mark.parametrize("coder", [coders.Int64(), coders.Utf8()])
+def test_a_number_of_thousands_of_digits_is_refused(coder: Any) -> None:
+    """Python refuses to write such a number, also for an error."""
+    with pytest.raises(EncodeError, match="cannot be shown"):
+        coder.encode(10**5000)
+
+
 def test_a_cycle_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
