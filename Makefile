@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
-# Modules are compiled at their first import: most are never imported, and compiling all of them takes 50 s.
-INSTALL := install --no-compile --progress-bar off
+# Modules are compiled at their first import, unless Python may write none then: most are never imported, and to compile
+# all of them takes 50 s.
+INSTALL := install $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile) --progress-bar off
 # A pipe fails where any of it does.
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
