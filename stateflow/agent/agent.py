@@ -181,11 +181,11 @@ class Agent:
                     await self._obey(orders, asked)
                     interval_s = orders.heartbeat_interval_s
                 except StateflowError as error:
-                    self._say(f"the controller at {asked} is not obeyed: {error}", error.code)
+                    self._say(f"no valid orders from the controller at {asked}: {error}", error.code)
                     failed = turn.go_on(error)
                 except Exception as error:  # noqa: BLE001 - it is logged, and the next heartbeat may succeed
                     self._say(
-                        f"what the controller said cannot be carried out: {unexpected(error)}", type(error).__name__
+                        f"the controller's orders cannot be carried out: {unexpected(error)}", type(error).__name__
                     )
                 if failed:  # another controller may lead
                     continue
@@ -223,7 +223,7 @@ class Agent:
         self._figures.obeyed_at = self._clock.monotonic()
         self._changed.set()
         if self._said != "":
-            log.info("the controller at %s is obeyed", asked)
+            log.info("orders of the controller at %s are carried out", asked)
             self._said = ""
 
     def _say(self, line: str, key: str) -> None:
@@ -258,10 +258,10 @@ class Agent:
                 case Begin(spawned):
                     begins.append(spawned)
                 case End(name):
-                    log.info("replica %s is asked to end", name, extra={"replica": name})
+                    log.info("replica %s is stopping", name, extra={"replica": name})
                     self._launcher.stop(self._processes[name])
                 case Kill(name):
-                    log.error("replica %s did not end and is killed", name, extra={"replica": name})
+                    log.error("replica %s did not stop and is killed", name, extra={"replica": name})
                     self._launcher.kill(self._processes[name])
         return begins
 
@@ -282,7 +282,7 @@ class Agent:
         except OSError as error:  # the replica must not run without the limit that was asked for
             self._launcher.kill(process)
             unlimited = unexpected(error)
-        log.info("replica %s is started (process %d)", name, process.process.pid, extra={"replica": name})
+        log.info("replica %s started (process %d)", name, process.process.pid, extra={"replica": name})
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._watch, args=(loop, name, process, unlimited), daemon=True).start()
 
@@ -344,10 +344,10 @@ class Agent:
             fault = Unavailable(_how(status), remedy=f"see `stateflow logs {name}`", replica=name)
         pause = self._convergence.ended(name, self._clock.monotonic(), fault)
         if pause is None:
-            log.info("replica %s has ended", name, extra={"replica": name})
+            log.info("replica %s has stopped", name, extra={"replica": name})
         else:
             self._figures.ends += 1
-            log.warning("replica %s: %s; it is started again in %.1f s", name, fault, pause, extra={"replica": name})
+            log.warning("replica %s: %s; restarting in %.1f s", name, fault, pause, extra={"replica": name})
         self._changed.set()
         self._told.set()
 
@@ -431,4 +431,4 @@ def _is_busy(directory: Path) -> bool:
 
 
 def _how(status: int) -> str:
-    return f"its process was ended by signal {-status}" if status < 0 else f"its process ended with status {status}"
+    return f"its process was killed by signal {-status}" if status < 0 else f"its process exited with status {status}"

@@ -101,12 +101,12 @@ def limits(group: Path | None) -> Limits:
         inner.mkdir(exist_ok=True)
         (inner / "cgroup.procs").write_text(str(os.getpid()))
     except OSError as error:
-        log.info("no control groups of replicas: %s", error)
+        log.info("control groups for replicas are not available: %s", error)
         return Rlimits()
     try:
         (group / "cgroup.subtree_control").write_text("+memory")
     except OSError as error:  # other processes are in the group
-        log.info("no control groups of replicas: %s", error)
+        log.info("control groups for replicas are not available: %s", error)
         with contextlib.suppress(OSError):
             (group / "cgroup.procs").write_text(str(os.getpid()))
             inner.rmdir()

@@ -74,8 +74,8 @@ class Store:
             return Kept(**fields)
         except (ValueError, LookupError, TypeError) as error:
             raise InvalidArgument(
-                "the file does not say what the agent is to have",
-                remedy="put it back from a copy; without one, remove it and start the agent under a new --name: the "
+                "the file does not describe the agent's replicas",
+                remedy="restore it from a backup; without one, remove it and start the agent under a new --name: the "
                 "replicas' state stays in `replicas`",
                 path=self._file,
             ) from error

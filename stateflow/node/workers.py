@@ -100,8 +100,8 @@ def claim_workers(data_dir: Path) -> TextIO:
         return claim(data_dir / WORKERS, "LOCK")
     except DataDirLocked as error:
         raise DataDirLocked(
-            "workers of a node that has ended still hold its data directory",
-            remedy="they end by themselves; kill those that hang",
+            "workers of a former node still use the data directory",
+            remedy="wait until they end; kill those that hang",
             path=data_dir,
             pids=_holders(data_dir),
         ) from error
@@ -154,8 +154,8 @@ def behind(address: str, number: int) -> str:
         return address
     if int(port) + number > PORT_MAX:
         raise InvalidArgument(
-            f"worker {number} has no port behind {address}",
-            remedy=f"choose a port up to {PORT_MAX - number}: a node takes as many in a row as it has workers",
+            f"no port is left for worker {number} after {address}",
+            remedy=f"choose a port up to {PORT_MAX - number}: a node takes one port after another for its workers",
         )
     return f"{host}:{int(port) + number}"
 
@@ -243,7 +243,7 @@ class Workers:
         errors = [self._errors[number] for number in range(self._count) if number in self._errors]
         why = f": {errors[0]}" if errors else ""
         return Unavailable(
-            f"no worker of {self._node.name} starts{why}", remedy="see that they can, and start the node again"
+            f"no worker of {self._node.name} starts{why}", remedy="remove the cause, and start the node again"
         )
 
     # -- processes ----------------------------------------------------------------------------------------
@@ -265,9 +265,9 @@ class Workers:
         pause = self._supervision.died(number, self._clock.monotonic())
         if self._supervision.dies_at_every_start(number):
             why = self._errors.get(number, "see above")
-            log.error("worker %s dies at every start (status %d), again in %.0f s: %s", name, status, pause, why)
+            log.error("worker %s fails at every start (status %d), restarting in %.0f s: %s", name, status, pause, why)
         else:
-            log.warning("worker %s ended (status %d): it is started again in %.1f s", name, status, pause)
+            log.warning("worker %s ended (status %d), restarting in %.1f s", name, status, pause)
         self._changed.set()
 
     async def _run_process(self, number: int) -> int:
@@ -342,15 +342,15 @@ class Workers:
         except StateflowError as error:
             said = str(error)
         except Exception:
-            log.exception("partitions stay where they are in %s for now", name or self._node.name)
+            log.exception("partitions of %s stay in place for now", name or self._node.name)
         if said and said != self._said.get(name):
-            log.info("partitions stay where they are in %s for now: %s", name or self._node.name, said)
+            log.info("partitions of %s stay in place for now: %s", name or self._node.name, said)
         self._said[name] = said
 
     async def _look(self, cluster: Cluster) -> None:
         status = await aside(cluster.status)
         if status.follower is not None:
-            raise Unavailable("no controller leads", remedy="it is gone on with when one does")
+            raise Unavailable("no controller leads", remedy="wait for one; this is then tried again")
         mine = {worker_of(each.name): each for each in status.replicas if self._is_mine(each)}
         for number in self._supervision.leaving():
             if number in mine:
@@ -383,16 +383,18 @@ class Workers:
             for number, epoch in enumerate(operator.epochs)
         }
         if not is_spare(has.partitions, epochs):
-            raise Unavailable("it has what the ledger does not know to be elsewhere", remedy="see `stateflow status`")
+            raise Unavailable(
+                "it has partitions that the ledger does not place elsewhere", remedy="see `stateflow status`"
+            )
         number = worker_of(worker.name)
         self._lives[number].cancel()
         self._supervision.ended(number)
         self._pages.pop(number, None)
         await self._stop(number)
-        log.warning("worker %s owns nothing any more and has ended", worker.name)
+        log.warning("worker %s no longer owns partitions and has stopped", worker.name)
         directory = directory_of(self._node.data_dir, number)
         if (directory / "evidence").exists():
-            log.warning("%s stays: it holds what could not be served", directory)
+            log.warning("%s is kept: it holds quarantined copies", directory)
         else:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
@@ -429,7 +431,7 @@ class Workers:
             by_target.setdefault((partition.operator, target), []).append(partition.partition)
         for (operator_name, target), numbers in by_target.items():
             exactly = target if node_of(target) != target else f"{target}{WORKER}0"
-            log.info("partitions %s of %s go to worker %s", ranges(numbers), operator_name, target)
+            log.info("moving partitions %s of %s to worker %s", ranges(numbers), operator_name, target)
             with contextlib.suppress(AlreadyThere):
                 cluster.migrate(operator_name, numbers, exactly)
 

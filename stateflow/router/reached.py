@@ -49,9 +49,9 @@ def check_whole(operator: str, source: str, batch: int, partitions: int, reached
     have = last.count(batch - 1)
     if oldest == batch - 2 and max(last) == batch - 1:
         raise BatchIncomplete(
-            f"batch {batch} was sent, and batch {batch - 1} is in {have} of {partitions} partitions only",
-            remedy="have the query's sink evaluate all of each batch, as take, first, show and isEmpty do not; "
-            f"then put it back: stateflow spark rewind CHECKPOINT --to-batch {batch - 1} --apply",
+            f"batch {batch} was sent, but batch {batch - 1} is in only {have} of {partitions} partitions",
+            remedy="make the query's sink evaluate each batch completely, as take, first, show and isEmpty do not; "
+            f"then rewind: stateflow spark rewind CHECKPOINT --to-batch {batch - 1} --apply",
             **where,
         )
     raise PositionGap(

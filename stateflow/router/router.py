@@ -78,7 +78,7 @@ class Router:
         except Unavailable as error:
             if known is None:
                 raise
-            log.warning("owners of %s are taken to be as they were: %s", self.operator, error.what)
+            log.warning("controller unavailable, using the last known owners of %s: %s", self.operator, error.what)
             return known
 
     def _ask(self) -> RoutingTable:
@@ -198,7 +198,7 @@ class Router:
             return said_at
         if (waiting := session.waits(now)) is not None:
             log.warning(
-                "batch %s of %s waits for %d partitions of %s, for %.0f s of at most %.0f s: %s of partition %d: %s",
+                "batch %s of %s waits for %d partitions of %s, %.0f of at most %.0f s: %s, owner of %d: %s",
                 batch.number,
                 batch.source,
                 waiting.partitions,

@@ -75,8 +75,8 @@ class RoutingTable:
             known.located(waited_s=f"{waited_s:.0f}")
             return known
         return Unavailable(
-            f"no owner answered for {waited_s:.0f} s; last: {last.what}",
-            remedy="start the replica that owns it; the batch can then be sent again",
+            f"no owner answered for {waited_s:.0f} s; last error: {last.what}",
+            remedy="start the replica that owns it, then send the batch again",
             partition=PartitionId(self.operator, partition),
             owner=self.routes[partition].owner,
         )
@@ -283,9 +283,9 @@ class BatchSession:
             since = self._heard[sent.address]
             if now - since > silence_s:
                 self._failing_since[partition] = since
-                what = f"{sent.address} took the batch and said nothing for {now - since:.0f} s"
+                what = f"{sent.address} received the batch and has been silent for {now - since:.0f} s"
                 silent[sent.address] = since
-                self.refused(partition, Unavailable(what, remedy="see its log"), now)
+                self.refused(partition, Unavailable(what, remedy="check its log"), now)
         return silent
 
     def reroute(self, now: float) -> None:

@@ -49,20 +49,25 @@ class Authority:
         path = directory / KEY
         if not path.is_file():
             raise BadCertificate(
-                "there is no authority", remedy="make one: `stateflow certs init`, or say where: --dir", dir=directory
+                "no certificate authority found",
+                remedy="make one: `stateflow certs init`, or pass its directory: --dir",
+                dir=directory,
             )
         if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & UMASK:
-            raise BadCertificate("the authority's key can be read by others", remedy=f"chmod 600 {path}", file=path)
+            raise BadCertificate(
+                "the authority's key is readable by other users", remedy=f"chmod 600 {path}", file=path
+            )
         try:
             key = serialization.load_pem_private_key(path.read_bytes(), None)
             self._cert = read_certificates((directory / CA).read_bytes(), directory / CA)[0]
         except (OSError, *UNREADABLE) as error:
             raise BadCertificate(
-                f"the authority cannot be read: {error}", remedy="restore it from a copy", dir=directory
+                f"the authority cannot be read: {error}", remedy="restore it from a backup", dir=directory
             ) from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise BadCertificate(
-                "the authority's key is of another kind", remedy="make one with `stateflow certs init`"
+                "the authority's key is not an elliptic curve key",
+                remedy="make another authority with `stateflow certs init`",
             )
         self._key = key
 
@@ -71,7 +76,7 @@ class Authority:
         """Makes an authority. Raises BadCertificate where there is one already."""
         if (directory / KEY).exists() or (directory / CA).exists():
             raise BadCertificate(
-                "there is an authority already", remedy="use it, or name another directory: --dir", dir=directory
+                "an authority already exists", remedy="use it, or pass another directory: --dir", dir=directory
             )
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         (directory / ISSUED).mkdir(exist_ok=True, mode=0o700)
@@ -100,7 +105,9 @@ class Authority:
         there = read_own(out)
         if there is not None and there.identity != identity:
             raise BadCertificate(
-                f"there is a certificate of {there.identity}", remedy="name another directory: --out", dir=out
+                f"the directory holds a certificate of {there.identity}",
+                remedy="pass another directory: --out",
+                dir=out,
             )
         return self._issue(identity, hosts, out, days)
 
@@ -113,10 +120,14 @@ class Authority:
                 "there is no certificate to renew", remedy="issue one: `stateflow certs issue`", dir=out
             )
         if not any(each.certificate.serial == there.serial for each in self.issued()):
-            raise BadCertificate("another authority has issued it", remedy="name that one: --dir", dir=out)
+            raise BadCertificate(
+                "the certificate was issued by another authority", remedy="pass that one: --dir", dir=out
+            )
         if there.serial in self._revoked():
             raise BadCertificate(
-                "it was revoked", remedy="where that is over, issue another one: `stateflow certs issue`", dir=out
+                "the certificate was revoked",
+                remedy="if the reason is gone, issue another one: `stateflow certs issue`",
+                dir=out,
             )
         return self._issue(there.identity, there.hosts, out, days)
 
@@ -135,10 +146,10 @@ class Authority:
             asked = x509.load_pem_x509_csr(request)
             sound, key = asked.is_signature_valid, asked.public_key()
         except UNREADABLE as error:
-            raise BadCertificate(f"the request cannot be read: {error}", remedy="make it as PEM") from error
+            raise BadCertificate(f"the request cannot be read: {error}", remedy="send it as PEM") from error
         if not sound or not isinstance(key, ec.EllipticCurvePublicKey):
             raise BadCertificate(
-                "who asks has not shown that it has the key, or has one of another kind", remedy="sign the request"
+                "the request is not signed with its own elliptic curve key", remedy="sign it with that key"
             )
         return _pem(self._cert_of(identity, hosts, timedelta(days=days), key))
 
@@ -167,8 +178,8 @@ class Authority:
         end = now + lifetime
         if end > self._cert.not_valid_after_utc:
             raise BadCertificate(
-                f"the authority itself ends at {self._cert.not_valid_after_utc:%Y-%m-%d}",
-                remedy="make another one in another directory, and have both in the CA files for a while",
+                f"the authority itself expires on {self._cert.not_valid_after_utc:%Y-%m-%d}",
+                remedy="make another one in another directory, and keep both in the CA files during the change",
             )
         names = [x509.UniformResourceIdentifier(identity.uri), *map(names_of, hosts)]
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -203,9 +214,9 @@ class Authority:
         found = [each for each in issued if who in _names(each.certificate)]
         roles = sorted({str(each.certificate.identity) for each in found})
         if not found:
-            raise BadCertificate(f"nothing was issued to {who!r}", remedy="see `stateflow certs list`")
+            raise BadCertificate(f"no certificate was issued to {who!r}", remedy="see `stateflow certs list`")
         if len(roles) > 1:
-            raise BadCertificate(f"{who!r} may be {' or '.join(roles)}", remedy="name one of them")
+            raise BadCertificate(f"{who!r} is ambiguous: {' or '.join(roles)}", remedy="name one of them")
         ended = [each.certificate for each in found if each.state(now) == "valid"]
         self._write_crl([*self._revoked(), *(each.serial for each in ended)])
         return ended
@@ -227,7 +238,7 @@ class Authority:
             return [each.serial_number for each in x509.load_pem_x509_crl(self.crl.read_bytes())]
         except (OSError, *UNREADABLE) as error:
             raise BadCertificate(
-                f"the revocation list cannot be read: {error}", remedy="restore it from a copy", file=self.crl
+                f"the revocation list cannot be read: {error}", remedy="restore it from a backup", file=self.crl
             ) from error
 
     def _write_crl(self, serials: Iterable[int]) -> None:
@@ -246,7 +257,7 @@ def read_own(out: Path) -> Certificate | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BadCertificate(f"the certificate cannot be read: {error}", remedy="see the file", dir=out) from error
+        raise BadCertificate(f"the certificate cannot be read: {error}", remedy="check the file", dir=out) from error
 
 
 def write_own(out: Path, key: bytes, cert: bytes, ca: bytes) -> None:
@@ -269,11 +280,11 @@ def _check_wanted(identity: Identity, hosts: Sequence[str], days: int) -> None:
     """Checks that such a certificate may be issued. Raises BadCertificate, InvalidArgument."""
     if identity.role.listens and not hosts:
         raise BadCertificate(
-            f"{identity} is reached at a host, and its certificate names it",
-            remedy="say --host with each name and address that others use for it",
+            f"{identity} is a server, and its certificate must name its hosts",
+            remedy="pass --host for each name and address that others use for it",
         )
     if not 0 < days <= DAYS_MAX:
-        raise InvalidArgument(f"{days} days are not possible", remedy=f"write 1 to {DAYS_MAX}")
+        raise InvalidArgument(f"a validity of {days} days is not allowed", remedy=f"choose 1 to {DAYS_MAX}")
 
 
 def _names(certificate: Certificate) -> set[str]:
@@ -317,5 +328,5 @@ def write_private(path: Path, data: bytes) -> None:
         write_durably(path, data, 0o600)
     except OSError as error:
         raise BadCertificate(
-            f"it cannot be written: {error.strerror}", remedy="name another file", file=path
+            f"the file cannot be written: {error.strerror}", remedy="name another file", file=path
         ) from error

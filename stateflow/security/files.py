@@ -78,10 +78,10 @@ class TlsFiles:
         try:
             found = self._read(self._material.number, self._material.revoked)
         except BadCertificate as error:
-            log.warning("the files of TLS have changed and are not used: %s", error)
+            log.warning("changed TLS files are not valid, the former ones stay in use: %s", error)
             return
         if found != self._material:
-            log.info("the files of TLS have changed and are used: %s until %s", found.own.identity, found.own.not_after)
+            log.info("changed TLS files are in use: %s until %s", found.own.identity, found.own.not_after)
             self._material = found
 
     def _say(self) -> None:
@@ -99,7 +99,7 @@ class TlsFiles:
             own.identity,
             f"{own.not_after:%Y-%m-%d %H:%M}",
             timedelta(seconds=round(left.total_seconds())),
-            "issue another token" if self._settings.by_token else "`stateflow certs renew`, and replace the files",
+            "issue another token" if self._settings.by_token else "run `stateflow certs renew`, and replace the files",
         )
 
     def _signature(self) -> list[tuple[int, int, int] | None]:
@@ -148,7 +148,7 @@ def _bytes(path: str, which: str) -> bytes:
     except OSError as error:
         raise BadCertificate(
             f"the file of STATEFLOW_{which} cannot be read: {error.strerror}",
-            remedy="correct it in the environment or the file of settings",
+            remedy="correct the path in the environment or the settings file",
             file=path,
         ) from error
 
@@ -161,4 +161,4 @@ def _check_private(path: str) -> None:
     except OSError:
         return  # reported when it is read
     if os.name == "posix" and mode & stat.S_IRWXO:
-        raise BadCertificate("the key can be read by everybody here", remedy=f"chmod 600 {path}", file=path)
+        raise BadCertificate("the key is readable by other users", remedy=f"chmod 600 {path}", file=path)

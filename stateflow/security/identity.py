@@ -46,7 +46,9 @@ class Identity:
         if role not in set(Role):
             raise InvalidArgument(f"there is no role {role!r}", remedy=f"use {', '.join(Role)}")
         if operators and role != Role.DATA:
-            raise InvalidArgument(f"{role} reaches every operator", remedy="give operators to the role data only")
+            raise InvalidArgument(
+                f"the role {role} cannot be restricted to operators", remedy="restrict only the role data"
+            )
         for operator in operators:
             NAME.check(operator, "operator name")
         return cls(Role(role), check_name(role, name), tuple(sorted(set(operators))))

@@ -29,19 +29,21 @@ def is_loopback(address: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def check_served(listen: str, advertise: str | None, may: str = "command it") -> None:
+def check_served(listen: str, advertise: str | None, may: str = "control it") -> None:
     """Checks a server without TLS. Raises InsecureRefused where other machines could reach it; where ``insecure``
     allows it, logs a warning.
 
     Args:
         may: what a client that reaches it could do.
     """
-    for address, verb in ((listen, "listen on"), (advertise, "be reached at")):
+    for address, verb in ((listen, "listening on"), (advertise, "advertising")):
         if not address or is_loopback(address):
             continue
         if not connection_settings().insecure:
-            raise InsecureRefused(f"it is to {verb} {host_of(address)}, and everybody there could {may}", remedy=REMEDY)
-        log.warning("INSECURE: plain text, and whoever reaches %s may %s. %s", address, may, _RATHER)
+            raise InsecureRefused(
+                f"{verb} {host_of(address)} in plain text would let everybody there {may}", remedy=REMEDY
+            )
+        log.warning("INSECURE: plain text, everybody who reaches %s may %s. %s", address, may, _RATHER)
         return
 
 
@@ -54,7 +56,9 @@ def check_dialled(address: str) -> None:
     if is_loopback(address):
         return
     if not connection_settings().insecure:
-        raise InsecureRefused(f"{address} is not on this machine, and plain text could be read", remedy=REMEDY)
+        raise InsecureRefused(
+            f"{address} is not on this machine, and plain text could be read by others", remedy=REMEDY
+        )
     if address not in _warned:
         _warned.add(address)
         log.warning("INSECURE: plain text to %s. %s", address, _RATHER)

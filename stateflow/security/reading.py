@@ -50,7 +50,7 @@ class Certificate:
         if now < self.not_before:
             raise BadCertificate(
                 f"the certificate is not valid before {self.not_before:%Y-%m-%d %H:%M:%S} UTC",
-                remedy="see that the clocks of this machine and of the authority's are right",
+                remedy="check the clocks of this machine and of the authority's",
                 file=where,
             )
 
@@ -58,7 +58,7 @@ class Certificate:
 @functools.lru_cache(maxsize=4096)
 def certificate_of(pem: bytes) -> Certificate:
     """Returns the first certificate in a PEM text. Raises BadCertificate."""
-    return described(read_certificates(pem, "what the peer sent")[0])
+    return described(read_certificates(pem, "the peer's certificate")[0])
 
 
 def described(found: x509.Certificate) -> Certificate:
@@ -97,7 +97,7 @@ def read_certificates(pem: bytes, where: object) -> list[x509.Certificate]:
             if each.serial_number <= 0:  # RFC 5280, 4.1.2.2; the library announces that it will refuse it, too
                 raise ValueError(f"its serial number is {each.serial_number}")
     except UNREADABLE as error:
-        raise BadCertificate(f"there is no certificate in it: {error}", remedy="write it as PEM", file=where) from error
+        raise BadCertificate(f"no valid certificate found: {error}", remedy="provide it as PEM", file=where) from error
     return found
 
 
@@ -113,20 +113,22 @@ def checked_pair(ca: bytes, cert: bytes, key: bytes, now: datetime, where: str) 
         private = serialization.load_pem_private_key(key, None)
     except UNREADABLE as error:
         raise BadCertificate(
-            "the key cannot be read", remedy="write it as PEM, without a password", file=where
+            "the private key cannot be read", remedy="provide it as PEM, without a password", file=where
         ) from error
     if _encoded(private.public_key()) != _encoded(chain[0].public_key()):
-        raise BadCertificate("the key is another certificate's", remedy="name the two that belong together", file=where)
+        raise BadCertificate(
+            "the key does not match the certificate", remedy="use the two that belong together", file=where
+        )
     for each, issuers in zip(chain, [*([one] for one in chain[1:]), authorities], strict=True):
         if not any(_issued(each, issuer) for issuer in issuers):
             raise BadCertificate(
-                "the certificate is of another authority", remedy="name the CA file that it came with", file=where
+                "the certificate is from another authority", remedy="use the CA file that it came with", file=where
             )
     found = described(chain[0])
     found.check_time(now, where)
     if found.identity is None:
         raise BadCertificate(
-            "the certificate names nobody of stateflow",
+            "the certificate does not name exactly one stateflow identity",
             remedy="issue it with `stateflow certs issue`, or with one URI stateflow://ROLE/NAME among its names",
             file=where,
         )
@@ -155,10 +157,10 @@ def revoked_of(pem: bytes, ca: bytes, where: str) -> frozenset[int]:
         found = x509.load_pem_x509_crl(pem)
         serials = frozenset(each.serial_number for each in found)
     except UNREADABLE as error:
-        raise BadCertificate("there is no revocation list in it", remedy="write it as PEM", file=where) from error
+        raise BadCertificate("no valid revocation list found", remedy="provide it as PEM", file=where) from error
     if not any(_signed(found, authority) for authority in read_certificates(ca, "the authority's file")):
         raise BadCertificate(
-            "the revocation list is of another authority", remedy="take the one of the CA file's authority", file=where
+            "the revocation list is from another authority", remedy="use the one of the CA file's authority", file=where
         )
     return serials
 
@@ -180,4 +182,4 @@ def names_of(host: str) -> x509.GeneralName:
     try:
         return x509.DNSName(host)
     except ValueError as error:
-        raise BadCertificate(f"{host!r} is no name of a host", remedy="write a DNS name or an IP address") from error
+        raise BadCertificate(f"{host!r} is not a host name", remedy="use a DNS name or an IP address") from error

@@ -151,8 +151,8 @@ def check_call(method: str, who: Identity) -> Rule:
         )
     if who.operators and not rule.operator and method != _HEALTH:
         raise NotAllowed(
-            f"{who} may not call {call}, which is about all operators",
-            remedy="use a certificate that is not for some operators only",
+            f"{who} may not call {call}, which concerns all operators",
+            remedy="use a certificate that is not restricted to some operators",
             call=call,
             who=who,
             role=who.role,
@@ -168,8 +168,8 @@ def check_request(rule: Rule, method: str, who: Identity, request: Any) -> None:
         if not (name == who.name if rule.itself else who.speaks_for(name)):
             whom = repr(name) if name else "nobody"
             raise NotAllowed(
-                f"{who} may not call {call} for {whom}: a node speaks for itself only",
-                remedy="give each node a certificate of its own name",
+                f"{who} may not call {call} for {whom}: a node may act only for itself",
+                remedy="give each node a certificate with its own name",
                 call=call,
                 who=who,
                 role=who.role,
@@ -199,7 +199,7 @@ def check_owners(who: Identity, owners: Mapping[int, str]) -> None:
         if not who.speaks_for(owner):
             raise NotAllowed(
                 f"{who} may not move partition {number} away from {owner}",
-                remedy="use a certificate of the role operate",
+                remedy="use a certificate with the role operate",
                 call="Migrate",
                 who=who,
                 role=who.role,

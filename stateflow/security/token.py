@@ -42,11 +42,11 @@ def check_wanted(identity: Identity, lifetime: timedelta) -> None:
     """Checks that such a token may be issued. Raises InvalidArgument."""
     if identity.role not in ROLES:
         raise InvalidArgument(
-            f"{identity.role} is not had by a token", remedy="issue a certificate: `stateflow certs issue`"
+            f"a token cannot carry the role {identity.role}", remedy="issue a certificate: `stateflow certs issue`"
         )
     if not SHORTEST <= lifetime <= LONGEST:
         raise InvalidArgument(
-            f"a token is not valid for {lifetime}", remedy="write 1m to 31d, or issue a certificate for longer"
+            f"a token cannot be valid for {lifetime}", remedy="choose 1m to 31d, or issue a certificate for longer"
         )
 
 
@@ -72,7 +72,7 @@ def decoded(text: str) -> Parts:
     """Decodes the text of a token. Raises BadCertificate, which reveals nothing of the contents."""
     text = text.strip()
     if not text.startswith(PREFIX) or len(text) > LENGTH_MAX:
-        raise BadCertificate(f"that is no token: one begins with {PREFIX}", remedy=_ANOTHER)
+        raise BadCertificate(f"not a token: a token begins with {PREFIX}", remedy=_ANOTHER)
     inner = text.removeprefix(PREFIX)
     try:
         packed = base64.b64decode(inner + "=" * (-len(inner) % 4), altchars=b"-_", validate=True)
@@ -90,7 +90,7 @@ def decoded(text: str) -> Parts:
         )
     except (*UNREADABLE, msgpack.exceptions.UnpackException):
         # without its cause: a traceback would show parts of the key
-        raise BadCertificate("the token is damaged: a part of it is missing or other", remedy=_ANOTHER) from None
+        raise BadCertificate("the token is damaged: a part of it is missing or altered", remedy=_ANOTHER) from None
     return made
 
 

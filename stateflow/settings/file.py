@@ -45,7 +45,7 @@ def read(path: Path, sections: Sections) -> ConfigurationFile:
     secret = next((f"{section}.{key}" for section, key in _secrets(file, sections)), None)
     if secret is not None and readable_by_others:
         raise InvalidArgument(
-            f"{secret} is a secret, and everybody here can read the file", remedy=f"chmod 600 {path}", file=path
+            f"{secret} is a secret, and other users can read the file", remedy=f"chmod 600 {path}", file=path
         )
     return file
 
@@ -56,10 +56,10 @@ def _text(path: Path) -> tuple[str, bool]:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            raise InvalidArgument("a directory is no file of settings", remedy="name the file in it", file=path)
+            raise InvalidArgument("a directory is not a settings file", remedy="name a file in it", file=path)
         if not stat.S_ISREG(mode):
             raise InvalidArgument(
-                "it is no regular file, and processes that are started from here could not read it again",
+                "the settings file is not a regular file, so that processes started from here could not read it again",
                 remedy="write the settings into a file",
                 file=path,
             )
@@ -67,14 +67,14 @@ def _text(path: Path) -> tuple[str, bool]:
             data = opened.read(BYTES_MAX + 1)
     except OSError as error:
         raise InvalidArgument(
-            f"the file of settings cannot be read: {error.strerror}",
+            f"the settings file cannot be read: {error.strerror}",
             remedy="correct --config or STATEFLOW_CONFIG",
             file=path,
         ) from None
     if len(data) > BYTES_MAX:
         raise InvalidArgument(
-            f"a file of settings has {BYTES_MAX >> 20} MiB at most",
-            remedy="is it another file that was meant?",
+            f"a settings file may have at most {BYTES_MAX >> 20} MiB",
+            remedy="check the path",
             file=path,
         )
     try:
@@ -82,7 +82,7 @@ def _text(path: Path) -> tuple[str, bool]:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise InvalidArgument(
-            "the file of settings is not UTF-8", remedy="save it as UTF-8", file=path, line=line
+            "the settings file is not UTF-8", remedy="save it as UTF-8", file=path, line=line
         ) from None
 
 
@@ -90,9 +90,9 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        why = str(error) if isinstance(error, ValueError) else "it is nested too deep"
+        why = str(error) if isinstance(error, ValueError) else "nested too deeply"
         raise InvalidArgument(
-            f"the file of settings is not TOML: {why}",
+            f"the settings file is not TOML: {why}",
             remedy='write [section] lines, and key = "value" below them',
             file=path,
         ) from None
@@ -107,7 +107,9 @@ def checked(found: Mapping[str, Any], sections: Sections, text: str, path: Path)
             raise InvalidArgument(f"there is no section [{section}]", remedy=_section_meant(section, sections), **where)
         if not isinstance(values, dict):
             raise InvalidArgument(
-                f"{section} is a section", remedy=f"write [{section}], and its keys on the lines below", **where
+                f"{section} is a section, not a key",
+                remedy=f"write [{section}], and its keys on the lines below",
+                **where,
             )
         fields = fields_of(sections[section])
         for key, value in values.items():
@@ -143,7 +145,7 @@ def is_secret(info: FieldInfo) -> bool:
 
 
 def shown(info: FieldInfo, value: Any) -> str:
-    return "what it is" if is_secret(info) else repr(value)[:80]
+    return "the given value" if is_secret(info) else repr(value)[:80]
 
 
 def _section_meant(section: str, sections: Sections) -> str:
@@ -155,7 +157,7 @@ def _key_meant(section: str, key: str, sections: Sections) -> str:
     own = fields_of(sections[section])
     others = {name: other for other, models in sections.items() for name in fields_of(models)}
     if key in others:
-        return f"it is one of [{others[key]}]"
+        return f"it belongs to [{others[key]}]"
     close = difflib.get_close_matches(key, own, 1, ALIKE)
     if close:
         return f"did you mean {close[0]}?"

@@ -33,20 +33,24 @@ class ConnectionSettings(Settings):
 
     controller: Annotated[str, Flag("--controller")] = Field(
         default="",
-        description="host:port of the controller, or a:7070,b:7070; empty: that of a program whose cluster runs in this"
-        " directory, else 127.0.0.1:7070",
+        description="host:port of the controller, or several: a:7070,b:7070; empty: that of the cluster that a program"
+        " runs in this directory, else 127.0.0.1:7070",
     )
-    tls_ca: str = Field(default="", description="PEM: the authorities whose certificates are taken")
-    tls_cert: str = Field(default="", description="PEM: this process's certificate")
-    tls_key: str = Field(default="", description="PEM: its key, which nobody else can read")
-    tls_crl: str = Field(default="", description="PEM: certificates that were revoked; servers read it")
-    token: SecretStr = Field(default=NO_TOKEN, description="of a client: in place of the three files")
-    token_file: str = Field(default="", description="a file with it, which nobody else can read")
-    insecure: Annotated[bool, Flag("--insecure")] = Field(default=False, description="plain text may go over a network")
+    tls_ca: str = Field(default="", description="PEM file of the certificate authorities that are trusted")
+    tls_cert: str = Field(default="", description="PEM file of this process's certificate")
+    tls_key: str = Field(
+        default="", description="PEM file of the certificate's private key, not readable by other users"
+    )
+    tls_crl: str = Field(default="", description="PEM file of the revocation list, read by servers")
+    token: SecretStr = Field(default=NO_TOKEN, description="token of a client, in place of CA, certificate and key")
+    token_file: str = Field(default="", description="file that holds the token, not readable by other users")
+    insecure: Annotated[bool, Flag("--insecure")] = Field(
+        default=False, description="whether plain text may be sent over a network"
+    )
     http_proxy: bool = Field(
         default=False,
-        description="members are reached through the proxy that http_proxy or https_proxy of the environment names, but"
-        " for those of no_proxy; else directly",
+        description="whether members are reached through the proxy that http_proxy or https_proxy of the environment"
+        " names, except hosts in no_proxy; false: directly",
     )
 
     def model_post_init(self, _: Any) -> None:
@@ -55,7 +59,7 @@ class ConnectionSettings(Settings):
         said = [self.said_as(name) for name, value in who.items() if value]
         if len(said) > 1:
             raise InvalidArgument(
-                f"it is said twice who this is: {' and '.join(said)} are set", remedy="leave one of them out"
+                f"more than one identity is configured: {' and '.join(said)} are set", remedy="set only one of them"
             )
         if self.by_token:
             return  # a token holds its authority's certificate, and revocation lists are for servers
@@ -67,7 +71,7 @@ class ConnectionSettings(Settings):
         missing = [name for name, value in given.items() if not value]
         if missing and (len(missing) < len(given) or self.tls_crl):
             raise InvalidArgument(
-                f"TLS is set up in part: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set",
+                f"TLS is only partly configured: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set",
                 remedy=f"set {', '.join(given)}, or none of them",
             )
 
@@ -86,9 +90,13 @@ class ServerSettings(Settings):
     section: ClassVar[str] = "server"
     model_config = _of("STATEFLOW_SERVER_")
 
-    calls_max: int = Field(default=4096, ge=16, description="under way at a time, streams included, of all callers")
+    calls_max: int = Field(
+        default=4096, ge=16, description="maximum number of concurrent calls of all callers, streams included"
+    )
     calls_per_caller_max: int = Field(
-        default=1024, ge=4, description="… of one: a certificate's name; in plain text a host"
+        default=1024,
+        ge=4,
+        description="maximum number of concurrent calls of one caller: a certificate's name, in plain text a host",
     )
 
 
@@ -99,11 +107,9 @@ class LogSettings(Settings):
     model_config = _of("STATEFLOW_LOG_")
 
     format: Literal["text", "json"] = Field(
-        default="text", description="text, or json: one object a line, for collectors"
+        default="text", description="format of log lines: text, or json with one object per line, for collectors"
     )
-    verbose: Annotated[bool, Flag("--verbose")] = Field(
-        default=False, description="what is of use in looking for errors, too"
-    )
+    verbose: Annotated[bool, Flag("--verbose")] = Field(default=False, description="whether debug messages are logged")
 
 
 class LedgerSettings(Settings):
@@ -115,7 +121,7 @@ class LedgerSettings(Settings):
     url: Annotated[str, Flag("--ledger")] = Field(
         default="",
         validation_alias="STATEFLOW_LEDGER",
-        description="SQLAlchemy URL, or @FILE that holds it; empty: a file of this user's",
+        description="SQLAlchemy URL of the ledger, or @FILE that holds it; empty: a file of the current user",
     )
 
 
@@ -128,10 +134,10 @@ class CheckpointSettings(Settings):
     store: Annotated[str, Flag("--checkpoints")] = Field(
         default="",
         validation_alias="STATEFLOW_CHECKPOINTS",
-        description="directory or fsspec URL, or @FILE that holds it; empty: there are no checkpoints",
+        description="directory or fsspec URL of the checkpoint store, or @FILE that holds it; empty: no checkpoints",
     )
     key: SecretStr = Field(
-        default=NO_TOKEN, description="64 hexadecimal digits: they are encrypted with it; empty: they are not"
+        default=NO_TOKEN, description="encryption key of checkpoints, 64 hexadecimal digits; empty: no encryption"
     )
 
 
@@ -143,7 +149,8 @@ class CodeSettings(Settings):
 
     key: SecretStr = Field(
         default=NO_TOKEN,
-        description="controllers take the code of operators from who has the same; empty: from the same user",
+        description="key that signs the code of operators; controllers refuse code signed with another; empty: the"
+        " current user's key file",
     )
 
 
@@ -153,7 +160,7 @@ class CheckedSettings(Settings):
     debug_validate: bool = Field(
         default=False,
         validation_alias="STATEFLOW_DEBUG_VALIDATE",
-        description="what always holds is looked at after each change, see `stateflow.validating`; slow",
+        description="whether invariants are checked after each change, see `stateflow.validating`; slow",
     )
 
 
@@ -164,19 +171,19 @@ class ControllerProcess(Settings):
     model_config = _of("STATEFLOW_CONTROLLER_")
 
     listen: Annotated[str, Flag("--listen")] = Field(
-        default="127.0.0.1:7070", min_length=1, description="host:port; port 0 takes a free one"
+        default="127.0.0.1:7070", min_length=1, description="host:port to listen on; port 0: any free port"
     )
     advertise: Annotated[str, Flag("--advertise")] = Field(
-        default="", description="host:port that others reach it at; empty: where it listens"
+        default="", description="host:port at which others reach the controller; empty: the listen address"
     )
     metrics: Annotated[str, Flag("--metrics")] = Field(
-        default="", description="host:port of /metrics for Prometheus; empty: nowhere"
+        default="", description="host:port of the page /metrics for Prometheus; empty: none"
     )
     dashboard: Annotated[str, Flag("--dashboard")] = Field(
-        default="", description="host:port of the live page, on this machine; empty: nowhere"
+        default="", description="host:port of the live page, on this machine; empty: none"
     )
     jobs: Annotated[bool, Flag("--jobs")] = Field(
-        default=True, description="it coordinates jobs; false: they wait for another"
+        default=True, description="whether the controller coordinates jobs; false: they wait for another controller"
     )
 
 
@@ -187,10 +194,12 @@ class DashboardProcess(Settings):
     model_config = _of("STATEFLOW_DASHBOARD_")
 
     listen: Annotated[str, Flag("--listen")] = Field(
-        default="127.0.0.1:7071", min_length=1, description="host:port of the page; port 0 takes a free one"
+        default="127.0.0.1:7071", min_length=1, description="host:port of the page; port 0: any free port"
     )
-    cert: Annotated[str, Flag("--cert")] = Field(default="", description="PEM: a certificate that browsers take")
-    key: Annotated[str, Flag("--key")] = Field(default="", description="PEM: its key")
+    cert: Annotated[str, Flag("--cert")] = Field(
+        default="", description="PEM file of the page's certificate, which browsers trust"
+    )
+    key: Annotated[str, Flag("--key")] = Field(default="", description="PEM file of the certificate's private key")
 
 
 class ControllerSettings(CheckedSettings):
@@ -200,67 +209,101 @@ class ControllerSettings(CheckedSettings):
     model_config = _of("STATEFLOW_CONTROLLER_")
 
     heartbeat_interval_s: float = Field(
-        default=1.0, gt=0, description="replicas are expected to tell of themselves so often"
+        default=1.0, gt=0, description="interval at which heartbeats of replicas are expected, in seconds"
     )
-    heartbeats_missed_max: int = Field(default=5, ge=1, description="one that misses so many is taken for silent")
+    heartbeats_missed_max: int = Field(
+        default=5, ge=1, description="number of missed heartbeats after which a replica counts as silent"
+    )
     rpc_timeout_s: float = Field(
-        default=10.0, gt=0, description="a replica that does not answer for so long is asked again"
+        default=10.0, gt=0, description="timeout of a call to a replica, after which it is repeated, in seconds"
     )
-    retry_interval_s: float = Field(default=0.25, gt=0, description="what failed is tried again after so long")
-    name: str = Field(default="", description="by which it is known; empty: its address")
+    retry_interval_s: float = Field(default=0.25, gt=0, description="delay before a failed step is retried, in seconds")
+    name: str = Field(default="", description="name of the controller; empty: its address")
     site: Annotated[str, Flag("--site")] = Field(
-        default="", description="where it is: jobs may want to be coordinated there"
+        default="", description="site of the controller, for jobs that ask for a controller at a site"
     )
     labels: dict[str, str] = Field(
-        default_factory=dict, description='to be chosen by; {"jobs": "no"}: it coordinates no jobs'
+        default_factory=dict,
+        description='labels of the controller, for jobs that ask for one; {"jobs": "no"}: it coordinates no jobs',
     )
-    concurrent_moves: int = Field(default=4, ge=1, description="partitions that move at a time")
-    moves_per_node: int = Field(default=0, ge=0, description="… of them with one node as source or target; 0: no limit")
-    moves_per_link: int = Field(default=0, ge=0, description="… of them between two sites; 0: no limit")
-    patience_s: float = Field(default=30.0, gt=0, description="a pause budget out of reach for so long is refused")
+    concurrent_moves: int = Field(default=4, ge=1, description="maximum number of partitions that move at a time")
+    moves_per_node: int = Field(
+        default=0,
+        ge=0,
+        description="maximum number of concurrent moves with the same node as source or target; 0: no limit",
+    )
+    moves_per_link: int = Field(
+        default=0, ge=0, description="maximum number of concurrent moves between the same two sites; 0: no limit"
+    )
+    patience_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="time for which a pause budget may be out of reach before the move is refused, in seconds",
+    )
     lease_s: float = Field(
-        default=10.0, gt=0, description="a replica serves so long after it heard from the controller"
+        default=10.0,
+        gt=0,
+        description="lease of a replica: time for which it serves after it last heard from the controller, in seconds",
     )
     lease_margin: float = Field(
         default=0.1,
         ge=0,
         le=1,
-        description="clocks may drift apart by this share of a lease; waited before a take-over",
+        description="allowance for clock drift, as a share of a lease, by which a takeover waits longer than the lease",
     )
     opening_timeout_s: float = Field(
         default=300.0,
         ge=0,
-        description="a replica that comes back is waited for so long while it looks what it has; 0: for its lease only",
+        description="maximum wait for a replica that has restarted and is opening its partitions, in seconds; 0: its"
+        " lease only",
     )
     hold_s: float = Field(
-        default=10.0, gt=0, description="a controller decides for so long after it renewed its hold on the ledger"
+        default=10.0,
+        gt=0,
+        description="leader lease: time for which a controller decides after its last renewal in the ledger, in"
+        " seconds",
     )
     notice_gone: bool = Field(
-        default=True, description="one of this machine whose process has ended is followed at once, not after its hold"
+        default=True,
+        description="whether a leader on this machine whose process has ended is succeeded at once, before its leader"
+        " lease lapses",
     )
     follow_interval_s: float = Field(
-        default=0.5, gt=0, description="one that does not lead reads so often what others decided, and when it is asked"
+        default=0.5,
+        gt=0,
+        description="interval at which a controller that does not lead reads the ledger, besides on each query, in"
+        " seconds",
     )
     verify_interval_s: float = Field(
         default=604_800.0,
         ge=0,
-        description="so often every partition is read whole, and compared with its standby; 0: never",
+        description="interval at which every partition is read completely and compared with its standby, in seconds;"
+        " 0: never",
     )
     takeover_retry_s: float = Field(
-        default=5.0, gt=0, description="a take-over that failed is tried again after so long"
+        default=5.0, gt=0, description="delay before the first retry of a failed takeover, in seconds"
     )
     auto_rebalance: Annotated[bool, Flag("--auto-rebalance")] = Field(
-        default=False, description="a replica that joins is given its share by itself"
+        default=False, description="whether a replica that joins is given its share of partitions automatically"
     )
     auto_rebalance_after_s: float = Field(
-        default=5.0, ge=0, description="when it has been there for so long, and nothing has moved meanwhile"
+        default=5.0,
+        ge=0,
+        description="time without moves for which a replica must have been present before it is given its share, in"
+        " seconds",
     )
     spawn_worker_bytes: int = Field(
-        default=256 << 20, ge=0, description="memory that a worker is taken to need at an agent where nothing was said"
+        default=256 << 20,
+        ge=0,
+        description="memory that an agent sets aside for each worker of a replica without a memory limit, in bytes",
     )
-    spawn_disk_bytes: int = Field(default=1 << 30, ge=0, description="disk that a new replica is to find free")
+    spawn_disk_bytes: int = Field(
+        default=1 << 30, ge=0, description="free disk space that a new replica requires, in bytes"
+    )
     restore_patience_s: float = Field(
-        default=60.0, gt=0, description="a restore waits so long for a target that went away when the owner had stopped"
+        default=60.0,
+        gt=0,
+        description="time for which a restore waits for a target that is lost after the owner has stopped, in seconds",
     )
 
 
@@ -270,31 +313,32 @@ class ReplicaProcess(Settings):
     section: ClassVar[str] = "replica"
     model_config = _of("STATEFLOW_REPLICA_")
 
-    site: Annotated[str, Flag("--site")] = Field(default="", description="the place it is at; it must be said")
+    site: Annotated[str, Flag("--site")] = Field(default="", description="site of the replica; required")
     data_dir: Annotated[str, Flag("--data-dir")] = Field(
-        default="", description="its state; one replica, one directory; it must be said"
+        default="", description="directory of the replica's state, shared with no other replica; required"
     )
     name: Annotated[str, Flag("--name")] = Field(
-        default="", description="to be kept over restarts; empty: the site and the name of this host"
+        default="", description="name of the replica, kept over restarts; empty: made of its site and host name"
     )
     listen: Annotated[str, Flag("--listen")] = Field(
-        default="127.0.0.1:0", min_length=1, description="host:port; port 0 takes a free one"
+        default="127.0.0.1:0", min_length=1, description="host:port to listen on; port 0: any free port"
     )
     advertise: Annotated[str, Flag("--advertise")] = Field(
-        default="", description="host:port that others reach it at; empty: where it listens"
+        default="", description="host:port at which others reach the replica; empty: the listen address"
     )
     weight: Annotated[int, Flag("--weight")] = Field(
-        default=1, ge=1, description="its share of partitions relative to others, for each of its workers"
+        default=1, ge=1, description="share of partitions relative to other replicas, for each worker"
     )
     workers: Annotated[int, Flag("--workers")] = Field(
-        default=1, ge=1, le=256, description="processes: each has some of its partitions, and a core"
+        default=1, ge=1, le=256, description="number of worker processes, each with a part of the partitions and a core"
     )
     checkpoint_cache: Annotated[str, Flag("--checkpoint-cache")] = Field(
-        default="", description="directory for a copy near by, shared by this machine's replicas; empty: none"
+        default="", description="directory of a checkpoint cache, shared by the replicas of this machine; empty: none"
     )
     metrics: Annotated[str, Flag("--metrics")] = Field(
         default="",
-        description="host:port of /metrics for Prometheus; with workers the first of their ports; empty: nowhere",
+        description="host:port of the page /metrics for Prometheus; further workers use the ports that follow;"
+        " empty: none",
     )
 
 
@@ -307,96 +351,147 @@ class ReplicaSettings(CheckedSettings):
     block_cache_bytes: int = Field(
         default=256 << 20,
         ge=1 << 20,
-        description="of blocks of files that RocksDB keeps in memory, of all partitions together",
+        description="capacity of RocksDB's block cache, over all partitions, in bytes",
     )
     write_buffer_bytes: int = Field(
         default=256 << 20,
         ge=1 << 20,
-        description="of what RocksDB has not written into files yet, of all partitions together",
+        description="memory that RocksDB may hold unflushed, over all partitions, in bytes",
     )
-    cached_keys: int = Field(default=262_144, ge=1, description="hot keys kept decoded, per partition")
-    cache_bytes: int = Field(default=1 << 30, ge=0, description="decoded state of all partitions together, about")
-    value_bytes_max: int = Field(default=64 << 20, ge=1, description="an encoded value, entry or element")
+    cached_keys: int = Field(
+        default=262_144, ge=1, description="maximum number of hot keys kept decoded, per partition"
+    )
+    cache_bytes: int = Field(
+        default=1 << 30, ge=0, description="approximate memory for decoded state, over all partitions, in bytes"
+    )
+    value_bytes_max: int = Field(
+        default=64 << 20, ge=1, description="maximum size of an encoded value, entry or element, in bytes"
+    )
     checkpoint_interval_s: Annotated[float, Flag("--checkpoint-interval")] = Field(
-        default=60.0, ge=0, description="between periodic checkpoints; 0 switches them off"
+        default=60.0, ge=0, description="interval between periodic checkpoints, in seconds; 0: no periodic checkpoints"
     )
-    checkpoint_bytes_per_s: int = Field(default=0, ge=0, description="of periodic ones to their store; 0: no limit")
+    checkpoint_bytes_per_s: int = Field(
+        default=0, ge=0, description="upload rate limit of periodic checkpoints, in bytes per second; 0: no limit"
+    )
     checkpoint_digest_interval_s: float = Field(
-        default=3600.0, ge=0, description="how often a partition's periodic checkpoint has a digest of its state"
+        default=3600.0,
+        ge=0,
+        description="interval at which a partition's periodic checkpoint includes a digest of its state, in seconds",
     )
     checkpoint_keep: int = Field(
-        default=3, ge=0, description="newest checkpoints of each partition that are kept; 0: all, until `checkpoint gc`"
+        default=3,
+        ge=0,
+        description="number of newest checkpoints kept of each partition; 0: all, until `checkpoint gc`",
     )
-    checkpoint_keep_s: float = Field(default=3600.0, ge=0, description="and all that are younger")
+    checkpoint_keep_s: float = Field(
+        default=3600.0, ge=0, description="age up to which all checkpoints are kept, in seconds"
+    )
     checkpoint_tidy_interval_s: float = Field(
         default=900.0,
         gt=0,
-        description="how often older ones are dropped, and the others are looked for",
+        description="interval at which expired checkpoints are dropped and missing ones detected, in seconds",
     )
     checkpoint_compression: str = Field(
-        default="none", pattern="^(none|zstd)$", description="of their files: none or zstd"
+        default="none", pattern="^(none|zstd)$", description="compression of checkpoint files: none or zstd"
     )
-    checkpoint_timeout_s: float = Field(default=60.0, gt=0, description="a store silent for so long has failed")
-    checkpoint_cache_bytes: int = Field(default=8 << 30, ge=1, description="of the site's cache, where there is one")
+    checkpoint_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="time without progress after which a call to the checkpoint store fails, in seconds",
+    )
+    checkpoint_cache_bytes: int = Field(
+        default=8 << 30, ge=1, description="maximum size of the checkpoint cache, in bytes"
+    )
     verify_bytes_per_s: int = Field(
-        default=32 << 20, ge=0, description="of state that `stateflow verify` reads here; 0: no limit"
+        default=32 << 20,
+        ge=0,
+        description="rate limit at which `stateflow verify` reads state here, in bytes per second; 0: no limit",
     )
     heartbeat_interval_s: float = Field(
-        default=1.0, gt=0, description="it tells the controller so often how it is, and what it has"
+        default=1.0,
+        gt=0,
+        description="interval of heartbeats, which report condition and partitions to the controller, in seconds",
     )
     batch_timeout_s: float = Field(
-        default=300.0, ge=0, description="an operator that is longer at one partition's batch is interrupted; 0: never"
+        default=300.0,
+        ge=0,
+        description="maximum time of an operator for one partition's batch slice before it is interrupted, in seconds;"
+        " 0: no limit",
     )
-    stop_timeout_s: float = Field(default=10.0, gt=0, description="the process ends so long after SIGTERM at most")
+    stop_timeout_s: float = Field(
+        default=10.0, gt=0, description="maximum time from SIGTERM to the end of the process, in seconds"
+    )
     acknowledge: str = Field(
         default="wal",
         pattern="^(wal|fsync|standby)$",
-        description="a batch is answered when it is in the log (wal: survives SIGKILL), on disk (fsync: survives loss"
-        " of power), or on a standby's, too (standby)",
+        description="durability of a batch when it is answered: wal (in the log, survives SIGKILL), fsync (on disk,"
+        " survives power loss) or standby (also on a standby's disk)",
     )
     commit_log_bytes_max: int = Field(
         default=128 << 20,
         ge=4096,
-        description="of commits in the log that makes them durable; beyond it they wait for databases to be synced",
+        description="maximum size of the log that makes commits durable, in bytes; beyond it they wait until databases"
+        " are synced",
     )
     change_log_bytes_max: int = Field(
-        default=256 << 20, ge=1 << 20, description="per follower; beyond it the base is sent again"
+        default=256 << 20,
+        ge=1 << 20,
+        description="maximum size of a follower's change log, in bytes; beyond it the base is sent again",
     )
     return_log_bytes_max: int = Field(
         default=4 << 20,
         ge=0,
-        description="changes kept per partition that moved in: while they fit, a move back sends nothing else",
+        description="maximum size of the changes kept of each partition that moved in, in bytes; within it a move back"
+        " sends nothing else",
     )
-    chunk_bytes: int = Field(default=1 << 20, ge=4096, le=3 << 20, description="of one message of a transfer")
+    chunk_bytes: int = Field(
+        default=1 << 20, ge=4096, le=3 << 20, description="size of one message of a transfer, in bytes"
+    )
     waiting_bytes_max: int = Field(
         default=512 << 20,
         ge=8 << 20,
-        description="of rows that are not whole yet or wait for their partition, all callers together; one has half",
+        description="memory for rows that are incomplete or wait for their partition, over all callers, in bytes; one"
+        " caller may use half",
     )
     hold_timeout_s: float = Field(
-        default=30.0, gt=0, description="how long an early request waits for a move to end here"
+        default=30.0,
+        gt=0,
+        description="maximum time for which an early request waits for a move to end here, in seconds",
     )
     transfer_timeout_s: float = Field(
-        default=60.0, gt=0, description="a transfer that moves nothing for so long is broken"
+        default=60.0, gt=0, description="time without progress after which a transfer fails, in seconds"
     )
     resume_timeout_s: float = Field(
-        default=5.0, ge=0, description="a transfer whose connection broke is tried again for so long"
+        default=5.0, ge=0, description="time for which a transfer with a broken connection is retried, in seconds"
     )
     source_idle_s: float = Field(
-        default=7 * 86_400.0, ge=0, description="a source without a batch for so long is retired; 0: none is for that"
+        default=7 * 86_400.0,
+        ge=0,
+        description="time without a batch after which a source is retired, in seconds; 0: never for that reason",
     )
     watermark_idle_s: float = Field(
         default=86_400.0,
         ge=0,
-        description="a source silent for so long, while others send, holds no watermark back; 0: it does for good",
+        description="silence, while others send, after which a source no longer holds the watermark back, in seconds;"
+        " 0: it always does",
     )
     sources_max: int = Field(
-        default=64, ge=1, description="per partition; beyond it those that were silent for longest are retired"
+        default=64,
+        ge=1,
+        description="maximum number of sources per partition; beyond it the longest silent ones are retired",
     )
-    sources_retired_max: int = Field(default=1000, ge=1, description="per partition; of older ones nothing is kept")
-    disk_reserve_bytes: int = Field(default=64 << 20, ge=0, description="a move must leave so much of the disk free")
+    sources_retired_max: int = Field(
+        default=1000,
+        ge=1,
+        description="maximum number of retired sources remembered per partition; older ones are forgotten",
+    )
+    disk_reserve_bytes: int = Field(
+        default=64 << 20, ge=0, description="disk space that a move must leave free, in bytes"
+    )
     room_bytes: int = Field(
-        default=0, ge=0, description="files of partitions may take so much, of each worker's; 0: what the disk has"
+        default=0,
+        ge=0,
+        description="maximum size of the partition files of each worker, in bytes; 0: what the disk has",
     )
 
 
@@ -407,31 +502,34 @@ class AgentProcess(Settings):
     section: ClassVar[str] = "agent"
     model_config = _of("STATEFLOW_AGENT_")
 
-    site: Annotated[str, Flag("--site")] = Field(default="", description="the place it is at; it must be said")
+    site: Annotated[str, Flag("--site")] = Field(default="", description="site of the agent; required")
     data_dir: Annotated[str, Flag("--data-dir")] = Field(
-        default="", description="its own and its replicas'; one agent, one directory; it must be said"
+        default="",
+        description="directory of the state of the agent and its replicas, shared with no other agent; required",
     )
     name: Annotated[str, Flag("--name")] = Field(
-        default="", description="to be kept over restarts; empty: the site and the name of this host"
+        default="", description="name of the agent, kept over restarts; empty: made of its site and host name"
     )
-    labels: Annotated[dict[str, str], Flag("--label")] = Field(default_factory=dict, description="to be chosen by")
+    labels: Annotated[dict[str, str], Flag("--label")] = Field(
+        default_factory=dict, description="labels of the agent, for placement"
+    )
     listen: Annotated[str, Flag("--listen")] = Field(
         default="127.0.0.1:0",
         min_length=1,
-        description="host:port; port 0 takes a free one. Its replicas listen at ports of this host",
+        description="host:port to listen on; port 0: any free port. Its replicas listen at other ports of this host",
     )
     advertise: Annotated[str, Flag("--advertise")] = Field(
-        default="", description="host that others reach it and its replicas at; empty: that of listen"
+        default="", description="host at which others reach the agent and its replicas; empty: that of listen"
     )
     metrics: Annotated[str, Flag("--metrics")] = Field(
         default="",
-        description="host:port of /metrics and /sd; replicas have other ports of this host; empty: nowhere",
+        description="host:port of the pages /metrics and /sd; replicas have other ports of this host; empty: none",
     )
     cores: Annotated[int, Flag("--cores")] = Field(
-        default=0, ge=0, description="that replicas may have; 0: all of the machine"
+        default=0, ge=0, description="number of cores that replicas may use; 0: all of the machine"
     )
     memory: Annotated[str, Flag("--memory")] = Field(
-        default="", description="that replicas may have, e.g. 4GiB; empty: all of the machine"
+        default="", description="memory that replicas may use, e.g. 4GiB; empty: all of the machine"
     )
 
 
@@ -442,7 +540,7 @@ class ClientSettings(Settings):
     model_config = _of("STATEFLOW_CLIENT_")
 
     connect_timeout_s: float = Field(
-        default=5.0, ge=0, description="a controller that nobody listens at, or that does not lead, is waited for"
+        default=5.0, ge=0, description="maximum wait for a controller where none listens or none leads, in seconds"
     )
 
 
@@ -452,8 +550,12 @@ class EmbeddedSettings(Settings):
     section: ClassVar[str] = "embedded"
     model_config = _of("STATEFLOW_EMBEDDED_")
 
-    directory: str = Field(default="stateflow-data", min_length=1, description="what it knows and has")
-    replicas: int = Field(default=0, ge=0, le=64, description="when it is made; 0: one for each core")
+    directory: str = Field(
+        default="stateflow-data", min_length=1, description="directory of the cluster's ledger and state"
+    )
+    replicas: int = Field(
+        default=0, ge=0, le=64, description="number of replicas of a new cluster; 0: one for each core"
+    )
 
 
 class RouterSettings(Settings):
@@ -463,18 +565,30 @@ class RouterSettings(Settings):
     model_config = _of("STATEFLOW_ROUTER_")
 
     unavailable_timeout_s: float = Field(
-        default=60.0, ge=0, description="a batch waits so long for partitions that nobody serves"
+        default=60.0,
+        ge=0,
+        description="maximum time for which a batch waits for partitions that no replica serves, in seconds",
     )
-    backoff_initial_s: float = Field(default=0.02, gt=0, description="before it is sent again for the first time")
-    backoff_max_s: float = Field(default=0.25, gt=0, description="… and each further time, at most")
-    stall_s: float = Field(default=2.0, gt=0, description="without an answer for so long, owners are asked for")
+    backoff_initial_s: float = Field(
+        default=0.02, gt=0, description="delay before a batch is first sent again, in seconds"
+    )
+    backoff_max_s: float = Field(
+        default=0.25, gt=0, description="maximum delay before each further attempt, in seconds"
+    )
+    stall_s: float = Field(
+        default=2.0,
+        gt=0,
+        description="time without an answer after which the controller is asked for owners, in seconds",
+    )
     rewind_buffer_bytes: int = Field(
         default=64 << 20,
         ge=0,
-        description="acknowledged rows that a StreamClient keeps, to send them again after a loss",
+        description="size of the acknowledged rows that a StreamClient keeps to send again after a loss, in bytes",
     )
-    chunk_bytes: int = Field(default=1 << 20, ge=4096, le=3 << 20, description="of one message of a batch")
-    site: str = Field(default="", description="where the rows it sends come from; empty: it does not say")
+    chunk_bytes: int = Field(
+        default=1 << 20, ge=4096, le=3 << 20, description="size of one message of a batch, in bytes"
+    )
+    site: str = Field(default="", description="site that the rows come from; empty: not given")
 
 
 class NatsSettings(Settings):
@@ -485,9 +599,11 @@ class NatsSettings(Settings):
     model_config = _of("STATEFLOW_NATS_")
 
     url: Annotated[str, Flag("--nats")] = Field(
-        default="nats://127.0.0.1:4222", min_length=1, description="of `stateflow demo --source jetstream`"
+        default="nats://127.0.0.1:4222",
+        min_length=1,
+        description="URL of the server for `stateflow demo --source jetstream`",
     )
-    user: str = Field(default="", description="with its password")
-    password: SecretStr = Field(default=NO_TOKEN, description="of the user")
-    token: SecretStr = Field(default=NO_TOKEN, description="in place of both")
+    user: str = Field(default="", description="user name, together with password")
+    password: SecretStr = Field(default=NO_TOKEN, description="password of the user")
+    token: SecretStr = Field(default=NO_TOKEN, description="token, in place of user and password")
     creds: str = Field(default="", description="file of credentials (JWT and seed)")

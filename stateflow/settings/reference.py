@@ -15,7 +15,7 @@ from stateflow.settings.variables import OTHERS
 
 #: line of a page after which everything is generated
 BEGIN = "<!-- Made by .ci/generate-settings from stateflow/settings/models.py -->\n"
-_HEAD = "| key | what it is | type | unit | default | variable | flag |\n|---|---|---|---|---|---|---|\n"
+_HEAD = "| key | description | type | unit | default | variable | flag |\n|---|---|---|---|---|---|---|\n"
 _UNITS = {"_bytes_per_s": "bytes/s", "_per_s": "1/s", "_bytes_max": "bytes", "_bytes": "bytes", "_ms": "ms", "_s": "s"}
 _NAMES = {str: "string", int: "integer", float: "number", bool: "true, false", SecretStr: "secret"}
 
@@ -30,7 +30,7 @@ def page(before: str) -> str:
     """
     prose, found, _ = before.partition(BEGIN)
     if not found:
-        raise ValueError("the page has no line that says where the tables begin")
+        raise ValueError("the page has no line that marks where the tables begin")
     return prose + BEGIN + "".join(_section(name, kinds) for name, kinds in SECTIONS.items()) + _others()
 
 
@@ -62,7 +62,7 @@ def kind_of(info: FieldInfo) -> str:
         return ", ".join(re.findall(r"\w+", limits["pattern"]))
     if getattr(info.annotation, "__args__", None):
         words: tuple[Any, ...] = info.annotation.__args__  # type: ignore[union-attr]
-        return "table of strings; as a variable JSON" if info.annotation == dict[str, str] else ", ".join(words)
+        return "table of strings; JSON in a variable" if info.annotation == dict[str, str] else ", ".join(words)
     said = {"ge": "≥", "gt": ">", "le": "≤"}
     ranges = ", ".join(f"{said[name]} {value}" for name, value in limits.items() if name in said)
     named = _NAMES[info.annotation]  # type: ignore[index]
@@ -95,4 +95,4 @@ def _default(info: FieldInfo, unit: str) -> str:
 
 def _others() -> str:
     rows = "".join(f"| `{name}` | {said} |\n" for name, said in OTHERS.items())
-    return f"\n### In the environment only\n\n| variable | what it is |\n|---|---|\n{rows}"
+    return f"\n### In the environment only\n\n| variable | description |\n|---|---|\n{rows}"

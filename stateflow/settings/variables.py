@@ -20,10 +20,10 @@ _TESTS = "STATEFLOW_TEST_"
 STRICT = "STATEFLOW_STRICT"
 #: variables that are not settings, with what they are for
 OTHERS = {
-    CONFIG: "names the file of settings, as `--config` does",
-    STRICT: "1: a variable `STATEFLOW_…` that nothing reads is refused, as `--strict` does; else it is said",
-    "STATEFLOW_TRACEBACKS": "1: errors are shown with all of their tracebacks",
-    "STATEFLOW_INSIDE": "set by stateflow for processes that run operators; not to be set by anybody else",
+    CONFIG: "path of the settings file, like `--config`",
+    STRICT: "1: refuse variables `STATEFLOW_…` that nothing reads, like `--strict`; else warn of them",
+    "STATEFLOW_TRACEBACKS": "1: show errors with their full tracebacks",
+    "STATEFLOW_INSIDE": "set by stateflow in processes that run operators; do not set it yourself",
 }
 #: variables that Kubernetes sets for a Service whose name begins with stateflow:
 #: STATEFLOW_CONTROLLER_PORT_7070_TCP_ADDR
@@ -77,6 +77,6 @@ def check_variables(environment: Mapping[str, str] = os.environ, say: Callable[[
         if is_strict(environment):
             raise InvalidArgument(
                 f"nothing reads {name}, which is set",
-                remedy=hint or "remove it, or do without --strict and STATEFLOW_STRICT",
+                remedy=hint or "remove it, or drop --strict and STATEFLOW_STRICT",
             )
         (say or log.warning)(f"nothing reads {name}, which is set{f': {hint}' if hint else ''}")

@@ -95,7 +95,7 @@ def split_address(address: bytes) -> tuple[bytes, bytes, bytes]:
         key, start = address[start : start + length], start + length
         length, start = read_varint(address, start)
     except IndexError as error:
-        raise DecodeError("the address of a stored cell ends in the middle", address=address.hex()) from error
+        raise DecodeError("the address of a stored cell is truncated", address=address.hex()) from error
     return key, address[start : start + length], address[start + length :]
 
 
@@ -134,7 +134,9 @@ def unpack_cell_with_expiry(data: bytes) -> tuple[bytes, int | None]:
     if not data[0] & EXPIRES:
         return data[1:], None
     if len(data) < 9:
-        raise DecodeError("a stored cell ends in its expiry", remedy="the store is damaged; restore a checkpoint")
+        raise DecodeError(
+            "a stored cell is truncated in its expiry", remedy="the store is damaged; restore a checkpoint"
+        )
     return data[9:], _I64.unpack_from(data, 1)[0]
 
 
@@ -173,7 +175,7 @@ def encode_row_key(key: Hashable) -> bytes:
     if cls is int:
         return _encode_int(key)  # type: ignore[arg-type]
     if key is None:
-        raise NullKey("a row has no key: it is null", remedy="filter null keys out before the operator")
+        raise NullKey("the key of a row is null", remedy="filter null keys out before the operator")
     return _encode_other(key)
 
 
@@ -188,7 +190,7 @@ def _encode_int(key: int) -> bytes:
     try:
         return _INT + key_order.order_int(int(key))
     except struct.error:
-        raise EncodeError("an integer key is beyond 64 bits", remedy="use it as text", key=shown(key)) from None
+        raise EncodeError("an integer key is beyond 64 bits", remedy="convert it to text", key=shown(key)) from None
 
 
 def _encode_other(key: Any) -> bytes:

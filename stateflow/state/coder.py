@@ -70,7 +70,7 @@ class Coder(ABC, Generic[T]):
     def encode_key(self, value: T) -> bytes:
         """Encodes a key. Raises EncodeError when the value does not fit or has no place in an order (NaN)."""
         if not self.deterministic:
-            raise EncodeError(f"coder {self.name} cannot code keys", remedy="choose a key type with an order")
+            raise EncodeError(f"coder {self.name} cannot encode keys", remedy="choose a key type with an order")
         return self.encode(value)
 
     def decode_key(self, data: bytes) -> T:

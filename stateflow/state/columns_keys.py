@@ -144,7 +144,7 @@ def _as_int64(keys: pa.Array) -> Array:
     try:
         found: Array = keys.cast(pa.int64()).to_numpy()
     except pa.ArrowInvalid as error:
-        raise EncodeError("an integer key is beyond 64 bits", remedy="use it as text") from error
+        raise EncodeError("an integer key is beyond 64 bits", remedy="convert it to text") from error
     return found
 
 

@@ -91,7 +91,7 @@ class TrackedColumn:
         assert self._entry_coder is not None
         entries = self._taken(self._entry_coder, array, length, "entries")
         if None in entries:
-            raise self._misfit("an entry is null", "filter such rows before")
+            raise self._misfit("an entry is null", "filter such rows before the operator")
         return entries
 
     def _values(self, array: Any, length: int) -> list[Any]:

@@ -91,7 +91,7 @@ class Declaration:
             )
         if key_coder is not None and not key_coder.deterministic:
             raise DeclarationError(
-                f"coder {key_coder.name} cannot code {'map keys' if kind == 'map' else 'set members'}: "
+                f"coder {key_coder.name} cannot encode {'map keys' if kind == 'map' else 'set members'}: "
                 "equal keys may have different bytes",
                 remedy="use str, int, float, bool, bytes, date, datetime, Decimal, UUID or tuple[…] of them",
             )
@@ -255,7 +255,7 @@ def reducing(
     Example: ``highest = state.reducing(float, max)``, then ``self.highest.add(21.5)``.
     """
     if not callable(fn):
-        raise DeclarationError(f"{fn!r} cannot reduce", remedy="pass a function of two values")
+        raise DeclarationError(f"{fn!r} is not callable", remedy="pass a function of two values")
     lives = Ttl.of(ttl, ttl_domain, ttl_refresh)
     declaration = Declaration("reducing", coder or coder_for(type_), name=name, ttl=lives, reduce=fn)
     return cast(TrackedReducing[T], declaration)
@@ -310,6 +310,6 @@ def check_names(declarations: dict[str, Declaration], operator: str) -> None:
         if other != attribute:
             raise DeclarationError(
                 f"attributes {other!r} and {attribute!r} are both stored as {declaration.name!r}",
-                remedy="declare each state by itself, with a name= of its own",
+                remedy="declare each state separately, with its own name=",
                 operator=operator,
             )

@@ -117,8 +117,8 @@ class Evolution:
     ) -> None:
         if stored_version > version:
             raise SchemaMismatch(
-                f"the state is of version {stored_version}, this operator's is {version}",
-                remedy="run the newer operator, or restore a checkpoint from before it",
+                f"the state has version {stored_version}, this operator has version {version}",
+                remedy="run the newer operator, or restore a checkpoint of the older version",
                 operator=operator,
             )
         self.migrate = migrates and stored_version < version
@@ -188,7 +188,7 @@ class Evolution:
                 wider = now.coder.encode(value)
             except EncodeError as error:
                 raise SchemaMismatch(
-                    f"state {now.name!r} holds {shown(value)}, which is no {_declared(now)}",
+                    f"state {now.name!r} holds {shown(value)}, which does not fit {_declared(now)}",
                     remedy="write migrate_state and raise state_version",
                     operator=self._operator,
                     state=now.name,
@@ -211,7 +211,7 @@ class Evolution:
                     keys[entry.key] = None
                 elif declaration.name in self._changed:
                     raise SchemaMismatch(
-                        f"state {declaration.name!r} changes and is used in namespaces; migrate_state sees none",
+                        f"state {declaration.name!r} changes and is used in namespaces, unseen by migrate_state",
                         remedy="give the new state another name=, and drop the old one when its windows have ended",
                         operator=self._operator,
                         state=declaration.name,
@@ -228,8 +228,8 @@ class Evolution:
         found = [self._coder(name) for name in was["coders"]]
         if None in found:
             raise SchemaMismatch(
-                f"state {was['name']!r} was stored with a coder of its own, {', '.join(was['coders'])}, "
-                "which the operator has no more",
+                f"state {was['name']!r} was stored with a custom coder, {', '.join(was['coders'])}, "
+                "which the operator no longer has",
                 remedy="keep a state that uses it declared until the migration is done",
                 operator=self._operator,
                 state=was["name"],

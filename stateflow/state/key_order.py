@@ -55,7 +55,7 @@ def micros_of(value: datetime) -> int:
     nanoseconds: int = 0 if value.__class__ is datetime else getattr(value, "nanosecond", 0)
     if nanoseconds:
         raise EncodeError(
-            "a time has nanoseconds, which would be cut", remedy='round it: value.floor("us")', value=str(value)
+            "a time has nanoseconds, which would be lost", remedy='round it: value.floor("us")', value=str(value)
         )
     return (value - (_EPOCH_NAIVE if value.tzinfo is None else _EPOCH)) // _MICROSECOND
 
@@ -65,13 +65,15 @@ def datetime_of(micros: int, *, aware: bool) -> datetime:
     try:
         return (_EPOCH if aware else _EPOCH_NAIVE) + timedelta(microseconds=micros)
     except OverflowError as error:
-        raise DecodeError(f"{micros} microseconds since 1970 is no date Python can hold") from error
+        raise DecodeError(f"{micros} microseconds since 1970 is beyond Python's dates") from error
 
 
 def order_decimal(value: Decimal) -> bytes:
     """Sign byte, exponent, digits. Equal decimals (1.0 and 1.00) have one form. Raises EncodeError if not finite."""
     if not value.is_finite():
-        raise EncodeError(f"{value} cannot be a key", remedy="only finite decimals have a place in the key order")
+        raise EncodeError(
+            f"{value} cannot be a key", remedy="use finite decimals: only these have a place in the key order"
+        )
     sign, digits, exponent = value.as_tuple()
     text = "".join(map(str, digits)).lstrip("0")
     if not text:
@@ -107,7 +109,7 @@ def split_ordered(data: bytes) -> list[bytes]:
     while start < len(data):
         end = data.find(b"\x00\x00", start)
         if end < 0:
-            raise DecodeError("a stored tuple key ends in the middle", bytes=len(data))
+            raise DecodeError("a stored tuple key is truncated", bytes=len(data))
         parts.append(data[start:end].replace(b"\x00\xff", b"\x00"))
         start = end + 2
     return parts

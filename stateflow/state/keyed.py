@@ -309,7 +309,7 @@ class KeyedState:
         """
         if not isinstance(declaration, Declaration) or not declaration.name:
             raise DeclarationError(
-                f"{declaration!r} is no tag", remedy='make one with a name: state.value(int, name="n")'
+                f"{declaration!r} is not a tag", remedy='make one with a name: state.value(int, name="n")'
             )
         state = self._states.get(declaration.tag)
         if state is None:

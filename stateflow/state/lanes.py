@@ -154,7 +154,7 @@ class _Structs(_Numbers):
 
     def of_arrow(self, values: pa.Array) -> list[Array]:
         if not pa.types.is_struct(values.type) or values.type.num_fields != len(self.dtypes):
-            raise EncodeError(f"values of Arrow type {values.type} are no struct of {len(self.dtypes)} fields")
+            raise EncodeError(f"values of Arrow type {values.type} are not structs of {len(self.dtypes)} fields")
         fields = values.flatten()
         for field in fields:
             if field.null_count > values.null_count:

@@ -30,7 +30,7 @@ def exact_float(value: Any) -> float:
     if value.__class__ is float:
         return value
     if isinstance(value, bool) or not isinstance(value, Real) or is_timedelta(value):
-        raise TypeError(f"a {type(value).__name__} is no number")
+        raise TypeError(f"a {type(value).__name__} is not a number")
     try:
         found = float(value)
     except OverflowError:
@@ -38,7 +38,7 @@ def exact_float(value: Any) -> float:
     if found == value or value != value:  # noqa: PLR0124 - NaN
         return found
     raise EncodeError(
-        f"no float holds {shown(value)}",
+        f"no float equals {shown(value)}",
         remedy="declare int or decimal.Decimal, or round the number before storing it",
     )
 
@@ -49,4 +49,4 @@ def exact_decimal(value: Any) -> Decimal:
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return Decimal(int(value))
-    raise TypeError(f"a {type(value).__name__} is no int and no Decimal")
+    raise TypeError(f"a {type(value).__name__} is neither int nor Decimal")

@@ -49,7 +49,7 @@ def hints(cls: Any) -> dict[str, Any]:
             cls.model_rebuild(raise_errors=False)
         if cls.model_config.get("extra") == "allow":
             raise DeclarationError(
-                f"{cls.__name__} takes fields it does not declare, which would not be stored",
+                f"{cls.__name__} accepts undeclared fields, which would not be stored",
                 remedy="set extra to 'ignore' or 'forbid', or store a dict",
             )
         return {name: field.annotation for name, field in cls.__pydantic_fields__.items()}

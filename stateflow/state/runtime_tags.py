@@ -78,7 +78,9 @@ def stand_in(tag: bytes, described: dict[str, Any]) -> Declaration:
         declaration = Declaration(kind, coder, key_coder=keys.get(kind), name=described["name"], ttl=lives)
     except (KeyError, TypeError, AttributeError, DeclarationError) as error:
         raise DecodeError(
-            "what is stored of a state made at run time cannot be read", remedy="restore a checkpoint", tag=tag.hex()
+            "the stored declaration of a state made at run time cannot be read",
+            remedy="restore a checkpoint",
+            tag=tag.hex(),
         ) from error
     declaration._tag = tag
     return declaration

@@ -234,7 +234,7 @@ def _union_shape(type_: Any, args: tuple[Any, ...]) -> Shape:
     records = [shape for shape in shapes if shape.name]
     if records and (len(args) != 2 or type(None) not in args):
         raise DeclarationError(
-            f"a union with a record in it cannot be told apart when read: {type_}",
+            f"members of a union with a record cannot be told apart when read: {type_}",
             remedy="use Optional[…] of one record",
         )
     if any(shape.classes is None for shape in shapes):
@@ -290,7 +290,7 @@ class Field:
             raise
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise EncodeError(
-                f"{self.owner} declares field {self.name!r} as {self._hint}, it holds a {type(value).__name__}"
+                f"{self.owner} declares field {self.name!r} as {self._hint}, but it holds a {type(value).__name__}"
                 + (f": {error}" if isinstance(value, CONTAINERS) else ""),
                 remedy="declare the field with the type it holds",
                 value=shown(value),
@@ -374,7 +374,7 @@ class RecordShape:
         read."""
         if not is_record(record):
             raise DeclarationError(
-                f"{record!r} is no record", remedy="use a dataclass, a msgspec.Struct or a pydantic model"
+                f"{record!r} is not a record", remedy="use a dataclass, a msgspec.Struct or a pydantic model"
             )
         known = _records.get(record)
         if known is None:
@@ -390,12 +390,12 @@ class RecordShape:
 
     def lower(self, value: Any) -> dict[str, Any]:
         if not isinstance(value, self.cls):
-            raise EncodeError(f"a value of type {type(value).__name__} stands where {self.cls.__name__} is declared")
+            raise EncodeError(f"a value has type {type(value).__name__}, but {self.cls.__name__} is declared")
         return {field.name: field.lower(getattr(value, field.name)) for field in self._fields}
 
     def lift(self, plain: Any) -> Any:
         if not isinstance(plain, dict):
-            raise DecodeError(f"stored data is no {self.cls.__name__}", found=type(plain).__name__)
+            raise DecodeError(f"stored data is not a {self.cls.__name__}", found=type(plain).__name__)
         values = {}
         for field in self._fields:
             if field.name in plain:

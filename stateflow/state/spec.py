@@ -209,14 +209,14 @@ class StateSpec:
         place = self._place(row, where)
         if isinstance(error, EncodeError):
             return EncodeError(error.what, remedy=error.remedy, **{**error.where, **place})
-        return EncodeError(f"coder {self.coder.name} failed: {error!r}", remedy="mend the coder", **place)
+        return EncodeError(f"coder {self.coder.name} failed: {error!r}", remedy="fix the coder", **place)
 
     def decode_error(self, error: Exception, row: bytes, **where: Any) -> DecodeError:
         """``encode_error`` for stored bytes that cannot be read."""
         place = self._place(row, where)
         if isinstance(error, DecodeError):
             return DecodeError(error.what, remedy=error.remedy, **{**error.where, **place})
-        return DecodeError(f"coder {self.coder.name} failed: {error!r}", remedy="mend the coder", **place)
+        return DecodeError(f"coder {self.coder.name} failed: {error!r}", remedy="fix the coder", **place)
 
     def _place(self, row: bytes, where: dict[str, Any]) -> dict[str, Any]:
         place = {"operator": self.operator or None, "state": self.name, "key": key_of(row)}
@@ -233,7 +233,7 @@ class StateSpec:
 
     def count_differs(self, row: bytes, counted: int, stored: int) -> DecodeError:
         return DecodeError(
-            f"a stored count says {stored} entries, the store holds {counted}",
+            f"a stored count says {stored} entries, but the store holds {counted}",
             remedy="the store is damaged; restore a checkpoint",
             **self._place(row, {}),
         )

@@ -32,7 +32,7 @@ class TrackedReducing(TrackedValue[T]):
         self._spec = StateSpec("", "", STANDALONE_VALUES, reduce=fn)
 
     if not TYPE_CHECKING:
-        value = property(lambda self: self._get(), doc="What was added, reduced; None for nothing.")
+        value = property(lambda self: self._get(), doc="Everything added, reduced; None if nothing was.")
 
     def add(self, value: T) -> None:
         now = self._get()

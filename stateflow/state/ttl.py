@@ -37,19 +37,19 @@ class Ttl:
         Raises DeclarationError for a ttl that is not a positive, finite time.
         """
         if domain not in get_args(Domain):
-            raise DeclarationError(f"there is no ttl_domain {domain!r}", remedy="use 'processing' or 'event'")
+            raise DeclarationError(f"unknown ttl_domain {domain!r}", remedy="use 'processing' or 'event'")
         if refresh not in get_args(Refresh):
-            raise DeclarationError(f"there is no ttl_refresh {refresh!r}", remedy="use 'write' or 'read_write'")
+            raise DeclarationError(f"unknown ttl_refresh {refresh!r}", remedy="use 'write' or 'read_write'")
         if ttl is None:
             return None
         if isinstance(ttl, bool) or not isinstance(ttl, int | float | timedelta):
-            raise DeclarationError(f"{ttl!r} is no ttl", remedy="use seconds or a timedelta")
+            raise DeclarationError(f"{ttl!r} is not a ttl", remedy="use seconds or a timedelta")
         try:
             us = (ttl if isinstance(ttl, timedelta) else timedelta(seconds=ttl)) // timedelta(microseconds=1)
         except (ValueError, OverflowError) as error:
-            raise DeclarationError(f"{ttl!r} is no ttl: {error}", remedy="use seconds or a timedelta") from error
+            raise DeclarationError(f"{ttl!r} is not a ttl: {error}", remedy="use seconds or a timedelta") from error
         if us <= 0:
-            raise DeclarationError(f"a ttl of {ttl!r} lets nothing live", remedy="use a positive time")
+            raise DeclarationError(f"a ttl of {ttl!r} is not positive", remedy="use a positive time")
         return cls(us, domain, refresh)
 
     @classmethod

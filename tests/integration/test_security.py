@@ -113,7 +113,7 @@ def test_a_data_client_reaches_what_it_was_given(
     assert Cluster(secure.address).read_state("Tally", "n").num_rows
     with pytest.raises(NotAllowed, match="data/gw may not reach the operator 'Reading'"):
         StreamClient(secure.address, "Reading", "gw")
-    with pytest.raises(NotAllowed, match="data/gw may not call Status, which is about all operators"):
+    with pytest.raises(NotAllowed, match="data/gw may not call Status, which concerns all operators"):
         Cluster(secure.address).status()
 
 
@@ -177,7 +177,7 @@ def test_a_node_takes_no_partition_from_others(
     cluster = Cluster(secure.address)
     with pytest.raises(NotAllowed, match=f"may not move partition {theirs} away from cloud-0"):
         cluster.migrate("Reading", [theirs], "edge-0")
-    with pytest.raises(NotAllowed, match="may not call Migrate for 'cloud-0': a node speaks for itself only"):
+    with pytest.raises(NotAllowed, match="may not call Migrate for 'cloud-0': a node may act only for itself"):
         cluster.migrate("Reading", [theirs], "cloud-0")
     with pytest.raises(NotAllowed, match="may not call Drain for 'cloud-0'"):
         cluster.drain("cloud-0")

@@ -230,8 +230,8 @@ def test_a_part_of_a_batch_is_noticed_before_the_next_and_mended_by_a_rewind(
     with pytest.raises(StreamingQueryException) as caught:
         each_batch(out, lambda batch, _: batch.take(1), checkpoint, unaware)
     said = str(caught.value)
-    assert "batch_incomplete: batch 1 was sent, and batch 0 is in 2 of 8 partitions only (operator=Tally" in said
-    assert "then put it back: stateflow spark rewind CHECKPOINT --to-batch 0 --apply" in said
+    assert "batch_incomplete: batch 1 was sent, but batch 0 is in only 2 of 8 partitions (operator=Tally" in said
+    assert "then rewind: stateflow spark rewind CHECKPOINT --to-batch 0 --apply" in said
     applied = state_of(cluster, name, "n")["n"]
     assert sum(applied.values()) < 40, "nothing of the next batch"
     with pytest.raises(StreamingQueryException, match="batch_incomplete: batch 1 was sent"):

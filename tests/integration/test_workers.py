@@ -206,7 +206,7 @@ def test_a_worker_that_dies_at_every_start_leaves_the_others_alone(tmp_path: Pat
         directory.rename(aside)
         directory.write_text("no directory")
         os.kill(pid, signal.SIGKILL)
-        eventually(lambda: "local-0~1 dies at every start" in log.read_text(), "it is said")
+        eventually(lambda: "local-0~1 fails at every start" in log.read_text(), "it is said")
         assert "local-0" in workers_of(local, "local-0")
         rows = local.cluster.status().replicas
         assert next(row.alive for row in rows if row.name == "local-0")
@@ -261,7 +261,7 @@ def test_a_directory_is_not_wiped_while_a_worker_has_it(
     identities = [directory / "REPLICA", directory / "workers" / "1" / "REPLICA"]
     before = [path.read_text() for path in identities]
     monkeypatch.setenv("STATEFLOW_REPLICA_STOP_TIMEOUT_S", "0.5")
-    with pytest.raises(DataDirLocked, match="workers of a node that has ended still hold its data directory") as caught:
+    with pytest.raises(DataDirLocked, match="workers of a former node still use the data directory") as caught:
         local.replace("edge-0")
     assert caught.value.where == {"path": directory} | ({} if begins else {"pids": str(pid)})
     assert [path.read_text() for path in identities] == before

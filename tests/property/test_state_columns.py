@@ -209,7 +209,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_stored() -> None:
         ("f", pa.array(["a", "b"]), "Arrow type string do not fit coder float64"),
         ("flag", pa.array([1, 0]), "Arrow type int64 do not fit coder bool"),
         ("text", pa.array([1, 2]), "int does not fit coder utf8"),
-        ("pair", pa.array([1, 2]), "no struct of 2 fields"),
+        ("pair", pa.array([1, 2]), "not structs of 2 fields"),
         ("pair", pa.array([{"_0": 1, "_1": None}, {"_0": 1, "_1": 0.5}]), "a field is null"),
         ("n", pa.array([1]), "2 keys came with 1 values"),
     ]:

@@ -16,7 +16,7 @@ from tests.sizes import sized
 
 R = Spawned("r", "a")
 KILL_S = 25.0
-GONE = Unavailable("its process was ended by signal 9", remedy="-")
+GONE = Unavailable("its process was killed by signal 9", remedy="-")
 
 
 def started(wanted: Spawned = R) -> Convergence:

@@ -31,5 +31,5 @@ def test_another_name_is_for_a_directory_without_replicas_only(tmp_path: Path) -
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"id": "x"}', '{"id": "x", "name": "a", "wanted": [{"no": 1}]}'])
 def test_a_file_that_says_nothing_is_no_empty_one(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
-    with pytest.raises(InvalidArgument, match="does not say what the agent is to have"):
+    with pytest.raises(InvalidArgument, match="does not describe the agent's replicas"):
         Store(tmp_path, "a")

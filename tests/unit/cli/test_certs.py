@@ -53,13 +53,13 @@ def test_from_an_authority_to_a_revoked_certificate(tmp_path: Path) -> None:
     ("arguments", "line"),
     [
         (["issue", "a", "--role", "king"], "there is no role 'king'"),
-        (["issue", "a", "--role", "node"], "say --host"),
-        (["issue", "a", "--role", "read", "--operator", "Pumps"], "reaches every operator"),
+        (["issue", "a", "--role", "node"], "pass --host"),
+        (["issue", "a", "--role", "read", "--operator", "Pumps"], "cannot be restricted to operators"),
         (["issue", "a/b", "--role", "read"], "is not a valid read name"),
         (["renew", "a"], "there is no certificate to renew"),
-        (["revoke", "a"], "nothing was issued to 'a'"),
-        (["init"], "there is an authority already"),
-        (["list", "--dir", "nowhere"], "there is no authority"),
+        (["revoke", "a"], "no certificate was issued to 'a'"),
+        (["init"], "an authority already exists"),
+        (["list", "--dir", "nowhere"], "no certificate authority found"),
     ],
 )
 def test_what_it_refuses(arguments: list[str], line: str) -> None:

@@ -190,8 +190,8 @@ def test_an_agent_has_labels_from_each_of_the_three(monkeypatch: pytest.MonkeyPa
         ),
         (("controller",), {"STATEFLOW_CONTROLLER_LABELS": "x"}, "STATEFLOW_CONTROLLER_LABELS cannot be 'x'"),
         (("agent", "--label", "x"), {}, "'x' is no label"),
-        (("status", "--config", "nothing.toml"), {}, "the file of settings cannot be read: No such file"),
-        (("status",), {CONFIG: "/"}, "a directory is no file of settings"),
+        (("status", "--config", "nothing.toml"), {}, "the settings file cannot be read: No such file"),
+        (("status",), {CONFIG: "/"}, "a directory is not a settings file"),
     ],
 )
 def test_one_line_says_what_is_wrong(words: tuple[str, ...], environment: dict[str, str], said: str) -> None:

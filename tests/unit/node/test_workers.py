@@ -50,7 +50,7 @@ def test_a_worker_holds_what_it_was_handed_when_nobody_else_does_any_more(tmp_pa
 def test_there_is_no_port_for_the_last_worker(tmp_path: Path) -> None:
     node = Node("n", tmp_path, "ctl:1", "127.0.0.1:65534", None, "", lambda *_: [], 0.0)
     Workers(node, 2)
-    with pytest.raises(InvalidArgument, match="worker 2 has no port behind"):
+    with pytest.raises(InvalidArgument, match="no port is left for worker 2"):
         Workers(node, 3)
 
 
@@ -94,4 +94,4 @@ def test_a_node_without_a_worker_that_starts_ends_and_says_why(
     with pytest.raises(Unavailable, match="no worker of n starts: invalid_argument: the data directory cannot be used"):
         asyncio.run(some.run(asyncio.Event(), lambda _: pytest.fail("none listens")))
     assert "worker n~1: invalid_argument: the data" in caplog.text, "who said what"
-    assert "worker n~1 dies at every start (status 1)" in caplog.text
+    assert "worker n~1 fails at every start (status 1)" in caplog.text

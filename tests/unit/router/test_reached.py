@@ -34,7 +34,7 @@ def test_a_batch_that_is_in_some_partitions_only(batch: int, last: tuple[int | N
     with pytest.raises(BatchIncomplete) as caught:
         check(batch, *last)
     said = str(caught.value)
-    assert f"batch {batch} was sent, and batch {batch - 1} is in {have} of {len(last)} partitions only" in said
+    assert f"batch {batch} was sent, but batch {batch - 1} is in only {have} of {len(last)} partitions" in said
     assert said.endswith(f"stateflow spark rewind CHECKPOINT --to-batch {batch - 1} --apply")
 
 
@@ -146,6 +146,6 @@ def test_an_owner_that_stays_away_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     router = Table("ab")
     gone = Unavailable("no answer from b", remedy="-")
     replicas(monkeypatch, router, a=lambda _: {0: 1}, b=lambda _: gone)
-    with pytest.raises(Unavailable, match=r"for \d+ s; last: no answer from b .*partition=Flow/1 owner=b"):
+    with pytest.raises(Unavailable, match=r"for \d+ s; last error: no answer from b .*partition=Flow/1 owner=b"):
         Asked(router, "s", 6, 60.0).answers()  # type: ignore[arg-type]
     assert 60 < router.clock.now < 62

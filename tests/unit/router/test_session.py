@@ -277,7 +277,7 @@ def test_time_out() -> None:
         s.result()
     assert 3.0 < now <= 3.0 + 2.0
     assert tries >= 4
-    assert "last: no answer" in caught.value.what
+    assert "last error: no answer" in caught.value.what
     assert str(caught.value.where["partition"]) == "Op/0"
     assert caught.value.where["owner"] == "a"
 
@@ -472,7 +472,7 @@ def test_a_replica_that_says_nothing_any_more_fails_the_batch_in_the_end() -> No
     assert s.check_silence(20.5) == {"b": 0.0}
     s.answered(0, b"", False)
     assert s.done
-    with pytest.raises(Unavailable, match="b took the batch and said nothing for 20 s"):
+    with pytest.raises(Unavailable, match="b received the batch and has been silent for 20 s"):
         s.result()
 
 

@@ -41,14 +41,14 @@ def _another_list(out: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda out: (out / "key.pem").chmod(0o604), "can be read by everybody here.*chmod 600"),
-        (lambda out: (out / "key.pem").write_text("no"), "the key cannot be read"),
+        (lambda out: (out / "key.pem").chmod(0o604), "is readable by other users.*chmod 600"),
+        (lambda out: (out / "key.pem").write_text("no"), "the private key cannot be read"),
         (lambda out: (out / "key.pem").unlink(), "STATEFLOW_TLS_KEY cannot be read: No such file"),
-        (lambda out: (out / "cert.pem").write_text("no"), "there is no certificate in it"),
-        (lambda out: (out / "crl.pem").write_text("no"), "there is no revocation list in it"),
-        (_another_authority, "the certificate is of another authority"),
-        (_another_key, "the key is another certificate's"),
-        (_another_list, "the revocation list is of another authority"),
+        (lambda out: (out / "cert.pem").write_text("no"), "no valid certificate found"),
+        (lambda out: (out / "crl.pem").write_text("no"), "no valid revocation list found"),
+        (_another_authority, "the certificate is from another authority"),
+        (_another_key, "the key does not match the certificate"),
+        (_another_list, "the revocation list is from another authority"),
     ],
 )
 def test_what_cannot_be_used(authority: Authority, tmp_path: Path, spoil: Callable[[Path], None], said: str) -> None:
@@ -80,7 +80,7 @@ def test_files_that_change(authority: Authority, tmp_path: Path, caplog: pytest.
     (out / "key.pem").write_bytes(old)  # as if read between the two writes
     clock.advance(LOOK_S)
     assert files.current() is first
-    assert "have changed and are not used: bad_certificate: the key is another certificate's" in caplog.text
+    assert "the former ones stay in use: bad_certificate: the key does not match the certificate" in caplog.text
     (out / "key.pem").write_bytes(new)
     clock.advance(LOOK_S)
     second = files.current()
@@ -104,7 +104,9 @@ def test_all_three_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"STATEFLOW_TLS_{which}", raising=False)
     assert tls_files() is None
     monkeypatch.setenv("STATEFLOW_TLS_CA", "/x/ca.pem")
-    with pytest.raises(InvalidArgument, match="TLS is set up in part: STATEFLOW_TLS_CERT, STATEFLOW_TLS_KEY are not"):
+    with pytest.raises(
+        InvalidArgument, match="TLS is only partly configured: STATEFLOW_TLS_CERT, STATEFLOW_TLS_KEY are not"
+    ):
         connection_settings()
     monkeypatch.setenv("STATEFLOW_TLS_CERT", "/x/cert.pem")
     monkeypatch.setenv("STATEFLOW_TLS_KEY", "/x/key.pem")
@@ -114,7 +116,7 @@ def test_all_three_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     for which in ("CA", "CERT", "KEY"):
         monkeypatch.delenv(f"STATEFLOW_TLS_{which}")
     monkeypatch.setenv("STATEFLOW_TLS_CRL", "/x/crl.pem")
-    with pytest.raises(InvalidArgument, match="in part"):
+    with pytest.raises(InvalidArgument, match="partly configured"):
         connection_settings()
 
 

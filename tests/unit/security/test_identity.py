@@ -39,7 +39,7 @@ def test_another_uri_is_nobody(uri: str) -> None:
 def test_what_cannot_be_asked_for() -> None:
     with pytest.raises(InvalidArgument, match="there is no role 'king'"):
         Identity.of("king", "x")
-    with pytest.raises(InvalidArgument, match="reaches every operator"):
+    with pytest.raises(InvalidArgument, match="cannot be restricted to operators"):
         Identity.of("admin", "x", ("Pumps",))
 
 

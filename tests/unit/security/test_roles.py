@@ -75,7 +75,7 @@ def test_a_node_speaks_for_itself() -> None:
         ("Forget", controller_pb2.ForgetRequest(replica="cloud-0")),
         ("Migrate", controller_pb2.MigrateRequest(operator="A", partitions=[1], to="cloud")),
     ):
-        with pytest.raises(NotAllowed, match=r"node/edge-0 may not call .* for '.*': a node speaks for itself only"):
+        with pytest.raises(NotAllowed, match=r"node/edge-0 may not call .* for '.*': a node may act only for itself"):
             check_request(check_call(CONTROLLER + method, who), CONTROLLER + method, who, request)
     with pytest.raises(NotAllowed, match="for nobody"):  # a message that is absent names no node either
         rule = check_call(CONTROLLER + "Register", who)
@@ -111,7 +111,7 @@ def test_a_data_client_reaches_its_operators() -> None:
     scan = check_call(REPLICA + "Scan", who)
     with pytest.raises(NotAllowed, match="'Tally'"):
         check_request(scan, REPLICA + "Scan", who, replica_pb2.ScanRequest(operator="Tally"))
-    with pytest.raises(NotAllowed, match="Status, which is about all operators"):
+    with pytest.raises(NotAllowed, match="Status, which concerns all operators"):
         check_call(CONTROLLER + "Status", who)
     everything = Identity(Role.DATA, "spark")
     assert check_call(CONTROLLER + "Status", everything)

@@ -49,7 +49,7 @@ def test_it_is_a_certificate_of_some_hours(authority: Authority, tmp_path: Path)
 
 @pytest.mark.parametrize("role", ["node", "agent", "controller"])
 def test_servers_have_none(authority: Authority, role: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"{role} is not had by a token"):
+    with pytest.raises(InvalidArgument, match=f"a token cannot carry the role {role}"):
         authority.token(Identity.of(role, "x"), timedelta(hours=1))
     assert authority.issued() == []
 
@@ -78,7 +78,7 @@ def test_a_newer_one_in_the_file_is_taken_up(authority: Authority, tmp_path: Pat
 def test_a_file_that_everybody_can_read_is_refused(token: str, tmp_path: Path) -> None:
     write_private(tmp_path / "token", token.encode())
     (tmp_path / "token").chmod(0o644)
-    with pytest.raises(BadCertificate, match=r"can be read by everybody.*chmod 600"):
+    with pytest.raises(BadCertificate, match=r"is readable by other users.*chmod 600"):
         TlsFiles(connections.of_file(tmp_path / "token"))
     with pytest.raises(BadCertificate, match="STATEFLOW_TOKEN_FILE cannot be read"):
         TlsFiles(connections.of_file(tmp_path / "none"))
@@ -93,7 +93,7 @@ def test_who_it_is_is_said_once(token: str, monkeypatch: pytest.MonkeyPatch, tmp
     for name in ("STATEFLOW_TOKEN_FILE", "STATEFLOW_TLS_CERT"):
         with monkeypatch.context() as also:
             also.setenv(name, "/x")
-            with pytest.raises(InvalidArgument, match="it is said twice who this is") as said:
+            with pytest.raises(InvalidArgument, match="more than one identity is configured") as said:
                 connections.connection_settings()
             assert token not in str(said.value)
     monkeypatch.delenv("STATEFLOW_TOKEN")

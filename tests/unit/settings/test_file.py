@@ -31,7 +31,7 @@ def said_of(tmp_path: Path, text: str | bytes) -> str:
             "there is no key replica.acknowlege (file=FILE line=3): did you mean acknowledge?",
         ),
         ("# of all\n[replicas]\n", "there is no section [replicas] (file=FILE line=2): did you mean [replica]?"),
-        ("[replica]\nlease_s = 1\n", "there is no key replica.lease_s (file=FILE line=2): it is one of [controller]"),
+        ("[replica]\nlease_s = 1\n", "there is no key replica.lease_s (file=FILE line=2): it belongs to [controller]"),
         (
             "[agent]\nleese_s = 1\n",
             "there is no key agent.leese_s (file=FILE line=2): did you mean lease_s of [controller]?",
@@ -46,11 +46,11 @@ def said_of(tmp_path: Path, text: str | bytes) -> str:
         ),
         (
             "replica = 3\n",
-            "replica is a section (file=FILE line=1): write [replica], and its keys on the lines below",
+            "replica is a section, not a key (file=FILE line=1): write [replica], and its keys on the lines below",
         ),
         (
             "[[replica]]\nsite = 'edge'\n",
-            "replica is a section (file=FILE): write [replica], and its keys on the lines below",
+            "replica is a section, not a key (file=FILE): write [replica], and its keys on the lines below",
         ),
         (
             "[replica]\nworkers = '2'\n",
@@ -63,11 +63,11 @@ def said_of(tmp_path: Path, text: str | bytes) -> str:
             "[controller.labels]\nrack = 7\n",
             "controller.labels cannot be {'rack': 7}: Input should be a valid string",
         ),
-        ("[replica\n", "the file of settings is not TOML: "),
-        ("[replica]\nsite = 'a'\nsite = 'b'\n", "the file of settings is not TOML: "),
-        ("a = " + "[" * 5000, "the file of settings is not TOML: "),
-        (b"[replica]\nsite = '\xff'\n", "the file of settings is not UTF-8 (file=FILE line=2): save it as UTF-8"),
-        (b"#" * (BYTES_MAX + 1), "a file of settings has 1 MiB at most (file=FILE): is it another file"),
+        ("[replica\n", "the settings file is not TOML: "),
+        ("[replica]\nsite = 'a'\nsite = 'b'\n", "the settings file is not TOML: "),
+        ("a = " + "[" * 5000, "the settings file is not TOML: "),
+        (b"[replica]\nsite = '\xff'\n", "the settings file is not UTF-8 (file=FILE line=2): save it as UTF-8"),
+        (b"#" * (BYTES_MAX + 1), "a settings file may have at most 1 MiB (file=FILE): check the path"),
     ],
 )
 def test_files_that_are_refused(tmp_path: Path, text: str | bytes, said: str) -> None:
@@ -86,9 +86,9 @@ def test_where_toml_breaks_off(tmp_path: Path) -> None:
 def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, said in {
-        tmp_path: "a directory is no file of settings",
-        tmp_path / "pipe": "it is no regular file",
-        tmp_path / "nothing": "the file of settings cannot be read: No such file or directory",
+        tmp_path: "a directory is not a settings file",
+        tmp_path / "pipe": "is not a regular file",
+        tmp_path / "nothing": "the settings file cannot be read: No such file or directory",
     }.items():
         with pytest.raises(InvalidArgument, match=said):
             read(path, SECTIONS)
@@ -107,7 +107,7 @@ def test_secrets_that_everybody_can_read(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     file.chmod(0o644)
     with pytest.raises(
-        InvalidArgument, match=r"is a secret, and everybody here can read the file .*: chmod 600"
+        InvalidArgument, match=r"is a secret, and other users can read the file .*: chmod 600"
     ) as caught:
         read(file, SECTIONS)
     assert "abc" not in str(caught.value)

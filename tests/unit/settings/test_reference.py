@@ -20,7 +20,7 @@ KINDS = [kind for kinds in SECTIONS.values() for kind in kinds]
 
 def test_the_page_is_what_the_models_give() -> None:
     assert page(PAGE.read_text()) == PAGE.read_text(), "run .ci/generate-settings"
-    with pytest.raises(ValueError, match="no line that says where the tables begin"):
+    with pytest.raises(ValueError, match="no line that marks where the tables begin"):
         page("prose")
 
 

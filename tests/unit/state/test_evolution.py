@@ -111,7 +111,9 @@ def test_a_number_that_a_float_cannot_hold_is_refused(start: Any) -> None:
 
         def process(self, row: Any, ctx: Context) -> None: ...
 
-    with pytest.raises(SchemaMismatch, match=r"'n' holds 1152921504606846977, which is no float64.*state_version"):
+    with pytest.raises(
+        SchemaMismatch, match=r"'n' holds 1152921504606846977, which does not fit float64.*state_version"
+    ):
         upgraded(start(Big, list("abcdefgh")), Wide)
 
 
@@ -188,7 +190,7 @@ def test_an_older_operator_is_refused(start: Any) -> None:
     class Older(Named):
         def process(self, row: Any, ctx: Context) -> None: ...
 
-    with pytest.raises(SchemaMismatch, match=r"state is of version 2, this operator's is 1 .*run the newer"):
+    with pytest.raises(SchemaMismatch, match=r"state has version 2, this operator has version 1 .*run the newer"):
         upgraded(start(Migrated, list("abcdefgh")), Older)
 
 

@@ -243,7 +243,7 @@ def test_what_cannot_name_a_namespace(name: Any) -> None:
 def test_what_is_no_tag_is_refused() -> None:
     bench = Bench(Op)
     for wrong in (state.counter(), bench.op.n, "count"):
-        with pytest.raises(DeclarationError, match="no tag"):
+        with pytest.raises(DeclarationError, match="not a tag"):
             bench.keyed.at("k", ONE, wrong)
     bench.keyed.at("k", ONE, state.value(int, default=1, name="d"))
     with pytest.raises(DeclarationError, match="declared twice"):

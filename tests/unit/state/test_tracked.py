@@ -459,5 +459,5 @@ def test_expiry_is_read_over_and_newer_formats_are_refused(filled: Bench) -> Non
 
 def test_a_wrong_count_is_found(filled: Bench) -> None:
     del filled.store.cells[next(cell for cell in filled.store.cells if cell.endswith(b"\x00c"))]
-    with pytest.raises(DecodeError, match="says 5 entries, the store holds 4"):
+    with pytest.raises(DecodeError, match="says 5 entries, but the store holds 4"):
         list(filled.op.m)

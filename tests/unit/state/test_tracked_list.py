@@ -154,7 +154,7 @@ def test_errors_name_the_element(filled: Bench) -> None:
     with pytest.raises(DecodeError, match=r"operator=op state=log key=k index=3"):
         filled.op.log[3]
     del filled.store.cells[cell]
-    with pytest.raises(DecodeError, match="says 100 entries, the store holds 99"):
+    with pytest.raises(DecodeError, match="says 100 entries, but the store holds 99"):
         filled.op.log[3]
 
 
