@@ -78,7 +78,7 @@ def address_of(cluster: str | HasAddress) -> str:
     address = cluster if isinstance(cluster, str) else getattr(cluster, "address", None)
     if not isinstance(address, str) or not address:
         raise InvalidArgument(
-            f"{cluster!r} is no running cluster", remedy="pass the controller's host:port, or a started LocalCluster"
+            f"{cluster!r} is not a running cluster", remedy="pass the controller's host:port, or a started LocalCluster"
         )
     return address
 
@@ -91,8 +91,8 @@ def _own(df: DataFrame, operator: type[Operator], name: str | None, directory: s
     master = master_of(df.sparkSession)
     if not master.startswith("local"):
         raise InvalidArgument(
-            f"a cluster of this program's own is on this machine, and Spark's tasks are not (master {master})",
-            remedy="start a controller and replicas that they reach, and pass cluster=",
+            f"this program's own cluster runs on this machine, but Spark's tasks do not (master {master})",
+            remedy="start a controller and replicas that they can reach, and pass cluster=",
         )
     started = embedded(directory)
     started.cluster.deploy(operator, name=name)
@@ -189,7 +189,7 @@ def apply_operator(
     tell_briefly()
     address = _own(df, operator, name, directory) if cluster is None else address_of(cluster)
     if cluster is not None and directory is not None:
-        raise InvalidArgument("a running cluster has its directories", remedy="pass cluster= or directory=")
+        raise InvalidArgument("directory= does not apply to a running cluster", remedy="pass cluster= or directory=")
     deployment = ControllerClient(address, connect_timeout_s=ClientSettings().connect_timeout_s)
     operator_name = name or operator.__name__
     try:
@@ -203,21 +203,21 @@ def apply_operator(
     check_outputs(operator)
     if spec.key != key or not read_schema(spec.output_schema).equals(schema):
         raise SchemaMismatch(
-            "the deployed operator has another key or output than this class",
+            "this class has another key or output than the deployed operator",
             remedy="deploy this class under another name and pass name=",
             operator=operator_name,
             deployed=spec.target,
         )
     count = min(spec.partitions, default_parallelism(df.sparkSession) if tasks is None else tasks)
     if count < 1:
-        raise InvalidArgument(f"{tasks} tasks are not possible", remedy="use 1 or more")
+        raise InvalidArgument(f"tasks cannot be {tasks}", remedy="use 1 or more")
     if allowed_lateness and watermark is None:
         raise InvalidArgument(
-            "allowed_lateness says nothing without a watermark", remedy="name its column: watermark=, or leave it out"
+            "allowed_lateness needs a watermark", remedy="name its column with watermark=, or leave it out"
         )
     if state_manager is not None and not df.isStreaming:
         raise InvalidArgument(
-            "state_manager records streaming queries, and this DataFrame is none",
+            "state_manager records streaming queries, but this is a batch DataFrame",
             remedy="use readStream, or run_stage for a batch pipeline",
             operator=operator_name,
         )
@@ -225,19 +225,21 @@ def apply_operator(
     check_order(df, order_by, by_arrow=df.isStreaming or within)
     if within and is_connect(df) and source is None:
         raise InvalidArgument(
-            "over Spark Connect a batch within foreachBatch does not say which of which query it is",
-            remedy="tell it: source=f'{the query}-{number}', by which it is applied once however often it is run",
+            "over Spark Connect a batch in foreachBatch carries neither its query nor its number",
+            remedy="pass source=f'{the query}-{number}', so that the batch is applied once, however often it runs",
             operator=operator_name,
         )
     if real_time:
         if order_by is not None or tasks is not None:
             raise InvalidArgument(
-                "in real-time mode rows are applied as they come, by the tasks that read them",
+                "real-time mode applies rows as they arrive, in the tasks that read them",
                 remedy="leave order_by= and tasks= out",
             )
         position = check_real_time(df, position)
     elif position is not None:
-        raise InvalidArgument("position= is of real-time mode", remedy="pass real_time=True too, or leave it out")
+        raise InvalidArgument(
+            "position= applies to real-time mode only", remedy="pass real_time=True too, or leave it out"
+        )
     task = OperatorTask(
         controller=address,
         operator=operator_name,
@@ -374,7 +376,7 @@ def _load(rows: DataFrame, task: OperatorTask, schema: Any) -> None:
     """Loads the first state into every partition that has not got it."""
     loaded = positions(Router(task.controller, task.operator), INITIAL)
     if len(loaded) == task.partitions:
-        log.warning("%s has had its first state: the rows of initial_state= are not looked at", task.operator)
+        log.warning("%s already has its initial state, ignoring the rows of initial_state=", task.operator)
     else:
         task = replace(
             task,
@@ -395,12 +397,12 @@ def _time_column(df: DataFrame, column: str | None) -> str | None:
 
     if column is None:
         return None
-    check_once(df, column, "the watermark's")
+    check_once(df, column, "the watermark")
     kind = df.schema[column].dataType if column in df.columns else None
     if not isinstance(kind, t.TimestampType):
         what = "there is no such column" if kind is None else f"it is {kind.simpleString()}"
         raise InvalidArgument(
-            f"{column!r} cannot be the watermark's column: {what}", remedy="name a timestamp column of the input"
+            f"{column!r} cannot be the watermark column: {what}", remedy="name a timestamp column of the input"
         )
     return column
 
@@ -408,7 +410,7 @@ def _time_column(df: DataFrame, column: str | None) -> str | None:
 def _micros(lateness: timedelta) -> int:
     micros = lateness // timedelta(microseconds=1) if isinstance(lateness, timedelta) else -1
     if micros < 0:
-        raise InvalidArgument(f"allowed_lateness cannot be {lateness!r}", remedy="use a timedelta, zero or more")
+        raise InvalidArgument(f"allowed_lateness cannot be {lateness!r}", remedy="use a timedelta of zero or more")
     return micros
 
 
@@ -423,12 +425,12 @@ def _hashable(df: DataFrame, column: str, operator: str) -> Column:
     if column not in df.columns:
         raise KeyColumnMissing(
             f"there is no column {column!r} in the input",
-            remedy=f"the input has {', '.join(df.columns)}; name the key column so, or select it",
+            remedy=f"rename or select the key column; the input has {', '.join(df.columns)}",
             operator=operator,
         )
     if df.columns.count(column) > 1:
         raise KeyColumnMissing(
-            f"there are several columns {column!r} in the input, of which one is to be the key",
+            f"several input columns are named {column!r}, so the key is ambiguous",
             remedy="rename the others: df.toDF(…) names all columns in order",
             operator=operator,
         )
@@ -439,7 +441,7 @@ def _hashable(df: DataFrame, column: str, operator: str) -> Column:
     ):  # Spark would hash 'A' as 'a', Python would not
         raise UnsupportedKeyType(
             f"the key column {column!r} has the collation {kind.collation}",
-            remedy="cast it to string; normalise it before, where 'A' and 'a' shall be one key",
+            remedy="cast it to string; to make 'A' and 'a' one key, normalise it first",
             operator=operator,
         )
     if isinstance(kind, (t.ByteType, t.ShortType, t.IntegerType, t.LongType)):

@@ -45,7 +45,7 @@ def check_frame(frame: Any) -> None:
     if is_connect(frame):
         _check_may_ask(frame)
     if session is None or not hasattr(frame, "isStreaming"):
-        raise InvalidArgument(f"{type(frame).__name__} is no DataFrame", remedy="pass a DataFrame of PySpark")
+        raise InvalidArgument(f"{type(frame).__name__} is not a DataFrame", remedy="pass a PySpark DataFrame")
     check_running(session)
 
 
@@ -57,8 +57,8 @@ def _check_may_ask(frame: Any) -> None:
         if _IN_QUERY_FUNCTION not in str(error):
             raise
         raise InvalidArgument(
-            "within a pipeline's query function Spark may not be asked what a DataFrame is",
-            remedy="apply the operator outside of it, when the file is read, and return the result",
+            "Spark does not analyse DataFrames within a pipeline's query function",
+            remedy="apply the operator outside of it, at module level, and return the result",
         ) from None
 
 
@@ -66,7 +66,7 @@ def check_running(spark: SparkSession) -> None:
     """Checks that the session was not stopped. Raises InvalidArgument."""
     if spark.is_stopped if is_connect(spark) else spark.sparkContext._jsc is None:
         raise InvalidArgument(
-            "the Spark session was stopped", remedy="make another, and the DataFrame with it: local_session(…)"
+            "the Spark session was stopped", remedy="create a new one, and the DataFrame with it: local_session(…)"
         )
 
 
@@ -87,8 +87,8 @@ def check_key(df: DataFrame, operator: type[Operator], name: str, controller: Co
     stored = _stored_key(by_owner, operator, name)
     if stored is not None and kind in _STORED and not _STORED[kind](stored):
         raise SchemaMismatch(
-            f"the key column {key!r} is {kind} now, stored keys are {stored}",
-            remedy="cast the column to what it was, or deploy the operator under another name and pass name=",
+            f"the key column {key!r} is {kind}, but stored keys are {stored}",
+            remedy="cast the column to that type, or deploy the operator under another name and pass name=",
             operator=name,
         )
 
@@ -103,26 +103,24 @@ def check_columns(df: DataFrame) -> None:
 
     refused = {
         t.YearMonthIntervalType: "drop it, or cast it, e.g. to a number of months",
-        t.VariantType: "variants are not taken yet: cast it to string, or take out of it what is needed by variant_get",
+        t.VariantType: "variants are not supported yet: cast it to string, or extract what is needed with variant_get",
     }
     for field in df.schema:
         if field.name.lower().startswith(RESERVED_COLUMNS):
-            raise InvalidArgument(
-                f"the column {field.name!r} has a name that is reserved", remedy="rename it: withColumnRenamed"
-            )
+            raise InvalidArgument(f"the column name {field.name!r} is reserved", remedy="rename it: withColumnRenamed")
         inner = list(types_in(field.dataType))
         for kind in inner:
             if (remedy := refused.get(type(kind))) is not None:
                 raise InvalidArgument(
-                    f"the column {field.name!r} is {field.dataType.simpleString()}, which does not reach Python",
+                    f"the column {field.name!r} is {field.dataType.simpleString()}, which cannot be passed to Python",
                     remedy=remedy,
                 )
             names = kind.names if isinstance(kind, t.StructType) else []
             if len(set(names)) < len(names):
                 twice = next(name for name in names if names.count(name) > 1)
                 raise InvalidArgument(
-                    f"the column {field.name!r} has a struct with several fields {twice!r}",
-                    remedy="cast it to a struct whose fields have names of their own",
+                    f"the column {field.name!r} contains a struct with several fields named {twice!r}",
+                    remedy="cast it to a struct with distinct field names",
                 )
         if any(isinstance(kind, t.TimestampType) for kind in inner):
             try:
@@ -144,7 +142,7 @@ def check_once(df: DataFrame, column: str, use: str) -> None:
     """Checks that a column that is named for one use does not occur several times. Raises InvalidArgument."""
     if (times := df.columns.count(column)) > 1:
         raise InvalidArgument(
-            f"there are {times} columns {column!r}, of which one is to be {use}",
+            f"{times} columns are named {column!r}, so {use} is ambiguous",
             remedy="rename the others: df.toDF(…) names all columns in order",
         )
 
@@ -161,16 +159,18 @@ def check_order(df: DataFrame, column: str | None, *, by_arrow: bool) -> None:
     if column is None:
         return
     if column not in df.columns:
-        raise InvalidArgument(f"there is no column {column!r} to order by", remedy=f"use {', '.join(df.columns)}")
-    check_once(df, column, "what rows are ordered by")
+        raise InvalidArgument(
+            f"there is no column {column!r} to order by", remedy=f"use one of {', '.join(df.columns)}"
+        )
+    check_once(df, column, "the order of rows")
     kind = df.schema[df.columns.index(column)].dataType
     never: tuple[type[t.DataType], ...] = (t.MapType, t.VariantType, t.CalendarIntervalType, t.UserDefinedType)
     if by_arrow:
         never = (*never, t.ArrayType)
     if any(isinstance(each, never) for each in types_in(kind)):
         raise InvalidArgument(
-            f"rows cannot be ordered by the column {column!r}, which is {kind.simpleString()}",
-            remedy="order by a number, a text or a time, of it for example",
+            f"rows cannot be ordered by the column {column!r} of type {kind.simpleString()}",
+            remedy="order by a number, string or timestamp, for example by a field of it",
         )
 
 
@@ -186,7 +186,7 @@ def site_column(df: DataFrame, column: str | None) -> str:
     if kind is None or kind.partition(" ")[0] != "string" or not LABEL.holds(column):
         what = f"it is {kind}" if kind else f"the input has {', '.join(df.columns)}"
         raise InvalidArgument(
-            f"{column!r} cannot be the column that says from which site a row comes: {what}",
+            f"{column!r} cannot be the site column: {what}",
             remedy="name a string column of the input",
         )
     return column
@@ -202,35 +202,35 @@ def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str,
     require(REAL_TIME, df.sparkSession)
     if not df.isStreaming:
         raise InvalidArgument(
-            "a batch DataFrame has no real-time mode", remedy="leave real_time= out, or use readStream"
+            "a batch DataFrame cannot run in real-time mode", remedy="leave real_time= out, or use readStream"
         )
     if position is None:
         position = KAFKA
         if not set(KAFKA) <= set(df.columns):
             raise InvalidArgument(
-                "in real-time mode a row is known by its offset in its source partition, which this input does not say",
-                remedy='name the columns: position=("partition", "offset"); a Kafka source has them, '
-                "keep its columns topic, partition and offset",
+                "real-time mode identifies rows by source partition and offset, which this input lacks",
+                remedy='name the columns with position=("partition", "offset"), or keep the columns '
+                "topic, partition and offset of a Kafka source",
             )
     names = (position,) if isinstance(position, str) else tuple(position)
     missing = [name for name in names if name not in df.columns]
     if len(names) < 2 or missing:
         raise InvalidArgument(
-            f"position={names!r} does not say which source partition a row is of, and which of its offsets",
-            remedy=f"name columns of the input, the offset's last; it has {', '.join(df.columns)}",
+            f"position={names!r} does not name the columns of source partition and offset",
+            remedy=f"name columns of the input, the offset last; the input has {', '.join(df.columns)}",
         )
     for name in names:
-        check_once(df, name, "of the position")
+        check_once(df, name, "the position")
     offset = df.schema[names[-1]].dataType.simpleString()
     if offset not in ("tinyint", "smallint", "int", "bigint"):
         raise InvalidArgument(
-            f"the column {names[-1]!r} is {offset}, and no offset",
-            remedy="name an integer column, that of the offset, last",
+            f"the column {names[-1]!r} is {offset}, which cannot be an offset",
+            remedy="name the offset last, an integer column",
         )
     if not is_connect(df) and (node := _shuffle_in(df)):
         raise InvalidArgument(
-            f"in front of the operator is a {node}, behind which rows do not come in the order of their offsets",
-            remedy="apply the operator to rows as their source gives them; select and where may come before",
+            f"a {node} precedes the operator, so rows do not arrive in offset order",
+            remedy="apply the operator directly to the source; select and where may precede it",
         )
     wanted = real_time_settings().items()
     lacking = [
@@ -238,8 +238,8 @@ def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str,
     ]
     if lacking:
         raise InvalidArgument(
-            f"the session lacks what real-time mode needs: {', '.join(lacking)}",
-            remedy="make it with local_session(…, real_time=True), or with real_time_settings() before it starts",
+            f"the session lacks settings that real-time mode needs: {', '.join(lacking)}",
+            remedy="create it with local_session(…, real_time=True) or with real_time_settings()",
         )
     return names
 

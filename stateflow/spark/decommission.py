@@ -30,7 +30,7 @@ AGAIN_S = 10.0
 #: seconds for which a replica that ends gets no partitions: by then it is gone
 MAINTENANCE_S = 3600.0
 _TASKS_MAX = 1 << 20
-WHY = "its executor is decommissioned, and its replica has nothing any more"
+WHY = "its executor is decommissioned, and its replica owns no partitions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +121,10 @@ class Decommissioning(threading.Thread):
             try:
                 self._look()
             except StateflowError as error:  # e.g. the controller is away
-                self._say_once(str(error), "executors that are decommissioned are looked at later: %s", error)
+                self._say_once(str(error), "decommissioned executors not checked, will retry: %s", error)
             except Py4JError as error:
                 if not self._over.is_set():
-                    log.warning("this Spark does not say which executors it decommissions: %s", error)
+                    log.warning("decommissioned executors no longer watched, Spark does not report them: %s", error)
                 return
 
     def _look(self) -> None:
@@ -134,11 +134,11 @@ class Decommissioning(threading.Thread):
         status = self._cluster.status()
         steps = self._departures.look(leaving, status.replicas, sources_of(status), SYSTEM_CLOCK.monotonic())
         for name in steps.empty:
-            log.warning("the executor of %s is decommissioned: what it has moves away", name)
+            log.warning("%s: executor decommissioned, moving its partitions away", name)
             try:
                 self._empty(name)
             except StateflowError as error:
-                self._say_once(name, "%s stays for now with what it has: %s", name, error)
+                self._say_once(name, "%s: partitions not moved away, will retry: %s", name, error)
         for task in steps.end:
             self._context._jsc.sc().killTaskAttempt(task, True, WHY)
 

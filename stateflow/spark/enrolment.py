@@ -58,8 +58,8 @@ class Enrolment:
             answer = json.loads(self._ask(json.dumps(said).encode() + b"\n"))
         except (OSError, ValueError) as error:
             raise Unavailable(
-                f"no certificate came from the driver: {error}",
-                remedy="see that executors reach it at the address of its controller, at any port",
+                f"no certificate received from the driver: {error}",
+                remedy="let executors reach the driver at its controller's address, on any port",
                 address=self.address,
             ) from error
         if _REFUSED in answer:
@@ -109,15 +109,22 @@ class Register:
             asked = json.loads(said)
             name, secret, request = str(asked[_NAME]), str(asked[_SECRET]).encode(), str(asked[_REQUEST]).encode()
         except (ValueError, TypeError, KeyError, RecursionError):
-            raise NotAllowed("that is no question", remedy="use the same release everywhere") from None
+            raise NotAllowed("malformed certificate request", remedy="run the same release everywhere") from None
         if not hmac.compare_digest(secret, self._secret.encode()):
-            raise NotAllowed("who asks is no task of this application", remedy="leave it alone")
+            raise NotAllowed(
+                "the request does not come from a task of this application",
+                remedy="enrol only tasks of this application",
+            )
         found = self._wanted.fullmatch(name)
         if found is None or not NAME.holds(name) or int(found[1]) >= self._replicas:
-            raise NotAllowed(f"{name!r} is no replica's name here", remedy="ask for one's own name")
+            raise NotAllowed(
+                f"{name!r} is not a replica of this cluster", remedy="request a certificate for the task's own name"
+            )
         with self._lock:
             if (known := self._hosts.setdefault(name, host)) != host:
-                raise NotAllowed(f"{name} is at {known}, and not at {host}", remedy="ask for one's own name")
+                raise NotAllowed(
+                    f"{name} runs at {known}, not at {host}", remedy="request a certificate for the task's own name"
+                )
         return name, request
 
 
@@ -157,7 +164,7 @@ class Desk:
             except OSError as error:  # closed, or this process has too many files open
                 self._places.release()
                 if not self._over.wait(AGAIN_S):
-                    log.warning("replicas that ask for certificates are not heard: %s", error)
+                    log.warning("cannot accept certificate requests, will retry: %s", error)
                 continue
             threading.Thread(target=self._attend, args=(plain, peer[0]), daemon=True).start()
 
@@ -178,10 +185,10 @@ def _line(way: ssl.SSLSocket) -> bytes:
     while not said.endswith(b"\n"):
         left = until - SYSTEM_CLOCK.monotonic()
         if left <= 0 or len(said) > LONGEST:
-            raise TimeoutError("the line does not end")
+            raise TimeoutError("the line is too long or took too long")
         way.settimeout(left)
         more = way.recv(4096)
         if not more:
-            raise ConnectionError("the line is cut off")
+            raise ConnectionError("the line is incomplete")
         said += more
     return said

@@ -130,10 +130,10 @@ def _refusal(blocked: Sequence[Miss], replicas: Mapping[str, str]) -> Unavailabl
     name = replicas.get(first.address)
     others = len({miss.address for miss in blocked}) - 1
     return Unavailable(
-        f"executors on {first.host} do not reach {name or 'the controller'} at {first.address}, "
-        f"and this program does: {first.why}",
+        f"executors on {first.host} cannot reach {name or 'the controller'} at {first.address}, "
+        f"but this program can: {first.why}",
         remedy=f"start {'the replica' if name else 'it'} with --advertise and a name or address that the executors' "
-        "machines reach, and let them through to its port",
+        "machines can reach, and open its port to them",
         host=first.host,
         replica=name,
         address=first.address,
@@ -173,9 +173,9 @@ def not_importable(said: str) -> OperatorNotImportable | None:
         return None
     return OperatorNotImportable(
         f"the executors' Python lacks what the operator's tasks need: {missing[-1]}",
-        remedy="install stateflow-streams[spark] there, or send it along before Spark is started: spark-submit "
-        "--py-files with a zip of `stateflow spark package`, or --archives with an environment; another Python is "
-        "named by PYSPARK_PYTHON=… or --conf spark.pyspark.python=… (a session's own setting comes too late)",
+        remedy="install stateflow-streams[spark] there, or ship it when Spark is started: spark-submit "
+        "--py-files with a zip of `stateflow spark package`, or --archives with an environment; select another Python "
+        "with PYSPARK_PYTHON=… or --conf spark.pyspark.python=… (a session's own setting comes too late)",
     )
 
 

@@ -131,7 +131,7 @@ class SparkCluster:
             except Exception as error:  # noqa: BLE001 - one task has failed too often; or Spark has stopped
                 self._ended.append(str(error).strip().splitlines()[0])
             if not self._stopping.wait(AGAIN_S):
-                log.warning("replicas in %s are started again: %s", self._group, self._ended[-1:])
+                log.warning("restarting replicas in %s: %s", self._group, self._ended[-1:])
             task = replace(task, again=True)
 
     def _renew(self) -> None:
@@ -140,7 +140,7 @@ class SparkCluster:
             try:
                 self._credentials.renew()
             except (BadCertificate, OSError) as error:
-                log.warning("certificates are renewed later: %s", error)
+                log.warning("certificates not renewed, will retry: %s", error)
 
     @property
     def token_file(self) -> Path | None:
@@ -163,10 +163,10 @@ class SparkCluster:
                 if sum(bool(each.alive) for each in self.cluster.status().replicas) >= self._replicas:
                     return self
             time.sleep(_LOOK_S)
-        why = self._ended[0] if self._ended else f"within {timeout_s:.0f} s"
+        why = self._ended[0] if self._ended else f"timed out after {timeout_s:.0f} s"
         raise Unavailable(
-            f"not all of {self._replicas} replicas came up: {why}",
-            remedy="see whether Spark has a slot for each beside those of queries, and the executors' logs",
+            f"not all {self._replicas} replicas came up: {why}",
+            remedy="check that Spark has a slot for each besides those of queries, and see the executors' logs",
         )
 
     def deploy(
@@ -253,11 +253,11 @@ def start_cluster(
     Example: ``cluster = start_cluster(spark, replicas=2, standbys=1, checkpoints="s3://bucket/checkpoints")``
     """
     if tls and insecure:
-        raise InvalidArgument("with tls=True there is no plain text to allow", remedy="leave insecure= out, or tls=")
+        raise InvalidArgument("tls=True and insecure=True exclude each other", remedy="pass only one of them")
     if is_connect(spark):
         raise InvalidArgument(
-            "over Spark Connect there is no driver here to start a controller beside",
-            remedy="start the cluster where the server's driver is, or a controller and replicas beside Spark",
+            "over Spark Connect this process has no driver to start a controller beside",
+            remedy="start the cluster in the server's driver, or a controller and replicas beside Spark",
         )
     check_running(spark)
     _check_master(spark, replicas, standbys)
@@ -276,24 +276,24 @@ def start_cluster(
 def _check_master(spark: SparkSession, replicas: int, standbys: int) -> None:
     if replicas < 1 or not 0 <= standbys < replicas:
         raise InvalidArgument(
-            f"{replicas} replicas with {standbys} standbys are not possible",
-            remedy="have one replica or more, and more of them than standbys",
+            f"{replicas} replicas cannot have {standbys} standbys",
+            remedy="use one replica or more, and fewer standbys than replicas",
         )
     context = spark.sparkContext
     local = _LOCAL.match(context.master)
     failures = int((local[1] or 1) if local else spark.conf.get("spark.task.maxFailures", "4") or 4)
     if failures < 2:
         raise InvalidArgument(
-            f"the master {context.master} does not try a task again that fails",
-            remedy="use local[4,10] or the like, which allows ten failures; or spark.task.maxFailures of 2 or more",
+            f"the master {context.master} does not retry failed tasks",
+            remedy="use e.g. local[4,10], which allows ten failures, or set spark.task.maxFailures to 2 or more",
         )
     until = SYSTEM_CLOCK.monotonic() + (0 if local else EXECUTORS_S)
     while (slots := context.defaultParallelism) <= replicas and SYSTEM_CLOCK.monotonic() < until:
         time.sleep(_LOOK_S)  # executors register one by one
     if slots <= replicas:
         raise InvalidArgument(
-            f"{replicas} replicas would leave no slot for queries: there are {slots}",
-            remedy="have more executors or cores, or fewer replicas",
+            f"{replicas} replicas leave no slot for queries: Spark has {slots}",
+            remedy="use more executors or cores, or fewer replicas",
         )
 
 

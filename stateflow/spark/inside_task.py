@@ -84,7 +84,7 @@ class ReplicaTask:
             replica.kill()
         last = (folder / "replica.log").read_text(errors="replace").strip().splitlines()[-1:]
         raise Unavailable(
-            f"the replica {name} ended with status {status}: {''.join(last)}", remedy="see its log", log=folder
+            f"the replica {name} exited with status {status}: {''.join(last)}", remedy="see its log", log=folder
         )
 
     def _folder(self, number: int) -> Path:
@@ -123,7 +123,7 @@ class ReplicaTask:
                 try:
                     self._enrolled(folder, name)
                 except (StateflowError, OSError) as error:
-                    log.warning("the certificate of %s is renewed later: %s", name, error)
+                    log.warning("certificate of %s not renewed, will retry: %s", name, error)
 
     def _command(self, folder: Path, name: str) -> list[str]:
         command = [sys.executable, "-m", "stateflow", "replica", "--name", name, "--site", SITE]

@@ -37,16 +37,20 @@ class JetStreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    servers: tuple[str, ...] = Field(description="nats://host:port, several with commas between")
+    servers: tuple[str, ...] = Field(description="nats://host:port, several separated by commas")
     stream: str = Field(pattern=r"^[^\s.*>/\\]+$")
-    subject: str | None = Field(default=None, description="only messages of these subjects, wildcards allowed")
+    subject: str | None = Field(default=None, description="subject of the messages to read, wildcards allowed")
     domain: str | None = Field(default=None, description="JetStream domain, for streams behind a leaf node")
-    start: Literal["earliest", "latest"] | int = Field(default="earliest", description="of a new query")
-    max_rows_per_batch: int | None = Field(default=None, ge=1, description="sequences, at most, in a micro-batch")
-    partitions: int = Field(default=4, ge=1, description="tasks, at most, that read one micro-batch")
+    start: Literal["earliest", "latest"] | int = Field(
+        default="earliest", description="where a new query starts: earliest, latest or a sequence"
+    )
+    max_rows_per_batch: int | None = Field(
+        default=None, ge=1, description="maximum number of sequences in a micro-batch"
+    )
+    partitions: int = Field(default=4, ge=1, description="maximum number of tasks that read one micro-batch")
     value_schema: str | None = Field(default=None, description="Spark DDL of JSON payloads")
     on_gap: Literal["fail", "skip"] = "fail"
-    unavailable_timeout: float = Field(default=60.0, ge=0, description="seconds to wait for a server that is away")
+    unavailable_timeout: float = Field(default=60.0, ge=0, description="seconds to wait for an unavailable server")
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> JetStreamOptions:
@@ -58,8 +62,8 @@ class JetStreamOptions(BaseModel):
             option = str(first["loc"][0]) if first["loc"] else "options"
             what = {"missing": "is missing", "extra_forbidden": "is unknown"}.get(first["type"])
             raise InvalidArgument(
-                f"the option {option!r} {what or 'is wrong: ' + first['msg']}",
-                remedy=f"the source jetstream has {', '.join(cls.model_fields)}",
+                f"the option {option!r} {what or 'is invalid: ' + first['msg']}",
+                remedy=f"options of the source jetstream: {', '.join(cls.model_fields)}",
             ) from None
 
     @field_validator("servers", mode="before")
@@ -69,7 +73,7 @@ class JetStreamOptions(BaseModel):
         if not servers or any("://" not in server for server in servers):
             raise ValueError("write nats://host:port")
         if any("@" in server for server in servers):
-            raise ValueError("credentials belong into the environment: STATEFLOW_NATS_USER and _PASSWORD, or _TOKEN")
+            raise ValueError("credentials belong in the environment: STATEFLOW_NATS_USER and _PASSWORD, or _TOKEN")
         return servers
 
     @field_validator("start", mode="before")
@@ -132,7 +136,7 @@ class JetStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             seq = int(start) - 1
             if not facts.first - 1 <= seq <= facts.last:
                 raise SourceGap(
-                    f"the stream holds {facts.first} to {facts.last}, the option start asks for {start}",
+                    f"the stream holds {facts.first} to {facts.last}, but the option start is {start}",
                     remedy="use earliest, latest or a sequence that it holds",
                     stream=self._options.stream,
                 )
@@ -167,7 +171,9 @@ class JetStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after, last = end["after"], end["seq"]
         held = facts.held(after, last)
         if held < end["held"]:
-            self._gap(f"{end['held'] - held} messages between {after + 1} and {last} were deleted since they were due")
+            self._gap(
+                f"{end['held'] - held} messages between {after + 1} and {last} were deleted after the batch was planned"
+            )
         after = min(max(after, facts.first - 1), last)
         count = max(1, min(self._options.partitions, -(-held // SLICE_MIN)))
         bounds = [after + (last - after) * number // count for number in range(count + 1)]
@@ -189,8 +195,8 @@ class JetStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._reached:
             if facts.retention != "limits":
                 raise InvalidArgument(
-                    f"the stream has retention {facts.retention!r}: what was read once could not be read again",
-                    remedy="make the stream with retention limits, or read a mirror of it that has it",
+                    f"the stream has retention {facts.retention!r}: messages cannot be read again",
+                    remedy="create the stream with retention limits, or read a mirror of it that has such retention",
                     stream=self._options.stream,
                 )
             connection.check_subject()
@@ -200,12 +206,12 @@ class JetStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if offset["created"] == facts.created and offset["seq"] <= facts.last:
             return
         what = (
-            f"the stream ends at {facts.last}, the query has read to {offset['seq']}"
+            f"the stream ends at {facts.last}, but the query has read to {offset['seq']}"
             if offset["created"] == facts.created
-            else "the stream was deleted and made again since the query began"
+            else "the stream was deleted and recreated since the query began"
         )
         raise SourceGap(
-            what, remedy="restore it, or begin anew with another checkpoint location", stream=self._options.stream
+            what, remedy="restore it, or start afresh with a new checkpoint location", stream=self._options.stream
         )
 
     def _check_goes_on(self, start: dict[str, Any], facts: StreamFacts) -> None:
@@ -239,7 +245,7 @@ def _gap(options: JetStreamOptions, what: str) -> None:
     if options.on_gap == "fail":
         raise SourceGap(
             what,
-            remedy="keep messages longer in the stream; on_gap=skip goes on without them",
+            remedy="retain messages longer in the stream, or skip them with on_gap=skip",
             stream=options.stream,
         )
-    log.warning("source_gap: %s (stream=%s): going on without them, as on_gap=skip says", what, options.stream)
+    log.warning("source_gap: %s (stream=%s): skipped because of on_gap=skip", what, options.stream)

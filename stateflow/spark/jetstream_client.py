@@ -184,7 +184,7 @@ class Connection:
             reply = self._run(self._nc.request(f"{self._api_prefix}.{what}", payload, timeout=REQUEST_TIMEOUT_S))
         except Unavailable as error:
             if isinstance(error.__cause__, NoRespondersError):
-                error.remedy = "start the server with JetStream (-js), or name the right domain"
+                error.remedy = "start the server with JetStream (-js), or correct the option domain"
             raise
         answer: dict[str, Any] = json.loads(reply.data)
         said = answer.get("error")
@@ -193,13 +193,13 @@ class Connection:
         if said.get("err_code") == _NO_STREAM:
             raise SourceMissing(
                 f"there is no stream {self._place.stream!r}",
-                remedy="make it, or correct the option stream",
+                remedy="create it, or correct the option stream",
                 servers=",".join(self._place.servers),
             )
         if said.get("code", 500) >= 500:
-            raise self._unavailable(said.get("description", "it failed"))
+            raise self._unavailable(said.get("description", "the request failed"))
         raise InvalidArgument(
-            f"the server refuses: {said.get('description')}",
+            f"the server refuses the request: {said.get('description')}",
             remedy="correct the options stream and subject",
             stream=self._place.stream,
             subject=self._place.subject,

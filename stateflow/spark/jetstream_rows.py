@@ -32,7 +32,7 @@ def check_schema(schema: pa.Schema) -> None:
         name = field.name if raw else field.name[1:]
         if (raw or (field.name.startswith("_") and name in _FIELDS)) and not _same(field.type, _FIELDS[name][0]):
             raise InvalidArgument(
-                f"the column {field.name!r} is {field.type}, the message's is {_FIELDS[name][0]}",
+                f"the column {field.name!r} is {field.type}, but in messages {_FIELDS[name][0]}",
                 remedy=f"declare it as in: {MESSAGE}",
             )
     payload = _payload(schema)
@@ -88,7 +88,7 @@ def _payload_columns(messages: Sequence[Message], schema: pa.Schema) -> list[pa.
         pass
     for message in messages:  # find the message that does not fit
         try:
-            said = "" if len(_decoded([message.data], schema)) == 1 else "it is no JSON object"
+            said = "" if len(_decoded([message.data], schema)) == 1 else "not a JSON object"
         except pa.ArrowException as error:
             said = str(error).splitlines()[0]
         if said:
@@ -98,7 +98,7 @@ def _payload_columns(messages: Sequence[Message], schema: pa.Schema) -> list[pa.
                 subject=message.subject,
                 seq=message.seq,
             )
-    raise DecodeError("the messages do not fit value_schema together", remedy="correct value_schema")
+    raise DecodeError("the messages fit value_schema one by one, but not together", remedy="correct value_schema")
 
 
 def _decoded(payloads: Sequence[bytes], schema: pa.Schema) -> pa.Table:

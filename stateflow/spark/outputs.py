@@ -41,7 +41,7 @@ def side_output(frame: DataFrame, tag: str) -> DataFrame:
     tags = _tags(frame)
     if tag not in tags:
         raise InvalidArgument(
-            f"there is no side output {tag!r}", remedy=f"use one of {', '.join(tags) or 'none: it has no side outputs'}"
+            f"there is no side output {tag!r}", remedy=f"use a declared one: {', '.join(tags) or 'there are none'}"
         )
     return frame.where(frame[tag].isNotNull()).select(f"`{tag}`.*")
 
@@ -66,7 +66,7 @@ def with_outputs(frame: DataFrame) -> DataFrame:
 def _tags(frame: DataFrame) -> list[str]:
     if frame.isStreaming:
         raise InvalidArgument(
-            "a streaming query has one output, and each of two queries would send all rows to the operator",
-            remedy="take main_output(batch) and side_output(batch, tag) in writeStream.foreachBatch(…)",
+            "a streaming DataFrame cannot be split into its outputs: each query would send all rows to the operator",
+            remedy="use main_output(batch) and side_output(batch, tag) in writeStream.foreachBatch(…)",
         )
     return [field.name for field in frame.schema if field.metadata.get(MARK)]

@@ -83,8 +83,8 @@ def _root(package: str) -> Path:
     root = None if found is None or found.origin is None else Path(found.origin).parent
     if root is None or not root.is_dir():
         raise InvalidArgument(
-            f"{package} is not installed here as files",
-            remedy="make the zip where it is: pip install stateflow-streams",
+            f"{package} is not installed as plain files",
+            remedy="build the zip where it is: pip install stateflow-streams",
         )
     return root
 

@@ -91,7 +91,7 @@ def run_pipeline(
         settings = {"spark.log.level": "FATAL", **config.spark.settings}  # a failure is reported once, by its error
         named: dict[str, Any] = {key.replace(".", "__"): str(value) for key, value in settings.items()}
         if once and config.real_time is not None:
-            raise InvalidArgument("a pipeline in real time works off nothing: it has no end", remedy="leave --once out")
+            raise InvalidArgument("a real-time pipeline has no end", remedy="run it without --once")
         spark = local_session(config.name, config.spark.master, real_time=config.real_time is not None, **named)
         try:
             started()
@@ -240,7 +240,7 @@ def _save(rows: DataFrame, config: PipelineConfig, mode: str | None = None) -> N
 def _start(rows: DataFrame, config: PipelineConfig, *, once: bool) -> StreamingQuery:
     sink = config.sink
     if sink.checkpoint is not None and (left := take_out_left(sink.checkpoint)):
-        log.warning("%s: put aside what a killed Spark left: %s", sink.checkpoint, ", ".join(left))
+        log.warning("%s: moved aside files left by a killed Spark: %s", sink.checkpoint, ", ".join(left))
     writer = rows.writeStream.queryName(config.name).option("checkpointLocation", sink.checkpoint)
     if config.real_time is not None:
         writer = writer.trigger(realTime=config.real_time)
@@ -301,7 +301,7 @@ def failure_of(error: BaseException) -> StateflowError:
         return from_wire({"code": code, "what": line.removeprefix(f"{code}: "), "remedy": "", "where": {}})
     lines = [line for line in text.splitlines() if line.strip()]
     return PipelineFailed(
-        lines[0][:500] if lines else type(error).__name__, remedy="set spark.log.level to ERROR for Spark's own log"
+        lines[0][:500] if lines else type(error).__name__, remedy="set spark.log.level to ERROR to see Spark's own log"
     )
 
 

@@ -56,11 +56,11 @@ class Reading(_Section):
 
     format: str
     path: str | None = None
-    schema_: str | None = Field(default=None, alias="schema", description="Spark DDL")
-    connection: str | None = Field(default=None, description="profile whose options come first")
+    schema_: str | None = Field(default=None, alias="schema", description="columns, as Spark DDL")
+    connection: str | None = Field(default=None, description="connection profile, overridden by options")
     options: dict[str, Option] = {}
-    where: str | None = Field(default=None, description="SQL condition; other rows are left out")
-    select: list[str] | None = Field(default=None, description="SQL expressions")
+    where: str | None = Field(default=None, description="SQL condition of the rows to keep")
+    select: list[str] | None = Field(default=None, description="SQL expressions of the columns")
 
 
 class Source(Reading):
@@ -72,7 +72,7 @@ class Step(_Section):
     """One operator; its arguments are those of ``apply_operator``."""
 
     operator: str = Field(description="package.module:Class or file.py:Class")
-    cluster: str | None = Field(default=None, description="host:port, if not the pipeline's")
+    cluster: str | None = Field(default=None, description="host:port of the controller; default: the pipeline's")
     name: str | None = None
     source: str | None = None
     site: str | None = None
@@ -81,7 +81,7 @@ class Step(_Section):
     allowed_lateness: float = Field(default=0.0, ge=0, description="seconds")
     tasks: int | None = Field(default=None, ge=1)
     unavailable_timeout: float = Field(default=60.0, ge=0, description="seconds")
-    position: list[str] | None = Field(default=None, description="in real time: source partition's columns, offset's")
+    position: list[str] | None = Field(default=None, description="in real time: source partition and offset columns")
     initial_state: Reading | None = None
     where: str | None = None
     select: list[str] | None = None
@@ -93,7 +93,7 @@ class Sink(_Section):
     connection: str | None = None
     options: dict[str, Option] = {}
     mode: str = Field(default="append", pattern="^(append|overwrite|complete|update|ignore|errorifexists)$")
-    checkpoint: str | None = Field(default=None, description="directory; a streaming pipeline must have one")
+    checkpoint: str | None = Field(default=None, description="checkpoint directory; required for a streaming pipeline")
     each_batch: bool | None = Field(default=None, description="write each micro-batch as a batch; default for jdbc")
 
 
@@ -104,8 +104,8 @@ class Engine(_Section):
 
 class PipelineConfig(_Section):
     name: str = Field(min_length=1)
-    cluster: str | None = Field(default=None, description="host:port of the controller; without it: its own")
-    directory: str | None = Field(default=None, description="of its own cluster, if not stateflow-data")
+    cluster: str | None = Field(default=None, description="host:port of the controller; default: a cluster of its own")
+    directory: str | None = Field(default=None, description="directory of that cluster; default: stateflow-data")
     parameters: dict[str, Option | None] = {}
     connections: dict[str, dict[str, Any]] = {}
     spark: Engine = Engine()
@@ -113,9 +113,7 @@ class PipelineConfig(_Section):
     operators: list[Step] = []
     sink: Sink
     trigger: str = Field(default="0 seconds", pattern=_INTERVAL)
-    real_time: str | None = Field(
-        default=None, pattern=_INTERVAL, description="Spark's real-time mode: an epoch's length"
-    )
+    real_time: str | None = Field(default=None, pattern=_INTERVAL, description="epoch length in Spark's real-time mode")
     state_manager: dict[str, Any] | None = None
 
     def options(self, end: Reading | Sink) -> dict[str, Option]:
@@ -212,7 +210,7 @@ def _parameters(
     """Returns the parameters. A value that is set is taken literally; a default may refer to the environment only."""
     declared = document.get("parameters") or {}
     if not isinstance(declared, Mapping):
-        raise InvalidArgument("parameters are names with defaults", remedy="write name: default", at="parameters")
+        raise InvalidArgument("parameters must map names to defaults", remedy="write name: default", at="parameters")
     for name in settings:
         if name not in declared:
             raise InvalidArgument(f"there is no parameter {name!r}", remedy=_hint(name, list(declared), "declare it"))
@@ -224,7 +222,7 @@ def _parameters(
     }
     unset = [name for name, value in values.items() if value is None]
     if unset:
-        raise InvalidArgument(f"the parameter {unset[0]!r} has no value", remedy=f"add --set {unset[0]}=…")
+        raise InvalidArgument(f"the parameter {unset[0]!r} has no value", remedy=f"pass --set {unset[0]}=…")
     return values
 
 
@@ -238,7 +236,9 @@ def _typed(name: str, text: str, default: Any) -> Any:
         value = None
     value = float(value) if isinstance(default, float) and type(value) is int else value
     if type(value) is not type(default):
-        raise InvalidArgument(f"{text!r} is no value for {name}", remedy=f"give a {type(default).__name__}")
+        raise InvalidArgument(
+            f"{text!r} is not a valid value of {name}", remedy=f"use a value of type {type(default).__name__}"
+        )
     return value
 
 
@@ -247,7 +247,7 @@ def _resolved(value: Any, parameters: Mapping[str, Any], secret: Callable[[str, 
     if isinstance(value, Mapping):
         for key in value:
             if isinstance(key, str) and _REFERENCE.search(key):
-                raise InvalidArgument(f"the name {key!r} is not replaced", remedy="write it out", at=at)
+                raise InvalidArgument(f"the key {key!r} cannot contain a reference", remedy="write it out", at=at)
         return {key: _resolved(each, parameters, secret, f"{at}.{key}".lstrip(".")) for key, each in value.items()}
     if isinstance(value, list):
         return [_resolved(each, parameters, secret, f"{at}[{number}]") for number, each in enumerate(value)]
@@ -256,8 +256,8 @@ def _resolved(value: Any, parameters: Mapping[str, Any], secret: Callable[[str, 
     for match in _LIKE_A_REFERENCE.finditer(value):
         if _REFERENCE.fullmatch(match[0]) is None:
             raise InvalidArgument(
-                f"{match[0]} refers to nothing",
-                remedy="write ${env.NAME} or ${param.name}, of letters, digits and _",
+                f"{match[0]} is not a valid reference",
+                remedy="write ${env.NAME} or ${param.name}, with letters, digits and _",
                 at=at,
             )
 
@@ -307,7 +307,7 @@ def _validated(document: Mapping[str, Any]) -> PipelineConfig:
         elif first["type"] == "missing":
             what, remedy = f"{at} is missing", "add it"
         else:
-            what, remedy = f"{at} is wrong: {first['msg']}", "correct it"
+            what, remedy = f"{at} is invalid: {first['msg']}", "correct it"
         raise InvalidArgument(what, remedy=remedy) from None
 
 
@@ -333,7 +333,7 @@ def _hint(name: str, known: list[str], otherwise: str) -> str:
     close = difflib.get_close_matches(name, known, 1)
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"{otherwise}; there is {', '.join(known)}" if known else otherwise
+    return f"{otherwise}; known: {', '.join(known)}" if known else otherwise
 
 
 def _check(config: PipelineConfig) -> None:
@@ -350,13 +350,13 @@ def _check(config: PipelineConfig) -> None:
             )
     if config.source.streaming and not config.sink.checkpoint:
         raise InvalidArgument(
-            "sink.checkpoint is missing: a streaming pipeline could not go on where it stopped",
-            remedy="add checkpoint: with a directory of its own that stays, or source: {streaming: false}",
+            "sink.checkpoint is missing: a streaming pipeline could not resume where it stopped",
+            remedy="add checkpoint: with a persistent directory of its own, or source: {streaming: false}",
         )
     _check_real_time(config)
     if config.source.record is not None and (config.source.streaming or config.state_manager is None):
         raise InvalidArgument(
-            "source.record is for the stage of a batch pipeline",
+            "source.record applies only to the stage of a batch pipeline",
             remedy="leave it out, or add streaming: false and state_manager:",
         )
 
@@ -366,15 +366,16 @@ def _check_real_time(config: PipelineConfig) -> None:
     if config.real_time is None:
         if placed:
             raise InvalidArgument(
-                f"operators[{placed[0]}].position is of real-time mode", remedy="add real_time:, or leave it out"
+                f"operators[{placed[0]}].position applies to real-time mode only",
+                remedy="add real_time:, or leave it out",
             )
         return
     for at, is_wrong, why in (
-        ("source.streaming", not config.source.streaming, "a batch pipeline has no real-time mode"),
-        ("trigger", "trigger" in config.model_fields_set, "an epoch is as long as real_time says"),
+        ("source.streaming", not config.source.streaming, "a batch pipeline cannot run in real-time mode"),
+        ("trigger", "trigger" in config.model_fields_set, "real_time sets the length of an epoch"),
         ("sink.each_batch", bool(config.sink.each_batch), "there are no micro-batches in real-time mode"),
-        ("sink.format", config.sink.format == "jdbc", "jdbc is written by micro-batches, of which there are none"),
-        ("sink.mode", config.sink.model_dump(exclude_unset=True).get("mode", "update") != "update", "it is update"),
+        ("sink.format", config.sink.format == "jdbc", "jdbc is written in micro-batches"),
+        ("sink.mode", config.sink.model_dump(exclude_unset=True).get("mode", "update") != "update", "use mode update"),
     ):
         if is_wrong:
-            raise InvalidArgument(f"{at} is wrong with real_time: {why}", remedy="correct it, or leave real_time: out")
+            raise InvalidArgument(f"{at} conflicts with real_time: {why}", remedy="correct it, or leave real_time: out")

@@ -47,9 +47,11 @@ def read_state(
     """
     check_running(spark)
     if sum(each is not None for each in (cluster, checkpoint, directory)) > 1:
-        raise InvalidArgument("state is read of one place", remedy="pass cluster=, directory= or checkpoint=")
+        raise InvalidArgument(
+            "more than one place to read state from", remedy="pass one of cluster=, directory= and checkpoint="
+        )
     if savepoint and checkpoint is None:
-        raise InvalidArgument("a savepoint is in a checkpoint store", remedy="pass checkpoint= as well")
+        raise InvalidArgument("savepoint= needs a checkpoint store", remedy="pass checkpoint= as well")
     if checkpoint is None:
         table = Cluster(address_of(embedded(directory, create=False) if cluster is None else cluster)).read_state(
             operator, state

@@ -80,17 +80,17 @@ def plan_rewind(
     left = sorted(filter(_LEFT.match, names))
     if "metadata" not in names or not (offsets or left):
         raise InvalidArgument(
-            "this is no checkpoint directory of a Spark streaming query",
+            "not a checkpoint directory of a Spark streaming query",
             remedy="name the query's checkpointLocation",
         )
     last = max(offsets, default=-1)
     if to_batch < 0 or to_batch > last + 1:
-        raise InvalidArgument(f"there is no batch {to_batch}", remedy=f"the last one planned is {last}")
+        raise InvalidArgument(f"there is no batch {to_batch}", remedy=f"use a batch up to the last planned one, {last}")
     if to_batch > 0 and not (to_batch - 1 in offsets and to_batch - 1 in commits):
         oldest = min(offsets & commits, default=last) + 1
         raise InvalidArgument(
-            f"Spark keeps too little to go back to batch {to_batch}",
-            remedy=f"the oldest possible is {oldest}; spark.sql.streaming.minBatchesToRetain keeps more",
+            f"Spark no longer keeps what a rewind to batch {to_batch} needs",
+            remedy=f"use batch {oldest} or a later one; a higher spark.sql.streaming.minBatchesToRetain keeps more",
         )
     out = [name for name in sorted(names - said) if _ENTRY.match(name)]
     out += [f"commits/{number}" for number in sorted(commits, reverse=True) if number >= to_batch]
@@ -125,8 +125,8 @@ def _sink(names: set[str], to_batch: int) -> list[str]:
     missing = [number for number in range(base + 1, to_batch) if number not in plain and number not in compact]
     if any(number >= to_batch for number in compact) and missing:
         raise InvalidArgument(
-            f"the sink's log no longer has batch {missing[0]} by itself",
-            remedy=f"go back to a batch behind {max(compact)}, or write to a new directory",
+            f"the sink's log no longer has an entry of its own for batch {missing[0]}",
+            remedy=f"go back to a batch after {max(compact)}, or write to a new directory",
         )
     out = [name for number, name in {**plain}.items() if number >= to_batch]
     out += [name for number, name in compact.items() if number >= to_batch]
@@ -158,7 +158,9 @@ def rewind(
     root = _local(directory)
     log = None if sink is None else _local(sink) / SINK_LOG
     if log is not None and not log.is_dir():
-        raise InvalidArgument("this is no directory of a Spark file sink", remedy="name the query's path", path=sink)
+        raise InvalidArgument(
+            "not a directory of a Spark file sink", remedy="name the path that the query writes to", path=sink
+        )
     plan = plan_rewind(
         _files(root),
         to_batch,

@@ -63,11 +63,11 @@ def require_java() -> int:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None:
-        raise JavaMissing("Spark needs Java and there is none on the PATH", remedy=_REMEDY)
+        raise JavaMissing("Spark needs Java, which is not on the PATH", remedy=_REMEDY)
     try:
         said = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
     except (OSError, subprocess.CalledProcessError) as error:
-        raise JavaMissing(f"{java} does not run", remedy=_REMEDY, java_home=home) from error
+        raise JavaMissing(f"{java} cannot be run", remedy=_REMEDY, java_home=home) from error
     match = re.search(r'version "(?:1\.)?(\d+)', said)
     version = int(match[1]) if match else 0
     if version < JAVA_MIN:
@@ -160,6 +160,6 @@ def register_jetstream(spark: SparkSession) -> None:
         from stateflow.spark.jetstream import JetStreamSource
     except ImportError as error:
         raise ExtraMissing(
-            f"the JetStream source lacks {error.name}", remedy="pip install 'stateflow-streams[jetstream]'"
+            f"the JetStream source needs {error.name}", remedy="pip install 'stateflow-streams[jetstream]'"
         ) from error
     spark.dataSource.register(JetStreamSource)

@@ -162,7 +162,7 @@ class _Recorder:
             execution = None if is_connect(self._spark) else execution_of(self._spark, str(event.id))
             left_out = None if execution is None else filter_of(execution)
         except _spark_errors() as error:
-            log.warning("what the query leaves out of its source is not recorded: %s", error)
+            log.warning("source filter of the query not recorded: %s", error)
         self._runs[str(event.runId)] = _Run(job[:TEXT_MAX], left_out, execution)
         self._newest[str(event.id)] = str(event.runId)
 
@@ -213,9 +213,9 @@ class _Recorder:
                     self._insert(stage)
                 self._waiting.popleft()
         except (Unavailable, LedgerReadOnly, LedgerReplaced) as error:
-            log.error("%d stages wait to be recorded: %s", len(self._waiting), error)
+            log.error("%d stages waiting to be recorded: %s", len(self._waiting), error)
         except StateflowError as error:
-            log.error("a stage was not recorded: %s", error)
+            log.error("stage not recorded: %s", error)
             self._waiting.popleft()
 
     def _insert(self, stage: dict[str, Any]) -> None:
@@ -240,10 +240,10 @@ class _Recorder:
             missing = [number for name, number in done.items() if name not in known and number > oldest]
             found = list(swallowed(self._spark, execution, missing)) if missing else []
         except StateflowError as error:
-            log.error("batches of an earlier run are looked for when the ledger answers: %s", error)
+            log.error("search for unrecorded batches of an earlier run postponed until the ledger answers: %s", error)
             return
         except spark_errors as error:
-            log.error("batches of an earlier run that were not recorded are not looked for: %s", error)
+            log.error("search for unrecorded batches of an earlier run abandoned: %s", error)
             found = []
         run.execution = None
         self._record(*(stage_of_swallowed(query, each) | self._declared(run) | {"job_id": run.job} for each in found))
@@ -427,7 +427,7 @@ def measured(frame: DataFrame, record: str) -> Pulled:
 
     if record not in frame.columns:
         raise InvalidArgument(
-            f"there is no column {record!r} that orders records", remedy=f"use {', '.join(frame.columns)}"
+            f"there is no column {record!r} to order records by", remedy=f"use one of {', '.join(frame.columns)}"
         )
     column = frame[record]
     row = frame.agg(F.min(column), F.max(column), F.count(F.lit(1))).first()

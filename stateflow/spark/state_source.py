@@ -61,14 +61,18 @@ class StateOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    operator: str = Field(description="its name")
-    state: str | None = Field(default=None, description="the attribute's name")
+    operator: str = Field(description="name of the operator")
+    state: str | None = Field(default=None, description="attribute name of the state")
     cluster: str | None = Field(default=None, description="host:port of the controller, or of several")
-    directory: str | None = Field(default=None, description="of a program's own cluster that runs on this machine")
-    checkpoint: str | None = Field(default=None, description="URL of a checkpoint store; no cluster is needed then")
-    savepoint: str = Field(default="", description="of that store; its newest checkpoints by default")
-    since: str = Field(default="", description="a savepoint of that store: what changed since then")
-    describe: Literal["", "states", "partitions"] = Field(default="", description="what there is to read instead")
+    directory: str | None = Field(
+        default=None, description="directory of a program's own cluster that runs on this machine"
+    )
+    checkpoint: str | None = Field(default=None, description="URL of a checkpoint store, read without a cluster")
+    savepoint: str = Field(default="", description="savepoint in that store; default: its newest checkpoints")
+    since: str = Field(default="", description="older savepoint in that store, to read changes since")
+    describe: Literal["", "states", "partitions"] = Field(
+        default="", description="read a description of what the place holds instead"
+    )
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> StateOptions:
@@ -81,20 +85,20 @@ class StateOptions(BaseModel):
             option = repr(first["loc"][0]) if first["loc"] else ""
             said = first["msg"].removeprefix("Value error, ")
             raise InvalidArgument(
-                f"the option {option} {what or 'is wrong: ' + said}" if option else said,
-                remedy=f"the source stateflow has {', '.join(cls.model_fields)}",
+                f"the option {option} {what or 'is invalid: ' + said}" if option else said,
+                remedy=f"options of the source stateflow: {', '.join(cls.model_fields)}",
             ) from None
 
     @model_validator(mode="after")
     def _agree(self) -> StateOptions:
         if sum(each is not None for each in (self.cluster, self.directory, self.checkpoint)) > 1:
-            raise ValueError("state is read of one place: cluster, directory or checkpoint")
+            raise ValueError("pass only one of cluster, directory and checkpoint")
         if (self.savepoint or self.since) and self.checkpoint is None:
-            raise ValueError("savepoints are in a checkpoint store: name it, checkpoint=")
+            raise ValueError("savepoint= and since= need a checkpoint store: pass checkpoint=")
         if (self.state is None) == (not self.describe):
-            raise ValueError("name a state, or what to describe: states or partitions")
+            raise ValueError("pass either state or describe (states or partitions)")
         if self.since and self.describe:
-            raise ValueError("since= is of a state")
+            raise ValueError("since= needs a state")
         return self
 
     def address(self) -> str:
@@ -265,7 +269,7 @@ class StateReader(DataSourceReader):
             before = manifests_of(self.options.store(), self.options.operator, self.options.since)
             if {each.partitions for each in before} != counts:
                 raise InvalidArgument(
-                    "the two savepoints have other numbers of partitions: entries are elsewhere since",
+                    "the two savepoints have different numbers of partitions and cannot be compared",
                     remedy="read both, and compare them with Spark",
                 )
 

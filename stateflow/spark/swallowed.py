@@ -71,7 +71,7 @@ def swallowed(spark: SparkSession, execution: Any, batches: Collection[int]) -> 
         counts = [_rows(spark, *each) for each in zip(sources, starts, offsets, strict=False)]
         rows = None if None in counts or len(counts) != len(offsets) else sum(filter(None, counts))
         if rows is None:
-            log.warning("nobody can say any more how many rows batch %d had", batch)
+            log.warning("row count of batch %d is no longer known", batch)
         names = tuple(str(source.toString()) for source in sources)
         yield Swallowed(
             batch, int(metadata_of(planned.get(), spark.version).batchTimestampMs()), rows, first, last, names
@@ -101,5 +101,5 @@ def _rows(spark: SparkSession, source: Any, start: Any, end: Any) -> int | None:
         relation = source.getBatch(start, end.get()).queryExecution().analyzed().relation()
         return int(spark._jsparkSession.baseRelationToDataFrame(relation).count())
     except Py4JError as error:
-        log.debug("the rows of a batch cannot be counted again: %s", error)
+        log.debug("rows of a batch cannot be recounted: %s", error)
         return None

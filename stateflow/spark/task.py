@@ -254,10 +254,10 @@ class OperatorTask:
             raise
         except (*ARROW_RAISES, StateflowError) as error:
             raise DecodeError(
-                f"the output that is stored of batch {batch.number} cannot be read: {error}",
-                remedy="have the operator give what Spark can read, and deploy it; `stateflow source drop-output "
-                f"{shlex.quote(self.operator)} {shlex.quote(batch.source)} --batch {batch.number}` lets the query go "
-                "on without these rows",
+                f"the stored output of batch {batch.number} cannot be read: {error}",
+                remedy="make the operator return what Spark can read, and deploy it; `stateflow source drop-output "
+                f"{shlex.quote(self.operator)} {shlex.quote(batch.source)} --batch {batch.number}` lets the query "
+                "continue without these rows",
                 operator=self.operator,
                 source=batch.source,
             ) from error
@@ -272,9 +272,9 @@ class OperatorTask:
             size += batch.nbytes
             if size > WHOLE_BYTES_MAX:
                 raise InvalidArgument(
-                    f"more than {WHOLE_BYTES_MAX} bytes of rows came to one task, of what is applied as a whole",
-                    remedy="limit micro-batches by their source's options (maxFilesPerTrigger, maxOffsetsPerTrigger, "
-                    "maxBytesPerTrigger), or take more tasks=",
+                    f"more than {WHOLE_BYTES_MAX} bytes of rows in one task, which must be applied as a whole",
+                    remedy="limit micro-batches with their source's options (maxFilesPerTrigger, maxOffsetsPerTrigger, "
+                    "maxBytesPerTrigger), or raise tasks=",
                     operator=self.operator,
                     task=task,
                 )
@@ -286,9 +286,9 @@ class OperatorTask:
         yield from (self.named(batch) for batch in batches if batch.num_rows)
         if not ended():
             raise InputIncomplete(
-                "Spark broke off the task's input, as it does when it kills a task or cannot read a shuffle",
-                remedy="nothing of it was applied, but for whole pieces of a batch DataFrame; Spark says why the task "
-                "failed, and its next attempt is welcome",
+                "Spark closed the task's input early, as it does when it kills a task or cannot read a shuffle",
+                remedy="see Spark's log for the cause; retrying is safe: nothing was applied except whole pieces of "
+                "a batch DataFrame",
                 operator=self.operator,
                 task=task,
             )
@@ -301,7 +301,7 @@ class OperatorTask:
 
     def _merged(self) -> TasksMerged:
         return TasksMerged(
-            "Spark runs the operator's tasks under other numbers, as it does for a union or coalesce right behind it",
+            "Spark renumbers the operator's tasks, as it does for a union or coalesce right after it",
             remedy="put .repartition(n) between the operator and the union or coalesce",
             operator=self.operator,
         )
@@ -335,8 +335,8 @@ class OperatorTask:
         """
         if look(self.router(), f"{self.real_time_source(query)}:task:0"):
             raise InvalidArgument(
-                "this query has begun in real-time mode, by which its rows are known",
-                remedy="go on with real_time=True, or begin with a checkpointLocation of its own",
+                "this query has run in real-time mode and cannot switch to micro-batches",
+                remedy="continue with real_time=True, or start with a new checkpointLocation",
                 operator=self.operator,
             )
 
@@ -461,7 +461,7 @@ def span(operator: str, batch: Batch, task: int, query: str | None) -> AbstractC
 
 def no_query(operator: str) -> InvalidArgument:
     return InvalidArgument(
-        "the thread that evaluates a micro-batch does not say of which query it is",
+        "the thread that evaluates a micro-batch lacks the query's local properties",
         remedy="start it as pyspark.InheritableThread(target=…, session=batch.sparkSession)",
         operator=operator,
     )
@@ -485,8 +485,8 @@ def ended() -> bool:
         if frame.f_code.co_name == "main" and "infile" in frame.f_locals:  # frame of pyspark.worker
             return bool(frame.f_locals["infile"].peek(1))
     raise InputIncomplete(
-        "this PySpark does not show whether a task's input is all there was",
-        remedy="use a version that stateflow-streams[spark] names",
+        "this PySpark does not show whether a task's input is complete",
+        remedy="use a version that stateflow-streams[spark] requires",
     )
 
 

@@ -93,10 +93,11 @@ def query_metrics(query: StreamingQuery | DataFrame | str) -> QueryMetrics:
         query = running
     if hasattr(query, "isStreaming"):
         if query.isStreaming:
-            raise InvalidArgument("a streaming DataFrame has no metrics", remedy="pass what its start() returned")
+            raise InvalidArgument("a streaming DataFrame has no metrics", remedy="pass the query that start() returned")
         if query not in _FRAMES:
             raise NoMetrics(
-                "this DataFrame is not one that apply_operator returned", remedy="pass that one, not one made of it"
+                "this DataFrame was not returned by apply_operator",
+                remedy="pass the returned one, not one derived from it",
             )
         named, observation = _FRAMES[query]
         tally = TALLY
@@ -148,7 +149,7 @@ def _known(query: str) -> QueryMetrics:
     if known is None:
         raise NoMetrics(
             "no task of a stateflow operator has reported for this query",
-            remedy="apply an operator in it, or pass the StreamingQuery, an id or a name of this driver's",
+            remedy="apply an operator in it, or pass a StreamingQuery, id or name of this driver",
             query=query,
         )
     return known

@@ -59,10 +59,10 @@ def require(feature: Feature, spark: SparkSession | None = None) -> None:
 
     remedy = f"pip install 'pyspark=={_dotted(feature.since)}.*'"
     if not feature.is_in(pyspark.__version__):
-        raise InvalidArgument(f"{feature.needs()}, and this is {pyspark.__version__}", remedy=remedy)
+        raise InvalidArgument(f"{feature.needs()}, but this is {pyspark.__version__}", remedy=remedy)
     if spark is not None and not feature.is_in(spark.version):
         raise InvalidArgument(
-            f"{feature.needs()}, and the session's Spark is {spark.version}", remedy=f"where it runs: {remedy}"
+            f"{feature.needs()}, but the session's Spark is {spark.version}", remedy=f"where it runs: {remedy}"
         )
 
 

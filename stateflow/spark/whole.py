@@ -80,8 +80,8 @@ def _watch_writers() -> None:
     def foreach_batch(self: DataStreamWriter, func: Function) -> DataStreamWriter:
         if _REAL_TIME.keys() & _runs_of(self._df).keys():
             raise InvalidArgument(
-                "an operator in real-time mode does not give its outputs to foreachBatch",
-                remedy="use foreach, or a sink that takes rows in real-time mode; or leave real_time= out",
+                "outputs of an operator in real-time mode cannot go to foreachBatch",
+                remedy="use foreach or a sink that supports real-time mode, or leave real_time= out",
             )
         tasks = _tasks_of(self._df)
         return original(self, functools.partial(_whole, func, tasks) if tasks else func)
@@ -91,8 +91,8 @@ def _watch_writers() -> None:
         if said.get("realTime") is not None and _TASKS.keys() & _runs_of(self._df).keys():
             require(REAL_TIME, self._df.sparkSession)
             raise InvalidArgument(
-                "the operator is applied to micro-batches, and this query is in real-time mode",
-                remedy="apply_operator(…, real_time=True)",
+                "the operator is applied to micro-batches, but this query runs in real-time mode",
+                remedy="use apply_operator(…, real_time=True)",
             )
         self._stateflow_real_time = said.get("realTime") is not None
         return trigger(self, **said)
@@ -131,8 +131,8 @@ def _start_beside_what_was_left(writer: type[DataStreamWriter]) -> None:
             runs, checkpoint = _runs_of(self._df), getattr(self, "_stateflow_checkpoint", None)
             if _REAL_TIME.keys() & runs.keys() and not getattr(self, "_stateflow_real_time", False):
                 raise InvalidArgument(
-                    "the operator is applied in real-time mode, and this query runs in micro-batches",
-                    remedy="trigger(realTime=…), or leave real_time= out",
+                    "the operator is applied in real-time mode, but this query runs in micro-batches",
+                    remedy="use trigger(realTime=…), or leave real_time= out",
                 )
             _check_apart([(_TASKS | _REAL_TIME)[run] for run in runs if run in _TASKS or run in _REAL_TIME])
             if checkpoint is not None and runs:
@@ -163,7 +163,7 @@ def _check_apart(tasks: list[OperatorTask]) -> None:
 
 def _put_aside(checkpoint: str) -> None:
     if left := take_out_left(checkpoint):
-        log.warning("%s: put aside what a killed Spark left: %s", checkpoint, ", ".join(left))
+        log.warning("%s: moved aside files left by a killed Spark: %s", checkpoint, ", ".join(left))
 
 
 def watch_connect() -> None:
@@ -182,8 +182,8 @@ def watch_connect() -> None:
     def foreach_batch(self: Any, func: Function) -> Any:
         if _is_named(self):
             raise InvalidArgument(
-                "over Spark Connect an operator's outputs cannot be given to foreachBatch: a batch that its function "
-                "does not evaluate would be lost to the operator",
+                "over Spark Connect an operator's outputs cannot go to foreachBatch: a batch that its function "
+                "does not evaluate would never reach the operator",
                 remedy="write them to a sink, or apply the operator within the function: apply_operator(batch, …, "
                 "source=f'{the query}-{number}')",
             )
@@ -226,8 +226,8 @@ def _runs_of(frame: DataFrame) -> dict[str, None]:
         table = _TASKS if run in _TASKS else _REAL_TIME
         if run not in table:
             raise InvalidArgument(
-                f"the operator was applied to this frame before the last {KEPT} others in this driver",
-                remedy="call apply_operator again, and use the frame that it gives",
+                f"the driver has forgotten the operator of this frame: at least {KEPT} others were applied since",
+                remedy="call apply_operator again, and use the frame that it returns",
             )
         _remember(table, table[run])
     return runs
@@ -253,9 +253,9 @@ def _whole(function: Function, tasks: list[OperatorTask], batch: DataFrame, numb
     for task in unread:
         if not _contained(task, query, number):
             raise BatchIncomplete(
-                f"batch {number} does not come to the operator: by Spark's plan nobody can want a row of its output",
-                remedy="take out what leaves no row, such as limit(0), behind the operator; nothing is lost, the query "
-                "goes on with this batch",
+                f"batch {number} does not reach the operator: Spark's plan discards all of its output",
+                remedy="remove what drops all rows after the operator, such as limit(0); nothing is lost, the query "
+                "resumes with this batch",
                 operator=task.operator,
                 source=task.query_source(query),
             )

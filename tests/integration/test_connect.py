@@ -245,9 +245,7 @@ tell(said=refused(lambda: out.writeStream.foreachBatch(lambda batch, number: Non
         cluster,
         tmp_path,
     )
-    assert said["said"].startswith(
-        "invalid_argument: over Spark Connect an operator's outputs cannot be given to foreach"
-    )
+    assert said["said"].startswith("invalid_argument: over Spark Connect an operator's outputs cannot go to foreach")
 
 
 def test_an_operator_within_foreach_batch_is_told_which_batch_it_is(
@@ -282,7 +280,7 @@ tell(failed=failed, state=sorted((row.key, row.value) for row in state.collect()
         cluster,
         tmp_path,
     )
-    assert "invalid_argument: over Spark Connect a batch within foreachBatch does not say" in said["failed"]
+    assert "invalid_argument: over Spark Connect a batch in foreachBatch carries neither" in said["failed"]
     assert said["state"] == [[f"k{key}", 4] for key in range(5)], "applied once"
 
 

@@ -90,7 +90,7 @@ def test_a_query_starts_from_a_dataframe(
         apply_operator(stream, Tally, cluster=running.cluster, name="FromSpark", initial_state=others)
     with caplog.at_level("WARNING", "stateflow"):
         apply_operator(stream, Tally, cluster=running.cluster, name="FromSpark", initial_state=first)
-    assert "FromSpark has had its first state: the rows of initial_state= are not looked at" in caplog.text
+    assert "FromSpark already has its initial state, ignoring the rows of initial_state=" in caplog.text
     with pytest.raises(InvalidArgument, match="batch DataFrame"):
         apply_operator(stream, Tally, cluster=running.cluster, name="FromSpark", initial_state=stream)
 

@@ -48,7 +48,7 @@ def assert_refused(what: str) -> None:
 
 @pytest.mark.usefixtures("no_java")
 def test_no_java_on_the_path() -> None:
-    assert_refused("Spark needs Java and there is none on the PATH")
+    assert_refused("Spark needs Java, which is not on the PATH")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_the_demo_without_java_says_so_and_starts_nothing(tmp_path: Path) -> Non
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("java_missing: Spark needs Java and there is none on the PATH: " + REMEDY)
+    assert done.stderr.startswith("java_missing: Spark needs Java, which is not on the PATH: " + REMEDY)
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stdout + done.stderr
     assert marked_processes(mark) == []

@@ -180,7 +180,7 @@ def test_a_query_that_ran_in_micro_batches_is_refused(run: Callable[..., Runs], 
     query.kill()
     query.start(replace(query.query, epoch="5 seconds"))
     assert query.driver.popen.wait(PATIENCE_S) != 0
-    ours = "invalid_argument: this query has run in micro-batches, by which its rows are known"
+    ours = "invalid_argument: this query has run in micro-batches and cannot switch to real-time mode"
     sparks = "STREAMING_REAL_TIME_MODE.CHECKPOINT_FORMAT_V1_NOT_SUPPORTED"  # before a task is there
     assert ours in query.driver.said() or sparks in query.driver.said()
     more = replace(query.query, rows=2 * rows)
@@ -197,15 +197,16 @@ def test_what_cannot_be_is_refused_before_the_first_row(spark: SparkSession, clu
         with pytest.raises(InvalidArgument, match=match):
             apply_operator(frame, Count, **{**applied, **said})  # type: ignore[arg-type]
 
-    refused("known by its offset in its source partition, which this input does not say")
-    refused("does not say which source partition", position=("off",))
-    refused("does not say which source partition", position=("part", "other"))
-    refused("'k' is string, and no offset", position=("part", "k"))
+    refused("identifies rows by source partition and offset, which this input lacks")
+    refused("does not name the columns of source partition", position=("off",))
+    refused("does not name the columns of source partition", position=("part", "other"))
+    refused("'k' is string, which cannot be an offset", position=("part", "k"))
     refused("leave order_by= and tasks= out", position=("part", "off"), tasks=2)
-    refused("a batch DataFrame has no real-time mode", spark.range(1).selectExpr("cast(id as string) k"))
-    refused("position= is of real-time mode", real_time=False, position=("part", "off"))
+    refused("a batch DataFrame cannot run in real-time mode", spark.range(1).selectExpr("cast(id as string) k"))
+    refused("position= applies to real-time mode only", real_time=False, position=("part", "off"))
     refused(
-        r"the session lacks what real-time mode needs: spark\.sql\.streaming\.realTimeMode\.allowlistCheck=false, "
+        r"the session lacks settings that real-time mode needs: "
+        r"spark\.sql\.streaming\.realTimeMode\.allowlistCheck=false, "
         r"spark\.python\.udf\.pipelined\.enabled=true, .*local_session\(…, real_time=True\)",
         position=("part", "off"),
     )
@@ -234,7 +235,7 @@ def test_a_pipeline_file_in_real_time(cluster: LocalCluster, jar: Path, tmp_path
     command = [sys.executable, "-m", "stateflow", "run", str(file)]
     once = subprocess.run([*command, "--once"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert once.returncode != 0
-    assert once.stderr.startswith("invalid_argument: a pipeline in real time works off nothing")
+    assert once.stderr.startswith("invalid_argument: a real-time pipeline has no end")
     with (tmp_path / "run.log").open("wb") as log, subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log) as runs:
         try:
             eventually(lambda: counted(cluster) == rows * SOURCES, "all rows are applied", PATIENCE_S)

@@ -159,7 +159,7 @@ def test_it_starts_beside_what_a_spark_left_that_was_killed_in_its_first_batch(
         read.format("noop").option("checkpointLocation", str(checkpoint)).start().awaitTermination()
     status, _, err = pipeline.run("--once")
     assert status == 0, err
-    assert "put aside what a killed Spark left: offsets/.0." in err
+    assert "moved aside files left by a killed Spark: offsets/.0." in err
     assert len(pipeline.output()) == 40
     assert not left.exists()
 

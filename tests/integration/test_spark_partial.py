@@ -213,7 +213,7 @@ def test_an_operator_that_spark_leaves_out_of_its_plan_is_missed(
     source.add_many(1, 40)
     out = apply_operator(source.stream(), Tally, cluster=cluster, order_by="seq", name=name, tasks=TASKS)
     with pytest.raises(
-        StreamingQueryException, match=r"batch_incomplete: batch 0 does not come to the operator: .*take out"
+        StreamingQueryException, match=r"batch_incomplete: batch 0 does not reach the operator: .*remove what"
     ):
         each_batch(out.limit(0), lambda batch, _: batch.collect(), tmp_path / "checkpoint")
     each_batch(out, lambda batch, _: batch.collect(), tmp_path / "checkpoint")
@@ -306,7 +306,7 @@ def test_a_thread_that_does_not_say_of_which_query_it_is_is_refused(
     each_batch(out, apart, tmp_path / "checkpoint")
     assert len(said) == 2
     for each in said:
-        assert "invalid_argument: the thread that evaluates a micro-batch does not say of which query" in each
+        assert "invalid_argument: the thread that evaluates a micro-batch lacks the query's" in each
         assert "start it as pyspark.InheritableThread" in each
     assert state_of(cluster, name) == source.model().state()
     assert positions(cluster, name, "batch:") == {}

@@ -461,7 +461,7 @@ def test_a_frame_without_rows_comes_to_every_partition(
 
 def test_a_column_of_a_reserved_name_is_refused(spark: SparkSession, cluster: LocalCluster, name: str) -> None:
     """A column of a reserved name is refused: it would be taken for an added one, and not come to the operator."""
-    with pytest.raises(InvalidArgument, match="'__Stateflow_hash' has a name that is reserved"):
+    with pytest.raises(InvalidArgument, match="the column name '__Stateflow_hash' is reserved"):
         apply_operator(frame(spark).withColumn("__Stateflow_hash", F.lit(1)), Tally, cluster=cluster, name=name)
 
 

@@ -15,7 +15,7 @@ from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
-LINE = r"^invalid_argument: real-time mode needs PySpark 4\.3 or newer, and this is 4\.[12]\.\d+: pip install \S+==4\.3"
+LINE = r"^invalid_argument: real-time mode needs PySpark 4\.3 or newer, but this is 4\.[12]\.\d+: pip install \S+==4\.3"
 
 
 @pytest.fixture(scope="module")

@@ -120,7 +120,7 @@ def test_odd_watermarks_are_refused(cluster: LocalCluster, spark: SparkSession) 
     cluster.cluster.deploy(Minutes, 8, name="Odd")
     rows = spark.createDataFrame([("a", T0)], SCHEMA)
     for arguments, what in [
-        ({"watermark": "k"}, "'k' cannot be the watermark's column: it is string"),
+        ({"watermark": "k"}, "'k' cannot be the watermark column: it is string"),
         ({"watermark": "nope"}, "there is no such column"),
         ({"watermark": "at", "allowed_lateness": -MINUTE}, "allowed_lateness cannot be"),
         ({"watermark": "at", "allowed_lateness": 5}, "allowed_lateness cannot be 5: use a timedelta"),
@@ -144,7 +144,9 @@ def test_main_rows_and_side_outputs_as_frames_of_their_own(
     stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "in"))
     out = apply_operator(stream, Minutes, cluster=cluster, name=name, watermark="at")
     for take in (out.main, lambda: out.side("late")):
-        with pytest.raises(InvalidArgument, match=r"^invalid_argument: a streaming query has one output.*foreachBatch"):
+        with pytest.raises(
+            InvalidArgument, match=r"^invalid_argument: a streaming DataFrame cannot be split.*foreachBatch"
+        ):
             take()
     ended: list[Any] = []
     late: list[Any] = []
@@ -163,5 +165,5 @@ def test_main_rows_and_side_outputs_as_frames_of_their_own(
     batch = apply_operator(rows, Minutes, cluster=cluster, name=name, watermark="at", source="batch")
     assert batch.main().count() + batch.side("late").count() == batch.count() > 0
     assert batch.main().where("k is null or minute is null").count() == 0
-    with pytest.raises(InvalidArgument, match=r"no side output 'early': use one of late"):
+    with pytest.raises(InvalidArgument, match=r"no side output 'early': use a declared one: late"):
         batch.side("early")

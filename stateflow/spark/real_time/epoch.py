@@ -123,9 +123,9 @@ class Epoch:
             unmarked = [number for number in unmarked if number not in first or first[number].batch < marked]
         if unmarked:
             raise PositionGap(
-                f"{len(unmarked)} partitions do not contain all rows of the epochs before {self._number}",
-                remedy="they are older copies, or were deployed anew: put the query back to an epoch that they "
-                "contain (stateflow spark rewind), or give it a checkpointLocation of its own",
+                f"{len(unmarked)} partitions lack rows of epochs before {self._number}",
+                remedy="they are older copies, or were deployed anew: rewind the query to an epoch that they "
+                "contain (stateflow spark rewind), or start it with a new checkpointLocation",
                 operator=self._plan.operator,
                 source=self._time_source,
                 partitions=",".join(map(str, unmarked[:20])),
@@ -157,9 +157,9 @@ class Epoch:
         found = table[column]
         if not pa.types.is_integer(found.type) or found.null_count:
             raise InvalidArgument(
-                f"the column {column!r} has no offsets: it is {found.type}, {found.null_count} of {len(found)} rows "
-                "are null",
-                remedy="name the columns of the source partition and of the offset in it: position=",
+                f"the column {column!r} does not hold offsets: its type is {found.type}, {found.null_count} of "
+                f"{len(found)} rows are null",
+                remedy="name the columns of source partition and offset with position=",
                 operator=self._plan.operator,
             )
         offsets: np.ndarray[Any, Any] = found.to_numpy().astype(np.int64)

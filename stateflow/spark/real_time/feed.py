@@ -102,9 +102,9 @@ class Feed(_Source):
         """
         if int(offsets[0]) < self._next or np.any(offsets[1:] <= offsets[:-1]):
             raise InvalidArgument(
-                f"offsets of {self._history.source} do not rise: {int(offsets[0])} after {self._next - 1}",
-                remedy="name the columns of the source partition and of the offset in it: position=; and put no "
-                "shuffle or union between source and operator",
+                f"offsets of {self._history.source} do not increase: {int(offsets[0])} after {self._next - 1}",
+                remedy="name the columns of source partition and offset with position=, and put no shuffle or "
+                "union between source and operator",
                 operator=self._history.operator,
             )
         number = self._next = int(offsets[-1]) + 1
@@ -160,8 +160,8 @@ class Visits(_Source):
             return []
         if self._number == self._last:
             raise InvalidArgument(
-                f"an epoch has had {_VISITS_MAX} visits for its timers",
-                remedy="let epochs be shorter: trigger(realTime=)",
+                f"an epoch reached the limit of {_VISITS_MAX} visits for its timers",
+                remedy="shorten epochs with trigger(realTime=)",
             )
         outputs = yield from self._sent(self._everywhere, self._number, watermark_us)
         self._number += 1

@@ -104,8 +104,8 @@ class RealTimeTask:
                 yield from run(epoch.visit(now()))
         if not ended():
             raise InputIncomplete(
-                "Spark broke off the task's input, as it does when it kills a task",
-                remedy="rows that came are applied, and their outputs are given when Spark gives those rows again",
+                "Spark closed the task's input early, as it does when it kills a task",
+                remedy="let Spark repeat the task: received rows are applied, and their outputs are returned then",
                 operator=self.base.operator,
             )
         yield from run(epoch.end(_promised(plan, router)))
@@ -134,8 +134,8 @@ class RealTimeTask:
             return
         if look(router, source):
             raise InvalidArgument(
-                "this query has run in micro-batches, by which its rows are known",
-                remedy="go on without real_time=, or begin with a checkpointLocation of its own",
+                "this query has run in micro-batches and cannot switch to real-time mode",
+                remedy="continue without real_time=, or start with a new checkpointLocation",
                 operator=self.base.operator,
                 source=source,
             )

@@ -54,19 +54,19 @@ def test_a_task_is_given_one_of_its_replicas_name_and_address(register: Register
 
 def test_a_name_of_one_address_is_not_given_to_another(register: Register) -> None:
     asked(register)
-    assert asked(register, host="10.0.0.2") == f"{BASE}-0 is at 10.0.0.1, and not at 10.0.0.2"
+    assert asked(register, host="10.0.0.2") == f"{BASE}-0 runs at 10.0.0.1, not at 10.0.0.2"
 
 
 @pytest.mark.parametrize(
     "name", [f"{BASE}-2", f"{BASE}-0-1-2", f"{BASE}-x", BASE, "", "edge-0", f"{BASE}-0~1", f"{BASE}-0\n", f"{BASE}-٠"]
 )
 def test_no_other_name_is_given(register: Register, name: str) -> None:
-    assert asked(register, name) == f"{name!r} is no replica's name here"
+    assert asked(register, name) == f"{name!r} is not a replica of this cluster"
 
 
 @pytest.mark.parametrize("secret", ["", "s" * 63, "S" * 64, "é"])
 def test_who_does_not_know_the_secret_is_given_nothing(register: Register, secret: str) -> None:
-    assert asked(register, secret=secret) == "who asks is no task of this application"
+    assert asked(register, secret=secret) == "the request does not come from a task of this application"
     assert asked(register, host="10.0.0.9") == f"{BASE}-0 at 10.0.0.9", "nor has it taken the name"
 
 
@@ -93,7 +93,7 @@ def test_over_tls(credentials: Credentials, tmp_path: Path) -> None:
     credentials.renew()
     credentials.enrolment.enrol(f"{BASE}-0", tmp_path / "tls")
     assert (tmp_path / "tls" / "key.pem").read_bytes() != first
-    with pytest.raises(NotAllowed, match="is no replica's name here"):
+    with pytest.raises(NotAllowed, match="is not a replica of this cluster"):
         credentials.enrolment.enrol("edge-0", tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
@@ -122,7 +122,7 @@ def test_the_secret_is_said_to_nobody_else(credentials: Credentials, tmp_path: P
         standing = threading.Thread(target=stand_in)
         standing.start()
         false = Enrolment(f"{HOST}:{listening.getsockname()[1]}", ours.ca, ours.secret)
-        with pytest.raises(Unavailable, match="no certificate came from the driver"):
+        with pytest.raises(Unavailable, match="no certificate received from the driver"):
             false.enrol(f"{BASE}-0", tmp_path / "tls")
         standing.join()
     other.end()

@@ -167,9 +167,9 @@ def test_a_replica_that_this_program_reaches_and_an_executor_does_not() -> None:
     with pytest.raises(Unavailable) as caught:
         executors.check()
     assert str(caught.value) == (
-        "unavailable: executors on worker-1 do not reach edge-0 at 127.0.0.1:2, and this program does: Connection "
+        "unavailable: executors on worker-1 cannot reach edge-0 at 127.0.0.1:2, but this program can: Connection "
         "refused (host=worker-1 replica=edge-0 address=127.0.0.1:2): start the replica with --advertise and a name or "
-        "address that the executors' machines reach, and let them through to its port"
+        "address that the executors' machines can reach, and open its port to them"
     )
     assert executors.asked[1] == [CONTROLLER, "127.0.0.1:2"], "asked again"
 
@@ -196,7 +196,7 @@ def test_one_controller_is_enough() -> None:
     a, b = "a:7070", "b:7070"
     apart = [miss(a, "worker-1"), miss(b, "worker-2")]
     Executors(apart, apart).check([a, b])
-    with pytest.raises(Unavailable, match=r"executors on worker-2 do not reach the controller at a:7070"):
+    with pytest.raises(Unavailable, match=r"executors on worker-2 cannot reach the controller at a:7070"):
         Executors(both := [miss(a, "worker-2"), miss(b, "worker-2")], both, gone=[b]).check([a, b])
     everywhere = [miss(a), miss(b)]
     with pytest.raises(Unavailable, match=r"the controller at a:7070.*others=1\): start it with --advertise"):

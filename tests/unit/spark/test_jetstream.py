@@ -40,14 +40,14 @@ def test_options_are_read_from_strings() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"stream": ""}, "the option 'stream' is wrong"),
-        ({"stream": "a.b"}, "the option 'stream' is wrong"),
+        ({"stream": ""}, "the option 'stream' is invalid"),
+        ({"stream": "a.b"}, "the option 'stream' is invalid"),
         ({"streem": "S"}, "the option 'streem' is unknown"),
-        ({"start": "yesterday"}, "the option 'start' is wrong"),
-        ({"max_rows_per_batch": "0"}, "the option 'max_rows_per_batch' is wrong"),
-        ({"on_gap": "ignore"}, "the option 'on_gap' is wrong"),
+        ({"start": "yesterday"}, "the option 'start' is invalid"),
+        ({"max_rows_per_batch": "0"}, "the option 'max_rows_per_batch' is invalid"),
+        ({"on_gap": "ignore"}, "the option 'on_gap' is invalid"),
         ({"servers": "localhost"}, "write nats://host:port"),
-        ({"servers": "nats://me:secret@a:4222"}, "credentials belong into the environment"),
+        ({"servers": "nats://me:secret@a:4222"}, "credentials belong in the environment"),
     ],
 )
 def test_wrong_options_are_named(wrong: dict[str, str], said: str) -> None:

@@ -235,7 +235,7 @@ class Frame:
 
 def test_a_batch_frame_is_asked_for_itself(tally: Tally) -> None:
     frame: Any = Frame(streaming=False)
-    with pytest.raises(NoMetrics, match=r"apply_operator returned.*: pass that one"):
+    with pytest.raises(NoMetrics, match=r"returned by apply_operator.*: pass the returned one"):
         query_metrics(frame)
     task_reports.remember(frame, "nightly")
     assert query_metrics(frame).batches_total == 0

@@ -59,5 +59,5 @@ def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(InvalidArgument, match="cannot be written: No such file or directory: name another file"):
         package(tmp_path / "none" / "sf.zip")
     monkeypatch.setattr(packaging, "_PACKAGES", ("no_such_package",))
-    with pytest.raises(InvalidArgument, match="no_such_package is not installed here as files"):
+    with pytest.raises(InvalidArgument, match="no_such_package is not installed as plain files"):
         package(tmp_path / "sf.zip")

@@ -69,10 +69,10 @@ def test_a_default_may_be_of_the_environment_and_is_a_secret(load: Any) -> None:
     ("changes", "said"),
     [
         ({"parameters": {"day": "${param.width}", "width": 4}}, "a default cannot refer to the parameter 'width'"),
-        ({"name": "${env.MY-NAME}"}, r"\$\{env.MY-NAME\} refers to nothing \(at=name\)"),
-        ({"name": "${Param.day}"}, "refers to nothing"),
-        ({"name": "${params.day}"}, "refers to nothing"),
-        ({"connections": {"warehouse": {"${env.DB_USER}": "x"}}}, "is not replaced"),
+        ({"name": "${env.MY-NAME}"}, r"\$\{env.MY-NAME\} is not a valid reference \(at=name\)"),
+        ({"name": "${Param.day}"}, "is not a valid reference"),
+        ({"name": "${params.day}"}, "is not a valid reference"),
+        ({"connections": {"warehouse": {"${env.DB_USER}": "x"}}}, "cannot contain a reference"),
     ],
 )
 def test_a_reference_is_replaced_or_refused(load: Any, changes: dict[str, Any], said: str) -> None:
@@ -171,18 +171,18 @@ def test_what_is_shown_has_no_secrets(load: Any) -> None:
         ),
         (
             {"operators": [{"operator": "a:B", "initial_state": {"format": "csv", "xyz": 1}}]},
-            "operators[0].initial_state.xyz is unknown: leave it out; there is format, path, schema",
+            "operators[0].initial_state.xyz is unknown: leave it out; known: format, path, schema",
         ),
-        ({"source": {"format": 3}}, "source.format is wrong: Input should be a valid string"),
-        ({"trigger": "often"}, "trigger is wrong: "),
-        ({"sink": {"format": "parquet"}}, "sink.checkpoint is missing: a streaming pipeline could not go on"),
+        ({"source": {"format": 3}}, "source.format is invalid: Input should be a valid string"),
+        ({"trigger": "often"}, "trigger is invalid: "),
+        ({"sink": {"format": "parquet"}}, "sink.checkpoint is missing: a streaming pipeline could not resume"),
         (
             {"sink": {"format": "jdbc", "connection": "warehous", "checkpoint": "c"}},
             "sink.connection: there is no connection profile 'warehous': did you mean 'warehouse'?",
         ),
         ({"name": "${env.NOWHERE}"}, "NOWHERE is not set in the environment (at=name): set it"),
         ({"source": {"format": "csv", "path": "${param.dya}"}}, "(at=source.path): did you mean 'day'?"),
-        ({"parameters": {"day": None, "width": 1}}, "the parameter 'day' has no value: add --set day=…"),
+        ({"parameters": {"day": None, "width": 1}}, "the parameter 'day' has no value: pass --set day=…"),
         (
             {"source": {"format": "csv", "streaming": False}, "state_manager": {}},
             "state_manager.type cannot be None (where_in=state_manager.type): use SqLiteStateManager | ",
@@ -193,20 +193,26 @@ def test_what_is_shown_has_no_secrets(load: Any) -> None:
         ),
         (
             {"source": {"format": "csv", "streaming": True, "record": "n"}},
-            "source.record is for the stage of a batch pipeline",
+            "source.record applies only to the stage of a batch pipeline",
         ),
-        ({"real_time": "often"}, "real_time is wrong: "),
-        ({"real_time": "5 seconds"}, "sink.format is wrong with real_time: jdbc is written by micro-batches"),
-        ({"real_time": "5 seconds", "trigger": "0 seconds"}, "trigger is wrong with real_time: an epoch is as long"),
+        ({"real_time": "often"}, "real_time is invalid: "),
+        ({"real_time": "5 seconds"}, "sink.format conflicts with real_time: jdbc is written in micro-batches"),
+        (
+            {"real_time": "5 seconds", "trigger": "0 seconds"},
+            "trigger conflicts with real_time: real_time sets the length",
+        ),
         (
             {"real_time": "5 seconds", "sink": {"format": "kafka", "mode": "append", "checkpoint": "c"}},
-            "sink.mode is wrong with real_time: it is update",
+            "sink.mode conflicts with real_time: use mode update",
         ),
         (
             {"real_time": "5 seconds", "source": {"format": "csv", "streaming": False}},
-            "source.streaming is wrong with real_time: a batch pipeline has no real-time mode",
+            "source.streaming conflicts with real_time: a batch pipeline cannot run in real-time mode",
         ),
-        ({"operators": [{"operator": "a:B", "position": ["p", "o"]}]}, "operators[0].position is of real-time mode"),
+        (
+            {"operators": [{"operator": "a:B", "position": ["p", "o"]}]},
+            "operators[0].position applies to real-time mode only",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_its_path(load: Any, changes: dict[str, Any], said: str) -> None:
@@ -227,7 +233,10 @@ def test_a_batch_pipeline_needs_no_checkpoint(load: Any) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({"dya": "1"}, "did you mean 'day'"), ({"width": "wide"}, "'wide' is no value for width: give a int")],
+    [
+        ({"dya": "1"}, "did you mean 'day'"),
+        ({"width": "wide"}, "'wide' is not a valid value of width: use a value of type int"),
+    ],
 )
 def test_wrong_settings(load: Any, settings: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
@@ -271,5 +280,5 @@ def test_the_error_of_a_task_is_found_in_sparks() -> None:
     assert isinstance(other, PipelineFailed)
     assert (
         str(other)
-        == "pipeline_failed: [TABLE_NOT_FOUND] there is none: set spark.log.level to ERROR for Spark's own log"
+        == "pipeline_failed: [TABLE_NOT_FOUND] there is none: set spark.log.level to ERROR to see Spark's own log"
     )

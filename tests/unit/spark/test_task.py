@@ -99,7 +99,7 @@ def test_what_spark_broke_off_is_sent_as_far_as_it_makes_whole_pieces(
 ) -> None:
     source = Input()
     replicas = Replicas(source)
-    with pytest.raises(InputIncomplete, match="but for whole pieces"):
+    with pytest.raises(InputIncomplete, match="except whole pieces"):
         run(task, replicas, source, monkeypatch, whole=False)
     assert len(replicas.seen) == 11
 
@@ -118,7 +118,7 @@ def test_more_than_can_be_one_batch_is_refused_as_soon_as_it_is_read(
     source = Input()
     monkeypatch.setattr(tasks, "WHOLE_BYTES_MAX", 7 * BATCH_BYTES)
     work = tasks.Work(task, "q", Batch("query:q", 0), 0, ManualClock())
-    with pytest.raises(InvalidArgument, match=r"bytes of rows came to one task.*maxFilesPerTrigger"):
+    with pytest.raises(InvalidArgument, match=r"bytes of rows in one task.*maxFilesPerTrigger"):
         list(task._whole_batch(Batch("query:q", 0), 0, iter(source), work, None))
     assert source.asked_for == 8
 
@@ -134,7 +134,9 @@ def test_a_stored_output_that_cannot_be_read_names_the_command_that_drops_it(
     batch = Batch("query:it's mine", 7)
     work = tasks.Work(task, "q", batch, 0, ManualClock())
     rows = task._by_partition([next(iter(Input()))], 0, digests=False)
-    with pytest.raises(DecodeError, match=r"stored of batch 7.*drop-output Op 'query:it'\"'\"'s mine' --batch 7`"):
+    with pytest.raises(
+        DecodeError, match=r"stored output of batch 7.*drop-output Op 'query:it'\"'\"'s mine' --batch 7`"
+    ):
         task._delivered(batch, rows, work)
 
 

@@ -21,7 +21,7 @@ from stateflow.spark.pipeline import run_pipeline
 from stateflow.spark.pipeline_file import load_pipeline
 from stateflow.spark.versions import JETSTREAM, REAL_TIME, Feature, arrow_schema, require
 
-OF_STREAMS = "invalid_argument: the JetStream source needs PySpark 4.2 or newer, and this is 4.1.9: "
+OF_STREAMS = "invalid_argument: the JetStream source needs PySpark 4.2 or newer, but this is 4.1.9: "
 NEW = SimpleNamespace(version="4.3.0")
 
 
@@ -68,7 +68,7 @@ def test_a_server_may_be_older_than_its_client(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(pyspark, "__version__", "4.3.0")
     require(REAL_TIME, NEW)  # type: ignore[arg-type]
     server: Any = SimpleNamespace(version="4.1.2")
-    with pytest.raises(InvalidArgument, match=r"and the session's Spark is 4\.1\.2: where it runs: pip install"):
+    with pytest.raises(InvalidArgument, match=r"but the session's Spark is 4\.1\.2: where it runs: pip install"):
         require(JETSTREAM, server)
 
 

@@ -217,7 +217,7 @@ def test_offsets_have_to_rise() -> None:
     attempt = world.attempt
     assert attempt is not None
     attempt.next[0] = 1
-    with pytest.raises(InvalidArgument, match="do not rise: 1 after 2"):
+    with pytest.raises(InvalidArgument, match="do not increase: 1 after 2"):
         attempt.read(0, 1, None)
 
 
