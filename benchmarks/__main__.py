@@ -41,7 +41,7 @@ class Benchmark:
 
 
 REGISTRY = {
-    "state": Benchmark("benchmarks.state", ("P1",), "what does tracked state cost beside plain Python?"),
+    "state": Benchmark("benchmarks.state", ("P1",), "what does tracked state cost, compared with plain Python?"),
     "ledger": Benchmark(
         "benchmarks.ledger", ("G1", "G1-1e7"), "does the ledger scale, in appends and look-ups?", full_only=("G1-1e7",)
     ),
@@ -49,14 +49,14 @@ REGISTRY = {
     "migrate": Benchmark(
         "benchmarks.migrate",
         ("M1", "M2", "M3", "M6", "M7", "M8"),
-        "how long do partitions stand still?",
+        "how long are partitions unserved?",
         questions={
-            "M1": "how long does a partition stand still, by its size?",
-            "M2": "how long does it stand still, by the share of its keys that change meanwhile?",
-            "M3": "what do batches feel while a quarter of many partitions moves?",
-            "M6": "what does the way back cost?",
-            "M7": "do partitions that stay notice that others move?",
-            "M8": "is a pause budget kept, and predicted?",
+            "M1": "how long is a partition unserved, by its size?",
+            "M2": "how long is it unserved, by the share of its keys that change during the move?",
+            "M3": "how much latency do batches gain while a quarter of many partitions moves?",
+            "M6": "what does moving back cost?",
+            "M7": "do moves slow down partitions that stay?",
+            "M8": "is a pause budget kept, and are pauses predicted?",
         },
     ),
     "failover": Benchmark("benchmarks.failover", ("F1",), "how long until a dead replica's partitions answer again?"),
@@ -65,9 +65,9 @@ REGISTRY = {
         ("TAKEOVER", "FLEET", "ROLLING", "ALONE"),
         "how long until the next decision when the leading controller is killed?",
         questions={
-            "FLEET": "how long until replicas that one command spawns serve, are emptied, and joined?",
-            "ALONE": "does a site that is cut off for ten minutes serve on, and lose nothing?",
-            "ROLLING": "what does a Spark query feel while every replica and both controllers are restarted?",
+            "FLEET": "how long until spawned replicas serve, drained ones are empty, and a joining one is used?",
+            "ALONE": "does a site that is cut off for ten minutes keep serving, and lose nothing?",
+            "ROLLING": "what does a Spark query notice while every replica and both controllers are restarted?",
         },
     ),
     "soak": Benchmark(
@@ -76,9 +76,9 @@ REGISTRY = {
     "spark": Benchmark(
         "benchmarks.spark",
         ("T1", "T1-small", "T4"),
-        "faster than Spark's Python state API and its own aggregation?",
+        "is it faster than Spark's Python state API and its own aggregation?",
         questions={
-            "T1-small": "what does a small micro-batch cost, beside a query that only visits Python?",
+            "T1-small": "what does a small micro-batch cost, compared with the least Spark needs?",
             "T4": "what does a small micro-batch cost, by the number of partitions?",
         },
     ),
@@ -89,11 +89,13 @@ REGISTRY = {
         "benchmarks.plan",
         ("S1", "S2"),
         "how long does planning take for 10,000 replicas, and what moves?",
-        questions={"S2": "what do placement policies want of skewed loads, and how long do they take?"},
+        questions={"S2": "what do placement policies propose for skewed loads, and how long do they take?"},
     ),
-    "nexmark": Benchmark("benchmarks.nexmark", ("M4",), "do realistic operators give the same while they move?"),
+    "nexmark": Benchmark(
+        "benchmarks.nexmark", ("M4",), "do realistic operators give the same results while they move?"
+    ),
     "edge": Benchmark("benchmarks.edge", ("M5",), "how long is a pause between edge sites, over a shaped link?"),
-    "observe": Benchmark("benchmarks.observe", ("OBSERVE",), "what does it cost to be watched?"),
+    "observe": Benchmark("benchmarks.observe", ("OBSERVE",), "what does monitoring cost?"),
     "realtime": Benchmark(
         "benchmarks.realtime",
         ("REALTIME",),
@@ -102,11 +104,11 @@ REGISTRY = {
     "inside": Benchmark(
         "benchmarks.inside",
         ("INSIDE",),
-        "what does it cost that replicas run in Spark's own tasks, and what does a killed executor hold up?",
+        "what do replicas in Spark's own tasks cost, and what does a killed executor hold up?",
     ),
     "secure": Benchmark("benchmarks.secure", ("SECURE",), "what does TLS cost, in rows, latency and pauses?"),
     "overload": Benchmark(
-        "benchmarks.overload", ("OVERLOAD",), "what becomes of twice the load, and of others beside a bad client?"
+        "benchmarks.overload", ("OVERLOAD",), "what happens at twice the load, and to other clients beside a bad one?"
     ),
     "latency": Benchmark(
         "benchmarks.latency",
@@ -117,9 +119,9 @@ REGISTRY = {
 }
 #: commands other than benchmarks: ``main(arguments) -> exit status``
 COMMANDS = {
-    "suite": ("benchmarks.suite", "every experiment, one after another, and the report"),
-    "report": ("benchmarks.report", "a page, pictures and a table of the results that were kept"),
-    "compare": ("benchmarks.compare", "two files of results, with what is only noise"),
+    "suite": ("benchmarks.suite", "run every experiment, one after another, then the report"),
+    "report": ("benchmarks.report", "make a page, pictures and a table of the kept results"),
+    "compare": ("benchmarks.compare", "compare two files of results, and show what is only noise"),
 }
 
 
@@ -156,13 +158,15 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", choices=sorted(REGISTRY))
-    parser.add_argument("--experiment", help="id; the benchmark's first when left out")
+    parser.add_argument("--experiment", help="experiment to run; default: the benchmark's first")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    parser.add_argument("--keep", action="store_true", help="also append it to bench-out/results.jsonl")
+    parser.add_argument("--keep", action="store_true", help="also append the result to bench-out/results.jsonl")
     parser.add_argument("--seed", type=int, default=20130101)
-    parser.add_argument("--minutes", type=float, help="of a soak; default 15")
-    parser.add_argument("--only", action="append", metavar="CONTESTANT", help="run these alone; may be repeated")
+    parser.add_argument("--minutes", type=float, help="duration of a soak; default 15")
+    parser.add_argument(
+        "--only", action="append", metavar="CONTESTANT", help="run only this contestant; may be repeated"
+    )
     return parser
 
 

@@ -111,7 +111,7 @@ def _run(cut_s: float, seed: int, figures: dict[str, Any]) -> Correctness:
             load.wait(BESIDE_S)
             before = local.told(OPERATOR)
             if EDGE not in before.owners:
-                raise TimeoutError("the edge has no partition")
+                raise TimeoutError("the edge owns no partition")
             local.cut()
             at_s = time.monotonic()
             load.wait(cut_s)
@@ -121,7 +121,9 @@ def _run(cut_s: float, seed: int, figures: dict[str, Any]) -> Correctness:
             figures |= {"batches": len(took), "batch_ms": summary(took), "lease_s": ControllerSettings().lease_s}
             print(f"  {len(took)} batches within {cut_s:g} s without a controller", file=sys.stderr, flush=True)
             local.heal()
-            figures["heard_again_s"] = local.until(load, "it is heard", lambda: not local.told(OPERATOR).unserved)
+            figures["heard_again_s"] = local.until(
+                load, "the edge is heard again", lambda: not local.told(OPERATOR).unserved
+            )
             load.wait(BESIDE_S)
             after = local.told(OPERATOR)
             figures["changed"] = sum(

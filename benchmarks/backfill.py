@@ -184,7 +184,7 @@ class _Backfill:
 
     def _kill(self, local: LocalCluster, work: Path, result: Path) -> None:
         if result.exists():
-            raise _Failed("it was done before anything was killed")
+            raise _Failed("the run finished before anything was killed")
         if self._killed == "replica":
             local.processes["cloud-0"].kill()
             local.restart("cloud-0")

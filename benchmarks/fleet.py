@@ -242,7 +242,7 @@ def _kill(fleet: Fleet, stage: Stage, number: int) -> Kill:
     moving = threading.Thread(target=_move, args=(cluster, moved, _other(owners[moved])), daemon=True)
     moving.start()
     if not killed.wait(STAGE_TIMEOUT_S):
-        raise TimeoutError(f"the stage was never seen: {stage.name}")
+        raise TimeoutError(f"the stage was never reached: {stage.name}")
     proxy.trap = None
     held: list[float] = []
     watching = threading.Thread(target=_watch_the_hold, args=(fleet, term, held), daemon=True)

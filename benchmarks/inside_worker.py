@@ -130,7 +130,9 @@ def kill(folder: Path) -> dict[str, Any]:
     with start_cluster(spark, KILL_REPLICAS, standbys=1) as cluster:
         cluster.deploy(Ballast, PARTITIONS, installed=True)
         client = cluster.cluster
-        _until(lambda: {each.phase for each in client.status().standbys} == {"CATCHING_UP"}, "there are copies")
+        _until(
+            lambda: {each.phase for each in client.status().standbys} == {"CATCHING_UP"}, "every standby is catching up"
+        )
         with query_of(spark, folder, cluster) as query:
             writing.start()
             query.read_all(1)

@@ -154,7 +154,7 @@ def run(experiment: str, *, quick: bool, seed: int, only: object = None) -> Reco
         },
         targets=[Target(f"throughput, {kind}/plain", beside(kind), LEAST) for kind in kinds if kind != PLAIN],
         correctness=correctness,
-        failures=[] if exported and sizes else ["nobody was watched: no page was read, or no span came"],
+        failures=[] if exported and sizes else ["nothing was monitored: no page was read, or no span arrived"],
         settings={
             "quick": quick,
             "operator": OPERATOR,

@@ -63,7 +63,7 @@ class Client:
         self._out, self._in = self._process.stdout, self._process.stdin
         if self._line() != "ready\n":
             self._process.kill()
-            raise RuntimeError(f"a client ended, or hangs: {kind}")
+            raise RuntimeError(f"a client ended or hangs: {kind}")
 
     def _line(self) -> str:
         """Returns the next line of its output. Empty: the client ended, or hangs."""
@@ -132,7 +132,7 @@ class Measured:
             time.sleep(0.1)
         said = [each.end() for each in good]
         if hostile is not None and not hostile.stop():
-            self.failures.append(f"the hostile client was not at it to the end: {beside}")
+            self.failures.append(f"the hostile client stopped too early: {beside}")
         for each in said:
             self.state |= {key: (n, total) for key, n, total in each.pop("state")}
             self.wrong = {name: self.wrong[name] + each.pop(name) for name in self.wrong}

@@ -41,7 +41,9 @@ P50_MS, P99_MS, PAUSE_MS = 10.0, 30.0, 50.0
 def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] = ()) -> Record:
     if not has_compiler():
         nothing = Correctness(None, None, None, None)
-        return Record(experiment, {}, [], nothing, {}, seed, skipped="no javac: the source of rows is Java")
+        return Record(
+            experiment, {}, [], nothing, {}, seed, skipped="javac is missing: the source of rows is written in Java"
+        )
     alone_s, moving_s = (12.0, 12.0) if quick else (ALONE_S, MOVING_S)
     figures: dict[str, Any] = {}
     correct: list[Correctness] = []

@@ -74,7 +74,7 @@ def render(records: Records, plotly_js: str) -> str:
                 ("correct", f"{len(records) - len(unsound)}/{len(records)}", _unsound(unsound), "bad" * bool(unsound)),
             )
         ),
-        overview='<div id="overview" role="img" aria-label="Every target and how far from it"></div>'
+        overview='<div id="overview" role="img" aria-label="Every target and its distance from the bound"></div>'
         if "overview" in figures
         else "<p>No target was measured.</p>",
         table="".join(_aim_row(aim) for aim in aims),
@@ -111,7 +111,7 @@ def _section(record: Mapping[str, Any], figures: dict[str, Figure]) -> str:
     tone = "" if _sound(record) else ' class="wrong"'
     parts.append(f"<p{tone}>{escape(_correctness(record))}</p>")
     if "skipped" in record:
-        parts.append(f"<p>Left out here: {escape(record['skipped'])}</p>")
+        parts.append(f"<p>Skipped: {escape(record['skipped'])}</p>")
     if record["failures"]:
         parts.append("<ul class=wrong>" + "".join(f"<li>{escape(line)}</li>" for line in record["failures"]) + "</ul>")
     for number_, (title, figure) in enumerate(charts(record)):

@@ -5,7 +5,7 @@ from stateflow.demo.document import page
 _BODY = """<div class="cards">$cards</div>
 <section class="panel">
 <h2>Targets</h2>
-<p>Right of the dotted line a target is met. Bars are the range over the runs where the record tells one; the axis is
+<p>Targets right of the dotted line are met. Bars show the range over the runs where the record has one; the axis is
 logarithmic. Verdicts are computed from the figures.</p>
 <noscript><p>The charts need JavaScript; the table below does not.</p></noscript>
 $overview

@@ -183,7 +183,7 @@ class Query:
         until = time.monotonic() + TIMEOUT_S
         while sum(each["numInputRows"] for each in self._progress.values()) < files * ROWS:
             if self._query.exception() is not None or time.monotonic() > until:
-                raise TimeoutError(f"the query did not read all: {self._query.exception()}")
+                raise TimeoutError(f"the query did not read all rows: {self._query.exception()}")
             time.sleep(0.2)
             self._look()
 

@@ -84,7 +84,7 @@ def run(experiment: str, *, quick: bool, seed: int, only: Sequence[str] | None =
         thirds = [summary(part) for part in _thirds(sources)]
         grown = drift.figures()
         if drift.failed is not None:
-            failures.append(f"what grows was not looked at to the end: {drift.failed!r}")
+            failures.append(f"growth was not sampled to the end: {drift.failed!r}")
         figures = {
             "minutes": minutes,
             "peak_batches_per_s": round(peak.rate, 1),
@@ -214,4 +214,4 @@ def _ready(local: LocalCluster) -> None:
                 return
             last = f"{alive} replicas answer, {moving} move, {len(following)} partitions have a standby"
         time.sleep(0.1)
-    raise TimeoutError(f"not whole again within {SETTLE_S:g} s: {last}")
+    raise TimeoutError(f"not recovered within {SETTLE_S:g} s: {last}")

@@ -90,17 +90,17 @@ def _run(count: int, seed: int, figures: dict[str, Any]) -> Correctness:
             names = set(cluster.spawn(SITE, count=count).wait())
             _note(figures, "spawned_s", began)
             # each gets its share without a further command
-            _until(lambda: names <= local.owners().keys(), "each serves", load)
+            _until(lambda: names <= local.owners().keys(), "every new replica serves", load)
             _note(figures, "all_serve_s", began)
-            _until(lambda: not local.moves(), "what they are given is given", load)
+            _until(lambda: not local.moves(), "their partitions have moved", load)
             _note(figures, "even_s", began)
             figures["most_and_least"] = [max(local.owners().values()), min(local.owners().values())]
             began = time.monotonic()
             for moves in cluster.drain(FIRST, max_pause_ms=PAUSE_MS):
                 moves.wait()
-            _until(lambda: not local.moves(), "nothing moves any more", load)
+            _until(lambda: not local.moves(), "no move runs", load)
             if FIRST in local.owners():
-                raise TimeoutError("what was drained owns partitions")
+                raise TimeoutError("the drained replica owns partitions")
             _note(figures, "emptied_s", began)
             (joined,) = cluster.spawn(SITE).wait()
             began = time.monotonic()

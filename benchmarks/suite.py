@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks suite", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="quick sizes")
     parser.add_argument("--seed", type=int, default=20130101)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="these benchmarks alone")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run; default: all")
     options = parser.parse_args(arguments)
     if RESULTS.exists():
         RESULTS.replace(RESULTS.with_suffix(".previous.jsonl"))

@@ -25,7 +25,7 @@ def make_jar(directory: Path) -> Path:
 
     if not has_compiler():
         raise StateflowError(
-            "there is no javac here, and the source and sink of rows in real time are Java",
+            "javac is missing: the source and sink of rows in real time are written in Java",
             remedy="install a JDK (Debian/Ubuntu: apt-get install openjdk-17-jdk-headless)",
         )
     classes, jar = directory / "classes", directory / "replay.jar"

@@ -192,7 +192,7 @@ def test_vehicles(local: LocalCluster) -> None:
         "north-0 → south-0: COMPLETED",
     ]
     sent = sum(int(line.split()[0]) for line in said if "readings" in line)
-    assert said[-1].endswith(f"the state has {sent}, at north, south")
+    assert said[-1].endswith(f"the state has {sent}, from north, south")
 
 
 def test_gateway(local: LocalCluster, tmp_path: Path) -> None:
@@ -210,8 +210,8 @@ def test_gateway(local: LocalCluster, tmp_path: Path) -> None:
         "all is well: 20 of 20",
         f"the cloud is gone: {20 - 5 * len(away)} of 20 come from the edge",
         f"kept in the outbox: {2 * len(set(away))} batches",
-        f"it is back: {5 * len(away)} outputs of what was kept",
-        "each pump has told 11, 11, 11, 11 readings",
+        f"the cloud is back: {5 * len(away)} outputs of the kept batches",
+        "readings of each pump: 11, 11, 11, 11",
     ]
 
 

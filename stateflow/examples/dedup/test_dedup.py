@@ -30,7 +30,7 @@ def test_what_is_seen_is_forgotten_after_a_day() -> None:
     harness.advance_watermark(NOON + timedelta(hours=12))
     harness.send([reading("b")])
     harness.advance_watermark(NOON + timedelta(hours=23, minutes=59))
-    assert harness.send([reading("a")]) == [], "and that it came again does not keep it"
+    assert harness.send([reading("a")]) == [], "seeing it again does not keep it longer"
     harness.advance_watermark(NOON + timedelta(days=1))
     assert harness.state("D1").seen == {"b"}
     assert harness.send([reading("a"), reading("b")]) == [reading("a")]

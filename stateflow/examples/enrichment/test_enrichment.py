@@ -29,7 +29,7 @@ def test_an_order_waits_for_its_customer() -> None:
     harness = OperatorHarness(Enriched)
     assert harness.send([order("o1", "c1", 1.0), order("o2", "c1", 2.0), order("o3", "c2", 3.0)]) == []
     out = harness.send([customer("c1", "Ann", "gold")])
-    assert [(row["order"], row["name"]) for row in out] == [("o1", "Ann"), ("o2", "Ann")], "in the order they came in"
+    assert [(row["order"], row["name"]) for row in out] == [("o1", "Ann"), ("o2", "Ann")], "in the order of arrival"
     assert not harness.state("c1").waiting
     assert harness.state("c2").waiting == [("o3", 3.0)]
 

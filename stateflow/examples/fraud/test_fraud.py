@@ -28,7 +28,7 @@ def test_ten_times_the_usual_is_suspicious_and_does_not_become_usual() -> None:
     harness = OperatorHarness(FraudScore)
     harness.send([paid(0, "DE", 10.0), paid(1, "DE", 20.0), paid(2, "DE", 30.0)])
     (at_most, above, both) = harness.send([paid(3, "DE", 200.0), paid(4, "FR", 2000.0), paid(5, "BR", 2000.0)])
-    assert at_most["score"] == 0, "ten times 20, and not more"
+    assert at_most["score"] == 0, "exactly ten times 20"
     assert (above["score"], above["why"]) == (40, ["an unusual amount"])
     assert (both["score"], both["why"]) == (100, ["3 countries in an hour", "an unusual amount"])
     assert harness.state("C1").usual.value == 65.0, "(10 + 20 + 30 + 200) / 4"
@@ -51,6 +51,6 @@ def test_a_timer_forgets_each_country_an_hour_after_its_last_payment() -> None:
     assert harness.advance_watermark(NOON + timedelta(minutes=69)) == []
     assert list(harness.state("C1").countries) == ["DE", "FR"]
     harness.advance_watermark(NOON + timedelta(minutes=70))
-    assert list(harness.state("C1").countries) == ["DE"], "its timer was set anew at 12:30"
+    assert list(harness.state("C1").countries) == ["DE"], "its timer was reset at 12:30"
     harness.advance_watermark(NOON + timedelta(minutes=90))
     assert not harness.state("C1").countries

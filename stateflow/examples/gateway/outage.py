@@ -27,9 +27,9 @@ def outage(local: LocalCluster, outbox: str) -> Iterator[str]:
     local.restart("cloud-0")
     with connected(local.address, outbox) as stream:  # a new process would find the same
         stream.flush(timeout_s=60)
-        yield f"it is back: {len(stream.forwarded())} outputs of what was kept"
+        yield f"the cloud is back: {len(stream.forwarded())} outputs of the kept batches"
         last = stream.send([{"pump": f"P{n}", "bar": 9.0} for n in range(4)])
-        yield f"each pump has told {', '.join(str(row['reading']) for row in last)} readings"
+        yield f"readings of each pump: {', '.join(str(row['reading']) for row in last)}"
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def click(minute: int, page: str, user: str = "ann") -> dict[str, object]:
 def test_a_visit_is_over_half_an_hour_after_its_last_click() -> None:
     harness = OperatorHarness(Visits)
     assert harness.send([click(0, "/"), click(12, "/shoes"), click(20, "/"), click(5, "/", "bob")]) == []
-    assert harness.advance_watermark(at(39)) == [], "bob's ended at 9:35, and may be five minutes late"
+    assert harness.advance_watermark(at(39)) == [], "bob's visit ended at 9:35, and clicks may be five minutes late"
     (bob,) = harness.advance_watermark(at(40))
     assert bob == {"user": "bob", "began": at(5), "minutes": 0.0, "clicks": 1, "pages": ["/"]}
     (ann,) = harness.advance_watermark(at(55))

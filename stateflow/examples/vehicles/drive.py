@@ -31,7 +31,7 @@ def drive(cluster: Cluster) -> Iterator[str]:
             finally:
                 over.set()
             sent, last = telling.result()
-            yield f"{sent} readings from {site}; the state has {last['readings']}, at {', '.join(last['sites'])}"
+            yield f"{sent} readings from {site}; the state has {last['readings']}, from {', '.join(last['sites'])}"
 
 
 def tell(gateway: StreamClient, site: str, over: threading.Event) -> tuple[int, dict[str, Any]]:
