@@ -57,7 +57,7 @@ class Assignment:
         """Checks what always holds. Raises InvariantBroken, which only a bug can cause."""
         if len(self.owners) != len(self.epochs) or not all(self.owners) or min(self.epochs, default=1) < 1:
             raise InvariantBroken(
-                f"each of {len(self.owners)} partitions has an owner, and an epoch from 1 on",
+                f"some of {len(self.owners)} partitions lack an owner or have an epoch below 1",
                 remedy=REPORT_LINE,
                 operator=self.operator,
                 version=self.version,

@@ -139,8 +139,8 @@ def _is_change_set(fields: list[Any]) -> bool:
 
 def _no_change_set(size: int) -> TransferCorrupt:
     return TransferCorrupt(
-        "what arrived as a change set is none",
-        remedy="see what runs at the source's address, and which version",
+        "the received data is not a change set",
+        remedy="check what runs at the source's address, and its version",
         bytes=size,
     )
 

@@ -84,7 +84,7 @@ def java() -> Finding:
         import pyspark
     except ImportError:
         remedy = "pip install 'stateflow-streams[spark]'"
-        return Finding("Java, for Spark", Verdict.WARNING, f"Java {version}, and no PySpark", remedy)
+        return Finding("Java, for Spark", Verdict.WARNING, f"Java {version}, but no PySpark", remedy)
     return Finding("Java, for Spark", Verdict.GOOD, f"Java {version}, PySpark {pyspark.__version__}")
 
 
@@ -92,7 +92,9 @@ def cores() -> Finding:
     count, memory = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = f"{count} cores, {memory / (1 << 30):.1f} GiB of memory"
     if count < LEAST_CORES or memory < LEAST_MEMORY:
-        return Finding("machine", Verdict.WARNING, found, "a replica, a controller and Spark share them: have more")
+        return Finding(
+            "machine", Verdict.WARNING, found, "use a larger machine: a replica, a controller and Spark share it"
+        )
     return Finding("machine", Verdict.GOOD, found)
 
 
@@ -106,7 +108,7 @@ def open_files(limit: int | None = None) -> Finding:
     found = f"{most} at most" if most < 1 << 30 else "not limited"
     if most < FILES_MIN:
         partitions = max(0, (most - files.RESERVED) // (files.PER_DATABASE + files.RUNS_MAX))
-        remedy = f"enough for some {partitions} partitions of a replica: raise it (`ulimit -Hn`, LimitNOFILE=)"
+        remedy = f"raise it (`ulimit -Hn`, LimitNOFILE=): it is enough for about {partitions} partitions per replica"
         return Finding("open files", Verdict.WARNING, found, remedy)
     return Finding("open files", Verdict.GOOD, found)
 
@@ -122,10 +124,10 @@ def room(data_dir: Path) -> Finding:
     try:
         free = shutil.disk_usage(_existing(data_dir)).free
     except OSError as error:
-        return Finding("room", Verdict.BAD, f"{data_dir}: {error.strerror}", "name a directory that can be used")
+        return Finding("room", Verdict.BAD, f"{data_dir}: {error.strerror}", "pass a usable directory with --data-dir")
     found = f"{free / (1 << 30):.1f} GiB free for {data_dir}"
     if free < FREE_MIN:
-        return Finding("room", Verdict.WARNING, found, "make room: a full disk stops what writes")
+        return Finding("room", Verdict.WARNING, found, "free space: a full disk stops all writes")
     return Finding("room", Verdict.GOOD, found)
 
 
@@ -141,12 +143,12 @@ def syncs(data_dir: Path) -> Finding:
                 os.fsync(file.fileno())
                 took.append((time.perf_counter() - began) * 1e3)
     except OSError as error:
-        remedy = "name a directory that this user may write: --data-dir"
+        remedy = "pass a directory that this user can write to with --data-dir"
         return Finding("disk", Verdict.BAD, f"{data_dir} cannot be written: {error.strerror}", remedy)
     middle = statistics.median(took)
     found = f"a synced write takes {middle:.1f} ms, the slowest of {SYNCS} {max(took):.1f} ms"
     if middle > SYNC_SLOW_MS:
-        return Finding("disk", Verdict.WARNING, found, "put the data directory on an SSD, or onto this machine")
+        return Finding("disk", Verdict.WARNING, found, "put the data directory on an SSD, or on a local disk")
     return Finding("disk", Verdict.GOOD, found)
 
 
@@ -166,27 +168,25 @@ def clock() -> Finding:
     now = datetime.fromtimestamp(SYSTEM_CLOCK.now_us() / 1e6)
     found = f"{now:%Y-%m-%d %H:%M:%S} here"
     if now.year < 2024:
-        return Finding("clock", Verdict.BAD, found, "set it: certificates and timers go by it")
+        return Finding("clock", Verdict.BAD, found, "set it: certificates and timers depend on it")
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(512))
     except (OSError, AttributeError):
         state = -1
     if state < 0:
-        return Finding("clock", Verdict.UNKNOWN, f"{found}; whether anybody keeps it is not known")
+        return Finding("clock", Verdict.UNKNOWN, f"{found}; synchronization unknown")
     if state == _UNSYNCHRONISED:
-        return Finding("clock", Verdict.WARNING, f"{found}; nobody keeps it", "run chrony or systemd-timesyncd")
-    return Finding("clock", Verdict.GOOD, f"{found}, kept")
+        return Finding("clock", Verdict.WARNING, f"{found}; not synchronized", "run chrony or systemd-timesyncd")
+    return Finding("clock", Verdict.GOOD, f"{found}, synchronized")
 
 
 def variables(environment: Mapping[str, str]) -> Finding:
     strange = unknown_variables(environment)
     if not strange:
-        return Finding(
-            "environment", Verdict.GOOD, f"{len(own_variables(environment))} variables of stateflow, all known"
-        )
+        return Finding("environment", Verdict.GOOD, f"{len(own_variables(environment))} stateflow variables, all known")
     hints = [f"{name}: did you mean {meant}?" for name, meant in strange.items() if meant]
     remedy = "; ".join(hints) or "remove them: nothing reads them"
-    return Finding("environment", Verdict.BAD, f"nobody knows {', '.join(strange)}", remedy)
+    return Finding("environment", Verdict.BAD, f"unknown: {', '.join(strange)}", remedy)
 
 
 def certificate() -> Finding:
@@ -195,21 +195,23 @@ def certificate() -> Finding:
         if not (own.by_token or own.tls_cert):
             if not own.insecure:
                 return Finding("certificate", Verdict.GOOD, "none: plain text, on this machine only")
-            remedy = "`stateflow certs init` makes an authority of your own"
-            return Finding("certificate", Verdict.WARNING, "none: plain text, beyond this machine, too", remedy)
+            remedy = "create your own authority with `stateflow certs init`"
+            return Finding("certificate", Verdict.WARNING, "none: plain text, also beyond this machine", remedy)
         current = TlsFiles(own).current().own
     except StateflowError as error:
         return Finding("certificate", Verdict.BAD, error.what, error.remedy)
     left = current.not_after - utc(SYSTEM_CLOCK)
     found = f"{current.identity}, until {current.not_after:%Y-%m-%d %H:%M} UTC"
     if left < min(SOON, timedelta(days=7)):
-        return Finding("certificate", Verdict.WARNING, found, "renew it: `stateflow certs renew`, or another token")
+        return Finding(
+            "certificate", Verdict.WARNING, found, "renew it with `stateflow certs renew`, or use another token"
+        )
     return Finding("certificate", Verdict.GOOD, found)
 
 
 def cluster(controller: str) -> Finding:
     if _nobody_listens(controller):  # no waiting for a controller here
-        return Finding("cluster", Verdict.UNKNOWN, f"nobody listens at {controller}")
+        return Finding("cluster", Verdict.UNKNOWN, f"nothing listens at {controller}")
     try:
         status = Cluster(controller).status()
     except StateflowError as error:
@@ -220,7 +222,7 @@ def cluster(controller: str) -> Finding:
     if silent:
         return Finding("cluster", Verdict.WARNING, f"{found}; silent: {', '.join(silent)}", "see `stateflow status`")
     if len(versions) > 1:
-        remedy = "it works, and is meant to pass: upgrade the others"
+        remedy = "upgrade the others: mixed releases work, but only for a transition"
         return Finding("cluster", Verdict.WARNING, f"{found}, of releases {', '.join(versions)}", remedy)
     return Finding("cluster", Verdict.GOOD, found)
 

@@ -35,9 +35,9 @@ def read_document(path: Path, may_be_text: Callable[[Place], bool] | None = None
         with path.open("rb") as file:
             data = file.read(BYTES_MAX + 1)
     except OSError as error:
-        raise InvalidArgument(f"{path} cannot be read: {error.strerror}", remedy="name a YAML file") from error
+        raise InvalidArgument(f"{path} cannot be read: {error.strerror}", remedy="pass a YAML file") from error
     if len(data) > BYTES_MAX:
-        raise InvalidArgument(f"{path} is larger than {BYTES_MAX >> 20} MiB", remedy="name a YAML file")
+        raise InvalidArgument(f"{path} is larger than {BYTES_MAX >> 20} MiB", remedy="pass a YAML file")
     try:
         text = data.decode()
         if may_be_text is not None:
@@ -50,7 +50,7 @@ def read_document(path: Path, may_be_text: Callable[[Place], bool] | None = None
         what = (error.problem or error.context or "it cannot be read") + (f" (line {mark.line + 1})" if mark else "")
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         what = " ".join(str(error).split())[:200]
-    raise InvalidArgument(f"{path} is no YAML: {what}", remedy="correct it")
+    raise InvalidArgument(f"{path} is not valid YAML: {what}", remedy="correct it")
 
 
 def parse(text: str) -> Any:
@@ -146,14 +146,12 @@ def _measure(node: Node, known: dict[int, int], depth: int) -> int:
         for key, value in node.value:
             if isinstance(key, ScalarNode) and key.value != "<<":
                 if (key.tag, key.value) in names:
-                    raise yaml.MarkedYAMLError(
-                        problem=f"{key.value[:80]!r} is there twice", problem_mark=key.start_mark
-                    )
+                    raise yaml.MarkedYAMLError(problem=f"duplicate key {key.value[:80]!r}", problem_mark=key.start_mark)
                 names.add((key.tag, key.value))
             size += _measure(key, known, depth + 1) + _measure(value, known, depth + 1)
     if size > VALUES_MAX:
         raise yaml.MarkedYAMLError(
-            problem=f"its anchors come to more than {VALUES_MAX:,} values", problem_mark=node.start_mark
+            problem=f"its anchors expand to more than {VALUES_MAX:,} values", problem_mark=node.start_mark
         )
     known[id(node)] = size
     return size

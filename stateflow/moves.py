@@ -24,7 +24,7 @@ AUTO = "auto"
 STRATEGIES = (AUTO, *StrategyName)
 Order = Literal["hot-first", "hot-last", "number"]
 ORDERS: tuple[Order, ...] = get_args(Order)
-_UNITS = {"max_pause_ms": "milliseconds", "max_bandwidth": "bytes a second", "patience_s": "seconds"}
+_UNITS = {"max_pause_ms": "milliseconds", "max_bandwidth": "bytes per second", "patience_s": "seconds"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,12 @@ class MoveOptions:
             if value is not None and not _is_positive(value):
                 raise InvalidArgument(
                     f"{name} cannot be {value!r}",
-                    remedy=f"give a positive number of {unit}, or leave it out for no limit",
+                    remedy=f"pass a positive number of {unit}, or omit it for no limit",
                 )
         for name in ("limit", "per_node", "per_link"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int) and 0 < value < 1 << 31):
-                raise InvalidArgument(f"{name} cannot be {value!r}", remedy="give a number from 1 on, or leave it out")
+                raise InvalidArgument(f"{name} cannot be {value!r}", remedy="pass an integer of 1 or more, or omit it")
         if self.strategy not in STRATEGIES:
             raise InvalidArgument(f"there is no strategy {self.strategy!r}", remedy=f"use {', '.join(STRATEGIES)}")
         if self.order not in ORDERS:

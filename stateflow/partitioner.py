@@ -69,7 +69,7 @@ def spark_xxhash64(*columns: Any) -> int:
             seed = xxhash.xxh64_intdigest(_column_bytes(column), seed)
         except UnicodeEncodeError as error:
             raise EncodeError(
-                f"a key is no text: {error.reason}",
+                f"a key is not valid text: {error.reason}",
                 remedy="use a binary key for bytes that are not UTF-8",
                 key=shown(column),
             ) from None
@@ -104,6 +104,6 @@ def check_belongs(partition: int, partitions: int, key: Any) -> None:
 def check_partitions(partitions: int) -> int:
     if not 1 <= partitions <= PARTITIONS_MAX:
         raise InvalidArgument(
-            f"{partitions} partitions are not possible", remedy=f"use 1 to {PARTITIONS_MAX}; 128 is the default"
+            f"invalid number of partitions: {partitions}", remedy=f"use 1 to {PARTITIONS_MAX}; 128 is the default"
         )
     return partitions

@@ -22,9 +22,9 @@ def keep_private(path: Path) -> None:
     try:
         path.chmod(mode & ~UMASK)
     except OSError as error:
-        log.warning("%s can be read by others of this machine and stays so: %s", path, error.strerror)
+        log.warning("%s is readable by other users, and its mode cannot be changed: %s", path, error.strerror)
     else:
-        log.warning("%s could be read by others of this machine; it is its owner's alone now", path)
+        log.warning("%s was readable by other users; now only its owner can read it", path)
 
 
 def state_directory() -> Path:
@@ -54,12 +54,14 @@ def url_of(text: str) -> str:
     try:
         lines = path.read_text(encoding="utf-8").split()
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
+        why = getattr(error, "strerror", None) or "it is not text"
         raise InvalidArgument(
-            f"the file with the URL cannot be read: {why}", remedy="write @FILE, with one URL in it", file=path
+            f"the file with the URL cannot be read: {why}", remedy="pass @FILE, a file with one URL", file=path
         ) from None
     if len(lines) != 1:
-        raise InvalidArgument("the file must hold one URL", remedy="write it on the first line, alone", file=path)
+        raise InvalidArgument(
+            "the file must contain exactly one URL", remedy="put only the URL into the file", file=path
+        )
     if os.name == "posix" and path.stat().st_mode & stat.S_IROTH:
-        log.warning("%s holds a URL and can be read by everybody here (chmod 600)", path)
+        log.warning("%s contains a URL and is readable by every user (chmod 600)", path)
     return lines[0]

@@ -52,8 +52,8 @@ def check_release(other: Release, own: Release = OWN) -> None:
         return
     newer = other.oldest > own.protocol
     raise ReleaseMismatch(
-        f"stateflow {other.version} calls, and this is {own.version}: they do not understand each other",
-        remedy=f"upgrade {'this one' if newer else 'who calls'} first, release by release",
+        f"stateflow {other.version} of the caller and {own.version} here are incompatible",
+        remedy=f"upgrade {'this one' if newer else 'the caller'} first, release by release",
         protocol=f"{other.protocol}-{other.oldest}",
         here=f"{own.protocol}-{own.oldest}",
     )

@@ -58,7 +58,7 @@ class Schedule:
                     return cls(text, cron=cron, zone=zone)
         except (ValueError, OSError, KeyError, CronSimError, StopIteration):  # ZoneInfo's; a day that never comes
             pass
-        raise InvalidArgument(f"{shown(text)} is no schedule", remedy=_REMEDY)
+        raise InvalidArgument(f"{shown(text)} is not a schedule", remedy=_REMEDY)
 
     def due(self, now_us: int, since_us: int, fired_us: int | None, ended_us: int | None) -> int | None:
         """Returns the time for which the job is to run now; None: not yet, or no more.
@@ -91,7 +91,7 @@ class Schedule:
     @property
     def _line(self) -> str:
         if self.cron is None:
-            raise InvalidArgument(f"{shown(self.text)} is no schedule", remedy=_REMEDY)
+            raise InvalidArgument(f"{shown(self.text)} is not a schedule", remedy=_REMEDY)
         return self.cron
 
     def _before(self, now_us: int) -> int | None:

@@ -247,8 +247,8 @@ def _is_wanted() -> bool:
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     if said != "otlp" or protocol not in (None, "", "http/protobuf"):
         raise InvalidArgument(
-            f"traces cannot go by {said!r}" + (f" and {protocol!r}" if protocol else ""),
-            remedy="set OTEL_TRACES_EXPORTER=otlp, and no other protocol than http/protobuf; or leave it out",
+            f"traces cannot be exported with {said!r}" + (f" and {protocol!r}" if protocol else ""),
+            remedy="set OTEL_TRACES_EXPORTER=otlp with the protocol http/protobuf, or unset it",
         )
     return True
 
@@ -262,7 +262,7 @@ def _provider(process: str, name: str, site: str) -> tuple[Any, Any]:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise ExtraMissing(
-            f"OTEL_TRACES_EXPORTER=otlp, and {error.name} is not installed",
+            f"OTEL_TRACES_EXPORTER=otlp, but {error.name} is not installed",
             remedy="pip install 'stateflow-streams[traces]', or unset it",
         ) from error
     ours = {"service.name": f"stateflow-{process}", "service.version": VERSION}

@@ -144,12 +144,12 @@ class Table(Generic[P, M, A]):
             for event in self.events:
                 rows = self._rows.get((phase.name, event), ())
                 if not rows or rows[-1].when is not None:
-                    yield f"{phase}, {event.__name__}: nothing is said of it"
+                    yield f"{phase}, {event.__name__}: no row without a guard"
                 if any(row.when is None for row in rows[:-1]):
-                    yield f"{phase}, {event.__name__}: a row is never taken"
+                    yield f"{phase}, {event.__name__}: a row is unreachable"
         for row in self.rows:
             if isinstance(row, Ignored) and not row.note:
-                yield f"{', '.join(each(row.phases))}, {_names(row.events)}: ignored for no reason"
+                yield f"{', '.join(each(row.phases))}, {_names(row.events)}: ignored without a note"
 
     def diagram(self) -> str:
         """Returns a Mermaid state diagram: every way from a phase to another, with the events that lead there."""
@@ -183,7 +183,7 @@ class Table(Generic[P, M, A]):
                 "|---|---|---|---|---|---|",
                 *(self._line(row, show) for row in self.rows),
                 "",
-                "Whatever has happened:",
+                "Invariants:",
                 "",
                 *(f"- {invariant.words}" for invariant in self.invariants),
                 "",

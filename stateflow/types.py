@@ -72,10 +72,10 @@ FILE = Grammar(
     re.compile(
         r"CURRENT|IDENTITY|CHANGES|(?:MANIFEST|OPTIONS)-\d{1,20}|\d{1,20}\.(?:sst|log|blob)|rocksdict-config\.json"
     ),
-    "only files of a database cross",
+    "use the name of a database file",
 )
 #: hexadecimal, of 64 to 256 bits
-DIGEST = Grammar("digest", re.compile(r"[0-9a-f]{16,64}"), "16 to 64 hexadecimal digits, in lower case")
+DIGEST = Grammar("digest", re.compile(r"[0-9a-f]{16,64}"), "use 16 to 64 lower-case hexadecimal digits")
 PORT_MAX = 65_535
 _PORT = r"[0-5]?[0-9]{1,4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
 ADDRESS = Grammar(
@@ -87,7 +87,7 @@ ADDRESS = Grammar(
 LABEL = Grammar("name", re.compile(r".{1,256}"), "use 1 to 256 printable characters")
 #: place of an operator's class
 TARGET = Grammar(
-    "operator's place",
+    "operator reference",
     re.compile(r".{1,1024}:[^\W\d][\w.]{0,255}"),
     "write package.module:Class or file.py:Class",
 )
@@ -104,7 +104,8 @@ def listened_at(listen: str) -> tuple[str, int]:
     host = host.strip("[]")
     if not host or not (port.isascii() and port.isdecimal()) or int(port) > PORT_MAX:
         raise InvalidArgument(
-            f"{shown(listen)} is no address", remedy=f"write host:port; a port up to {PORT_MAX}, or 0 for a free one"
+            f"{shown(listen)} is not an address",
+            remedy=f"write host:port, with a port up to {PORT_MAX}, or 0 for a free one",
         )
     return host, int(port)
 
@@ -116,7 +117,7 @@ def cannot_listen(error: OSError, listen: str) -> StateflowError:
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return InvalidArgument(
             f"this machine has no address {shown(host)}: {error.strerror}",
-            remedy="listen on one that it has, or on 0.0.0.0 for all of them",
+            remedy="listen on one of its addresses, or on 0.0.0.0 for all",
             address=listen,
         )
     if error.errno in (errno.EACCES, errno.EPERM):

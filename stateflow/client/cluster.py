@@ -245,8 +245,8 @@ class Cluster:
             chunk = list(itertools.islice(remaining, LOADED_ROWS))
             if not chunk and number <= loaded:
                 raise BatchChanged(
-                    f"{count} rows are given, more were loaded before",
-                    remedy="first state is loaded once: load the same rows, or deploy the operator under another name",
+                    f"{count} rows given, but more are already loaded",
+                    remedy="initial state loads once: pass the same rows, or deploy the operator under another name",
                     operator=operator,
                 )
             if not chunk:
@@ -538,9 +538,9 @@ class Cluster:
                 for migration in self.drain(replica):
                     report = migration.wait()
                     if report.state != "COMPLETED":
-                        failed = next((move.error for move in report.moves if move.error), "it was cancelled")
+                        failed = next((move.error for move in report.moves if move.error), "the drain was cancelled")
                         raise MoveAborted(
-                            f"the replica could not be drained, and runs on: {failed}",
+                            f"the replica was not drained and keeps running: {failed}",
                             remedy=f"see `stateflow reconfig info {report.id}`",
                             replica=replica,
                         )
@@ -591,7 +591,7 @@ class Cluster:
         replicas.
         """
         if count < 0:
-            raise InvalidArgument("a count cannot be negative", remedy="give 0 to end standbys")
+            raise InvalidArgument("a count cannot be negative", remedy="pass 0 to remove the standbys")
         return self._client.standby(operator, count)
 
     def reconfigurations(self, limit: int = 0) -> list[Reconfiguration]:
@@ -646,7 +646,7 @@ class Cluster:
         limits = {"limit": limit, "per_node": per_node, "per_link": per_link}
         for name, value in limits.items():
             if value is not None and not (isinstance(value, int) and 0 <= value < 1 << 31):
-                raise InvalidArgument(f"{name} cannot be {value!r}", remedy="give a number from 0 on")
+                raise InvalidArgument(f"{name} cannot be {value!r}", remedy="pass an integer of 0 or more")
         return Migration(self._client, self._client.edit(reconfiguration, limits))
 
     def retry(self, reconfiguration: str, *, cancelled: bool = False) -> Migration:
@@ -709,7 +709,7 @@ class Cluster:
                     break
                 if pause is None:
                     raise Unavailable(
-                        f"partitions {sorted(left)} were with nobody", remedy="try again when no move is under way"
+                        f"no replica serves partitions {sorted(left)}", remedy="retry when no move is running"
                     )
                 sleep(pause)
         return Taken.together(done).report
@@ -827,8 +827,8 @@ def _numbers(partitions: object) -> list[int]:
         numbers = list(partitions)
     if not all(isinstance(number, Integral) and not isinstance(number, bool) for number in numbers):
         raise InvalidArgument(
-            f"partitions={partitions!r} is no list of partitions",
-            remedy="write partitions=[20], or range(20) for the first twenty",
+            f"partitions={partitions!r} is not a list of partitions",
+            remedy="pass partitions=[20], or range(20) for the first twenty",
         )
     for number in numbers:
         if not 0 <= number < PARTITIONS_MAX:

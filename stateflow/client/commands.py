@@ -134,7 +134,7 @@ class Spawning:
                 return
             if superseded := [name for name in waits if self._is_superseded(name)]:
                 raise MoveConflict(
-                    "another command came after this one", remedy="see `stateflow agent list`", replica=superseded[0]
+                    "a later command superseded this one", remedy="see `stateflow agent list`", replica=superseded[0]
                 )
             sleep(POLL_S)
 

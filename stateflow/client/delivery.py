@@ -177,7 +177,7 @@ class Delivery:
         keeps its number, under which no partition applies it twice.
         """
         if rewind and sequence is None:
-            raise InvalidArgument("a rewind sends batches under their numbers", remedy="pass sequence=")
+            raise InvalidArgument("a rewind needs the number of each batch", remedy="pass sequence=")
         asked, left, batch = Asked(rows, watermark_us), None, None
         if sequence is None:
             left = self._left.get(asked.digest) if self._left else None
@@ -285,8 +285,8 @@ class Delivery:
 
     def _overtaken(self, number: int) -> StaleBatch:
         return StaleBatch(
-            f"the same failed as batch {number}, which partitions contain, some of them or all, and others came since",
-            remedy="send again what the state lacks; or, to have all of it applied once more, pass sequence=",
+            f"these rows failed as batch {number}; some or all partitions applied it, and later batches followed",
+            remedy="resend only what the state lacks, or pass sequence= to apply all rows again",
             operator=self.history.operator,
             source=self.history.source,
             batch=number,
@@ -329,7 +329,7 @@ class Delivery:
             if not missing:
                 return
             log.warning(
-                "partitions of %s lost batches of %s that they had acknowledged: %d batches are sent again, from %d on",
+                "partitions of %s lost acknowledged batches of %s: resending %d batches, from %d on",
                 self.history.operator,
                 self.history.source,
                 len(missing),

@@ -114,7 +114,7 @@ class ForwardingClient:
             check_name("site", site)
         if outbox_bytes <= 0 or not patience_s > 0:
             raise InvalidArgument(
-                f"outbox_bytes={outbox_bytes!r}, patience_s={patience_s!r}", remedy="give positive numbers"
+                f"outbox_bytes={outbox_bytes!r}, patience_s={patience_s!r}", remedy="pass positive numbers"
             )
         settings = settings or RouterSettings()
         stall_s = min(settings.stall_s, patience_s)
@@ -141,8 +141,8 @@ class ForwardingClient:
         spec = self._router.spec
         if known is not None and known.spec.partitions != spec.partitions:
             raise OutboxForeign(
-                f"{operator} has {spec.partitions} partitions, and had {known.spec.partitions} when this was made",
-                remedy="put the outbox aside; what was not forwarded out of it has to be sent again by the application",
+                f"{operator} has {spec.partitions} partitions, but {known.spec.partitions} when the outbox was created",
+                remedy="move the outbox aside, and resend from the application what it had not forwarded",
                 outbox=self._outbox.directory,
             )
         self._session = Session(SYSTEM_CLOCK.now_us(), uuid.uuid4().hex[:16])
@@ -227,7 +227,7 @@ class ForwardingClient:
             self._check_open()
             if left := [way for way in self._ways if way.waiting]:
                 raise next((way.error for way in left if way.error is not None), None) or Unavailable(
-                    f"rows for {len(left)} partitions are still stored", remedy="see waiting()"
+                    f"rows for {len(left)} partitions are not forwarded yet", remedy="check waiting()"
                 )
 
     def accept_loss(self) -> None:
@@ -400,7 +400,9 @@ class ForwardingClient:
                 elif way.error is not None:
                     return
         except Exception as error:  # noqa: BLE001 - of the outbox: its disk; or a bug, and then it is said, too
-            log.error("nothing goes to partition %d of %s: %s", partition, self._router.operator, error)
+            log.error(
+                "forwarding to partition %d of %s failed, retrying later: %s", partition, self._router.operator, error
+            )
             with self._changed:
                 way.error = error if isinstance(error, StateflowError) else StateflowError(repr(error))
                 way.again_at = self._router.clock.monotonic() + AGAIN_S_MAX
@@ -472,7 +474,7 @@ class ForwardingClient:
 
     def _check_open(self, *, fatal: bool = True) -> None:
         if self._closed:
-            raise InvalidArgument("the client is closed", remedy="make another one", source=self.source)
+            raise InvalidArgument("the client is closed", remedy="create a new client", source=self.source)
         if fatal:
             self._raise_fatal()
 

@@ -323,8 +323,8 @@ class History:
         if self._taken:
             newest = max(self._taken.values())
             return PositionGap(
-                f"batches from {expected} on are lost, those of a former client, up to {newest}, came in their place",
-                remedy="call accept_loss(), and send again under new numbers what the state lacks",
+                f"batches from {expected} on are lost, and an earlier client's, up to {newest}, took their numbers",
+                remedy="call accept_loss(), then resend what the state lacks under new numbers",
                 operator=self.operator,
                 source=self.source,
                 expected=expected,
@@ -333,17 +333,17 @@ class History:
         if self.finishes(expected):
             assert self._half is not None
             return PositionGap(
-                f"batch {expected}, the last of the client before, is in some of its partitions and not in others",
-                remedy=f"send the same rows again with sequence={expected}; or call accept_loss() to go on without",
+                f"batch {expected}, the last of the previous client, was applied by only some of its partitions",
+                remedy=f"resend the same rows with sequence={expected}, or call accept_loss() to continue without them",
                 operator=self.operator,
                 source=self.source,
                 expected=expected,
                 partitions=",".join(map(str, sorted(self._half.lacking)[:20])),
             )
         return PositionGap(
-            f"batches that were acknowledged are lost, from {expected} on",
-            remedy=f"send every batch from {expected} on again, in order and with rewind=True; "
-            "or call accept_loss() where they are gone for good",
+            f"acknowledged batches from {expected} on are lost",
+            remedy=f"resend every batch from {expected} on, in order and with rewind=True; "
+            "or call accept_loss() if they are gone for good",
             operator=self.operator,
             source=self.source,
             expected=expected,
@@ -379,7 +379,7 @@ def _decoded(known: bytes, partition_count: int) -> _Known:
             (inner,) = rest
             behind, among = msgpack.unpackb(zlib.decompressobj().decompress(inner, INNER_MAX))
             if len(among) != partition_count:
-                raise ValueError(f"partitions of {len(among)} instead of {partition_count}")
+                raise ValueError(f"{len(among)} partitions instead of {partition_count}")
             partitions = [partition for partition, is_there in enumerate(among) if is_there]
         elif version == 1:
             behind, partitions = rest
@@ -387,15 +387,15 @@ def _decoded(known: bytes, partition_count: int) -> _Known:
             raise ValueError(f"version {version}")
         whole = (generation_us, number, *behind, *partitions)
         if not isinstance(session_id, str) or any(type(each) is not int for each in whole):
-            raise ValueError("types that no client writes")
+            raise ValueError("unexpected types")
         if len(behind) != partition_count or not all(0 <= each < partition_count for each in partitions):
-            raise ValueError(f"other partitions than the {partition_count} there are")
+            raise ValueError(f"partitions that do not match the operator's {partition_count}")
         acknowledged = [number - each for each in behind]
         if not -1 <= max(acknowledged) <= number or min(acknowledged) < -1:
-            raise ValueError("batches that there cannot be")
+            raise ValueError("impossible batch numbers")
         return _Known(Session(generation_us, session_id), number, acknowledged, partitions)
     except (ValueError, TypeError, zlib.error, msgpack.UnpackException) as error:
         raise DecodeError(
-            f"what the source's last client left cannot be read ({error})",
+            f"the record of the source's last client cannot be read ({error})",
             remedy="run the stateflow version of that client, or use another source name",
         ) from error

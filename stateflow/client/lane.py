@@ -71,12 +71,14 @@ class Lane:
             if ahead is None:
                 ahead = 0
             if position.batch > self._newest + ahead:
-                raise self._overtaken(first, "it contains more than this outbox has sent: this is an older copy of it")
+                raise self._overtaken(first, "it has more than this outbox sent, so the outbox is an older copy")
             if position.batch < acknowledged + ahead:
                 raise self._lost(position.batch + 1 - ahead)
         elif ahead is None or position.batch >= first.number + ahead:
             if first.attempted and ahead is not None:
-                raise self._overtaken(first, f"another client sent up to {position.batch}, after it may have been sent")
+                raise self._overtaken(
+                    first, f"another client sent up to {position.batch} after this batch may have been sent"
+                )
             ahead = position.batch + 1 - first.number
         self.base = Base(ahead, acknowledged)
         self._contained, self._opened = position.batch, True
@@ -106,8 +108,8 @@ class Lane:
 
     def _lost(self, number: int) -> PositionGap:
         return PositionGap(
-            f"batches that were acknowledged are lost, from {number} on",
-            remedy="call accept_loss(), and send again what the state lacks",
+            f"acknowledged batches from {number} on are lost",
+            remedy="call accept_loss(), then resend what the state lacks",
             operator=self._history.operator,
             source=self._history.source,
             partition=self.partition,
@@ -116,8 +118,8 @@ class Lane:
 
     def _overtaken(self, first: Part, why: str) -> OutboxOvertaken:
         return OutboxOvertaken(
-            f"whether batch {first.number} is contained cannot be told: {why}",
-            remedy="look into the state; then send what it lacks through a client with a new outbox",
+            f"cannot tell whether the partition applied batch {first.number}: {why}",
+            remedy="inspect the state, then send what it lacks through a client with a new outbox",
             operator=self._history.operator,
             source=self._history.source,
             partition=self.partition,

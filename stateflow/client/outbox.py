@@ -154,8 +154,8 @@ class Outbox:
                     self._set(name, wanted)
             elif known != wanted:
                 raise OutboxForeign(
-                    f"this outbox has {name} {known!r}, and {wanted!r} is wanted",
-                    remedy="give each source of each operator an outbox of its own",
+                    f"this outbox has {name} {known!r}, not {wanted!r}",
+                    remedy="use a separate outbox for each source of each operator",
                     outbox=self.directory,
                 )
         sizes = [self._one(f"SELECT coalesce(sum(size), 0) FROM {table}") for table in ("part", "output", "refused")]
@@ -236,9 +236,9 @@ class Outbox:
             if self._bytes + more > self._bytes_max:
                 untaken = sum(self._size(table, 1 << 62) for table in ("output", "refused"))
                 raise OutboxFull(
-                    f"{self._bytes} bytes are stored, and {more} more would be over {self._bytes_max}; "
-                    f"{untaken} of them are to be taken with forwarded() and refused()",
-                    remedy="take them, wait until the rest has been forwarded, or give it more room (outbox_bytes=)",
+                    f"{self._bytes} bytes are stored, and {more} more would exceed {self._bytes_max}; "
+                    f"{untaken} of them wait to be taken with forwarded() and refused()",
+                    remedy="take them, wait until the rest has been forwarded, or raise outbox_bytes=",
                     outbox=self.directory,
                 )
             for partition, part in parts.items():
@@ -379,12 +379,12 @@ class Outbox:
         except OSError:
             there = False
         if not there:
-            raise self._damaged("it was removed, or another one was put in its place, while it was in use")
+            raise self._damaged("it was removed or replaced while in use")
 
     def _check(self, checksum: int, *data: bytes) -> None:
         """Checks a checksum, as SQLite does not notice a changed byte in its values."""
         if checksum != _checksum(*data):
-            raise self._damaged("rows or outputs are not what was written")
+            raise self._damaged("checksum mismatch in rows or outputs")
 
     def _read(self, schema: bytes, rows: bytes, partition: int, count: int) -> BatchRows:
         try:
@@ -432,18 +432,20 @@ class Outbox:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_BUSY or code == sqlite3.SQLITE_LOCKED:
             return DataDirLocked(
-                "another process has this outbox", remedy="give each client its own", outbox=self.directory
+                "another process is using this outbox",
+                remedy="use a separate outbox for each client",
+                outbox=self.directory,
             )
         if code == sqlite3.SQLITE_FULL:
-            return DiskFull("the outbox cannot be written", remedy="make room on its disk", outbox=self.directory)
+            return DiskFull("the outbox cannot be written", remedy="free space on its disk", outbox=self.directory)
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return self._damaged(str(error))
-        return DiskRefused(f"the outbox cannot be used: {error}", remedy="see its disk", outbox=self.directory)
+        return DiskRefused(f"the outbox cannot be used: {error}", remedy="check its disk", outbox=self.directory)
 
     def _damaged(self, why: str) -> OutboxDamaged:
         return OutboxDamaged(
             f"the outbox cannot be read: {why}",
-            remedy="put the directory aside; what was not forwarded out of it has to be sent again by the application",
+            remedy="move the directory aside, and resend from the application what it had not forwarded",
             outbox=self.directory,
         )
 

@@ -71,8 +71,8 @@ def pack(operator: type[Operator], requirements: Iterable[str] = (), modules: It
     packed = _zipped(files)
     if len(packed) > PACKED_MAX:
         raise BundleRefused(
-            f"the bundle has {len(packed) >> 20} MB, {PACKED_MAX >> 20} are possible",
-            remedy="install it at the sites, and deploy it with --installed",
+            f"the bundle has {len(packed) >> 20} MB, more than {PACKED_MAX >> 20} MB",
+            remedy="install the operator at the sites, and deploy it with --installed",
             operator=operator.__name__,
         )
     return Bundle(packed, digest_of(packed))
@@ -90,11 +90,15 @@ def _zipped(files: dict[str, bytes]) -> bytes:
 
 def _code(name: str) -> Iterator[tuple[str, bytes]]:
     if name in _OWN:
-        raise BundleRefused(f"{name} is where replicas run", remedy="leave it out, or deploy it with --installed")
+        raise BundleRefused(
+            f"{name} is already part of every replica", remedy="leave it out, or deploy it with --installed"
+        )
     try:
         module = importlib.import_module(name)
     except ImportError as error:
-        raise BundleRefused(f"{name} cannot be imported: {error}", remedy="see that it is here", module=name) from error
+        raise BundleRefused(
+            f"{name} cannot be imported: {error}", remedy="check that it is installed here", module=name
+        ) from error
     if hasattr(module, "__path__"):
         for root in map(Path, module.__path__):
             for path in sorted(root.rglob("*")):
@@ -105,7 +109,9 @@ def _code(name: str) -> Iterator[tuple[str, bytes]]:
         yield f"{name}.py", Path(file).read_bytes()
     else:
         raise BundleRefused(
-            f"{name} is no module of Python source", remedy="deploy it with --installed, where it is", module=name
+            f"{name} is not a module of Python source",
+            remedy="install it at the sites, deploy with --installed",
+            module=name,
         )
 
 
@@ -130,13 +136,13 @@ def _wheels(requirements: list[str]) -> Iterator[bytes]:
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise BundleRefused(
-                f"pip did not end within {_TIMEOUT_S:g} s", remedy="see what it waits for, or name wheels"
+                f"pip did not finish within {_TIMEOUT_S:g} s", remedy="check what it waits for, or pass wheels"
             ) from error
         if done.returncode:
             said = (done.stderr.strip() or done.stdout.strip()).splitlines()
             raise BundleRefused(
-                f"pip has no wheels of {' '.join(requirements)}: {said[-1] if said else done.returncode}",
-                remedy="see that these names and versions are right, and that pip can be used here",
+                f"pip cannot provide wheels of {' '.join(requirements)}: {said[-1] if said else done.returncode}",
+                remedy="check these names and versions, and that pip works here",
             )
         for path in sorted(Path(folder).glob("*.whl")):
             if _plain(path.name.partition("-")[0]) not in there:
@@ -150,7 +156,7 @@ def _unpacked(wheel: bytes) -> Iterator[tuple[str, bytes]]:
         name = about.partition(".dist-info")[0] or "a wheel"
         if not about or "Root-Is-Purelib: true" not in archive.read(about).decode(errors="replace"):
             raise BundleRefused(
-                f"{name} has compiled code, of which a process can have one version only",
+                f"{name} has compiled code, of which a process can load only one version",
                 remedy="install it at the sites, and leave it out of the bundle",
                 requirement=name,
             )
@@ -181,7 +187,7 @@ def _brought_along() -> set[str]:
         except importlib.metadata.PackageNotFoundError as error:
             if name == _DISTRIBUTION:
                 raise BundleRefused(
-                    f"{name} is not installed here, so that what it brings along is not known",
+                    f"{name} is not installed here, so its dependencies are unknown",
                     remedy="install it with pip, or pack without requirements",
                 ) from error
             continue  # required on another system or Python

@@ -67,7 +67,7 @@ def _check_names(spec: OperatorSpec, names: Mapping[str, None], rows: list[Mappi
         if not row.keys() <= names.keys():
             unknown = next(name for name in row if name not in names)
             raise InvalidArgument(
-                f"a row has {unknown!r}, which the schema does not name",
+                f"a row has column {unknown!r}, which is not in the schema",
                 remedy=f"leave it out, or add it to schema=, which has {', '.join(names)}",
                 operator=spec.name,
                 column=unknown,
@@ -77,7 +77,7 @@ def _check_names(spec: OperatorSpec, names: Mapping[str, None], rows: list[Mappi
 
 def _refused(spec: OperatorSpec, name: str, misfit: Misfit, declared: bool) -> InvalidArgument:
     what = misfit.what if declared else misfit.what.replace("is declared", "would be")
-    remedy = "mend the row, or declare another type in schema=" if declared else "give schema=, or mend the rows"
+    remedy = "fix the row, or declare another type in schema=" if declared else "pass schema=, or fix the rows"
     return InvalidArgument(
         f"the rows do not fit {'the' if declared else 'one'} schema: column {name!r}{misfit.path} {what}",
         remedy=f"{misfit.how}; {remedy}" if misfit.how else remedy,
@@ -88,4 +88,4 @@ def _refused(spec: OperatorSpec, name: str, misfit: Misfit, declared: bool) -> I
 
 
 def _no_key(spec: OperatorSpec, what: str) -> KeyColumnMissing:
-    return KeyColumnMissing(what, remedy="every row needs the key", operator=spec.name)
+    return KeyColumnMissing(what, remedy="include every key column in each row", operator=spec.name)

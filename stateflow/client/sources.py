@@ -106,8 +106,8 @@ def drop_output(router: Router, source: str, batch: int, apply: bool) -> OutputD
     sizes = {partition: size for partition, size in enumerate(found) if size}
     if not sizes:
         raise InvalidArgument(
-            f"no partition keeps an output of batch {batch} of the source",
-            remedy=f"its newest batch is {known.batch}; whoever sends a batch again that gave no rows is given none",
+            f"no partition keeps output of batch {batch} of the source",
+            remedy=f"check the number: the newest batch is {known.batch}; one without output rows has nothing to drop",
             operator=router.operator,
             source=source,
         )
@@ -119,7 +119,7 @@ def _known(router: Router, source: str) -> SourceReport:
     if not found:
         raise InvalidArgument(
             f"no partition knows a source {source!r}",
-            remedy=f"`stateflow source list {router.operator}` shows them",
+            remedy=f"list sources with `stateflow source list {router.operator}`",
             operator=router.operator,
         )
     return found[0]

@@ -174,7 +174,7 @@ class StreamClient:
         with self._lock:
             oldest = self._run(self._delivery.accept_loss())
         if oldest is not None:
-            log.warning("source %s goes on without what partitions lost, from batch %d on", self.source, oldest)
+            log.warning("source %s: lost batches given up, from batch %d on", self.source, oldest)
 
     def close(self) -> None:
         """Drops the rows that are kept for a loss. Waits for a batch under way; later ones are refused.
@@ -194,7 +194,7 @@ class StreamClient:
     def _run(self, steps: Steps[T]) -> T:
         """Performs the steps. Callers hold the lock."""
         if self._closed:
-            raise InvalidArgument("the client is closed", remedy="make another one", source=self.source)
+            raise InvalidArgument("the client is closed", remedy="create a new client", source=self.source)
         return perform(steps, self._do)
 
     def _do(self, step: Step) -> Any:

@@ -40,7 +40,7 @@ def partition_numbers(text: str, count: int) -> list[int]:
         if word == "all":
             found.update(range(count))
         elif first > last:
-            raise InvalidArgument(f"{shown(word)} is no partition", remedy="write numbers, ranges like 5-9, or all")
+            raise InvalidArgument(f"{shown(word)} is not a partition", remedy="write numbers, ranges like 5-9, or all")
         elif last >= count:
             raise UnknownPartition(f"there is no partition {last}", remedy=f"use 0 to {count - 1}")
         else:
@@ -148,9 +148,9 @@ def call_off(cluster: Cluster, kind: str, id_: str) -> str:
     match kind:
         case "reconfiguration":
             cluster.cancel(id_)
-            return "what is not behind its fence is rolled back"
+            return "moves that are not yet fenced are rolled back"
         case "restores":
             cluster.cancel_restore(id_)
-            return "what has not begun of it does not"
+            return "partitions that have not begun stay as they are"
         case _:
             return cluster.sweep(id_).cancel().state

@@ -157,7 +157,7 @@ class Access:
         if self.own is None:
             return EVERYBODY
         if self.signed_in is None:
-            raise SignInRequired("it is not known who looks", remedy="sign in with a token: `stateflow token issue`")
+            raise SignInRequired("no user is signed in", remedy="sign in with a token: `stateflow token issue`")
         return self.signed_in
 
     def check(self, act: str) -> None:

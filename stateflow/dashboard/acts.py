@@ -124,7 +124,7 @@ class Acts:
             self._records.board.move_batch(named.name, _STATUS[named.change])
         else:
             raise InvalidArgument(
-                f"{named.name} cannot be changed so: {named.change}", remedy="cancel it, or reload the page"
+                f"{named.name} does not support {named.change}", remedy="cancel it, or reload the page"
             )
         return {}
 
@@ -136,7 +136,7 @@ class Acts:
             "retry": self._cluster.retry,
         }
         if change not in changes:
-            raise InvalidArgument(f"a reconfiguration cannot be changed so: {change}", remedy="reload the page")
+            raise InvalidArgument(f"a reconfiguration does not support {change}", remedy="reload the page")
         access.check(change)
         changes[change](id_)
         return {}
@@ -144,7 +144,7 @@ class Acts:
     def change_job(self, access: Access, named: Named) -> dict[str, Any]:
         access.check("job")
         if named.change not in ("pause", "resume", "run"):
-            raise InvalidArgument(f"a job cannot be changed so: {named.change}", remedy="reload the page")
+            raise InvalidArgument(f"a job does not support {named.change}", remedy="reload the page")
         if named.change == "run":
             return {"run": self._cluster.run_job(named.name).id}
         self._cluster.change_job(named.name, named.change)

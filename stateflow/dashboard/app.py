@@ -155,7 +155,7 @@ def make_app(parts: Parts) -> Starlette:
 
     async def sign_in(request: Request) -> Response:
         if parts.files is None:
-            raise InvalidArgument("nobody signs in here: it is plain text", remedy="reload the page")
+            raise InvalidArgument("the page is plain text and has no sign-in", remedy="reload the page")
         material, text = parts.files.current(), (await _body(request)).decode("ascii", "replace")
         shown = shown_by(text, material.ca, material.revoked, parts.now())
         Access(material.own.identity, shown.identity).check_look()
@@ -202,7 +202,7 @@ def make_app(parts: Parts) -> Starlette:
         access(request).check_look()
         if parts.records is None:
             raise InvalidArgument(
-                "no ledger is known here", remedy="start the dashboard with --ledger, or on the controller"
+                "the dashboard has no ledger", remedy="start the dashboard with --ledger, or on the controller"
             )
         found = await run_in_threadpool(parts.records.search, request.query_params.get("q", "")[:1000].strip())
         return JSONResponse(found)
@@ -210,7 +210,9 @@ def make_app(parts: Parts) -> Starlette:
     async def stored(request: Request) -> Response:
         access(request).check_look()
         if parts.store is None:
-            raise InvalidArgument("no checkpoint store is known here", remedy="start the dashboard with --checkpoints")
+            raise InvalidArgument(
+                "the dashboard has no checkpoint store", remedy="start the dashboard with --checkpoints"
+            )
         return JSONResponse(await run_in_threadpool(checkpoints, parts.store))
 
     posts: dict[str, Handler] = {

@@ -93,16 +93,16 @@ class Dashboard:
     def _check_plain(self) -> None:
         options, settings = self._options, connection_settings()
         if (options.cert is None) != (options.key is None):
-            raise InvalidArgument("a certificate and its key belong together", remedy="give --cert and --key")
+            raise InvalidArgument("a certificate and its key go together", remedy="pass both --cert and --key")
         if options.cert is not None or is_loopback(options.listen):
             return
         if settings.tls or not settings.insecure:
             raise InsecureRefused(
                 f"the page would be served in plain text on {host_of(options.listen)}",
-                remedy="give --cert and --key, a certificate that browsers take, or listen on 127.0.0.1"
+                remedy="pass --cert and --key with a certificate that browsers accept, or listen on 127.0.0.1"
                 + ("" if settings.tls else ", or allow it with --insecure"),
             )
-        log.warning("INSECURE: plain text, and whoever reaches %s may command the cluster", options.listen)
+        log.warning("INSECURE: plain text, and anyone who can reach %s can command the cluster", options.listen)
 
     def _tls(self) -> tuple[ssl.SSLContext | None, list[str]]:
         """Returns the TLS context, None: plain text, and the names in the certificate. Raises BadCertificate."""
@@ -116,7 +116,7 @@ class Dashboard:
             names = described(read_certificates(options.cert.read_bytes(), options.cert)[0]).hosts
         except OSError as error:
             raise BadCertificate(
-                f"the page's certificate cannot be used: {error}", remedy="see both files", file=options.cert
+                f"the page's certificate cannot be used: {error}", remedy="check both files", file=options.cert
             ) from error
         return context, list(names)
 
@@ -132,7 +132,7 @@ class Dashboard:
         address = controller or self._options.controller
         threading.Thread(target=self._run, args=(address, ready), name="dashboard page", daemon=True).start()
         ready.result(WITHIN_S)
-        log.info("the dashboard is at %s", self.url)
+        log.info("dashboard at %s", self.url)
         return self
 
     def _bound(self) -> socket.socket:
@@ -149,7 +149,7 @@ class Dashboard:
             if not ready.done():
                 ready.set_exception(error)
             else:
-                log.exception("the dashboard has ended")
+                log.exception("the dashboard has failed")
         finally:
             self._listener.close()
             self._ended.set_result(None)

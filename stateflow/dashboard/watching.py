@@ -137,7 +137,7 @@ class Looking:
                 timeout_s=ANSWER_S,
             )
         except StateflowError as error:  # it is away, or moving; the controller reports that in time
-            log.debug("%s did not say what it did: %s", replica.name, error)
+            log.debug("no statistics from %s: %s", replica.name, error)
             return None
 
 
@@ -205,7 +205,7 @@ class Watching:
         except StateflowError as error:
             return _json({**said, "error": error_view(error)})
         except Exception as error:
-            log.exception("the cluster could not be looked at")
+            log.exception("the cluster's state could not be read")
             return _json({**said, "error": error_view(unexpected(error))})
 
     def _publish(self, text: str) -> None:

@@ -149,7 +149,7 @@ def transferred(moves: Sequence[MoveRow]) -> Figure:
     traces[0]["showlegend"] = False
     for name, colour, symbol, sizes in (
         ("warm copy", "var(--p99)", "circle", [move.bytes_warm for move in moves]),
-        ("already there", "var(--p99)", "circle-open", [move.bytes_reused for move in moves]),
+        ("reused", "var(--p99)", "circle-open", [move.bytes_reused for move in moves]),
         ("changes (delta)", "var(--move)", "diamond", [move.bytes_delta for move in moves]),
     ):
         if any(sizes):
@@ -396,7 +396,7 @@ def axis_of(title: str) -> dict[str, Any]:
 
 def _move_axis(count: int) -> dict[str, Any]:
     return {
-        **axis_of("move, in order of its pause"),
+        **axis_of("moves, in order of their pauses"),
         "showgrid": False,
         "tickformat": "d",
         "range": [0.4, max(count, 1) + 0.6],

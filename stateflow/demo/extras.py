@@ -14,4 +14,4 @@ def check_extras() -> None:
     """Checks that the packages are installed. Raises ExtraMissing, which names every package that is missing."""
     lacking = [package for package in NEEDED if importlib.util.find_spec(package) is None]
     if lacking:
-        raise ExtraMissing(f"the demonstration lacks {', '.join(lacking)}", remedy=REMEDY)
+        raise ExtraMissing(f"the demonstration needs {', '.join(lacking)}", remedy=REMEDY)

@@ -142,4 +142,4 @@ def _data_directory() -> Path:
         data = Path(location) / "data"
         if (data / "flights.csv.zip").is_file():
             return data
-    raise ExtraMissing("the flights of the demonstration are not installed", remedy=REMEDY, package=PACKAGE)
+    raise ExtraMissing("the demonstration's flight data is not installed", remedy=REMEDY, package=PACKAGE)

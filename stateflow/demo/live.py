@@ -20,7 +20,7 @@ LISTEN = "127.0.0.1:7071"
 def live_page(local: LocalCluster, console: Console) -> Iterator[Dashboard]:
     """Serves the page, and says where it is."""
     with _at_a_free_port(local) as page:
-        console.print(Text.assemble("  watch it: ", (page.url, "bold")))
+        console.print(Text.assemble("  live page: ", (page.url, "bold")))
         yield page
 
 

@@ -95,10 +95,10 @@ class Budget:
         former = self.ms
         self.former.append(former)
         self.ms = _rounded(max(needed, self.ms) * ROOM)
-        now = "from now on any pause will do" if self.ms is None else f"from now on it is {self.ms:g} ms"
+        now = "from now on any pause is allowed" if self.ms is None else f"the budget is now {self.ms:g} ms"
         return (
-            f"{_partitions(len(refused))} not moved: pauses scatter on this machine, and {former:g} ms could not "
-            f"be promised; {now}"
+            f"{_partitions(len(refused))} not moved: pauses vary on this machine, and {former:g} ms could not "
+            f"be guaranteed; {now}"
         )
 
 

@@ -32,23 +32,22 @@ $differences
 <section class="panel">
 <h2>Timeline</h2>
 <p>Requests to replicas in windows of 250 ms, each micro-batch at its end, each move at the moment of its
-pause. The bars in the middle show how long every move took; below are the rows each replica worked off. Drag
-to zoom, double-click to return, point at a mark for details.</p>
+pause. The bars in the middle show how long every move took; below are the rows each replica processed. Drag to
+zoom, double-click to reset, hover over a mark for details.</p>
 <noscript><p>The charts need JavaScript; the picture next to this file shows the timeline.</p></noscript>
 <div id="timeline" role="img" aria-label="Latency, moves and throughput over time"></div>
 </section>
 <div class="two">
 <section class="panel">
 <h2>Pause of each move</h2>
-<p>Bar: how long the partition's rows had to wait. Tick: what was expected of it, the median of what moves like it
-took. Dot: what was promised, which is what the budget is held against; a pause longer than the tick is nothing odd,
-one longer than the dot is.</p>
+<p>Bar: how long the partition's rows waited. Tick: the expected pause, the median of similar moves. Dot: the promised
+pause, which is checked against the budget; a pause longer than the tick is normal, one longer than the dot is not.</p>
 <div id="pauses" role="img" aria-label="Pause per move against its prediction"></div>
 </section>
 <section class="panel">
 <h2>Bytes of each move</h2>
-<p>The bulk is copied while the source goes on serving, or is already there from an earlier stay; what follows
-are only the changes made meanwhile.</p>
+<p>The bulk is copied while the source keeps serving, or is already at the target from an earlier stay; only the
+changes made since then follow.</p>
 <div id="bytes" role="img" aria-label="Bytes copied warm and as changes per move"></div>
 </section>
 </div>

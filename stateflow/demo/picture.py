@@ -158,7 +158,7 @@ def _draw_pauses(axes: Any, result: DemoResult) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=25))
     axes.grid(False, axis="x")
     axes.set_ylabel("pause, ms", color=SOFT, fontsize=9.5)
-    axes.set_xlabel("move, in order of its pause", color=SOFT, fontsize=9.5, labelpad=2)
+    axes.set_xlabel("moves, in order of their pauses", color=SOFT, fontsize=9.5, labelpad=2)
     axes.legend(
         loc="lower right", bbox_to_anchor=(1.0, 0.98), ncols=4, frameon=False, fontsize=9.5,
         labelcolor=INK, handlelength=1.2, borderaxespad=0.1,

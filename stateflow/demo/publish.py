@@ -62,6 +62,6 @@ def _with_server(url: str, work: Callable[[Any], Awaitable[None]]) -> None:
     except (OSError, TimeoutError, NatsError) as error:
         raise Unavailable(
             f"the NATS server does not answer: {str(error) or type(error).__name__}",
-            remedy="start one with JetStream (nats-server -js), or name it with --nats",
+            remedy="start one with JetStream (nats-server -js), or pass its URL with --nats",
             server=url,
         ) from error

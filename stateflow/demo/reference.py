@@ -130,7 +130,7 @@ def compare_outputs(expected: Expected, actual: pd.DataFrame) -> Comparison:
     any_wrong = np.logical_or.reduce(list(wrong.values()))
     lines = [f"seq {seq}: expected, absent" for seq in missing[:DIFFERENCES_SHOWN]]
     for seq in surplus[:DIFFERENCES_SHOWN]:
-        lines.append(f"seq {seq}: " + ("came more than once" if seq in wanted.index else "not expected, present"))
+        lines.append(f"seq {seq}: " + ("duplicated" if seq in wanted.index else "not expected, present"))
     for position in np.flatnonzero(any_wrong)[:DIFFERENCES_SHOWN]:
         for column, flags in wrong.items():
             if flags[position]:

@@ -100,7 +100,7 @@ def run_demo(options: DemoOptions, tell_stderr: bool = False) -> DemoResult:
         checkpoint_interval_s=10,
     )
     with contextlib.ExitStack() as running:
-        with telling.of("writing them where the stream reads"):
+        with telling.of("writing the input of the stream"):
             source = running.enter_context(replay(flights, files, work, options.nats_url))
         with telling.of("starting the processes"):
             running.enter_context(local)
@@ -126,9 +126,9 @@ def run_demo(options: DemoOptions, tell_stderr: bool = False) -> DemoResult:
             options.before_compare(local.cluster)
         with telling.of("reading the state of all replicas"):
             state = _read_state(local.cluster)
-        with telling.of("reading what Spark wrote"):
+        with telling.of("reading the output of Spark"):
             output = _read_output(spark, work)
-        with telling.of("computing the same with pandas, and comparing every row"):
+        with telling.of("recomputing with pandas, and comparing every row"):
             result = story.result(query, expected(flights), state, output)
     with telling.of("drawing the report"):
         html, png = write_report(result, options.out)
@@ -196,7 +196,7 @@ class _Story:
             self._duration_s = SYSTEM_CLOCK.monotonic() - started
             query.stop()
             query.awaitTermination()  # raises what the query failed with
-        with self._telling.of("moving what the stream was too short for"):
+        with self._telling.of("running steps for which the stream was too short"):
             for _, step in steps:
                 step()
 
@@ -252,7 +252,7 @@ class _Story:
         self._incidents.append(Incident(self._now_s(), "restart", CRASHES))
         took = self._incidents[-1].at_s - self._incidents[-2].at_s
         self._console.print(
-            f"  killed {CRASHES} with SIGKILL; it is back with all it had acknowledged after {took:.1f} s"
+            f"  killed {CRASHES} with SIGKILL; it is back with everything it had acknowledged after {took:.1f} s"
         )
 
     def _now_s(self) -> float:
@@ -328,7 +328,7 @@ class _Story:
                 "sites": ["cloud", *EDGES],
                 "source": f"{self._slices} of {self._stretch.slices} {self._via}",
                 "max_pause_ms": str(self._budget),
-                "spark": "local[2], one of them per micro-batch",
+                "spark": "local[2], one thread per micro-batch",
             },
             versions=versions(),
         )
@@ -438,7 +438,7 @@ def _conclude(console: Console, result: DemoResult, html: Path, png: Path) -> No
     if result.moves_failed:
         console.print(
             Text(
-                "not every move was made: above is why. A machine with so much to do needs a larger --max-pause",
+                "some moves failed, see above; raise --max-pause on a machine this busy",
                 "bold red",
             )
         )

@@ -66,7 +66,7 @@ def _stream(flights: pd.DataFrame, slices: int, url: str) -> Iterator[Replay]:
         from stateflow.demo.publish import deleted, published
     except ImportError as error:
         raise ExtraMissing(
-            "the demonstration over JetStream lacks nats-py", remedy="pip install 'stateflow-streams[jetstream]'"
+            "the demonstration over JetStream needs nats-py", remedy="pip install 'stateflow-streams[jetstream]'"
         ) from error
     name = f"stateflow-demo-{uuid.uuid4().hex[:12]}"
     rows = flights[SCHEMA.names].assign(time_hour=flights["time_hour"].dt.strftime("%Y-%m-%dT%H:%M:%SZ"))

@@ -20,7 +20,7 @@ def fresh(out: Path) -> Path:
     """Makes an empty directory to work in, where the report will go. Raises InvalidArgument, and DataDirLocked while
     replicas of a demonstration that goes on there, or was killed, are running."""
     if out.exists() and not out.is_dir():
-        raise InvalidArgument("the report needs a directory", remedy="name another with --out", path=out)
+        raise InvalidArgument("the report path is not a directory", remedy="pass a directory with --out", path=out)
     work = out / "work"
     with contextlib.ExitStack() as claims:
         for node in sorted((work / "cluster").glob("*/NODE")):

@@ -36,13 +36,17 @@ _NOWHERE = ("--advertise", "", "--metrics", "")
 def _checked_sites(sites: object) -> dict[str, int]:
     """Returns the sites with their numbers of replicas. Raises InvalidArgument for anything else."""
     if not isinstance(sites, Mapping):
-        raise InvalidArgument(f"sites={sites!r} does not say how many replicas", remedy="write sites={'cloud': 1, …}")
+        raise InvalidArgument(
+            f"sites={sites!r} does not map sites to replica counts", remedy="pass sites={'cloud': 1, …}"
+        )
     for site, count in sites.items():
         check_name("site", site)
         if not isinstance(count, int) or count < 1:
-            raise InvalidArgument(f"{count!r} replicas at {site} are not possible", remedy="give each site 1 or more")
+            raise InvalidArgument(
+                f"invalid number of replicas: {count!r} at {site}", remedy="use 1 or more for each site"
+            )
     if not sites:
-        raise InvalidArgument("no site has a replica", remedy="write sites={'cloud': 1, …}")
+        raise InvalidArgument("no site given", remedy="pass sites={'cloud': 1, …}")
     return dict(sites)
 
 
@@ -94,7 +98,7 @@ class LocalCluster:
         self._interval_s, self._workers = checkpoint_interval_s, workers
         if not 1 <= controllers <= CONTROLLERS_MAX:
             raise InvalidArgument(
-                f"{controllers!r} controllers are not possible", remedy=f"have 1 to {CONTROLLERS_MAX} of them"
+                f"invalid number of controllers: {controllers!r}", remedy=f"use 1 to {CONTROLLERS_MAX}"
             )
         self.controllers = ("controller", *(f"controller-{number}" for number in range(1, controllers)))
         self.processes: dict[str, Process] = {}
@@ -189,7 +193,9 @@ class LocalCluster:
                 if not missing:
                     return
                 time.sleep(0.05)
-        raise Unavailable(f"not every replica came up within {START_TIMEOUT_S:.0f} s", remedy=f"see {self.data_dir}")
+        raise Unavailable(
+            f"some replicas did not start within {START_TIMEOUT_S:.0f} s", remedy=f"see logs in {self.data_dir}"
+        )
 
     def stop(self) -> None:
         replicas = [process for name, process in self.processes.items() if name not in self.controllers]
@@ -205,7 +211,7 @@ class LocalCluster:
                     with self._nobody_in(process.name):
                         pass
         except StateflowError as error:  # must not hide the error with which the caller fails
-            log.warning("%s stays: %s", self.data_dir, error)
+            log.warning("data directory %s is kept: %s", self.data_dir, error)
             return
         if self._temporary:
             shutil.rmtree(self.data_dir, ignore_errors=True)

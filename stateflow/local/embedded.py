@@ -48,8 +48,8 @@ class Embedded(LocalCluster):
             write_durably(file, json.dumps(said))
         except OSError as error:
             raise Unavailable(
-                f"where the cluster is cannot be written down: {error.strerror}",
-                remedy="see that the directory can be written and has room",
+                f"the file with the cluster's address cannot be written: {error.strerror}",
+                remedy="check that the directory is writable and has free space",
                 path=file,
             ) from error
 
@@ -125,11 +125,11 @@ def _check_place(place: Path, create: bool) -> None:
     """
     if not create and not (place / LOCK).exists():
         raise InvalidArgument(
-            "no cluster of a program's own was ever here", remedy="name its directory, or a cluster", path=place
+            "no program's own cluster has run here", remedy="pass its directory, or a cluster's address", path=place
         )
     if place.is_dir() and not (place / LOCK).exists() and any(place.iterdir()):
         raise InvalidArgument(
-            "the directory has something else in it", remedy="name another, which may be there or not", path=place
+            "the directory contains other files", remedy="use an empty or a new directory", path=place
         )
 
 
@@ -147,9 +147,9 @@ def _claimed(place: Path) -> TextIO:
             if running_in(place) is not None or SYSTEM_CLOCK.monotonic() > deadline:
                 address = said.get("address")
                 raise DataDirLocked(
-                    f"another program has its state there: {said.get('program', 'unknown')}",
-                    remedy="end it, or name another directory"
-                    + (f'; cluster="{address}" uses that program\'s cluster' if address else ""),
+                    f"another program's cluster uses this directory: {said.get('program', 'unknown')}",
+                    remedy="stop it, or use another directory"
+                    + (f'; pass cluster="{address}" to use its cluster' if address else ""),
                     path=place,
                     pid=error.where.get("pid"),
                 ) from None
@@ -172,14 +172,14 @@ def _count(place: Path, wanted: int | None) -> int:
     found = sum(each.is_dir() for each in place.glob(f"{SITE}-*"))  # if the file was lost
     count = found or wanted or min(os.cpu_count() or 1, _REPLICAS_MAX)
     if not 1 <= count <= _REPLICAS_MAX:
-        raise InvalidArgument(f"{count} replicas are not possible", remedy=f"have 1 to {_REPLICAS_MAX}")
+        raise InvalidArgument(f"invalid number of replicas: {count}", remedy=f"use 1 to {_REPLICAS_MAX}")
     return count
 
 
 def _check_count(place: Path, known: int, wanted: int | None) -> None:
     if wanted is not None and wanted != known:
         raise InvalidArgument(
-            f"it was made with {known} replicas, which have its state, and not with {wanted}",
-            remedy="leave the number out, or name another directory",
+            f"the cluster was created with {known} replicas, which hold its state, not with {wanted}",
+            remedy="omit the number, or use another directory",
             path=place,
         )

@@ -135,7 +135,7 @@ class ForkServer:
         self._socket.close()
 
     def _gone(self) -> Unavailable:
-        return Unavailable("the process that others are forked from has ended", remedy="see its standard error")
+        return Unavailable("the fork server has ended", remedy="see its standard error")
 
 
 _fork_server: ForkServer | None = None

@@ -62,49 +62,57 @@ class Figure:
 #: metric → its values, by labels. A metric of which nothing is known has no values
 Values = dict[str, Mapping[Any, float | Histogram]]
 
-COMMON = (Figure("stateflow_info", "gauge", "1: what runs here", ("process", "name", "site", "version")),)
+COMMON = (
+    Figure("stateflow_info", "gauge", "1; the labels describe the process", ("process", "name", "site", "version")),
+)
 REPLICA = (
-    Figure("stateflow_rows_total", "counter", "rows that came", ("operator",)),
-    Figure("stateflow_batch_seconds", "histogram", "from a request's first message to its last output", ("operator",)),
-    Figure("stateflow_batch_held_seconds_total", "counter", "of that, waiting for a partition to come", ("operator",)),
-    Figure("stateflow_partitions", "gauge", "partitions that are here in some form", ("operator", "state")),
-    Figure("stateflow_state_bytes", "gauge", "files of partitions, copies included", ("operator",)),
-    Figure("stateflow_state_entries", "gauge", "stored in partitions that it owns, estimated", ("operator",)),
-    Figure("stateflow_batches_per_second", "gauge", "lately, of all partitions", ("operator",)),
-    Figure("stateflow_lease_seconds", "gauge", "left of the lease; below 0: it has lapsed"),
-    Figure("stateflow_checkpoint_rounds_total", "counter", "rounds of checkpoints without an error"),
-    Figure("stateflow_disk_free_bytes", "gauge", "free for state, beyond the reserve"),
+    Figure("stateflow_rows_total", "counter", "rows received", ("operator",)),
+    Figure(
+        "stateflow_batch_seconds", "histogram", "time from a request's first message to its last output", ("operator",)
+    ),
+    Figure(
+        "stateflow_batch_held_seconds_total", "counter", "time requests waited for a partition to arrive", ("operator",)
+    ),
+    Figure("stateflow_partitions", "gauge", "partitions on this replica, by state", ("operator", "state")),
+    Figure("stateflow_state_bytes", "gauge", "size of partition files, including copies", ("operator",)),
+    Figure("stateflow_state_entries", "gauge", "estimated number of entries in owned partitions", ("operator",)),
+    Figure("stateflow_batches_per_second", "gauge", "recent batch rate over all partitions", ("operator",)),
+    Figure("stateflow_lease_seconds", "gauge", "time left on the lease; below 0: it has expired"),
+    Figure("stateflow_checkpoint_rounds_total", "counter", "checkpoint rounds without an error"),
+    Figure("stateflow_disk_free_bytes", "gauge", "free space for state, beyond the reserve"),
 )
 CONTROLLER = (
-    Figure("stateflow_leads", "gauge", "1: this controller leads; all others of it are of who does"),
+    Figure("stateflow_leads", "gauge", "1: this controller leads; only the leader has the other metrics"),
     Figure("stateflow_replicas", "gauge", "replicas: alive, opening, stopped or silent", ("state",)),
-    Figure("stateflow_replica_partitions", "gauge", "partitions that are assigned to it", ("replica",)),
-    Figure("stateflow_replica_heartbeat_seconds", "gauge", "since it was heard", ("replica",)),
-    Figure("stateflow_partitions_unserved", "gauge", "partitions that nobody is known to serve", ("operator",)),
-    Figure("stateflow_partitions_damaged", "gauge", "partitions that the last verification found damaged"),
-    Figure("stateflow_moves_running", "gauge", "moves that have not ended"),
-    Figure("stateflow_moves_total", "counter", "moves that ended since it leads", ("kind", "state")),
-    Figure("stateflow_move_pause_seconds", "histogram", "nobody served the partition for so long", ("kind",)),
-    Figure("stateflow_standbys", "gauge", "copies that follow their owner", ("operator", "phase")),
+    Figure("stateflow_replica_partitions", "gauge", "partitions assigned to the replica", ("replica",)),
+    Figure("stateflow_replica_heartbeat_seconds", "gauge", "time since the replica's last heartbeat", ("replica",)),
+    Figure("stateflow_partitions_unserved", "gauge", "partitions that no replica is known to serve", ("operator",)),
+    Figure("stateflow_partitions_damaged", "gauge", "partitions found damaged by the last verification"),
+    Figure("stateflow_moves_running", "gauge", "moves in progress"),
+    Figure("stateflow_moves_total", "counter", "moves that ended since this controller leads", ("kind", "state")),
+    Figure("stateflow_move_pause_seconds", "histogram", "time for which no replica served the partition", ("kind",)),
+    Figure("stateflow_standbys", "gauge", "standby copies that follow their owner", ("operator", "phase")),
 )
 AGENT = (
-    Figure("stateflow_agent_replicas", "gauge", "replicas that it is to have, by how they stand", ("state",)),
-    Figure("stateflow_agent_replica_ends_total", "counter", "processes that ended by themselves, and begin again"),
-    Figure("stateflow_agent_controller_seconds", "gauge", "since a controller was obeyed"),
-    Figure("stateflow_agent_disk_free_bytes", "gauge", "free where its replicas keep state"),
-    Figure("stateflow_agent_memory_bytes", "gauge", "that replicas may have: in all, and promised to some", ("of",)),
-    Figure("stateflow_agent_cores", "gauge", "that replicas may have: in all, and workers that there are", ("of",)),
+    Figure("stateflow_agent_replicas", "gauge", "replicas assigned to the agent, by state", ("state",)),
+    Figure("stateflow_agent_replica_ends_total", "counter", "replica processes that ended by themselves and restart"),
+    Figure("stateflow_agent_controller_seconds", "gauge", "time since the agent last obeyed a controller"),
+    Figure("stateflow_agent_disk_free_bytes", "gauge", "free space where its replicas keep state"),
+    Figure("stateflow_agent_memory_bytes", "gauge", "memory for replicas: all of it, and the part promised", ("of",)),
+    Figure("stateflow_agent_cores", "gauge", "cores for replicas: all of them, and running workers", ("of",)),
 )
 CLIENT = (
-    Figure("stateflow_client_rows_total", "counter", "rows that were acknowledged", ("operator",)),
-    Figure("stateflow_client_batch_seconds", "histogram", "from sending a batch to its last answer", ("operator",)),
-    Figure("stateflow_client_batches_failed_total", "counter", "batches that were refused or given up", ("operator",)),
-    Figure("stateflow_client_replayed_total", "counter", "partitions that had their batch already", ("operator",)),
-    Figure("stateflow_client_batches_running", "gauge", "batches that wait for answers", ("operator",)),
+    Figure("stateflow_client_rows_total", "counter", "rows acknowledged", ("operator",)),
+    Figure(
+        "stateflow_client_batch_seconds", "histogram", "time from sending a batch to its last answer", ("operator",)
+    ),
+    Figure("stateflow_client_batches_failed_total", "counter", "batches refused or given up", ("operator",)),
+    Figure("stateflow_client_replayed_total", "counter", "partitions that already had their batch", ("operator",)),
+    Figure("stateflow_client_batches_running", "gauge", "batches waiting for answers", ("operator",)),
 )
 CALLS = (
-    Figure("stateflow_calls_running", "gauge", "calls that are under way"),
-    Figure("stateflow_calls_refused_total", "counter", "calls of callers that had too many"),
+    Figure("stateflow_calls_running", "gauge", "calls in progress"),
+    Figure("stateflow_calls_refused_total", "counter", "calls refused to callers with too many in progress"),
 )
 FIGURES = {each.name: each for each in (*COMMON, *REPLICA, *CONTROLLER, *AGENT, *CLIENT, *CALLS)}
 

@@ -53,24 +53,24 @@ class Declared:
         """Checks the name, the labels and the buckets. Raises DeclarationError."""
         if not _NAME.fullmatch(self.name):
             raise _wrong(
-                operator, self.name, "is no name", "use letters, digits and _, at most 100, and no digit first"
+                operator, self.name, "has an invalid name", "use at most 100 letters, digits and _, no digit first"
             )
         if self.name.endswith(_SUFFIXES):
-            remedy = f"leave it out: {', '.join(_SUFFIXES)} are put behind names where they belong"
-            raise _wrong(operator, self.name, "ends as a part of another figure", remedy)
+            remedy = f"omit the ending: {', '.join(_SUFFIXES)} are appended where they belong"
+            raise _wrong(operator, self.name, "has a reserved ending", remedy)
         if len(self.labels) > LABELS_MAX:
             raise _wrong(operator, self.name, f"has {len(self.labels)} labels", f"use at most {LABELS_MAX}")
         for label in self.labels:
             if not _NAME.fullmatch(label) or label.startswith("__") or label in _RESERVED:
-                remedy = f"use letters, digits and _, not __ first, and none of {', '.join(sorted(_RESERVED))}"
+                remedy = f"use letters, digits and _, no leading __, and none of {', '.join(sorted(_RESERVED))}"
                 raise _wrong(operator, self.name, f"cannot have the label {label!r}", remedy)
         if len(set(self.labels)) < len(self.labels):
-            raise _wrong(operator, self.name, "has a label twice", "name each once")
+            raise _wrong(operator, self.name, "has a label twice", "use each label once")
         if self.kind == "histogram":
             ascend = all(low < high for low, high in pairwise(self.buckets))
             if not (0 < len(self.buckets) <= BUCKETS_MAX and ascend and all(map(math.isfinite, self.buckets))):
-                remedy = f"give 1 to {BUCKETS_MAX} finite bounds that ascend; above the last one is counted anyway"
-                raise _wrong(operator, self.name, "has buckets that are none", remedy)
+                remedy = f"pass 1 to {BUCKETS_MAX} finite, ascending bounds; values above the last are counted anyway"
+                raise _wrong(operator, self.name, "has invalid buckets", remedy)
 
 
 class _Pending(NamedTuple):
@@ -122,11 +122,13 @@ class OwnFigures:
             if known is not None and known.declared == declared:
                 return known
             if known is not None and known.version is version:
-                remedy = "declare it once, with its labels and buckets, and then ask for it by its name"
-                raise _wrong(operator, declared.name, "is declared already, and otherwise", remedy)
+                remedy = "declare it once, with its labels and buckets, then get it by its name"
+                raise _wrong(operator, declared.name, "is already declared differently", remedy)
             if known is None and len(families) >= NAMES_MAX:
-                what = f"the operator has {NAMES_MAX} figures already"
-                raise InvalidArgument(what, remedy="use labels for what differs", operator=operator, name=declared.name)
+                what = f"the operator already has {NAMES_MAX} metrics"
+                raise InvalidArgument(
+                    what, remedy="use labels instead of further names", operator=operator, name=declared.name
+                )
             self._warn(operator, declared)
             family = families[declared.name] = Family(declared, version)
             if not declared.labels:
@@ -138,7 +140,7 @@ class OwnFigures:
             theirs = families.get(declared.name)
             if other != operator and theirs is not None and theirs.declared.kind != declared.kind:
                 log.warning(
-                    "the figure %r is a %s of %s and a %s of %s: one of them is shown, give the other another name",
+                    "metric %r is a %s of %s and a %s of %s: only one is shown, rename the other",
                     declared.name,
                     declared.kind,
                     operator,
@@ -164,8 +166,8 @@ class OwnFigures:
                 return
             if len(family.series) >= SERIES_MAX:
                 raise InvalidArgument(
-                    f"labels have {SERIES_MAX} combinations of values already",
-                    remedy="tell apart by what is few, and never by keys",
+                    f"the labels already have {SERIES_MAX} combinations of values",
+                    remedy="use labels with few values, never keys",
                     operator=operator,
                     name=family.declared.name,
                     labels=",".join(values),
@@ -210,8 +212,8 @@ class OwnFigures:
             for values in series
         )
         raise InvalidArgument(
-            f"nothing is known of the figure {name!r} with the labels {dict(labels)}",
-            remedy=f"ask for one of {known}" if known else "the operator has counted nothing yet",
+            f"there is no metric {name!r} with the labels {dict(labels)}",
+            remedy=f"use one of {known}" if known else "wait: the operator has no metrics yet",
             operator=operator,
         )
 
@@ -221,7 +223,7 @@ def _copy(value: float | Histogram) -> float | Histogram:
 
 
 def _wrong(operator: str, name: str, what: str, remedy: str) -> DeclarationError:
-    return DeclarationError(f"the figure {name!r} {what}", remedy=remedy, operator=operator)
+    return DeclarationError(f"the metric {name!r} {what}", remedy=remedy, operator=operator)
 
 
 # -- what an operator has of them ---------------------------------------------------------------------------------
@@ -245,8 +247,8 @@ class _Series:
         declared = self._family.declared
         if self._values is not None or values.keys() != set(declared.labels):
             raise InvalidArgument(
-                f"the figure {declared.name!r} has the labels {', '.join(declared.labels) or '(none)'}",
-                remedy="give a value to each of them, and to no other",
+                f"the metric {declared.name!r} has the labels {', '.join(declared.labels) or '(none)'}",
+                remedy="pass a value for each of them, and no other",
                 operator=self._metrics.operator,
             )
         key = tuple(str(values[label]) for label in declared.labels)
@@ -260,8 +262,8 @@ class _Series:
         if self._values is None:
             declared = self._family.declared
             raise InvalidArgument(
-                f"the figure {declared.name!r} has the labels {', '.join(declared.labels)}",
-                remedy=f"say .labels({declared.labels[0]}=…) first",
+                f"the metric {declared.name!r} has the labels {', '.join(declared.labels)}",
+                remedy=f"call .labels({declared.labels[0]}=…) first",
                 operator=self._metrics.operator,
             )
         if not self._is_touched:
@@ -287,7 +289,9 @@ class Counter(_Series):
     def inc(self, amount: float = 1.0) -> None:
         """Adds to the counter. Raises InvalidArgument for an amount below 0, infinity or NaN."""
         if not 0 <= amount < math.inf:
-            raise InvalidArgument(f"a counter cannot rise by {amount}", remedy="use a gauge for what falls")
+            raise InvalidArgument(
+                f"a counter cannot increase by {amount}", remedy="use a gauge for values that decrease"
+            )
         self._touch()
         self._amount += amount
 
@@ -329,7 +333,7 @@ class HistogramSeries(_Series):
     def observe(self, value: float) -> None:
         """Observes a value. Raises InvalidArgument for NaN, which is in no bucket."""
         if math.isnan(value):
-            raise InvalidArgument("NaN cannot be observed", remedy="leave it out")
+            raise InvalidArgument("NaN cannot be observed", remedy="skip it")
         self._touch()
         if self._observed is None:
             self._observed = Histogram(self._family.declared.buckets)
@@ -407,8 +411,8 @@ class Metrics:
             and (labels is None or tuple(labels) == declared.labels)
             and (buckets is None or tuple(map(float, buckets)) == declared.buckets)
         ):
-            remedy = "declare it once, with its labels and buckets, and then ask for it by its name"
-            raise _wrong(self.operator, name, f"is a {declared.kind}, and declared otherwise", remedy)
+            remedy = "declare it once, with its labels and buckets, then get it by its name"
+            raise _wrong(self.operator, name, f"is a {declared.kind}, declared differently", remedy)
         return known
 
     def admit(self, family: Family, values: Labels) -> None:

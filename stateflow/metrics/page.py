@@ -152,7 +152,7 @@ class _Tls:
                 try:
                     self._context = self._made()
                 except BadCertificate as error:  # the files are read again for the next client
-                    log.warning("the files of TLS have changed and are not used for figures: %s", error)
+                    log.warning("changed TLS files are unusable, metrics keep the former ones: %s", error)
             context = self._context
         met = context.wrap_socket(client, server_side=True)
         serial = int(str((met.getpeercert() or {})["serialNumber"]), 16)
@@ -172,8 +172,8 @@ class _Tls:
             context.load_cert_chain(settings.tls_cert, settings.tls_key)
         except OSError as error:
             raise BadCertificate(
-                f"figures cannot be served by this certificate: {error}",
-                remedy="see both files",
+                f"metrics cannot be served with this certificate: {error}",
+                remedy="check both files",
                 file=settings.tls_cert,
             ) from error
         self._number = material.number
@@ -203,7 +203,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self.shutdown_request(met)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        log.warning("figures are not said to %s: %s", client_address[0], sys.exception())
+        log.warning("metrics request from %s failed: %s", client_address[0], sys.exception())
 
 
 class _Handler(WSGIRequestHandler):
@@ -234,7 +234,7 @@ class Page:
         host, port = listened_at(listen)
         files = tls_files()
         if files is None:
-            check_served(listen, None, "read its figures")
+            check_served(listen, None, "read its metrics")
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
@@ -255,7 +255,7 @@ class Page:
         self._server.set_app(application)
         self._thread = threading.Thread(target=self._server.serve_forever, name="figures", daemon=True)
         self._thread.start()
-        log.info("figures at %s://%s/metrics", "http" if tls is None else "https", self.address)
+        log.info("metrics at %s://%s/metrics", "http" if tls is None else "https", self.address)
 
     def close(self) -> None:
         self._server.shutdown()

@@ -33,21 +33,21 @@ _ONCE = "stateflow run pipeline.yml --once"
 EXAMPLES = (
     Example(
         "flights",
-        "real flights as a stream of Spark, the state of each aircraft",
+        "real flights as a Spark stream, with state for each aircraft",
         "counter, map, set",
         "python replay.py",
         ("README.md", "flights.py", "replay.py", "test_flights.py"),
     ),
     Example(
         "fraud",
-        "scores of payments; what is old is forgotten by timers",
+        "scores for payments; timers forget old state",
         "map, timers, value, counter",
         _ONCE,
         ("README.md", "fraud.py", "payments.csv", "pipeline.yml", "test_fraud.py"),
     ),
     Example(
         "sessions",
-        "visits out of clicks, and clicks that come too late",
+        "visits from clicks, and clicks that arrive too late",
         "session windows, counter, set, side output",
         _ONCE,
         (
@@ -69,14 +69,14 @@ EXAMPLES = (
     ),
     Example(
         "enrichment",
-        "a join of two streams, whichever comes first",
+        "a join of two streams, whichever row arrives first",
         "value of a record, list",
         "python enrich.py",
         ("README.md", "customers.csv", "enrich.py", "enrichment.py", "orders.csv", "test_enrichment.py"),
     ),
     Example(
         "stages",
-        "two operators in a pipeline file, a day at a time, each day once",
+        "two operators in a pipeline file, run for each day exactly once",
         "value, map; stages in a ledger",
         "stateflow ledger init --ledger sqlite:///stages.db",
         (
@@ -91,20 +91,20 @@ EXAMPLES = (
     Example(
         "vehicles",
         "state that follows a vehicle from site to site",
-        "counter, value, list; the policy locality",
+        "counter, value, list; the locality policy",
         "python drive.py",
         ("README.md", "drive.py", "test_vehicles.py", "vehicles.py"),
     ),
     Example(
         "gateway",
-        "an edge gateway without Spark, that keeps what it cannot send",
+        "an edge gateway without Spark that keeps what it cannot send",
         "counter, value; an outbox",
         "python outage.py",
         ("README.md", "gateway.py", "outage.py", "pumps.py", "readings.jsonl", "test_pumps.py"),
     ),
     Example(
         "notebook",
-        "a move in a notebook, with a picture of what rows waited",
+        "a move in a notebook, with a chart of how long rows waited",
         "counter, value; an operator in a cell",
         "jupyter lab move.ipynb",
         ("README.md", "connect.ipynb", "counting.py", "move.ipynb", "test_counting.py"),
@@ -119,6 +119,6 @@ def example_named(name: str) -> Example:
         close = difflib.get_close_matches(name, found, 1)
         raise InvalidArgument(
             f"there is no example {name!r}",
-            remedy=f"did you mean {close[0]!r}?" if close else f"take one of {', '.join(found)}",
+            remedy=f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(found)}",
         )
     return found[name]

@@ -25,14 +25,14 @@ def write_project(folder: Path, example: Example | None = None) -> list[Path]:
     name = folder.resolve().name
     check_name("project", name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InvalidArgument("there is something already", remedy="name a new directory", path=folder)
+        raise InvalidArgument("the path is not an empty directory", remedy="pass a new directory", path=folder)
     source, files = (HERE, FILES) if example is None else (example.folder, example.files)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return _copied(source, files, folder, name)
     except OSError as error:
         raise InvalidArgument(
-            f"it cannot be written: {error.strerror}", remedy="name a directory that can be", path=folder
+            f"the directory cannot be written: {error.strerror}", remedy="pass a writable directory", path=folder
         ) from error
 
 

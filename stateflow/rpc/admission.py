@@ -38,7 +38,7 @@ class _Caller:
         identity = self._certificate.identity
         if identity is None:
             raise NotAllowed(
-                "the certificate names nobody of stateflow",
+                "the certificate has no stateflow identity",
                 remedy="issue one with `stateflow certs issue`",
                 call=method.rpartition("/")[2],
             )

@@ -123,7 +123,7 @@ class Replies:
             self.broke(error_of(response.fault))
         elif response.last:
             what = f"{self._address} ended the call without an answer"
-            self.broke(Unavailable(what, remedy="see its log; it is sent again"))
+            self.broke(Unavailable(what, remedy="see its log; the batch is sent again"))
 
     def broke(self, error: StateflowError) -> None:
         left, self._begun = list(self._begun), {}

@@ -105,8 +105,8 @@ def _heard(call: Any, address: str, silence_s: float) -> Iterator[Any]:
             heard_at = SYSTEM_CLOCK.monotonic()
     except grpc.RpcError as error:
         if silent:
-            what = f"{address} said nothing for {silence_s:g} s"
-            raise Unavailable(what, remedy="see whether it is well, and ask again") from error
+            what = f"no message from {address} for {silence_s:g} s"
+            raise Unavailable(what, remedy="check that it is healthy, and retry") from error
         raise remote_error(error, address) from error
     finally:
         ended.set()
@@ -198,8 +198,8 @@ class ControllerClient:
         metadata = self._follow() if following else None
         answer, call = getattr(stub, method).with_call(request, timeout=timeout_s, metadata=metadata)
         if not self._is_new(call) and method in READS:
-            what = f"the controller at {address} leads no more, and does not know it yet"
-            raise NotLeading(what, remedy="ask again: another one leads")
+            what = f"the controller at {address} no longer leads, and has not noticed yet"
+            raise NotLeading(what, remedy="retry: another controller leads")
         return answered(answer, f"the controller at {address}")
 
     def leader(self) -> tuple[str, int]:
@@ -367,7 +367,7 @@ class ReplicaClient:
                 yield page.partition, page.batch, b"".join(begun)
                 begun.clear()
         if begun:  # the stream ended before the announced piece
-            raise Unavailable("an output ended in the middle", remedy="ask again", address=self.address)
+            raise Unavailable("an output ended in the middle", remedy="retry", address=self.address)
 
     def sources(self, operator: str, partition: int) -> list[SourceView]:
         """Returns the sources that have sent to a partition."""
@@ -414,7 +414,7 @@ class ReplicaClient:
                 yield b"".join(begun)
                 begun.clear()
         if begun:  # the stream ended before the announced piece
-            raise Unavailable("a page of state ended in the middle", remedy="ask again", address=self.address)
+            raise Unavailable("a page of state ended in the middle", remedy="retry", address=self.address)
 
     def apply(
         self,

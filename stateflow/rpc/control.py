@@ -219,7 +219,7 @@ def view_of(message: rpb.PartitionView) -> PartitionView:
         state = State(message.state)
     except ValueError:
         raise InvalidArgument(
-            f"{shown(message.state)} is no state of a partition", remedy="see which version runs there"
+            f"{shown(message.state)} is not a partition state", remedy="check which version runs there"
         ) from None
     partition = PartitionId(message.operator, message.partition)
     entries = message.entries if message.HasField("entries") else None

@@ -12,7 +12,7 @@ def addresses_of(text: str) -> list[str]:
     """Parses ``a:7070,b:7070``, each address once. Raises InvalidArgument for none, or for an invalid address."""
     found = list(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
     if not found:
-        raise InvalidArgument("no controller is named", remedy="write host:port, or several with commas")
+        raise InvalidArgument("no controller address given", remedy="pass host:port, or several separated by commas")
     for each in found:
         if not ADDRESS.holds(each):
             raise InvalidArgument(f"{shown(each)} is not a valid {ADDRESS.what}", remedy=ADDRESS.how)

@@ -114,11 +114,17 @@ TEXT = Kind("text", f"use at most {TEXT_MAX} characters", lambda value: len(valu
 SOURCE = Kind("source", f"use at most {SOURCE_MAX} bytes", lambda value: len(value.encode()) <= SOURCE_MAX)
 #: W3C Trace Context
 TRACED = optional(Kind("traceparent", "send one of version 00, or nothing", is_traceparent))
-WORD = optional(Kind("word", "use a word", lambda value: len(value) <= 64 and value.replace("-", "_").isidentifier()))
+WORD = optional(
+    Kind(
+        "word",
+        "use at most 64 letters, digits, '-' and '_'",
+        lambda value: len(value) <= 64 and value.replace("-", "_").isidentifier(),
+    )
+)
 STATES = Kind("list of states", "send what KeyedState.schema() gives, as JSON", is_states)
 SCHEMA = Kind("Arrow schema", "send an Arrow IPC schema", is_schema)
 #: what a client tells its successor: at most 9 bytes a partition and its number; only clients read it
-KNOWN = Kind("what a client knows", "use at most 1 MiB", lambda value: len(value) <= 1 << 20)
+KNOWN = Kind("client record", "use at most 1 MiB", lambda value: len(value) <= 1 << 20)
 PARTITION = _whole("partition", 0, PARTITIONS_MAX - 1)
 PARTITIONS = _whole("number of partitions", 1, PARTITIONS_MAX)
 EPOCH = _whole("epoch", 0, EPOCH_MAX)
@@ -398,7 +404,7 @@ def kind_of(field: FieldDescriptor) -> Kind | tuple[Kind, Kind] | None:
     assert field.containing_type is not None
     if field.enum_type is not None:
         known = frozenset(field.enum_type.values_by_number)
-        return Kind("choice", "use one that this program knows", known.__contains__)
+        return Kind("choice", "use one that this release knows", known.__contains__)
     named = KINDS.get(f"{field.containing_type.name}.{field.name}") or KINDS.get(field.name)
     if named is not None:
         return named
@@ -488,7 +494,7 @@ def _check_message(name: str, place: str, inner: Descriptor, required: bool, mes
     if message.HasField(name):
         checked(getattr(message, name))
     elif required:
-        raise InvalidArgument(f"a {place} is missing", remedy="send it", field=place)
+        raise InvalidArgument(f"{place} is missing", remedy="send it", field=place)
 
 
 def _check_messages(name: str, place: str, inner: Descriptor, message: Any) -> None:
@@ -504,7 +510,7 @@ def _check_messages(name: str, place: str, inner: Descriptor, message: Any) -> N
 
 def _check_count(place: str, count: int, most: int) -> None:
     if count > most:
-        raise InvalidArgument(f"{count} entries are too many", remedy=f"send at most {most}", field=place)
+        raise InvalidArgument(f"too many entries: {count}", remedy=f"send at most {most}", field=place)
 
 
 def _refused(place: str, kind: Kind, value: object) -> InvalidArgument:

@@ -53,7 +53,7 @@ def add_health(server: Any, is_ready: Callable[[], bool] = lambda: True) -> None
             case "" | "ready":
                 return SERVING if is_ready() else NOT_SERVING
             case _:
-                await context.abort(grpc.StatusCode.NOT_FOUND, "there are the services live and ready")
+                await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service: use live or ready")
                 raise AssertionError
 
     method = grpc.unary_unary_rpc_method_handler(check)

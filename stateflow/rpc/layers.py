@@ -75,7 +75,7 @@ def _release_of(context: Context) -> Release:
 class _Unreadable:
     def __init__(self, error: Exception) -> None:
         self.refusal = InvalidArgument(
-            f"the request cannot be read: {error}", remedy="see who sends it, and which version that has"
+            f"the request cannot be read: {error}", remedy="check who sends it, and its version"
         )
 
 

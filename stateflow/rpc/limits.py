@@ -74,8 +74,8 @@ class CallLimits(Layer):
             await abort(
                 context,
                 Busy(
-                    f"{most} calls of {whose} are under way here already",
-                    remedy="it is tried again; have fewer clients, or raise STATEFLOW_SERVER_CALLS_PER_CALLER_MAX",
+                    f"{most} calls of {whose} are already in progress here",
+                    remedy="wait for the retry, use fewer clients, or raise STATEFLOW_SERVER_CALLS_PER_CALLER_MAX",
                 ),
             )
         self._under_way[whose] += 1
@@ -96,7 +96,7 @@ class CallLimits(Layer):
         self._said_at = {each: at for each, at in self._said_at.items() if now - at < SAY_EVERY_S}
         if whose not in self._said_at:
             self._said_at[whose] = now
-            log.warning("%s has %d calls under way, more are refused; %d were until now", whose, most, self.refused)
+            log.warning("%s has %d calls in progress, more are refused; %d refused so far", whose, most, self.refused)
 
     def _end(self, whose: str) -> None:
         self._under_way[whose] -= 1

@@ -70,7 +70,9 @@ class Link:
             if stream is None or stream.calls.heard_at > since:
                 return
             self._stream = None
-        stream.cancel(Unavailable(f"{self.address} is silent", remedy="see whether it is well; it is sent again"))
+        stream.cancel(
+            Unavailable(f"{self.address} is silent", remedy="check that it is healthy; the batch is sent again")
+        )
 
     def _opened(self) -> _Stream:
         with self._lock:
@@ -93,7 +95,9 @@ class _Stream:
         try:
             threading.Thread(target=self._read, name=f"answers of {address}", daemon=True).start()
         except BaseException:
-            self.cancel(Unavailable("no thread for answers", remedy="see how many threads this process has"))
+            self.cancel(
+                Unavailable("cannot start a thread for answers", remedy="check how many threads this process has")
+            )
             raise
 
     def take(self, requests: Requests, reply: Reply) -> bool:

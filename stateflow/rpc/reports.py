@@ -174,7 +174,7 @@ def unpacked_deployment(data: bytes) -> Deployment:
     try:
         return deployment_of(cpb.Deployment.FromString(data))
     except (NoMessage, IndexError) as error:
-        raise DecodeError("a deployment that was kept cannot be read", remedy="ask the controller") from error
+        raise DecodeError("a stored deployment cannot be read", remedy="fetch it from the controller") from error
 
 
 def deployment_of(message: cpb.Deployment) -> Deployment:

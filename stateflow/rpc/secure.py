@@ -179,7 +179,7 @@ def add_port(server: grpc.aio.Server, listen: str, advertise: str | None) -> int
         return int(server.add_insecure_port(listen))
     if not files.current().own.serves:
         raise BadCertificate(
-            f"the certificate of {files.current().own.identity} is not a server's",
+            f"the certificate of {files.current().own.identity} is not a server certificate",
             remedy="give this process a certificate of the role node, agent or controller: `stateflow certs issue`",
         )
     return int(server.add_secure_port(listen, server_credentials(files)))

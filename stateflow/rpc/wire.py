@@ -111,9 +111,7 @@ def remote_error(error: grpc.RpcError, address: str) -> StateflowError:
     code = error.code()
     details = error.details() or ""
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return ReleaseMismatch(
-            f"{address} does not know the call, as an older stateflow does not", remedy="upgrade it first"
-        )
+        return ReleaseMismatch(f"{address} does not know the call: its stateflow is older", remedy="upgrade it first")
     why = details.rpartition(": ")[2].strip(" []")  # what comes before is gRPC's own account
     what = f"no answer from {address}: {code.name.lower().replace('_', ' ')}" + (f", {why}" if why else "")
     return Unavailable(what, remedy=_mended(details))
@@ -130,10 +128,10 @@ def _mended(details: str) -> str:
 _HANDSHAKES = {
     "Hostname Verification": "its certificate is not for this host: `stateflow certs issue --host`",
     "certificate has expired": "its certificate has expired: `stateflow certs renew`",
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not of the authority in STATEFLOW_TLS_CA, or is no server's",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not from the authority in STATEFLOW_TLS_CA, or not for servers",
     "WRONG_VERSION_NUMBER": "it speaks plain text: set STATEFLOW_TLS_CA, _CERT and _KEY there, or none of them here",
-    "Socket closed": "check that it runs and that the address is right; with TLS it hangs up on plain text, "
-    "and on a certificate that has expired or is of another authority",
+    "Socket closed": "check that it runs and that the address is right; with TLS it closes connections in plain text, "
+    "and those with a certificate that has expired or is from another authority",
 }
 
 
@@ -145,8 +143,8 @@ def answered(message: M, address: str) -> M:
     try:
         return checked(message)
     except InvalidArgument as error:
-        what = f"{address} answers what cannot be: {error.what}"
-        raise Unavailable(what, remedy="see what runs there, and which version", **error.where) from error
+        what = f"invalid answer from {address}: {error.what}"
+        raise Unavailable(what, remedy="check what runs there, and its version", **error.where) from error
 
 
 def connect(address: str) -> grpc.aio.Channel:
@@ -468,7 +466,7 @@ def snapshot_to_pb(info: SnapshotInfo) -> rpb.SnapshotReply:
 def snapshot_of(message: rpb.SnapshotReply) -> SnapshotInfo:
     """Returns the description of a snapshot. Raises InvalidArgument for a base that has a file twice."""
     if len({file.name for file in message.files}) < len(message.files):
-        raise InvalidArgument("a base has a file twice", remedy="see what runs at the source's address")
+        raise InvalidArgument("a base has a file twice", remedy="check what runs at the source's address")
     files = tuple(BaseFile(file.name, file.size, file.digest) for file in message.files)
     return SnapshotInfo(message.snapshot_id, message.sequence, message.epoch, message.digest, files, message.kept)
 

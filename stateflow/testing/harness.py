@@ -138,7 +138,7 @@ class OperatorHarness:
     def advance_processing_time(self, seconds: float) -> list[dict[str, Any]]:
         """Advances the clock, which starts at 1970. Returns what timers produced."""
         if seconds < 0:
-            raise InvalidArgument("time does not run backwards", remedy="give seconds from now on")
+            raise InvalidArgument("time does not run backwards", remedy="pass 0 seconds or more")
         self._now_us += round(seconds * 1e6)
         return self._visit()
 
@@ -188,7 +188,7 @@ class OperatorHarness:
         else:
             target = Path(directory)
             if target.exists() and (not target.is_dir() or any(target.iterdir())):
-                raise InvalidArgument(f"there is something at {target} already", remedy="name a new directory")
+                raise InvalidArgument(f"{target} exists and is not an empty directory", remedy="pass a new directory")
             target.mkdir(parents=True, exist_ok=True)
         for partition, store in enumerate(self._stores):
             store.snapshot(target / str(partition))

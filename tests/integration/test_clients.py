@@ -161,7 +161,7 @@ def test_a_former_client_that_every_partition_let_in_again_is_told_of(local: Loc
     for _ in range(2):
         one.send([{"k": key, "v": 1}])
     for _ in range(2):
-        with pytest.raises(PositionGap, match="a former client") as caught:
+        with pytest.raises(PositionGap, match="an earlier client") as caught:
             other.send([{"k": key, "v": 100}])
     print(one_line(caught.value))
     with pytest.raises(SourceTaken):
@@ -222,7 +222,7 @@ def test_an_output_that_nobody_can_read_is_dropped_by_command(local: LocalCluste
     assert "is dropped" in command(*words, "--apply").output
     assert stream.send(rows, sequence=0) == []
     assert total(local, "dropped-") == 20
-    with pytest.raises(InvalidArgument, match="no partition keeps an output of batch 0"):
+    with pytest.raises(InvalidArgument, match="no partition keeps output of batch 0"):
         local.cluster.drop_output("Tally", "it's stuck", 0, apply=True)
     with pytest.raises(InvalidArgument, match="no partition knows a source"):
         local.cluster.drop_output("Tally", "nobody", 0)
@@ -273,19 +273,19 @@ def test_what_a_caller_may_not_give_is_said_in_one_line(local: LocalCluster) -> 
     row = {"k": "odd-1", "v": 1}
     wrong: dict[str, tuple[Any, str]] = {
         "one row": (lambda: stream.send(row), "this is one row, not a list of rows: send [row]"),
-        "nothing": (lambda: stream.send(None), "None is no list of rows: send a list of dicts"),
-        "text": (lambda: stream.send("rows"), "'rows' is no list of rows: send a list of dicts"),
-        "a row of nothing": (lambda: stream.send([row, None]), "None is no row (row=1)"),
-        "a column's number": (lambda: stream.send([row | {3: 1}]), "3 is no name of a column (row=0)"),
+        "nothing": (lambda: stream.send(None), "None is not a list of rows: send a list of dicts"),
+        "text": (lambda: stream.send("rows"), "'rows' is not a list of rows: send a list of dicts"),
+        "a row of nothing": (lambda: stream.send([row, None]), "None is not a row (row=1)"),
+        "a column's number": (lambda: stream.send([row | {3: 1}]), "3 is not a column name (row=0)"),
         "a great number": (
             lambda: stream.send([row], sequence=2**63 - 1),
-            "9223372036854775807 is no number of a batch",
+            "9223372036854775807 is not a batch number",
         ),
-        "a text for one": (lambda: stream.send([row], sequence="1"), "'1' is no number of a batch (argument=sequence)"),
-        "true": (lambda: stream.advance_watermark(1, sequence=True), "True is no number of a batch"),
-        "a negative one": (lambda: stream.send([row], sequence=-1), "-1 is no number of a batch"),
-        "no source": (lambda: local.stream("Tally", None), "None is no name of a source"),
-        "an empty source": (lambda: local.stream("Tally", ""), "'' is not a valid name of a source"),
+        "a text for one": (lambda: stream.send([row], sequence="1"), "'1' is not a batch number (argument=sequence)"),
+        "true": (lambda: stream.advance_watermark(1, sequence=True), "True is not a batch number"),
+        "a negative one": (lambda: stream.send([row], sequence=-1), "-1 is not a batch number"),
+        "no source": (lambda: local.stream("Tally", None), "None is not a source name"),
+        "an empty source": (lambda: local.stream("Tally", ""), "'' is not a valid source name"),
         "ours": (lambda: local.stream("Tally", "stateflow:x"), "is a reserved name"),
         "a fraction": (lambda: local.cluster.stream("Tally", "odd", acknowledged=1.5), "(argument=acknowledged)"),
     }

@@ -218,8 +218,8 @@ def test_mistakes_of_control(local: LocalCluster, monkeypatch: pytest.MonkeyPatc
         "stream": (lambda: local.stream("Tully", "s"), OperatorNotDeployed, "stateflow deploy"),
         "state": (lambda: cluster.read_state("Tally", "m"), UnknownState, "by_tag"),
         "no partition": (lambda: cluster.migrate("Tally", [], "edge"), InvalidArgument, "at least one"),
-        "a number": (lambda: cluster.migrate("Tally", 20, "edge"), InvalidArgument, "write partitions=[20]"),  # type: ignore[arg-type]
-        "text": (lambda: cluster.restore("Tally", "3"), InvalidArgument, "is no list of partitions"),  # type: ignore[arg-type]
+        "a number": (lambda: cluster.migrate("Tally", 20, "edge"), InvalidArgument, "pass partitions=[20]"),  # type: ignore[arg-type]
+        "text": (lambda: cluster.restore("Tally", "3"), InvalidArgument, "is not a list of partitions"),  # type: ignore[arg-type]
         "below 0": (lambda: cluster.migrate("Tally", [-1], "edge"), UnknownPartition, "count from 0"),
         "an instance": (lambda: cluster.deploy(Tally(), 4), DeclarationError, "pass the class itself: Tally"),  # type: ignore[arg-type]
         "budget of a copy behind the fence": (

@@ -29,7 +29,7 @@ class Showing(LocalCluster):
         return super()._process(name, [*arguments, *page])
 
     def url(self) -> str:
-        said = re.findall(r"the dashboard is at (http://\S+/)", (self.data_dir / "controller.log").read_text())
+        said = re.findall(r"dashboard at (http://\S+/)", (self.data_dir / "controller.log").read_text())
         return str(said[-1]) if said else ""
 
 

@@ -127,8 +127,8 @@ def test_another_program_is_refused_and_may_use_it_by_its_address(
     with pytest.raises(DataDirLocked) as refused:
         embedded(place)
     text = str(refused.value)
-    assert f"another program has its state there: {program}" in text
-    assert f'cluster="{address}" uses that program\'s cluster' in text
+    assert f"another program's cluster uses this directory: {program}" in text
+    assert f'pass cluster="{address}" to use its cluster' in text
     assert f"pid={running.pid}" in text
     status = [sys.executable, "-m", "stateflow", "status", "--json"]
     environment = os.environ | {"PYTHONPATH": ROOT, "STATEFLOW_EMBEDDED_DIRECTORY": str(place)}
@@ -153,19 +153,19 @@ def test_a_program_has_one_in_a_directory(place: Path) -> None:
     own = embedded(place, replicas=1)
     try:
         assert embedded(place) is embedded(str(place), replicas=1) is own
-        with pytest.raises(InvalidArgument, match="made with 1 replicas, which have its state, and not with 3"):
+        with pytest.raises(InvalidArgument, match="created with 1 replicas, which hold its state, not with 3"):
             embedded(place, replicas=3)
         assert (place / FILE).stat().st_mode & 0o077 == 0 or place.stat().st_mode & 0o077 == 0
     finally:
         own.stop()
-    with pytest.raises(InvalidArgument, match="it was made with 1 replicas"):
+    with pytest.raises(InvalidArgument, match="the cluster was created with 1 replicas"):
         embedded(place, replicas=3)
 
 
 def test_its_processes_end_where_it_cannot_be_written_down(place: Path) -> None:
     (place / f".{FILE}.new").mkdir(parents=True)
     (place / "EMBEDDED").touch()
-    with pytest.raises(Unavailable, match="where the cluster is cannot be written down"):
+    with pytest.raises(Unavailable, match="the file with the cluster's address cannot be written"):
         embedded(place, replicas=1)
     assert not [each for each in psutil.Process().children(recursive=True) if str(place) in each.cmdline()]
     (place / f".{FILE}.new").rmdir()
@@ -187,7 +187,7 @@ def test_replicas_of_a_program_that_was_killed_are_waited_for(place: Path) -> No
 
 def test_nothing_is_written_into_what_is_somebody_elses(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(InvalidArgument, match="the directory has something else in it"):
+    with pytest.raises(InvalidArgument, match="the directory contains other files"):
         embedded(tmp_path)
     with pytest.raises(InvalidArgument, match="cannot be used"):
         embedded(tmp_path / "thesis.txt" / "x")
@@ -211,10 +211,10 @@ def test_a_file_that_lies_is_no_way_in(place: Path) -> None:
         (place / FILE).write_text(lie)
         assert running_in(place) is None
     (place / FILE).write_text('{"replicas": 2}')
-    with pytest.raises(InvalidArgument, match="something else in it"):
+    with pytest.raises(InvalidArgument, match="contains other files"):
         embedded(place)
     (place / "EMBEDDED").touch()
-    with pytest.raises(InvalidArgument, match="it was made with 2 replicas"):
+    with pytest.raises(InvalidArgument, match="the cluster was created with 2 replicas"):
         embedded(place, replicas=1)
 
 

@@ -129,7 +129,7 @@ def test_a_run_waits_for_its_controller_and_its_nodes_or_does_without(local: Loc
 
 def test_what_is_no_job(local: LocalCluster) -> None:
     create = local.cluster.create_job
-    with pytest.raises(InvalidArgument, match="is no schedule"):
+    with pytest.raises(InvalidArgument, match="is not a schedule"):
         create("x", "daily", "checkpoint")
     with pytest.raises(InvalidArgument, match="no job does"):
         create("x", "every 5", "dance")

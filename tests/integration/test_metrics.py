@@ -35,7 +35,7 @@ class Measured(LocalCluster):
 
     def page(self, name: str) -> str:
         log = (self.data_dir / f"{name}.log").read_text()
-        (address,) = set(re.findall(r"figures at (https?://\S+/metrics)", log)[-1:])
+        (address,) = set(re.findall(r"metrics at (https?://\S+/metrics)", log)[-1:])
         return str(address)
 
     def text(self, name: str) -> str:

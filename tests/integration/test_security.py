@@ -100,7 +100,7 @@ def test_commands(secure: LocalCluster, certificates: Certificates) -> None:
     assert refused.stderr.startswith("not_allowed: read/grafana may not call Rebalance")
     plain = stateflow("status", *controller, environment=without_tls())
     assert plain.returncode == 1
-    assert "hangs up on plain text" in plain.stderr
+    assert "closes connections in plain text" in plain.stderr
 
 
 def test_a_data_client_reaches_what_it_was_given(

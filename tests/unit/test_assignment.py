@@ -67,5 +67,5 @@ def test_epochs_rise_and_every_partition_has_one_owner(moves: list[tuple[int, st
 )
 def test_an_assignment_that_no_history_leads_to_is_named(wrong: dict[str, tuple[object, ...]]) -> None:
     FIRST.validate()
-    with pytest.raises(InvariantBroken, match=r"has an owner.*operator=Op.*please report it"):
+    with pytest.raises(InvariantBroken, match=r"lack an owner.*operator=Op.*please report it"):
         dataclasses.replace(FIRST, **wrong).validate()  # type: ignore[arg-type]

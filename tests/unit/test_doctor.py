@@ -21,13 +21,13 @@ def test_all_is_looked_at_and_nothing_stays(tmp_path: Path) -> None:
     assert all(each.found for each in found)
     assert doctor.worst(found) is Verdict.GOOD
     assert list(tmp_path.iterdir()) == []
-    assert found[-1] == Finding("cluster", Verdict.UNKNOWN, f"nobody listens at {NOBODY}")
+    assert found[-1] == Finding("cluster", Verdict.UNKNOWN, f"nothing listens at {NOBODY}")
 
 
 def test_a_variable_that_nobody_knows_is_named_with_the_nearest() -> None:
     found = doctor.variables({"STATEFLOW_REPLICA_ACKNOWLEGDE": "fsync", "HOME": "/", "STATEFLOW_TRACEBACKS": "1"})
     assert found.verdict is Verdict.BAD
-    assert found.found == "nobody knows STATEFLOW_REPLICA_ACKNOWLEGDE"
+    assert found.found == "unknown: STATEFLOW_REPLICA_ACKNOWLEGDE"
     assert found.remedy == "STATEFLOW_REPLICA_ACKNOWLEGDE: did you mean STATEFLOW_REPLICA_ACKNOWLEDGE?"
     assert doctor.variables({"STATEFLOW_ZZZZ": ""}).remedy == "remove them: nothing reads them"
 
@@ -36,7 +36,7 @@ def test_few_open_files() -> None:
     assert doctor.open_files(1 << 20).verdict is Verdict.GOOD
     few = doctor.open_files(1024)
     assert few.verdict is Verdict.WARNING
-    assert "some 66 partitions of a replica: raise it" in few.remedy
+    assert "raise it (`ulimit -Hn`, LimitNOFILE=): it is enough for about 66 partitions per replica" in few.remedy
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_how_far_plain_text_goes_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     assert doctor.certificate().found == "none: plain text, on this machine only"
     monkeypatch.setenv("STATEFLOW_INSECURE", "1")
     found = doctor.certificate()
-    assert (found.verdict, found.found) == (Verdict.WARNING, "none: plain text, beyond this machine, too")
+    assert (found.verdict, found.found) == (Verdict.WARNING, "none: plain text, also beyond this machine")
 
 
 def test_a_certificate_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

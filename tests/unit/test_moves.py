@@ -15,12 +15,12 @@ from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc.matching import message_of
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"max_pause_ms": -1}, "max_pause_ms cannot be -1: give a positive number of milliseconds, or leave it out"),
+    ({"max_pause_ms": -1}, "max_pause_ms cannot be -1: pass a positive number of milliseconds, or omit it"),
     ({"max_pause_ms": 0}, "max_pause_ms cannot be 0: "),
     ({"max_pause_ms": True}, "max_pause_ms cannot be True: "),
     ({"max_pause_ms": "50ms"}, "max_pause_ms cannot be '50ms': "),
-    ({"max_bandwidth": float("nan")}, "max_bandwidth cannot be nan: give a positive number of bytes a second"),
-    ({"patience_s": float("inf")}, "patience_s cannot be inf: give a positive number of seconds"),
+    ({"max_bandwidth": float("nan")}, "max_bandwidth cannot be nan: pass a positive number of bytes per second"),
+    ({"patience_s": float("inf")}, "patience_s cannot be inf: pass a positive number of seconds"),
     ({"strategy": "magic"}, "there is no strategy 'magic': use auto, stop-and-restart, pause-and-copy, fluid, batched"),
     ({"strategy": ""}, "there is no strategy ''"),
     ({"order": "hottest"}, "there is no order 'hottest': use hot-first, hot-last, number"),

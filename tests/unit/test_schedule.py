@@ -40,7 +40,7 @@ def us(text: str) -> int:
     ],
 )
 def test_what_is_no_schedule(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="is no schedule"):
+    with pytest.raises(InvalidArgument, match="is not a schedule"):
         Schedule.parse(text)
 
 

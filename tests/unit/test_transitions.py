@@ -86,10 +86,10 @@ def test_what_is_wrong_with_a_table_is_named() -> None:
     never: Transition[Phase, Door, str] = Transition(Phase.OPEN, Push, None, "")
     silent: Ignored[Phase, Door, str] = Ignored(Phase.GONE, Knock, "")
     assert list(replace(DOOR, rows=(*DOOR.rows[2:], never, silent)).faults()) == [
-        "SHUT, Push: nothing is said of it",
-        "OPEN, Push: a row is never taken",
-        "GONE, Knock: a row is never taken",
-        "GONE, Knock: ignored for no reason",
+        "SHUT, Push: no row without a guard",
+        "OPEN, Push: a row is unreachable",
+        "GONE, Knock: a row is unreachable",
+        "GONE, Knock: ignored without a note",
     ]
 
 

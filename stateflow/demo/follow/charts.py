@@ -21,9 +21,9 @@ from stateflow.demo.follow.result import (
 
 SITE_COLOURS: Final = dict(zip((*SITES, CLOUD), ("var(--a)", "var(--b)", "var(--d)", "var(--batch)"), strict=True))
 PHASES: Final = {
-    Phase.AWAY: ("the state is elsewhere", "var(--p99)"),
-    Phase.MOVING: ("it moves", "var(--bad)"),
-    Phase.NEAR: ("it is at the gateway's site", "var(--good)"),
+    Phase.AWAY: ("state elsewhere", "var(--p99)"),
+    Phase.MOVING: ("state moving", "var(--bad)"),
+    Phase.NEAR: ("state at the gateway's site", "var(--good)"),
 }
 #: offsets in a lane at which its vehicles and its state are drawn
 UPPER, LOWER = -0.19, 0.19
@@ -60,7 +60,7 @@ def timeline(result: FollowResult) -> Figure:
     ticks = list(range(result.convoys))
     layout = styled(
         height=860,
-        xaxis={**axis_of("seconds since the convoys drove off"), "anchor": "y3", "range": [0, result.seconds * 1.01]},
+        xaxis={**axis_of("seconds since the convoys set off"), "anchor": "y3", "range": [0, result.seconds * 1.01]},
         legend={**LEGEND, "y": 1.02, "yanchor": "bottom", "itemsizing": "constant"},
         legend2={**LEGEND, "y": 0.49, "yanchor": "bottom"},
         yaxis={
@@ -79,7 +79,7 @@ def timeline(result: FollowResult) -> Figure:
             "range": [result.convoys - 0.5, -0.5],
             "fixedrange": True,
         },
-        yaxis3={**axis_of("served near"), "domain": [0.0, 0.12], "tickformat": ".0%", "range": [0, 1.05]},
+        yaxis3={**axis_of("served locally"), "domain": [0.0, 0.12], "tickformat": ".0%", "range": [0, 1.05]},
     )
     return {"data": traces, "layout": layout}
 
@@ -166,6 +166,6 @@ def pauses(result: FollowResult) -> Figure:
             "hovertemplate": "budget %{y:.0f} ms<extra></extra>",
         },
     ]
-    axis = {**axis_of("move, in order of its pause"), "showgrid": False, "tickformat": "d"}
+    axis = {**axis_of("moves, in order of their pauses"), "showgrid": False, "tickformat": "d"}
     layout = styled(height=320, xaxis=axis, yaxis={**axis_of("milliseconds"), "rangemode": "tozero"}, bargap=0.35)
     return {"data": traces, "layout": layout}

@@ -55,7 +55,7 @@ def _headline(figure: Any, result: FollowResult) -> None:
     away, near = summary["away_ms_median"], summary["near_ms_median"]
     if away is not None and near is not None:
         facts.append(
-            f"gateways wait {away:.0f} ms while the state is elsewhere, {near:.1f} ms once it has followed (medians)"
+            f"median gateway wait {away:.0f} ms while the state is elsewhere, {near:.1f} ms once it has followed"
         )
     figure.text(0.017, 0.941, "  ·  ".join(facts), fontsize=10.5, color=SOFT, va="center")
 
@@ -75,7 +75,7 @@ def _draw_latency(axes: Any, result: FollowResult, where: Whereabouts) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axes.set_xlim(0, result.seconds * 1.01)
     axes.set_ylim(extent_ms(result.samples, result.moves))
-    axes.set_ylabel("a gateway waits, ms", color=SOFT, fontsize=9.5)
+    axes.set_ylabel("gateway wait, ms", color=SOFT, fontsize=9.5)
     plain(axes)
     axes.legend(loc="lower left", bbox_to_anchor=(-0.008, 1.0), ncols=4, markerscale=1.6, **_LEGEND)
 
@@ -90,7 +90,7 @@ def _draw_lanes(axes: Any, result: FollowResult) -> None:
         axes.plot([move.pause_at_s] * 2, [move.partition + 0.02, move.partition + 0.4], color=MOVE, lw=2)
     axes.set_ylim(result.convoys - 0.5, -0.5)
     axes.set_yticks(range(result.convoys))
-    axes.set_ylabel("convoy: vehicles above,\nits state below", color=SOFT, fontsize=9.5)
+    axes.set_ylabel("convoy: vehicles above,\nstate below", color=SOFT, fontsize=9.5)
     plain(axes)
     axes.grid(False)
     keys: list[Any] = [Patch(color=colour, label=f"at {site}") for site, colour in _SITE_COLOURS.items()]
@@ -105,8 +105,8 @@ def _draw_share(axes: Any, result: FollowResult, where: Whereabouts) -> None:
     axes.plot(at_s, share, color=GOOD, lw=1.5)
     axes.set_ylim(0, 1.04)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_ylabel("readings\nserved near", color=SOFT, fontsize=9.5)
-    axes.set_xlabel("seconds since the convoys drove off", color=SOFT, fontsize=9.5, labelpad=1)
+    axes.set_ylabel("readings\nserved locally", color=SOFT, fontsize=9.5)
+    axes.set_xlabel("seconds since the convoys set off", color=SOFT, fontsize=9.5, labelpad=1)
     plain(axes)
 
 
@@ -118,7 +118,7 @@ def _draw_pauses(axes: Any, result: FollowResult) -> None:
     axes.set_ylim(0, max([*pauses, result.budget_ms]) * 1.1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=25))
     axes.set_ylabel("pause, ms", color=SOFT, fontsize=9.5)
-    axes.set_xlabel("move, in order of its pause", color=SOFT, fontsize=9.5, labelpad=2)
+    axes.set_xlabel("moves, in order of their pauses", color=SOFT, fontsize=9.5, labelpad=2)
     plain(axes)
     axes.grid(False, axis="x")
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.98), ncols=2, **_LEGEND)

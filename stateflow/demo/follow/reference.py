@@ -66,7 +66,7 @@ def compare(wanted: pd.DataFrame, found: pd.DataFrame, by: list[str]) -> Compari
     missing, extra = both[both["where"] == "left_only"], both[both["where"] == "right_only"]
     lines = [f"{_named(row, by)}: expected, absent" for row in _first(missing)]
     lines += [f"{_named(row, by)}: not expected, present" for row in _first(extra)]
-    lines += [f"{_named(row, by)}: came more than once" for row in _first(found[copies])]
+    lines += [f"{_named(row, by)}: duplicated" for row in _first(found[copies])]
     for row in _first(both[wrong]):
         for name in values:
             want, got = row[name], row[f"{name} found"]

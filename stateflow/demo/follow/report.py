@@ -48,9 +48,9 @@ def render(result: FollowResult) -> str:
 
 def headline(result: FollowResult) -> str:
     """The drive in one sentence; it claims equality only where equality was found."""
-    said = f"State followed its vehicles by {len(result.completed)} moves" if result.completed else "No state followed"
+    said = f"State followed its vehicles in {len(result.completed)} moves" if result.completed else "No state moved"
     return f"{said}: " + (
-        "nothing lost, nothing twice, all equal to the reference"
+        "nothing lost, nothing duplicated, all equal to the reference"
         if result.equal
         else "the result differs from the reference"
     )
@@ -60,15 +60,15 @@ def _subtitle(result: FollowResult) -> str:
     return (
         f"{result.convoys} convoys of {result.vehicles} vehicles, {result.seconds:g} s between three edge sites · "
         f"{result.telemetry_rows:,} rows through Spark, {result.reading_rows:,} through gateways · "
-        f"links of {result.rtt_ms:g} ms round trip"
+        f"links with {result.rtt_ms:g} ms round trip"
     )
 
 
 def _cards(result: FollowResult) -> Iterator[str]:
     summary = result.summary()
     away, moving, near = (summary[name] for name in ("away_ms_median", "moving_ms_max", "near_ms_median"))
-    yield card("State elsewhere", milliseconds(away), "", "median that a gateway waits")
-    yield card("During moves", milliseconds(moving), "", "longest that a gateway waited")
+    yield card("State elsewhere", milliseconds(away), "", "median gateway wait")
+    yield card("During moves", milliseconds(moving), "", "longest gateway wait")
     yield card(
         "State has followed", milliseconds(near), "good", f"median; {summary['served_near']:.0%} of all readings"
     )
@@ -77,7 +77,9 @@ def _cards(result: FollowResult) -> Iterator[str]:
     yield card("Longest pause", pause, tone, f"budget of {result.budget_ms:g} ms{kept}, {len(result.completed)} moves")
     compared = result.state.compared + result.output.compared + result.answers.compared
     equal, tone = ("equal", "good") if result.equal else ("different", "bad")
-    yield card("State and output", equal, tone, f"{result.lost} lost, {result.duplicated} twice, {compared:,} compared")
+    yield card(
+        "State and output", equal, tone, f"{result.lost} lost, {result.duplicated} duplicated, {compared:,} compared"
+    )
 
 
 def milliseconds(value: float | None) -> str:

@@ -100,15 +100,15 @@ def run_follow(options: FollowOptions, tell_stderr: bool = False) -> FollowResul
             gateways = running.enter_context(_gateways(local, options.rtt_ms / 1e3))
         console.print(
             f"  {CONVOYS} convoys of {VEHICLES} vehicles, between {', '.join(SITES)}; their state is in the cloud. "
-            f"Another site is {options.rtt_ms:g} ms away"
+            f"Round trip to another site: {options.rtt_ms:g} ms"
         )
         drive.drive(gateways, work / "telemetry", query)
-        with telling.of("working off the last rows"):
+        with telling.of("processing the last rows"):
             query.processAllAvailable()
             query.stop()
         if options.before_compare is not None:
             options.before_compare(local.cluster)
-        with telling.of("computing the same with pandas, and comparing every row"):
+        with telling.of("recomputing with pandas, and comparing every row"):
             result = drive.result(gateways, _read_state(local.cluster), _read_output(spark, work))
     with telling.of("drawing the report"):
         html, png = write_report(result, options.out)
@@ -174,8 +174,8 @@ class _Drive:
                 at_s = SYSTEM_CLOCK.monotonic() - began
                 self._telling.say(f"driving, {min(at_s, options.seconds):.0f} of {options.seconds:.0f} s")
                 if query.awaitTermination(LOOK_S):  # raises what it failed with
-                    raise Unavailable("Spark ended the query by itself", remedy="see its output")
-        with self._telling.of("the convoys have arrived: waiting for what still moves"):
+                    raise Unavailable("the Spark query ended unexpectedly", remedy="see its output")
+        with self._telling.of("the convoys have arrived: waiting for running moves"):
             cluster.autopilot()
             until = SYSTEM_CLOCK.monotonic() + SETTLE_S
             while self._look() and SYSTEM_CLOCK.monotonic() < until:
@@ -230,7 +230,7 @@ class _Drive:
             settings={
                 "sites": [CLOUD, *SITES],
                 "convoys": CONVOYS,
-                "vehicles of each": VEHICLES,
+                "vehicles per convoy": VEHICLES,
                 "round trip between sites, ms": options.rtt_ms,
                 "max_pause_ms": options.max_pause_ms,
                 "cool-down, s": options.seconds * COOL_DOWN,
@@ -268,13 +268,13 @@ def _conclude(console: Console, result: FollowResult, html: Path, png: Path) -> 
     for what, value in (
         ("while the state is elsewhere", f"{milliseconds(summary['away_ms_median'])} median"),
         ("during moves", f"{milliseconds(summary['moving_ms_max'])} at worst"),
-        ("once the state has followed", f"{milliseconds(summary['near_ms_median'])} median"),
+        ("after the state has followed", f"{milliseconds(summary['near_ms_median'])} median"),
     ):
-        console.print(f"a gateway waits {what}: {value}", highlight=False)
+        console.print(f"gateway wait {what}: {value}", highlight=False)
     console.print(f"readings served at the site they come from: {summary['served_near']:.0%}", highlight=False)
-    failed = f", {summary['moves_failed']} not made" if summary["moves_failed"] else ""
+    failed = f", {summary['moves_failed']} failed" if summary["moves_failed"] else ""
     console.print(
-        f"moves: {len(result.completed)}{failed}, as {result.convoys} convoys drove off with their state in the cloud "
+        f"moves: {len(result.completed)}{failed}; {result.convoys} convoys set off with their state in the cloud "
         f"and changed site {summary['site_changes']} times",
         highlight=False,
     )
@@ -286,14 +286,14 @@ def _conclude(console: Console, result: FollowResult, html: Path, png: Path) -> 
         (f"rows: {summary['rows']:,}, {result.lost} lost, {result.duplicated} duplicated", result.equal),
         (f"state equal: {_yes(result.state.equal)} ({result.state.compared:,} facts)", result.state.equal),
         (
-            f"output equal: {_yes(summary['output_equal'])} ({result.output.compared:,} rows of Spark, "
-            f"{result.answers.compared:,} of gateways)",
+            f"output equal: {_yes(summary['output_equal'])} ({result.output.compared:,} rows from Spark, "
+            f"{result.answers.compared:,} from gateways)",
             summary["output_equal"],
         ),
     ):
         console.print(Text(what, "green" if good else "bold red"))
     if not result.completed:
-        console.print(Text("nothing moved: a machine with so much to do needs a larger --max-pause", "bold red"))
+        console.print(Text("nothing moved: raise --max-pause on a machine this busy", "bold red"))
 
 
 def _yes(equal: bool) -> str:

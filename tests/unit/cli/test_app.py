@@ -193,7 +193,7 @@ def test_a_nested_pipeline_file_is_one_line(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "p.yml").write_text("a: " + "[" * 20_000 + "]" * 20_000)
     result = invoke("run", "p.yml")
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
-    assert result.stderr.startswith("invalid_argument: p.yml is no YAML: sections")
+    assert result.stderr.startswith("invalid_argument: p.yml is not valid YAML: sections")
 
 
 @pytest.mark.parametrize(

@@ -68,4 +68,4 @@ def test_a_controller_whose_page_cannot_be_served_ends_without_more(tmp_path: Pa
     done = CliRunner().invoke(app, ["controller", *words])
     gc.collect()  # reports a coroutine that was never awaited, which is an error here
     assert done.exit_code == 1
-    assert "'nowhere' is no address" in done.stderr
+    assert "'nowhere' is not an address" in done.stderr

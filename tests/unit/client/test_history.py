@@ -141,7 +141,7 @@ def packed(behind: object, among: object, number: object = 2, id: object = "me",
     ids=str,
 )
 def test_what_no_client_writes_is_refused(known: bytes) -> None:
-    with pytest.raises(DecodeError, match="what the source's last client left cannot be read"):
+    with pytest.raises(DecodeError, match="the record of the source's last client cannot be read"):
         history().resume({0: 0}, [history().known(ME, 1, [1]), known])
 
 
@@ -203,7 +203,7 @@ def test_a_former_client_that_was_let_in_again_is_told_of() -> None:
     assert [each.number for each in h.missing()] == [5], "nobody has sent anything there since"
     h.heard({0: 6, 1: 5}, others={0})
     for asked in (h.missing, lambda: h.rewinding(5)):
-        with pytest.raises(PositionGap, match="a former client") as caught:
+        with pytest.raises(PositionGap, match="an earlier client") as caught:
             asked()
         assert (caught.value.where["expected"], caught.value.where["partitions"]) == (5, "0")
     assert h.taken == {0}

@@ -133,7 +133,7 @@ def test_of_a_batch_that_has_no_room_nothing_is_kept(directory: Path) -> None:
     log(small, 0, 0, attempted=(0,))
     before = (small.parts(), small.size)
     for _ in range(2):
-        with pytest.raises(OutboxFull, match="0 of them are to be taken"):
+        with pytest.raises(OutboxFull, match="0 of them wait to be taken"):
             small.log(1, words(dict.fromkeys(range(50), b"x" * 20)), [], None, [(0, 0)])
         assert (small.parts(), small.size) == before
         assert small.newest == 0
@@ -202,7 +202,7 @@ def test_it_is_one_clients_of_one_source(outbox: Outbox, directory: Path) -> Non
         reopened(directory)
     outbox.close()
     for operator, source in (("Other", "s"), ("Op", "other")):
-        with pytest.raises(OutboxForeign, match="is wanted"):
+        with pytest.raises(OutboxForeign, match="this outbox has"):
             Outbox(directory, operator, source, 10_000)
     reopened(directory).close()
 
@@ -253,7 +253,7 @@ def test_a_directory_that_is_wiped_while_it_is_used_takes_nothing_more(
     shutil.rmtree(directory)
     if replaced:
         reopened(directory).close()
-    with pytest.raises(OutboxDamaged, match="it was removed, or another one was put in its place"):
+    with pytest.raises(OutboxDamaged, match="it was removed or replaced"):
         log(outbox, 1, 0)
     assert outbox.newest == 0
 

@@ -102,16 +102,16 @@ def test_where_it_is_not_installed_nobody_knows_what_it_brings(
 def test_what_cannot_be_packed_is_refused(baskets: Any, tmp_path: Path) -> None:
     with pytest.raises(BundleRefused, match="compiled code"):
         pack(baskets, [str(wheel(tmp_path, pure=False))])
-    with pytest.raises(BundleRefused, match="pip has no wheels of"):
+    with pytest.raises(BundleRefused, match="pip cannot provide wheels of"):
         pack(baskets, [str(tmp_path / "none-1.0-py3-none-any.whl")])
     with pytest.raises(BundleRefused, match="cannot be imported"):
         pack(baskets, modules=["nowhere_to_be_found"])
-    with pytest.raises(BundleRefused, match="no module of Python source"):
+    with pytest.raises(BundleRefused, match="not a module of Python source"):
         pack(baskets, modules=["math"])
-    with pytest.raises(BundleRefused, match="where replicas run"):
+    with pytest.raises(BundleRefused, match="already part of every replica"):
         pack(baskets, modules=["stateflow"])
     (tmp_path / "baskets" / "large.bin").write_bytes(__import__("random").Random(1).randbytes(65 << 20))
-    with pytest.raises(BundleRefused, match="65 MB, 64 are possible"):
+    with pytest.raises(BundleRefused, match="65 MB, more than 64 MB"):
         pack(baskets)
 
 

@@ -192,7 +192,7 @@ def test_rows_of_a_schema() -> None:
         ({"k": 1, "n": 1.5}, "n", "int32 but got 1.5"),
         ({"k": 1, "n": 2**31}, "n", "int32 but got 2147483648"),
         ({"k": 1}, "n", "is declared NOT NULL but got None"),
-        ({"k": 1, "n": 1, "N": 1}, "N", "a row has 'N', which the schema does not name"),
+        ({"k": 1, "n": 1, "N": 1}, "N", "a row has column 'N', which is not in the schema"),
         ({"k": 1, "n": 1, "v": {"at": NOON, "tags": []}}, "v.at", "does not name an instant"),
         ({"k": 1, "n": 1, "v": {"at": None, "tags": [1, 1.5]}}, "v.tags[1]", "int64 but got 1.5"),
         ({"k": 1, "n": 1, "v": {"at": None}}, "v", "see tags"),

@@ -31,7 +31,7 @@ def test_it_says_at_once_what_to_install(lacking: tuple[str, ...]) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        f"extra_missing: the demonstration lacks {', '.join(lacking)}: pip install 'stateflow-streams[demo]'\n"
+        f"extra_missing: the demonstration needs {', '.join(lacking)}: pip install 'stateflow-streams[demo]'\n"
     )
 
 

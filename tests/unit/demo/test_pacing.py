@@ -82,14 +82,14 @@ def test_one_that_is_refused_becomes_what_the_machine_can_promise() -> None:
     assert budget.ms == 450.0, "room above the 290 ms that were needed"
     assert budget.patience_s == PATIENCE_THEN_S
     assert said == (
-        "2 partitions were not moved: pauses scatter on this machine, and 250 ms could not be promised; from now on it "
-        "is 450 ms"
+        "2 partitions were not moved: pauses vary on this machine, and 250 ms could not be guaranteed; the budget is "
+        "now 450 ms"
     )
 
 
 def test_in_the_end_any_pause_will_do() -> None:
     budget = Budget()
-    assert budget.after([refused(float("inf"), 0.0)]).endswith("from now on any pause will do")
+    assert budget.after([refused(float("inf"), 0.0)]).endswith("from now on any pause is allowed")
     assert budget.ms is None
     assert str(budget) == "250, then none"
     assert budget.after([refused(1.0, 1.0)]) == "", "there is nothing left to try"

@@ -149,7 +149,7 @@ def test_a_duplicated_row_is_found(small: Expected) -> None:
     frame = as_delivered(small)
     got = compare_outputs(small, pd.concat([frame, frame[frame["seq"] == 17]]))
     assert (got.equal, got.extra, got.missing, got.different) == (False, 1, 0, 0)
-    assert got.differences == ["seq 17: came more than once"]
+    assert got.differences == ["seq 17: duplicated"]
 
 
 def test_a_lost_row_and_an_unexpected_row_are_found(small: Expected) -> None:

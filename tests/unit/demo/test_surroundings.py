@@ -22,7 +22,7 @@ def test_what_was_left_there_is_gone_and_an_earlier_report_is_not(tmp_path: Path
 
 def test_a_report_needs_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InvalidArgument, match=r"the report needs a directory .*name another with --out"):
+    with pytest.raises(InvalidArgument, match=r"the report path is not a directory .*pass a directory with --out"):
         fresh(tmp_path / "file")
 
 

@@ -110,7 +110,7 @@ def test_what_is_refused(broken: dict[str, Any], said: str) -> None:
 def test_files_that_declare_nothing(tmp_path: Path, text: str) -> None:
     file = tmp_path / "broken.yml"
     file.write_text(text)
-    with pytest.raises(InvalidArgument, match=r"is no YAML|declares nothing"):
+    with pytest.raises(InvalidArgument, match=r"is not valid YAML|declares nothing"):
         state_manager_from_yaml(file)
     with pytest.raises(InvalidArgument, match="cannot be read"):
         state_manager_from_yaml(tmp_path / "missing.yml")

@@ -81,7 +81,7 @@ def test_partitions_of_an_operator_have_one_value(figures: OwnFigures) -> None:
 
 def test_labels_are_those_that_were_declared(figures: OwnFigures, metrics: Metrics) -> None:
     counter = metrics.counter("alerts", "that were raised", ["kind", "site"])
-    with pytest.raises(InvalidArgument, match=r"say \.labels"):
+    with pytest.raises(InvalidArgument, match=r"call \.labels"):
         counter.inc()
     for wrong in ({"kind": "a"}, {"kind": "a", "site": "b", "other": "c"}, {}):
         with pytest.raises(InvalidArgument, match="has the labels kind, site"):
@@ -141,7 +141,7 @@ def test_there_are_bounds(figures: OwnFigures, metrics: Metrics) -> None:
         counter.labels(a="x" * (VALUE_MAX + 1))
     for number in range(NAMES_MAX - 1):
         metrics.gauge(f"g{number}")
-    with pytest.raises(InvalidArgument, match=f"{NAMES_MAX} figures"):
+    with pytest.raises(InvalidArgument, match=f"{NAMES_MAX} metrics"):
         metrics.gauge("one_too_many")
     Metrics(figures, "Another", V1).gauge("one_too_many")
 
@@ -164,7 +164,7 @@ def test_a_name_is_declared_once_in_a_version(figures: OwnFigures, metrics: Metr
     ):
         with pytest.raises(DeclarationError, match="declared"):
             again()
-    with pytest.raises(DeclarationError, match="declared already"):
+    with pytest.raises(DeclarationError, match="already declared"):
         Metrics(figures, "Op", V1).counter("n")
     metrics.counter("n").labels(kind="a").inc()
     metrics.count()
@@ -185,8 +185,8 @@ def test_operators_that_have_a_name_for_two_kinds(figures: OwnFigures, caplog: p
         Metrics(figures, "A", V2).counter("n", "words")
         Metrics(figures, "A", V2).counter("n", "words")
     assert [message.partition(":")[0] for message in caplog.messages] == [
-        "the figure 'n' is a counter of C and a gauge of B",
-        "the figure 'n' is a counter of A and a gauge of B",
+        "metric 'n' is a counter of C and a gauge of B",
+        "metric 'n' is a counter of A and a gauge of B",
     ]
     ((first, operators),) = by_name(figures)
     assert first == Declared("counter", "n", "words")

@@ -64,7 +64,7 @@ def test_an_example_is_named() -> None:
     assert example_named("fraud").folder == HERE / "fraud"
     with pytest.raises(InvalidArgument, match="did you mean 'fraud'"):
         example_named("frauds")
-    with pytest.raises(InvalidArgument, match="take one of flights, fraud"):
+    with pytest.raises(InvalidArgument, match="use one of flights, fraud"):
         example_named("xyz")
     assert sorted(each.name for each in HERE.iterdir() if each.is_dir()) == sorted(each.name for each in EXAMPLES)
 

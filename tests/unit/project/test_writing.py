@@ -31,7 +31,7 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
     (tmp_path / "mine" / "ops.py").write_text("x")
     (tmp_path / "file").touch()
     for place in ("mine", "file"):
-        with pytest.raises(InvalidArgument, match="there is something already"):
+        with pytest.raises(InvalidArgument, match="is not an empty directory"):
             write_project(tmp_path / place)
     with pytest.raises(InvalidArgument, match=r"is not a valid|cannot be"):
         write_project(tmp_path / "a b\n")

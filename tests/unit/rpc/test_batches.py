@@ -80,7 +80,7 @@ def test_what_was_not_asked_for_is_not_told_of() -> None:
 def test_an_answer_that_cannot_be_ends_the_call() -> None:
     found = told(rpb.ApplyResponse(call=1, results=[result(1 << 31)]))
     errors = [error for _, error in found]
-    assert all(isinstance(error, StateflowError) and "answers what cannot be" in str(error) for error in errors)
+    assert all(isinstance(error, StateflowError) and "invalid answer from" in str(error) for error in errors)
     assert [number for number, _ in found] == [0, 1]
 
 

@@ -228,7 +228,7 @@ def test_parts_of_a_batch_are_held_to_the_table() -> None:
 
 
 def test_a_request_without_what_it_is_about_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"a CreateRequest\.spec is missing"):
+    with pytest.raises(InvalidArgument, match=r"CreateRequest\.spec is missing"):
         checked(replica_pb2.CreateRequest(epoch=1))
 
 

@@ -76,7 +76,7 @@ async def refused(call: Any) -> None:
     error = remote_error(caught.value, "there")
     assert isinstance(error, Busy)
     assert error.retryable
-    assert "calls of ipv4:127.0.0.1 are under way here already" in str(error)
+    assert "calls of ipv4:127.0.0.1 are already in progress here" in str(error)
     assert type(from_wire(error.to_wire())) is Busy
 
 

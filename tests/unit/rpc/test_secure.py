@@ -82,8 +82,8 @@ async def refused(channel: grpc.aio.Channel, address: str) -> Unavailable:
 @pytest.mark.parametrize(
     ("listen", "kind", "said"),
     [
-        ("127.0.0.1:99999", InvalidArgument, "'127.0.0.1:99999' is no address.*a port up to 65535"),
-        ("127.0.0.1:²", InvalidArgument, "is no address"),
+        ("127.0.0.1:99999", InvalidArgument, "'127.0.0.1:99999' is not an address.*a port up to 65535"),
+        ("127.0.0.1:²", InvalidArgument, "is not an address"),
         ("no-such-host.invalid:0", InvalidArgument, "this machine has no address 'no-such-host.invalid'"),
         ("192.0.2.1:0", InvalidArgument, "this machine has no address '192.0.2.1'"),
         ("TAKEN", PortInUse, "the address cannot be bound: Address already in use.*choose another port"),
@@ -159,13 +159,13 @@ def test_both_have_certificates(certificates: Certificates, monkeypatch: pytest.
                         await refused(channel, address)
                 with environment(monkeypatch, stranger):  # the stranger does not trust the server either
                     async with connect(address) as channel:
-                        assert "not of the authority in STATEFLOW_TLS_CA" in (await refused(channel, address)).remedy
+                        assert "not from the authority in STATEFLOW_TLS_CA" in (await refused(channel, address)).remedy
                 async with grpc.aio.insecure_channel(address) as channel:
-                    assert "hangs up on plain text" in (await refused(channel, address)).remedy
+                    assert "closes connections in plain text" in (await refused(channel, address)).remedy
         with environment(monkeypatch, elsewhere):
             async with serving() as address, connect(address) as channel:
                 assert "is not for this host" in (await refused(channel, address)).remedy
-        with environment(monkeypatch, data), pytest.raises(BadCertificate, match="of data/gw is not a server's"):
+        with environment(monkeypatch, data), pytest.raises(BadCertificate, match="data/gw is not a server certificate"):
             async with serving():
                 pass
         async with serving() as address:

@@ -57,10 +57,10 @@ def test_state_is_not_read_with_a_session_that_was_stopped() -> None:
 @pytest.mark.parametrize(
     ("sites", "said"),
     [
-        (["cloud"], r"sites=\['cloud'\] does not say how many replicas: write sites=\{'cloud': 1, …\}"),
-        ({}, "no site has a replica"),
-        ({"cloud": 0}, "0 replicas at cloud"),
-        ({"cloud": "1"}, "'1' replicas at cloud"),
+        (["cloud"], r"sites=\['cloud'\] does not map sites to replica counts: pass sites=\{'cloud': 1, …\}"),
+        ({}, "no site given"),
+        ({"cloud": 0}, "replicas: 0 at cloud"),
+        ({"cloud": "1"}, "replicas: '1' at cloud"),
         ({"a site": 1}, "is not a valid site"),
     ],
 )

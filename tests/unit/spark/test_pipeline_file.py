@@ -244,7 +244,7 @@ def test_wrong_settings(load: Any, settings: dict[str, str], said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [("[1]", "declares no pipeline"), ("a: [", "is no YAML"), ("", "declares")]
+    ("content", "said"), [("[1]", "declares no pipeline"), ("a: [", "is not valid YAML"), ("", "declares")]
 )
 def test_files_that_are_none(load: Any, content: str, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):

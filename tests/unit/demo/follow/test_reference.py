@@ -59,7 +59,7 @@ def test_an_empty_state_is_all_missing() -> None:
     [
         (OUTPUTS[::-1], (4, 0, 0, 0), []),
         (OUTPUTS[1:], (3, 1, 0, 0), ["seq 0: expected, absent"]),
-        ([*OUTPUTS, OUTPUTS[2]], (4, 0, 1, 0), ["seq 2: came more than once"]),
+        ([*OUTPUTS, OUTPUTS[2]], (4, 0, 1, 0), ["seq 2: duplicated"]),
         ([*OUTPUTS, (9, "z", "gateway", 1, 1)], (4, 0, 1, 0), ["seq 9: not expected, present"]),
         (
             [*OUTPUTS[:3], (3, "a", "gateway", 2, 8)],

@@ -32,13 +32,13 @@ def test_one_page_and_one_picture_are_written(driven: Driven, tmp_path: Path) ->
 
 
 def test_the_page_claims_what_was_found(driven: Driven) -> None:
-    assert headline(driven()).endswith("6 moves: nothing lost, nothing twice, all equal to the reference")
+    assert headline(driven()).endswith("6 moves: nothing lost, nothing duplicated, all equal to the reference")
     wrong = driven(state=Comparison(False, 9, 1, 0, 0, ["vehicle <b>: expected, absent"]))
     assert headline(wrong).endswith("the result differs from the reference")
     page = render(wrong)
     assert 'h1 class="bad"' in page
     assert "vehicle &lt;b&gt;: expected" in page
-    assert headline(driven(moves=[])).startswith("No state followed")
+    assert headline(driven(moves=[])).startswith("No state moved")
 
 
 def test_cards_say_what_was_measured(driven: Driven) -> None:
