@@ -42,22 +42,24 @@ STOP_S = 25.0
 @guarded
 def agent(
     context: typer.Context,
-    site: Annotated[str | None, typer.Option(help="The site where this agent runs.")] = None,
+    site: Annotated[str | None, typer.Option(help="Site of this agent.")] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Data of the agent and its replicas. No two agents share one.")
+        Path | None, typer.Option(help="Data directory of the agent and its replicas. No two agents share one.")
     ] = None,
     controller: Controller = LOCAL,
-    name: Annotated[str | None, typer.Option(help="Default: <site>-<host name>. Keep it over restarts.")] = None,
+    name: Annotated[str | None, typer.Option(help="Default: <site>-<host name>. Keep it across restarts.")] = None,
     label: Annotated[
-        list[str] | None, typer.Option(help="key=value, by which jobs and spawn choose agents; repeatable.")
+        list[str] | None, typer.Option(help="Label key=value by which jobs and spawn select agents; repeatable.")
     ] = None,
     listen: Annotated[
-        str, typer.Option(help="host:port; port 0 takes a free one. Its replicas listen at ports of this host.")
+        str, typer.Option(help="host:port; port 0 picks a free one. Its replicas listen on other ports of this host.")
     ] = "127.0.0.1:0",
     advertise: Annotated[
-        str | None, typer.Option(help="Host others reach it and its replicas at, if not that of --listen.")
+        str | None, typer.Option(help="Host at which others reach it and its replicas; default: that of --listen.")
     ] = None,
-    cores: Annotated[int, typer.Option(help="Cores that its replicas may use; 0: all of the machine.", min=0)] = 0,
+    cores: Annotated[
+        int, typer.Option(help="Cores that its replicas may use; 0: all cores of the machine.", min=0)
+    ] = 0,
     memory: Annotated[
         str | None, typer.Option(help="Memory that its replicas may use, e.g. 4GiB; default: all.")
     ] = None,
@@ -68,7 +70,7 @@ def agent(
         ),
     ] = None,
     metrics: Annotated[
-        str, typer.Option(help="host:port of /metrics and /sd; replicas have other ports of this host.")
+        str, typer.Option(help="host:port of /metrics and /sd; replicas use other ports of this host.")
     ] = "",
     insecure: Insecure = False,
     as_json: Json = False,
@@ -79,7 +81,9 @@ def agent(
     if context.invoked_subcommand is not None:
         return
     if site is None or data_dir is None:
-        raise InvalidArgument("an agent has a site and a data directory", remedy="say --site SITE --data-dir DIRECTORY")
+        raise InvalidArgument(
+            "an agent needs a site and a data directory", remedy="pass --site SITE --data-dir DIRECTORY"
+        )
     check_outside("an agent")
     from stateflow.agent import limits
     from stateflow.agent.agent import Agent, Config
@@ -127,7 +131,7 @@ def _advertised(host: str | None) -> str:
         return ""
     if ":" in host.rpartition("]")[2]:
         raise InvalidArgument(
-            f"{host!r} has a port, and an agent and its replicas have one each", remedy="write the host only"
+            f"{host!r} includes a port, but an agent and its replicas need one each", remedy="pass only the host"
         )
     return f"{host}:0"
 
@@ -173,7 +177,7 @@ def _silent(agent: AgentReport) -> str:
 
 def _children(found: list[AgentReport]) -> RenderableType:
     table = show.new_table(
-        "replica", "agent", "workers", "memory", "wanted", "state", "why", numbers=("workers", "memory")
+        "replica", "agent", "workers", "memory", "desired", "state", "error", numbers=("workers", "memory")
     )
     for agent_ in found:
         for child in agent_.replicas:
@@ -189,17 +193,17 @@ def _why(child: ChildReport) -> str:
 
 
 def _state(child: ChildReport, agent: AgentReport) -> Text:
-    said = child.state.lower() or "not told yet"
+    said = child.state.lower() or "not reported yet"
     if not agent.alive:
         return Text(f"unknown, was {said}" if child.state else "unknown", "yellow")
     if child.state == "WAITS":
-        return Text(f"waits to be started again ({child.deaths} deaths)", "bold red")
+        return Text(f"waiting to restart ({child.deaths} deaths)", "bold red")
     return Text(said, "green" if child.state == "RUNNING" else "yellow")
 
 
 @agents.command("forget")
 def forget_agent(
-    agent: Annotated[str, typer.Argument(help="The agent, which has ended for good.")],
+    agent: Annotated[str, typer.Argument(help="Agent that has ended for good.")],
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -208,7 +212,7 @@ def forget_agent(
     if as_json:
         emit({"agent": agent})
     else:
-        console.print(f"agent {agent} is forgotten")
+        console.print(f"agent {agent} forgotten")
 
 
 # -- commands to them -----------------------------------------------------------------------------------------
@@ -216,14 +220,14 @@ def forget_agent(
 
 @app.command()
 def spawn(
-    at: Annotated[str, typer.Argument(help="The agent that starts them, or a site.")],
-    count: Annotated[int, typer.Option(help="How many replicas to start.", min=1)] = 1,
+    at: Annotated[str, typer.Argument(help="Agent that starts them, or a site.")],
+    count: Annotated[int, typer.Option(help="Number of replicas to start.", min=1)] = 1,
     workers: Annotated[
-        int, typer.Option(help="Worker processes of each replica; each uses a core.", min=1, max=WORKERS_MAX)
+        int, typer.Option(help="Worker processes of each replica; each uses one core.", min=1, max=WORKERS_MAX)
     ] = 1,
-    weight: Annotated[int, typer.Option(help="Weight of each replica, as for `stateflow replica`.", min=1)] = 1,
+    weight: Annotated[int, typer.Option(help="Weight of each replica, as in `stateflow replica`.", min=1)] = 1,
     memory: Annotated[str | None, typer.Option(help="Memory limit of each replica, e.g. 512MB; default: none.")] = None,
-    label: Annotated[list[str] | None, typer.Option(help="Only agents that have this key=value; repeatable.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="Only agents with the label key=value; repeatable.")] = None,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -237,10 +241,10 @@ def spawn(
 
 @app.command()
 def stop(
-    replica: Annotated[str, typer.Argument(help="The name of a replica that an agent started.")],
-    drain: Annotated[bool, typer.Option("--drain", help="Move its partitions to others first.")] = False,
+    replica: Annotated[str, typer.Argument(help="Name of a replica that an agent started.")],
+    drain: Annotated[bool, typer.Option("--drain", help="Move its partitions to other replicas first.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Also while it owns partitions: they wait for it, or are taken over.")
+        bool, typer.Option("--force", help="Stop it even if it owns partitions: they wait for it, or are taken over.")
     ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
@@ -251,18 +255,19 @@ def stop(
 
 @app.command()
 def restart(
-    replica: Annotated[str, typer.Argument(help="The name of a replica that an agent started.")] = "",
+    replica: Annotated[str, typer.Argument(help="Name of a replica that an agent started.")] = "",
     rolling: Annotated[
-        bool, typer.Option("--all", help="Every replica of an agent, one node after another, while they serve.")
+        bool,
+        typer.Option("--all", help="Restart every replica that an agent runs, node by node; the others keep serving."),
     ] = False,
-    site: Annotated[str, typer.Option(help="With --all: only at this site, or agent.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=256, help="With --all: nodes at a time.")] = 1,
+    site: Annotated[str, typer.Option(help="With --all: only the replicas of this site or agent.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=256, help="With --all: number of nodes at a time.")] = 1,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
     """Restart a replica through its agent; or all replicas, one node after another."""
     if bool(replica) == rolling:
-        raise InvalidArgument("a replica or --all is to be given", remedy="name a replica, or say --all")
+        raise InvalidArgument("exactly one of a replica and --all is required", remedy="name a replica, or pass --all")
     if rolling:
         _roll(Cluster(controller).restart_all(site, limit=limit), as_json)
     else:
@@ -279,7 +284,7 @@ def _roll(begun: RollingRestart, as_json: bool) -> None:
         what = "the rolling restart was cancelled"
         raise MoveAborted(
             what if failed is None else f"{failed.node} was not restarted: {failed.error}",
-            remedy=f"see `stateflow batch info roll/{begun.id}`; when it is mended give the command again",
+            remedy=f"see `stateflow batch info roll/{begun.id}`; fix the cause, then repeat the command",
         )
 
 
@@ -303,18 +308,16 @@ def _follow(begun: Spawning, as_json: bool) -> None:
 
 def _standing(name: str, child: ChildReport | None) -> str:
     if child is None or not child.state:
-        return f"{name}: its agent is to hear of it (`stateflow agent list` says whether it answers)"
+        return f"{name}: waiting for its agent (`stateflow agent list` shows whether it answers)"
     where = f" at {child.address}" if child.address else ""
     return f"{name}: {child.state.lower()}{where}" + (f"; {why}" if (why := _why(child)) else "")
 
 
 @app.command()
 def logs(
-    replica: Annotated[str, typer.Argument(help="The name of a replica that an agent started.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines, until Ctrl-C.")] = False,
-    lines: Annotated[
-        int, typer.Option("--lines", "-n", help="How many of the newest lines to begin with.", min=0)
-    ] = 100,
+    replica: Annotated[str, typer.Argument(help="Name of a replica that an agent started.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines as they come, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Number of newest lines to start with.", min=0)] = 100,
     controller: Controller = LOCAL,
 ) -> None:
     """Show what a replica of an agent logged."""

@@ -107,7 +107,7 @@ def _beside() -> str:
 
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is.")
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
     ] = False,
     insecure: Insecure = False,
 ) -> None:

@@ -20,9 +20,9 @@ from stateflow.client.words import call_off, runner_of
 if TYPE_CHECKING:
     from stateflow.ledger import Board
 
-app = Commands("batch", help="Batches of work: how far they are, their entities and jobs.")
+app = Commands("batch", help="Batches of work: their progress, entities and jobs.")
 Bid = Annotated[str, typer.Argument(metavar="BATCH")]
-Status = Annotated[str | None, typer.Option(help="Only batches in this status.")]
+Status = Annotated[str | None, typer.Option(help="Only those with this status.")]
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def _board(url: str) -> Iterator[Board]:
 @app.command("list")
 def list_(
     status: Status = None,
-    limit: Annotated[int, typer.Option(help="How many of the newest to show.", min=1)] = 50,
+    limit: Annotated[int, typer.Option(help="Number of newest batches to show.", min=1)] = 50,
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -64,7 +64,7 @@ def info(bid: Bid, url: Url = DEFAULT, as_json: Json = False) -> None:
     pace = "" if found["pace"] is None else f"{found['pace']:.3g} entities/s"
     fields: dict[str, Any] = {
         **{name: found[name] for name in ("name", "command", "status", "owner", "affinity", "job_affinity")},
-        "entities": f"{found['total_entities']}{'' if found['listed'] else ', the list is not complete'}",
+        "entities": f"{found['total_entities']}{'' if found['listed'] else ', listing incomplete'}",
         **{name: found[name] for name in ("waiting", "in_progress", "succeeded", "failed", "cancelled")},
         "pace": pace,
         "created (UTC)": _time(found["created_us"]),
@@ -142,7 +142,7 @@ def cancel(bid: Bid, url: Url = DEFAULT, controller: Controller = LOCAL) -> None
 @app.command()
 def retry(
     bid: Bid,
-    cancelled: Annotated[bool, typer.Option("--cancelled", help="Retry what was cancelled, too.")] = False,
+    cancelled: Annotated[bool, typer.Option("--cancelled", help="Also retry what was cancelled.")] = False,
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -152,7 +152,7 @@ def retry(
     if as_json:
         emit({"batch": bid, "entities": again})
     else:
-        console.print(f"{bid}: {len(again)} entities wait")
+        console.print(f"{bid}: {len(again)} entities waiting")
 
 
 def _move(bid: str, status: str, url: str) -> None:

@@ -19,9 +19,9 @@ _MARKS = {"good": ("ok", "green"), "warning": ("!", "yellow"), "bad": ("✗", "b
 
 @app.command()
 def init(
-    directory: Annotated[Path, typer.Argument(help="A new directory; its name is the project's.")],
+    directory: Annotated[Path, typer.Argument(help="New directory; its name becomes the project's name.")],
     example: Annotated[
-        str | None, typer.Option(metavar="NAME", help="One of the examples; `stateflow examples` lists them.")
+        str | None, typer.Option(metavar="NAME", help="Name of an example; `stateflow examples` lists them.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -55,7 +55,7 @@ def examples(as_json: Json = False) -> None:
 
 @app.command()
 def doctor(
-    data_dir: Annotated[Path, typer.Option(help="The directory that is to hold state.")] = Path("stateflow-data"),
+    data_dir: Annotated[Path, typer.Option(help="Directory for state.")] = Path("stateflow-data"),
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from stateflow.security.authority import Issued
     from stateflow.security.reading import Certificate
 
-app = Commands("certs", help="Certificates for TLS, from an authority of your own.")
+app = Commands("certs", help="TLS certificates from your own authority.")
 Dir = Annotated[
-    Path | None, typer.Option("--dir", help="The authority's directory.", show_default="one of this user's")
+    Path | None, typer.Option("--dir", help="Directory of the authority.", show_default="a directory of this user")
 ]
-Days = Annotated[int, typer.Option(help="How long the certificate is valid.", min=1)]
-Out = Annotated[Path | None, typer.Option("--out", help="Directory for its files.", show_default="./NAME")]
+Days = Annotated[int, typer.Option(help="Validity of the certificate, in days.", min=1)]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="Directory for the certificate's files.", show_default="./NAME")
+]
 
 
 def authority_directory(given: Path | None) -> Path:
@@ -33,7 +35,7 @@ def authority_directory(given: Path | None) -> Path:
 @app.command()
 def init(
     directory: Dir = None,
-    name: Annotated[str, typer.Option(help="The authority's name, as people see it.")] = "stateflow",
+    name: Annotated[str, typer.Option(help="Common name of the authority.")] = "stateflow",
     as_json: Json = False,
 ) -> None:
     """Make an authority: a key that stays here, and a certificate that every process and person is given."""
@@ -45,16 +47,18 @@ def init(
     if as_json:
         emit({"dir": str(where), "ca": str(where / CA)})
     else:
-        console.print(f"The authority is in {where}. Whoever can read its key is everybody: keep a copy off-line.")
+        console.print(f"The authority is in {where}. Its key can impersonate any process or user: keep a copy offline.")
 
 
 @app.command()
 def issue(
     name: Annotated[str, typer.Argument(help="Name of the node, agent, controller, person or program.")],
     role: Annotated[str, typer.Option(help="Role: node, agent, controller, admin, operate, data or read.")],
-    host: Annotated[list[str] | None, typer.Option(help="Name or address that others dial; repeatable.")] = None,
+    host: Annotated[
+        list[str] | None, typer.Option(help="Host name or address at which others reach it; repeatable.")
+    ] = None,
     operator: Annotated[
-        list[str] | None, typer.Option(help="An operator that the role data may reach, and no other; repeatable.")
+        list[str] | None, typer.Option(help="Operator to which role `data` is limited; repeatable.")
     ] = None,
     out: Out = None,
     days: Days = 90,
@@ -72,7 +76,7 @@ def issue(
 
 @app.command()
 def renew(
-    name: Annotated[str, typer.Argument(help="The name whose certificate is in ./NAME, or in --out.")],
+    name: Annotated[str, typer.Argument(help="Name whose certificate is in ./NAME, or in --out.")],
     out: Out = None,
     days: Days = 90,
     directory: Dir = None,
@@ -113,8 +117,8 @@ def revoke(
         emit({"revoked": [fields_of(each) for each in found], "crl": str(authority.crl)})
         return
     for each in found:
-        console.print(f"{each.identity} is revoked (serial {each.serial:x})")
-    console.print(f"It counts where the file of STATEFLOW_TLS_CRL is a copy of {authority.crl}")
+        console.print(f"{each.identity} revoked (serial {each.serial:x})")
+    console.print(f"Servers refuse them once their STATEFLOW_TLS_CRL is a copy of {authority.crl}")
 
 
 @app.command("list")
@@ -128,7 +132,7 @@ def list_(directory: Dir = None, as_json: Json = False) -> None:
     if as_json:
         emit({"certificates": [fields_of(each.certificate) | {"state": each.state(now)} for each in issued]})
         return
-    table = new_table("name", "state", "until (UTC)", "days", "hosts", "operators", "serial")
+    table = new_table("name", "state", "valid until (UTC)", "days", "hosts", "operators", "serial")
     for each in issued:
         table.add_row(*_row(each, each.state(now), (each.certificate.not_after - now).days))
     console.print(table)

@@ -40,8 +40,8 @@ from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ranges
 
 log = logging.getLogger(__name__)
-app = Commands("checkpoint", help="Take, list, prove, restore and collect checkpoints.")
-Operator = Annotated[str | None, typer.Argument(help="Only this operator's.")]
+app = Commands("checkpoint", help="Take, list, verify, restore and collect checkpoints.")
+Operator = Annotated[str | None, typer.Argument(help="Only this operator.")]
 
 
 def store_for_replica(url: str, settings: ReplicaSettings, cache: Path | None) -> CheckpointStore:
@@ -245,7 +245,7 @@ def verify(
     savepoint: Annotated[str, typer.Option(help="The checkpoints of this savepoint.")] = "",
     drop_damaged: Annotated[
         bool,
-        typer.Option("--drop-damaged", help="Delete damaged blobs: the next checkpoint uploads them anew."),
+        typer.Option("--drop-damaged", help="Delete damaged blobs; the next checkpoint uploads them again."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -282,9 +282,9 @@ def _verified(found: Iterable[Verified]) -> Table:
     table = columns("operator", "partition", "epoch", "sequence", "size", "blobs", "state", "entries")
     for each in found:
         if each.error:
-            state = Text("WRONG", "bold red")
+            state = Text("FAILED", "bold red")
         else:
-            state = Text("digest proved" if each.proved else "opened, no digest to compare", "green")
+            state = Text("digest verified" if each.proved else "opened, no digest to compare", "green")
         counts = {"damaged": len(each.damaged), "missing": len(each.missing)}
         wrong = [f"{count} {what}" for what, count in counts.items() if count]
         table.add_row(
@@ -293,7 +293,7 @@ def _verified(found: Iterable[Verified]) -> Table:
             str(each.epoch),
             str(each.sequence),
             size(each.bytes),
-            Text(", ".join(wrong), "bold red") if wrong else Text("proved", "green"),
+            Text(", ".join(wrong), "bold red") if wrong else Text("verified", "green"),
             state,
             "not opened" if each.entries is None else str(each.entries),
         )
@@ -304,25 +304,30 @@ def _verified(found: Iterable[Verified]) -> Table:
 
 
 CLIENTS_GO_ON = (
-    "stream clients that run, also those that began since, send again by themselves what they keep, and the state is "
-    "where it was; restore with --stop-sources to have them refused"
+    "running stream clients, including those that began later, resend what they keep, and the state is back where it "
+    "was; restore with --stop-sources to refuse them"
 )
 CLIENTS_STOPPED = (
-    "stream clients that have sent so far are refused (source_taken); one that is started anew goes on behind the "
+    "stream clients that have sent so far are refused (source_taken); a client started anew continues after the "
     "checkpoint"
 )
 
 
 @app.command()
 def restore(
-    operator: Annotated[str, typer.Argument(help="A deployed operator, or all.")],
+    operator: Annotated[str, typer.Argument(help="Deployed operator, or all.")],
     partition: Annotated[list[str] | None, typer.Argument(help="Partitions, e.g. 3 5-9; default: all.")] = None,
-    to: Annotated[str, typer.Option("--to", help="The site or replica that gets them; default: where each is.")] = "",
-    url: Annotated[str, typer.Option("--from", help="The store to read from; default: the replicas' own.")] = "",
-    savepoint: Annotated[str, typer.Option(help="The savepoint to restore; default: the newest checkpoint.")] = "",
-    at: Annotated[str, typer.Option(help="SOURCE=BATCH: the newest that ends with exactly this batch.")] = "",
+    to: Annotated[str, typer.Option("--to", help="Target site or replica; default: where each partition is.")] = "",
+    url: Annotated[str, typer.Option("--from", help="Checkpoint store to read from; default: the replicas' own.")] = "",
+    savepoint: Annotated[str, typer.Option(help="Savepoint to restore; default: the newest checkpoint.")] = "",
+    at: Annotated[
+        str, typer.Option(help="SOURCE=BATCH: restore the newest checkpoint that ends with exactly this batch.")
+    ] = "",
     stop_sources: Annotated[
-        bool, typer.Option("--stop-sources", help="Refuse clients that have sent so far; else they send it again.")
+        bool,
+        typer.Option(
+            "--stop-sources", help="Refuse clients that have sent so far; otherwise they resend what was lost."
+        ),
     ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
@@ -398,7 +403,7 @@ def _rewinds(reports: Iterable[tuple[str, RestoredPartition]]) -> list[dict[str,
 def _then(source: str, next_batch: int) -> str:
     """Returns what a source of Spark does now; empty for a stream client."""
     if source.startswith(BATCH_RUN):
-        return "a run that is under way is refused; another source= applies its frame again"
+        return "a run under way is refused; to apply its frame again, use another source="
     if source.startswith(("query:", REAL_TIME)):
         return f"refused (position_gap) until `stateflow spark rewind CHECKPOINT_LOCATION --to-batch {next_batch}`"
     return ""
@@ -421,17 +426,17 @@ def _show_restored(reports: list[tuple[str, RestoredPartition]], rewinds: list[d
     console.print(table)
     for name, each in reports:
         for line in each.passed_over:
-            console.print(Text(f"{name}/{each.partition} passed over a newer checkpoint: {line}", "bold red"))
+            console.print(Text(f"{name}/{each.partition} skipped a newer checkpoint: {line}", "bold red"))
     for where, error in _failures(reports):
         console.print(Text(f"{where}: {error}", "red"))
     for rewind in rewinds:
-        goes_on = f"source {rewind['source']} goes on with batch {rewind['next_batch']}"
+        goes_on = f"source {rewind['source']} continues with batch {rewind['next_batch']}"
         console.print(goes_on, rewind["then"], sep=": " if rewind["then"] else "", highlight=False, markup=False)
         if not rewind["agree"] and rewind["then"]:  # a client sends to each partition what that one lacks
             console.print(
                 Text(
                     f"partitions of {rewind['operator']} contain different batches of it: restore all of them to one "
-                    f"with --at {rewind['source']}=BATCH, or to a savepoint taken while the source was still",
+                    f"with --at {rewind['source']}=BATCH, or to a savepoint taken while the source was idle",
                     "bold red",
                 )
             )
@@ -458,28 +463,28 @@ def _failures(reports: Iterable[tuple[str, RestoredPartition]]) -> list[tuple[st
 @app.command()
 def gc(
     url: Checkpoints,
-    keep: Annotated[int, typer.Option(help="How many of the newest checkpoints to keep of each partition.")] = 3,
-    keep_for: Annotated[str, typer.Option(help="Keep all checkpoints that are younger, e.g. 12h or 7d.")] = "0s",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    keep: Annotated[int, typer.Option(help="Number of newest checkpoints to keep of each partition.")] = 3,
+    keep_for: Annotated[str, typer.Option(help="Keep all checkpoints younger than this, e.g. 12h or 7d.")] = "0s",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
     drop_corrupt: Annotated[
-        bool, typer.Option("--drop-corrupt", help="Delete manifests that cannot be read, with their blobs.")
+        bool, typer.Option("--drop-corrupt", help="Delete unreadable manifests and their blobs.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Drop old checkpoints, and blobs that no checkpoint needs. Safe while replicas upload."""
     retention = Retention(keep, seconds(keep_for))
-    with waiting("looking at every checkpoint", as_json=as_json):
+    with waiting("reading every checkpoint", as_json=as_json):
         report = collect_store(opened(url), retention, dry_run=dry_run, drop_corrupt=drop_corrupt)
     if as_json:
         emit(report.to_dict())
         return
-    would = "would go" if dry_run else "gone"
+    would = "would be deleted" if dry_run else "deleted"
     console.print(
         f"{report.checkpoints_dropped} checkpoints {would}, {report.checkpoints_kept} kept; {report.blobs_deleted} "
         f"blobs {would} ({size(report.bytes_deleted)}), {report.blobs_kept} kept"
     )
     for name in report.incomplete:
-        console.print(Text(f"{name} names blobs that are gone: see `stateflow checkpoint verify`", "bold red"))
+        console.print(Text(f"{name} names missing blobs: see `stateflow checkpoint verify`", "bold red"))
     if report.held_up:
         console.print(Text(f"no blob was deleted: {report.held_up}", "bold red"))
     for name in report.unreadable:

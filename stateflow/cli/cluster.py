@@ -39,36 +39,39 @@ app = Commands()
 
 @app.command()
 def deploy(
-    target: Annotated[str, typer.Argument(help="package.module:Class or file.py:Class")],
+    target: Annotated[str, typer.Argument(help="Operator class: package.module:Class or file.py:Class.")],
     partitions: Annotated[
         int | None,
-        typer.Option(
-            help=f"Slices of the key space; fixed for ever. Default: those that it has; {DEFAULT_PARTITIONS} at first."
-        ),
+        typer.Option(help=f"Number of partitions, fixed by the first deployment; its default is {DEFAULT_PARTITIONS}."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Its name in the cluster; default: the class's.")] = None,
-    site: Annotated[list[str] | None, typer.Option(help="Serve it only at this site, also later; repeatable.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name in the cluster; default: the class name.")] = None,
+    site: Annotated[
+        list[str] | None, typer.Option(help="Serve it only at this site, also in later deployments; repeatable.")
+    ] = None,
     anywhere: Annotated[
-        bool, typer.Option("--anywhere", help="Serve it at any site, whatever an earlier --site said.")
+        bool, typer.Option("--anywhere", help="Serve it at any site; revokes an earlier --site.")
     ] = False,
     failover: Annotated[
-        str | None, typer.Option(help="automatic, or manual: a site that is cut off serves on, and nobody takes over.")
+        str | None,
+        typer.Option(help="automatic, or manual: a site that is cut off keeps serving, and no replica takes over."),
     ] = None,
     require: Annotated[
-        list[str] | None, typer.Option(help="A requirement of its code, as pip takes it; repeatable.")
+        list[str] | None, typer.Option(help="Requirement of its code, in pip syntax; repeatable.")
     ] = None,
     include: Annotated[
-        list[str] | None, typer.Option(help="A further module or package to send along; repeatable.")
+        list[str] | None, typer.Option(help="Further module or package to send along; repeatable.")
     ] = None,
-    installed: Annotated[bool, typer.Option("--installed", help="Send no code: replicas have the module.")] = False,
+    installed: Annotated[
+        bool, typer.Option("--installed", help="Send no code: the module is installed on the replicas.")
+    ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
     """Deploy an operator: its code goes to the sites, its partitions are created on the replicas."""
     if site and anywhere:
-        raise InvalidArgument("--site and --anywhere contradict each other", remedy="give one of them")
+        raise InvalidArgument("--site and --anywhere contradict each other", remedy="pass one of them")
     if installed and (require or include):
-        raise InvalidArgument("--installed packs nothing", remedy="leave it out, or --require and --include")
+        raise InvalidArgument("--installed sends no code", remedy="leave out --installed, or --require and --include")
     cluster = Cluster(controller)
     operator = load(_absolute(target))
     there = installed or is_text(target) or comes_along(operator)
@@ -120,7 +123,7 @@ def _absolute(target: str) -> str:
 def status(
     controller: Controller = LOCAL,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
-    workers: Annotated[bool, typer.Option("--workers", help="Show each worker of a node, too.")] = False,
+    workers: Annotated[bool, typer.Option("--workers", help="Also show each worker of a node.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show what runs where."""
@@ -140,7 +143,8 @@ def takeover(
         list[str] | None, typer.Argument(help="Partitions, e.g. 3 5-9; default: all that are not served.")
     ] = None,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Accept that what their owners served since they were heard is lost.")
+        bool,
+        typer.Option("--accept-loss", help="Accept the loss of what their owners served since their last heartbeat."),
     ] = False,
     dry_run: DryRun = False,
     controller: Controller = LOCAL,
@@ -152,7 +156,7 @@ def takeover(
     if dry_run:
         show.proposed(cluster.would_take_over(operator, numbers), as_json, takeovers=True)
         return
-    with waiting(f"giving partitions of {operator} to others", as_json=as_json):
+    with waiting(f"taking over partitions of {operator}", as_json=as_json):
         begun = [migration.wait() for migration in cluster.take_over(operator, numbers, accept_loss=accept_loss)]
     if as_json:
         emit({"reconfigurations": [report.to_dict() for report in begun]})
@@ -165,7 +169,7 @@ def takeover(
 @app.command()
 def upgrade(
     operator: Annotated[str, typer.Argument()],
-    to: Annotated[int, typer.Option("--to", help="A version, see `stateflow operator versions`.")],
+    to: Annotated[int, typer.Option("--to", help="Version number, see `stateflow operator versions`.")],
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -175,14 +179,14 @@ def upgrade(
     if as_json:
         emit({"operator": operator, **now.to_dict()})
     else:
-        console.print(f"{operator} is served by version {to} from its next batch on: it is version {now.number} now")
+        console.print(f"{operator}: version {to} serves from the next batch on, as version {now.number}")
 
 
 @app.command()
 def migrate(
     operator: Annotated[str, typer.Argument()],
     partition: Annotated[list[str], typer.Argument(help="Partitions, e.g. 3 5-9, or all.")],
-    to: Annotated[str, typer.Option("--to", help="The site or replica that gets them.")],
+    to: Annotated[str, typer.Option("--to", help="Target site or replica.")],
     max_pause: MaxPause = None,
     max_bandwidth: MaxBandwidth = None,
     strategy: Strategy = "auto",

@@ -70,11 +70,11 @@ def _shared(
     print_config: Annotated[
         bool,
         typer.Option(
-            "--print-config", expose_value=False, help="Print the settings that hold, as such a file, and end."
+            "--print-config", expose_value=False, help="Print the effective settings as such a file, and exit."
         ),
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", expose_value=False, help="Refuse variables STATEFLOW_… that nothing reads.")
+        bool, typer.Option("--strict", expose_value=False, help="Refuse STATEFLOW_… variables that nothing reads.")
     ] = False,
 ) -> None: ...
 

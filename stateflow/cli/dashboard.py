@@ -22,23 +22,29 @@ app = Commands()
 @app.command()
 def dashboard(
     controller: Controller = LOCAL,
-    listen: Annotated[str, typer.Option(help="host:port of the page; port 0 takes a free one.")] = "127.0.0.1:7071",
+    listen: Annotated[str, typer.Option(help="host:port of the page; port 0 picks a free one.")] = "127.0.0.1:7071",
     ledger: Annotated[
         str,
         typer.Option(
-            envvar="STATEFLOW_LEDGER", help="SQLAlchemy URL, or @FILE with it: to show batches and search records."
+            envvar="STATEFLOW_LEDGER",
+            help="SQLAlchemy URL, or @FILE that holds it: to show batches and search records.",
         ),
     ] = "",
     checkpoints: Annotated[
         str,
-        typer.Option(envvar="STATEFLOW_CHECKPOINTS", help="Directory or fsspec URL, or @FILE: to show what is in it."),
+        typer.Option(
+            envvar="STATEFLOW_CHECKPOINTS",
+            help="Checkpoint store to show: directory or fsspec URL, or @FILE that holds it.",
+        ),
     ] = "",
     cert: Annotated[
-        Path | None, typer.Option(envvar="STATEFLOW_DASHBOARD_CERT", help="PEM: a certificate that browsers take.")
+        Path | None, typer.Option(envvar="STATEFLOW_DASHBOARD_CERT", help="Certificate that browsers accept, PEM.")
     ] = None,
-    key: Annotated[Path | None, typer.Option(envvar="STATEFLOW_DASHBOARD_KEY", help="PEM: its key.")] = None,
+    key: Annotated[
+        Path | None, typer.Option(envvar="STATEFLOW_DASHBOARD_KEY", help="Private key of --cert, PEM.")
+    ] = None,
     host: Annotated[
-        list[str] | None, typer.Option(help="A name under which browsers reach it, not in --cert; repeatable.")
+        list[str] | None, typer.Option(help="Name by which browsers reach the page, if not in --cert; repeatable.")
     ] = None,
     insecure: Insecure = False,
     as_json: Json = False,

@@ -19,24 +19,29 @@ app = Commands()
 def demo(
     out: Annotated[Path, typer.Option(help="Directory for the report.")] = Path("demo-out"),
     rows: Annotated[
-        int | None, typer.Option(help="How many flights to process; default: what time allows.", min=1000)
+        int | None, typer.Option(help="Number of flights to process; default: as many as time allows.", min=1000)
     ] = None,
     max_pause: Annotated[
         str | None,
-        typer.Option(help="Budget of every move. Default: 250ms, and more where that is refused; with --follow 50ms."),
+        typer.Option(help="Pause budget of every move. Default: 250ms, more if that is refused; with --follow 50ms."),
     ] = None,
-    source: Annotated[str, typer.Option(help="Where rows come from: files or jetstream.")] = "files",
+    source: Annotated[str, typer.Option(help="Source of the rows: files or jetstream.")] = "files",
     nats: Annotated[
-        str, typer.Option(envvar="STATEFLOW_NATS_URL", help="The server of --source jetstream.")
+        str, typer.Option(envvar="STATEFLOW_NATS_URL", help="Server of --source jetstream.")
     ] = "nats://127.0.0.1:4222",
     follow: Annotated[
         bool,
-        typer.Option("--follow", help="Vehicles drive between three sites, and an autopilot moves state after them."),
+        typer.Option(
+            "--follow", help="Vehicles drive between three sites, and the autopilot moves their state after them."
+        ),
     ] = False,
     seconds: Annotated[
-        float | None, typer.Option(help="With --follow: seconds that they drive. Default: 60.", min=6, max=3600)
+        float | None,
+        typer.Option(help="With --follow: duration of the drive, in seconds. Default: 60.", min=6, max=3600),
     ] = None,
-    rtt: Annotated[str | None, typer.Option(help="With --follow: round trip from site to site. Default: 40ms.")] = None,
+    rtt: Annotated[
+        str | None, typer.Option(help="With --follow: round-trip time between sites. Default: 40ms.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run the whole story on this machine: real flights, five processes, moves while it streams, a crash, the proof."""
@@ -44,10 +49,12 @@ def demo(
     from stateflow.demo.telling import Telling, console_of
 
     check_extras()
-    loading = Telling(console_of(as_json)).of("loading what it needs")
+    loading = Telling(console_of(as_json)).of("loading modules")
     if follow:
         if rows is not None or source != "files":
-            raise InvalidArgument("--rows and --source are about flights", remedy="leave them out, or --follow")
+            raise InvalidArgument(
+                "--rows and --source do not apply with --follow", remedy="leave out either them or --follow"
+            )
         with loading:
             from stateflow.demo.follow.run import FollowOptions, run_follow
 
@@ -61,9 +68,9 @@ def demo(
             raise typer.Exit(1)
         return
     if seconds is not None or rtt is not None:
-        raise InvalidArgument("--seconds and --rtt are about vehicles that drive", remedy="add --follow")
+        raise InvalidArgument("--seconds and --rtt require --follow", remedy="add --follow")
     if source not in ("files", "jetstream"):
-        raise InvalidArgument(f"the flights cannot come from {source!r}", remedy="use --source files or jetstream")
+        raise InvalidArgument(f"unknown source of flights: {source!r}", remedy="use --source files or jetstream")
     with loading:
         from stateflow.demo.run import DemoOptions, run_demo
 

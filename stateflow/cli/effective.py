@@ -13,8 +13,8 @@ from stateflow.masking import MASK, masked
 from stateflow.settings import Settings
 
 HEADER = """\
-# {what}: settings as they are in effect.
-# In parentheses: where each comes from. Read again with --config FILE.
+# {what}: effective settings.
+# In parentheses: the origin of each. Load the file with --config FILE.
 """
 
 
@@ -59,5 +59,5 @@ def _line(key: str, value: Any) -> str:
     else:
         shown = masked(value) if isinstance(value, str) else value
     if value and shown != value:
-        return f"# it has a secret, which stays where it is: {key} = {tomli_w.dumps({'': shown})[5:]}"
+        return f"# omitted, contains a secret: {key} = {tomli_w.dumps({'': shown})[5:]}"
     return tomli_w.dumps({key: value})

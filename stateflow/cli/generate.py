@@ -24,27 +24,29 @@ MONITORING = "prometheus"
 @app.command()
 def generate(
     kind: Annotated[str, typer.Argument(help=f"{', '.join((*KINDS, MONITORING))}.")],
-    role: Annotated[str, typer.Option("--for", help="Role: agent, replica or controller; none for prometheus.")] = "",
-    site: Annotated[str, typer.Option(help="The site where it runs; a controller has none.")] = "",
+    role: Annotated[
+        str, typer.Option("--for", help="Role of the process: agent, replica or controller; none for prometheus.")
+    ] = "",
+    site: Annotated[str, typer.Option(help="Site of the process; none for a controller.")] = "",
     controller: Controller = LOCAL,
-    name: Annotated[str, typer.Option(help="Its name; default: made of the role and the site.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the process; default: from the role and the site.")] = "",
     data_dir: Annotated[str, typer.Option(help="For systemd: data directory; default: below /var/lib/stateflow.")] = "",
-    user: Annotated[str, typer.Option(help="For systemd: the user that runs it.")] = "stateflow",
-    image: Annotated[str, typer.Option(help="For compose and Kubernetes: the image.")] = "stateflow",
-    count: Annotated[int, typer.Option(help="For Kubernetes: how many replicas.", min=1)] = 1,
+    user: Annotated[str, typer.Option(help="For systemd: user that runs the process.")] = "stateflow",
+    image: Annotated[str, typer.Option(help="For compose and Kubernetes: container image.")] = "stateflow",
+    count: Annotated[int, typer.Option(help="For Kubernetes: number of replicas.", min=1)] = 1,
     workers: Annotated[int, typer.Option(help="Worker processes of a replica.", min=1)] = 1,
     memory: Annotated[str, typer.Option(help="Memory limit, e.g. 2Gi; default: none.")] = "",
-    storage: Annotated[str, typer.Option(help="For Kubernetes: disk of each, e.g. 50Gi.")] = "10Gi",
-    namespace: Annotated[str, typer.Option(help="For Kubernetes: the namespace.")] = "default",
-    grace: Annotated[int, typer.Option(help="For Kubernetes: seconds it has to drain and end.", min=30)] = 600,
-    label: Annotated[list[str] | None, typer.Option(help="key=value label of an agent; repeatable.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory; default: standard output.")] = None,
+    storage: Annotated[str, typer.Option(help="For Kubernetes: volume size of each replica, e.g. 50Gi.")] = "10Gi",
+    namespace: Annotated[str, typer.Option(help="For Kubernetes: namespace.")] = "default",
+    grace: Annotated[int, typer.Option(help="For Kubernetes: termination grace period, in seconds.", min=30)] = 600,
+    label: Annotated[list[str] | None, typer.Option(help="Label key=value of an agent; repeatable.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output directory; default: standard output.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write files with which systemd, Docker, compose or Kubernetes run a process, or Prometheus and Grafana watch all
     of them. Nothing is run."""
     if kind not in (*KINDS, MONITORING):
-        raise InvalidArgument(f"there are no files of {kind!r}", remedy=f"use {', '.join((*KINDS, MONITORING))}")
+        raise InvalidArgument(f"unknown kind {kind!r}", remedy=f"use {', '.join((*KINDS, MONITORING))}")
     if kind == MONITORING:
         _write(monitoring(), out, as_json)
         return

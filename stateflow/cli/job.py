@@ -25,8 +25,8 @@ from stateflow.client.words import partition_numbers
 from stateflow.reports import JobReport, JobRun
 from stateflow.types import ranges
 
-app = Commands("job", help="Jobs: work that begins by itself, once or on a schedule.")
-Name = Annotated[str, typer.Argument(help="The job's name.")]
+app = Commands("job", help="Jobs: work that the cluster starts once or on a schedule.")
+Name = Annotated[str, typer.Argument(help="Name of the job.")]
 
 
 @app.command()
@@ -39,17 +39,23 @@ def create(
         ),
     ],
     do: Annotated[str, typer.Option("--do", help="What to do: rebalance, migrate, drain or checkpoint.")],
-    operator: Annotated[str, typer.Option(help="Default: all.")] = "",
+    operator: Annotated[str, typer.Option(help="Operator; default: all.")] = "",
     policy: Annotated[str, typer.Option("--policy", help="For rebalance: ring, load, locality, or several.")] = "",
     partitions: Annotated[
         list[str] | None, typer.Option("--partition", help="For migrate: partitions, e.g. 3, 5-9, or all.")
     ] = None,
-    to: Annotated[str, typer.Option(help="For migrate: the target; for drain: the replica to drain.")] = "",
+    to: Annotated[str, typer.Option(help="For migrate: target site or replica; for drain: replica to drain.")] = "",
     coordinator: Annotated[
-        str, typer.Option(help="Which controller: node NAME, site NAME or label KEY=VALUE, after hard or soft:SECONDS.")
+        str,
+        typer.Option(
+            help="Constraint on the controller: hard or soft:SECONDS, then node NAME, site NAME or label KEY=VALUE."
+        ),
     ] = "",
     workers: Annotated[
-        str, typer.Option(help="To which nodes moves may go, alike: label disk=ssd:2-4 wants 2 and uses 4 at most.")
+        str,
+        typer.Option(
+            help="Constraint on target nodes, in the same form; at the end, :2-4 requires 2 and uses at most 4."
+        ),
     ] = "",
     max_pause: MaxPause = None,
     max_bandwidth: MaxBandwidth = None,
@@ -89,7 +95,7 @@ def list_jobs(controller: Controller = LOCAL, as_json: Json = False) -> None:
         if each.error:
             errors.print(show.plain(each.error), highlight=False)
     table = show.new_table(
-        "job", "does", "schedule", "next", "last for", "state", "came of it", spare=("came of it", "last for")
+        "job", "does", "schedule", "next", "last due", "state", "outcome", spare=("outcome", "last due")
     )
     for each in found:
         last = each.runs[-1] if each.runs else None
@@ -127,7 +133,7 @@ def resume(name: Name, controller: Controller = LOCAL, as_json: Json = False) ->
 def run_now(
     name: Name,
     wait: Annotated[
-        bool, typer.Option("--wait/--async", help="Wait until it has ended; else only print its id.")
+        bool, typer.Option("--wait/--async", help="Wait until the run has ended; otherwise print its id at once.")
     ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
@@ -140,8 +146,8 @@ def run_now(
 
 @app.command()
 def result(
-    run: Annotated[str, typer.Argument(help="The run's id, as `run-now` and `job info` print it.")],
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended.")] = False,
+    run: Annotated[str, typer.Argument(help="Id of the run, as printed by `run-now` and `job info`.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the run has ended.")] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -169,7 +175,7 @@ def delete(name: Name, controller: Controller = LOCAL, as_json: Json = False) ->
     if as_json:
         emit(fields_of(report))
     else:
-        console.print(f"{name} is deleted")
+        console.print(f"{name} deleted")
 
 
 def _show(report: JobReport, as_json: bool) -> None:
@@ -186,7 +192,7 @@ def _show(report: JobReport, as_json: bool) -> None:
             console.print(f"{what}: {affinity}", highlight=False)
     console.print(f"does: {_does(report)}", highlight=False)
     if report.runs:
-        table = show.new_table("run", "for", "state", "took", "came of it", spare=("for",))
+        table = show.new_table("run", "due", "state", "took", "outcome", spare=("due",))
         for run in report.runs:
             took = f"{(run.ended_us - run.began_us) / 1e6:.1f} s" if run.ended_us else ""
             table.add_row(run.id, _time(run.at_us), run.state, took, run.note)

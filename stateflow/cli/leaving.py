@@ -16,9 +16,10 @@ app = Commands()
 
 @app.command()
 def undeploy(
-    operator: Annotated[str, typer.Argument(help="The operator's name.")],
+    operator: Annotated[str, typer.Argument(help="Name of the operator.")],
     delete_state: Annotated[
-        bool, typer.Option("--delete-state", help="Confirm: delete its state on all replicas. Checkpoints stay.")
+        bool,
+        typer.Option("--delete-state", help="Confirm that its state on all replicas is deleted. Checkpoints stay."),
     ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
@@ -28,14 +29,14 @@ def undeploy(
     if as_json:
         emit({"operator": operator, "waiting": waiting})
         return
-    console.print(f"{operator} is undeployed")
+    console.print(f"{operator} undeployed")
     if waiting:
-        console.print(f"did not answer, and delete what they have when they come back: {', '.join(waiting)}")
+        console.print(f"no answer from these replicas, which delete their state when they return: {', '.join(waiting)}")
 
 
 @app.command()
 def forget(
-    replica: Annotated[str, typer.Argument(help="A replica that has ended for good, or a node: all of its workers.")],
+    replica: Annotated[str, typer.Argument(help="Replica that has ended for good, or a node: all of its workers.")],
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -44,4 +45,4 @@ def forget(
     if as_json:
         emit({"replica": replica})
     else:
-        console.print(f"{replica} is forgotten")
+        console.print(f"{replica} forgotten")

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 #: first bytes of a SQLite database: https://www.sqlite.org/fileformat.html
 SQLITE = b"SQLite format 3\0"
 
-app = Commands("ledger", help="Items and their records: what was decided and done.")
+app = Commands("ledger", help="The ledger: items and their records.")
 Url = Annotated[
     str,
     typer.Option(
         "--ledger",
         envvar="STATEFLOW_LEDGER",
-        help="SQLAlchemy URL, or @FILE with it.",
-        show_default="the one that a controller of this user has",
+        help="SQLAlchemy URL, or @FILE that holds it.",
+        show_default="the ledger of this user's controller",
     ),
 ]
 ItemId = Annotated[str, typer.Argument(metavar="ITEM")]
@@ -100,7 +100,7 @@ def _user() -> str:
 
 def told(opened: Ledger) -> str | None:
     """Returns what opening the ledger changed, for people; None: nothing."""
-    return {"made": "a new ledger was made", "upgraded": "the ledger was upgraded"}.get(opened.opened.value)
+    return {"made": "a new ledger was created", "upgraded": "the ledger was upgraded"}.get(opened.opened.value)
 
 
 # -- items ----------------------------------------------------------------------------------------------------
@@ -118,18 +118,18 @@ def init(url: Url = DEFAULT, as_json: Json = False) -> None:
         if as_json:
             emit({"ledger": made.id, "at": made.database.shown, "done": made.opened.value})
         else:
-            did = told(made) or "the ledger is there already"
+            did = told(made) or "the ledger already exists"
             console.print(Text(f"{did}: {made.id} at {made.database.shown}"), soft_wrap=True)
 
 
 @app.command()
 def show(
     item: Annotated[
-        str | None, typer.Argument(metavar="ITEM", help="The item to show with its records; default: list items.")
+        str | None, typer.Argument(metavar="ITEM", help="Item to show with its records; default: list items.")
     ] = None,
     state: Annotated[str | None, typer.Option(help="Only items in this state.")] = None,
-    processed_by: Annotated[str | None, typer.Option(help="Only items this application has processed.")] = None,
-    limit: Annotated[int, typer.Option(help="How many items at most.", min=1)] = 100,
+    processed_by: Annotated[str | None, typer.Option(help="Only items that this application has processed.")] = None,
+    limit: Annotated[int, typer.Option(help="Maximum number of items.", min=1)] = 100,
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -152,7 +152,7 @@ def show(
 @app.command()
 def resolve(
     item: ItemId,
-    note: Annotated[str, typer.Option(help="What you did about it; kept in the record.")],
+    note: Annotated[str, typer.Option(help="What was done about it; kept in the record.")],
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -164,8 +164,8 @@ def resolve(
 @app.command()
 def skip(
     item: ItemId,
-    app: Annotated[str, typer.Option(help="The application that must leave it alone; * for all.")] = "*",
-    note: Annotated[str | None, typer.Option(help="Why; kept in the record.")] = None,
+    app: Annotated[str, typer.Option(help="Application that must skip the item; * for all.")] = "*",
+    note: Annotated[str | None, typer.Option(help="Reason; kept in the record.")] = None,
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -195,7 +195,7 @@ def verify(url: Url = DEFAULT, as_json: Json = False) -> None:
 
 @app.command()
 def archive(
-    older_than: Annotated[str, typer.Option(help="Age of the newest record, e.g. 90d, 12h, 30m.")],
+    older_than: Annotated[str, typer.Option(help="Minimum age of the newest record, e.g. 90d, 12h, 30m.")],
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -208,10 +208,12 @@ def archive(
 
 @app.command()
 def tail(
-    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the newest records.", min=0)] = 10,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new records, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Number of newest records.", min=0)] = 10,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new records as they come, until Ctrl-C.")
+    ] = False,
     url: Url = DEFAULT,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per record.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per record.")] = False,
 ) -> None:
     """Show the newest records, and with -f new ones as they come."""
     with opened_at(url) as opened:
@@ -233,7 +235,7 @@ def _tell_all(records: list[Record], as_json: bool) -> None:
 def _age(text: str) -> timedelta:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip())
     if match is None:
-        raise InvalidArgument(f"{text!r} is no age", remedy="write 90d, 12h, 30m or 10s")
+        raise InvalidArgument(f"{text!r} is not an age", remedy="write 90d, 12h, 30m or 10s")
     try:
         return timedelta(seconds=float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}[match[2]])
     except OverflowError:
@@ -299,7 +301,7 @@ def _many_items(items: list[Item], total: int) -> RenderableType:
         blocked = str(item.blocking.record_id) if item.blocking else ""
         newest = shown_time(item.records[-1].timestamp_us, exactly=True)
         rows.add_row(Text(item.item_id), styled(str(item.state)), blocked, str(len(item.records)), newest)
-    more = f", the first {len(items)} of them" if len(items) < total else ""
+    more = f", the first {len(items)} shown" if len(items) < total else ""
     return titled(f"{total} items{more}", rows)
 
 

@@ -12,7 +12,7 @@ from stateflow.cli.options import LOCAL, Controller, Json
 from stateflow.cli.output import console, emit, fields_of, shown_time
 from stateflow.client import Cluster
 
-app = Commands("maintenance", help="Nodes that are in maintenance: `stateflow drain NODE --maintenance` begins one.")
+app = Commands("maintenance", help="Nodes in maintenance; `stateflow drain NODE --maintenance` begins one.")
 
 
 @app.command("list")
@@ -23,17 +23,17 @@ def list_(controller: Controller = LOCAL, as_json: Json = False) -> None:
     if as_json:
         emit({"maintenance": [fields_of(each) for each in status.maintenance]})
         return
-    table = show.new_table("node", "one of", "since (UTC)", "until (UTC)")
+    table = show.new_table("node", "set", "since (UTC)", "until (UTC)")
     for each in status.maintenance:
         table.add_row(
-            each.node, each.one_of, shown_time(each.since_us), shown_time(each.until_us or None) or "it is ended"
+            each.node, each.one_of, shown_time(each.since_us), shown_time(each.until_us or None) or "open-ended"
         )
     console.print(table)
 
 
 @app.command()
 def end(
-    node: Annotated[str, typer.Argument(help="The node that may be given partitions again.")],
+    node: Annotated[str, typer.Argument(help="Node whose maintenance ends.")],
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -42,4 +42,4 @@ def end(
     if as_json:
         emit({"node": node, "maintenance": False})
     else:
-        console.print(f"{node} may be given partitions again: `stateflow rebalance` gives its share")
+        console.print(f"{node} can get partitions again: `stateflow rebalance` gives it its share")

@@ -38,9 +38,9 @@ app = Commands()
 
 @app.command()
 def adopt(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what replicas have.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what replicas have.")] = False,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Adopt even if partitions are missing or have only sealed copies.")
+        bool, typer.Option("--partial", help="Adopt even if partitions are missing or exist only as sealed copies.")
     ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
@@ -51,7 +51,7 @@ def adopt(
     if as_json:
         emit({"operators": [fields_of(each) for each in found]})
         return
-    table = show.new_table("operator", "partitions", "owned", "sealed only", "missing", "in the way")
+    table = show.new_table("operator", "partitions", "owned", "sealed only", "missing", "conflicts")
     for each in found:
         table.add_row(
             each.name,
@@ -60,7 +60,7 @@ def adopt(
             Text("; ".join(each.conflicts)),
         )
     console.print(table)
-    console.print("nothing was changed" if dry_run else "they are in the ledger now")
+    console.print("nothing was changed" if dry_run else "recorded in the ledger")
 
 
 # -- what is where --------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def adopt(
 @app.command()
 def nodes(
     controller: Controller = LOCAL,
-    workers: Annotated[bool, typer.Option("--workers", help="Show each worker of a node, too.")] = False,
+    workers: Annotated[bool, typer.Option("--workers", help="Also show each worker of a node.")] = False,
     as_json: Json = False,
 ) -> None:
     """List the replicas: site, weight, last heard, partitions, room for state; and the links between sites."""
@@ -87,7 +87,7 @@ def nodes(
 
 @app.command()
 def partitions(
-    operator: Annotated[str | None, typer.Argument(help="Default: all.")] = None,
+    operator: Annotated[str | None, typer.Argument(help="Operator; default: all.")] = None,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -121,7 +121,7 @@ def partitions(
 
 @app.command()
 def rebalance(
-    operator: Annotated[str | None, typer.Argument(help="Default: all.")] = None,
+    operator: Annotated[str | None, typer.Argument(help="Operator; default: all.")] = None,
     policy: Policies = "ring",
     dry_run: DryRun = False,
     max_pause: MaxPause = None,
@@ -151,15 +151,16 @@ def rebalance(
 @app.command()
 def autopilot(
     policy: Annotated[
-        str | None, typer.Option("--policy", help="locality, load, ring, or several: the first has most say.")
+        str | None, typer.Option("--policy", help="locality, load, ring, or several in order of priority.")
     ] = None,
     max_pause: MaxPause = None,
     cool_down: Annotated[
         str | None,
-        typer.Option("--cool-down", help="How long to leave alone a partition that moved; default 60s."),
+        typer.Option("--cool-down", help="How long a partition stays put after a move; default: 60s."),
     ] = None,
     moves_per_minute: Annotated[
-        float | None, typer.Option("--moves-per-minute", help="How many moves may begin in a minute; default 60.")
+        float | None,
+        typer.Option("--moves-per-minute", help="Maximum number of moves that begin per minute; default: 60."),
     ] = None,
     off: Annotated[bool, typer.Option("--off", help="Stop the autopilot.")] = False,
     controller: Controller = LOCAL,
@@ -173,11 +174,11 @@ def autopilot(
     }
     said = [option for option, is_given in given.items() if is_given]
     if off and policy is not None:
-        raise InvalidArgument("--off ends the autopilot, and --policy begins it", remedy="leave one of them out")
+        raise InvalidArgument("--off and --policy contradict each other", remedy="pass one of them")
     if said and policy is None:
         raise InvalidArgument(
-            f"{' and '.join(said)} {'says' if len(said) == 1 else 'say'} nothing without --policy",
-            remedy="say --policy, too: what the autopilot is told holds as a whole",
+            f"{' and '.join(said)} {'has' if len(said) == 1 else 'have'} no effect without --policy",
+            remedy="pass --policy, too: each command replaces all of the autopilot's settings",
         )
     cluster = Cluster(controller)
     if off or policy is not None:
@@ -198,20 +199,23 @@ def autopilot(
     else:
         pause = "no pause budget" if told.max_pause_ms is None else f"pauses within {told.max_pause_ms:g} ms"
         console.print(
-            f"the autopilot follows {', '.join(told.policies)}: {pause}, a partition rests for {told.cool_down_s:g} s, "
-            f"{told.moves_per_minute:g} moves a minute at most; `stateflow reconfig list` shows what it did"
+            f"the autopilot follows {', '.join(told.policies)}: {pause}, cool-down {told.cool_down_s:g} s, "
+            f"{told.moves_per_minute:g} moves a minute at most; `stateflow reconfig list` shows its moves"
         )
 
 
 @app.command()
 def drain(
-    replica: Annotated[str, typer.Argument(help="The replica that everything leaves, or a node: all of its workers.")],
-    maintenance: Annotated[bool, typer.Option("--maintenance", help="Give the node nothing from now on.")] = False,
+    replica: Annotated[str, typer.Argument(help="Replica to drain, or a node: all of its workers.")],
+    maintenance: Annotated[
+        bool, typer.Option("--maintenance", help="Keep the node without partitions until the maintenance ends.")
+    ] = False,
     for_: Annotated[
-        str | None, typer.Option("--for", help="When the maintenance ends by itself, e.g. 2h; default: by command.")
+        str | None,
+        typer.Option("--for", help="Duration of the maintenance, e.g. 2h; default: until it is ended by command."),
     ] = None,
     one_of: Annotated[
-        str, typer.Option("--one-of", help="A name for a set of nodes, of which only one is in maintenance at a time.")
+        str, typer.Option("--one-of", help="Name of a set of nodes, of which only one may be in maintenance at a time.")
     ] = "",
     max_pause: MaxPause = None,
     max_bandwidth: MaxBandwidth = None,
@@ -229,7 +233,7 @@ def drain(
     options = move_options(max_pause, max_bandwidth, strategy, order, patience, (limit, per_node, per_link))
     cluster = Cluster(controller)
     if (for_ or one_of) and not maintenance:
-        raise InvalidArgument("--for and --one-of are of a maintenance", remedy="add --maintenance")
+        raise InvalidArgument("--for and --one-of require --maintenance", remedy="add --maintenance")
     if dry_run:
         show.proposed(cluster.would_drain(replica), as_json)
         return
@@ -245,8 +249,8 @@ def drain(
 
 @app.command()
 def replace(
-    replica: Annotated[str, typer.Argument(help="The replica whose data directory is lost for good.")],
-    directory: Annotated[str, typer.Option(help="The process that gets the name, where several ask for it.")] = "",
+    replica: Annotated[str, typer.Argument(help="Replica whose data directory is lost for good.")],
+    directory: Annotated[str, typer.Option(help="Data directory that gets the name, if several ask for it.")] = "",
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -256,7 +260,7 @@ def replace(
         emit({"replica": replica, "directory": given, "partitions": partitions})
     else:
         console.print(
-            f"{replica} is directory {given} now; its {partitions} partitions come from standbys and checkpoints"
+            f"{replica} now has directory {given}; its {partitions} partitions come from standbys and checkpoints"
         )
 
 
@@ -274,7 +278,7 @@ def wait_for(migrations: Sequence[Migration], as_json: bool) -> None:
 @app.command()
 def standby(
     operator: Annotated[str, typer.Argument()],
-    count: Annotated[int, typer.Argument(help="How many copies beside the owner; 0: none.")] = 1,
+    count: Annotated[int, typer.Argument(help="Number of standbys per partition; 0: none.")] = 1,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -288,5 +292,5 @@ def standby(
 
 def _wanted(count: int, there: int) -> str:
     if not count:
-        return f"no standbys are wanted any more, {there} are being ended" if there else "no standbys are wanted"
-    return f"{count} per partition wanted, {there} begun or there"
+        return f"no standbys from now on, {there} ending" if there else "no standbys"
+    return f"{count} per partition requested, {there} started or running"

@@ -13,7 +13,10 @@ from stateflow.cli.output import console, emit, shown_time
 from stateflow.client import Cluster
 from stateflow.reports import OperatorVersion
 
-app = Commands("operator", help="Versions of operators: `stateflow deploy` makes one, `stateflow upgrade` goes back.")
+app = Commands(
+    "operator",
+    help="Versions of operators: `stateflow deploy` adds one, `stateflow upgrade` switches to an earlier one.",
+)
 
 
 @app.command()
@@ -36,4 +39,4 @@ def versions(
 def _code(version: OperatorVersion) -> str:
     if version.bundle:
         return f"bundle {version.bundle[:12]}"
-    return f"text {version.source_digest[:12]}" if version.source_digest else "installed at the sites"
+    return f"text {version.source_digest[:12]}" if version.source_digest else "installed on the replicas"

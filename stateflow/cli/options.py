@@ -18,11 +18,17 @@ from stateflow.types import LABEL, shown
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Controller = Annotated[
     str,
-    typer.Option("--controller", envvar="STATEFLOW_CONTROLLER", help="The controller's host:port, or a:7070,b:7070."),
+    typer.Option(
+        "--controller", envvar="STATEFLOW_CONTROLLER", help="host:port of the controller, or of several: a:7070,b:7070."
+    ),
 ]
 Checkpoints = Annotated[
     str,
-    typer.Option("--checkpoints", envvar="STATEFLOW_CHECKPOINTS", help="Directory or fsspec URL, or @FILE with it."),
+    typer.Option(
+        "--checkpoints",
+        envvar="STATEFLOW_CHECKPOINTS",
+        help="Checkpoint store: directory or fsspec URL, or @FILE that holds it.",
+    ),
 ]
 LISTEN = "127.0.0.1:7070"
 #: replaced where a program runs its own cluster in this directory, see `stateflow.cli.configuring`
@@ -41,7 +47,7 @@ Insecure = Annotated[
         "--insecure",
         callback=allow_plain_text,
         expose_value=False,
-        help="Plain text may go over a network: whoever is there reads it, and may command.",
+        help="Allow plain text over a network, where anyone can read it and send commands.",
     ),
 ]
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -61,7 +67,7 @@ def seconds(text: str) -> float:
     """Parses ``90s``, ``15m``, ``2h``, ``7d``. Raises InvalidArgument."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text.strip())
     if match is None:
-        raise InvalidArgument(f"{shown(text)} is no length of time", remedy="write 90s, 15m, 2h or 7d")
+        raise InvalidArgument(f"{shown(text)} is not a duration", remedy="write 90s, 15m, 2h or 7d")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -70,7 +76,7 @@ def position(text: str) -> tuple[str, int]:
     source, _, batch = text.rpartition("=")
     if not source or not batch.isdecimal():
         raise InvalidArgument(
-            f"{shown(text)} is no position", remedy="write SOURCE=BATCH, as `checkpoint list` shows them"
+            f"{shown(text)} is not a position", remedy="write SOURCE=BATCH, as `checkpoint list` shows them"
         )
     return source, int(batch)
 
@@ -81,42 +87,48 @@ def labels_of(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         key, equals, value = word.partition("=")
         if not (equals and LABEL.holds(key) and LABEL.holds(value)):
-            raise InvalidArgument(f"{shown(word)} is no label", remedy="write key=value")
+            raise InvalidArgument(f"{shown(word)} is not a label", remedy="write key=value")
         labels[key] = value
     return labels
 
 
 MaxPause = Annotated[
-    str | None, typer.Option("--max-pause", help="Longest pause of a partition, e.g. 50ms; default: no limit.")
+    str | None, typer.Option("--max-pause", help="Pause budget of each partition, e.g. 50ms; default: no limit.")
 ]
 MaxBandwidth = Annotated[
     str | None,
     typer.Option(
         "--max-bandwidth",
-        help="Limit of all base copies of this command together, of every operator, e.g. 20MB/s; default none. It does "
-        "not hold back changes that come meanwhile, nor copies for standbys.",
+        help="Limit of all base copies of this command together, over all operators, e.g. 20MB/s; default: none. "
+        "Changes written during the copy and copies for standbys are not limited.",
     ),
 ]
 Strategy = Annotated[
-    str, typer.Option(help="auto, warm-up, stop-and-restart, pause-and-copy, fluid, batched or on-demand.")
+    str,
+    typer.Option(
+        help="Strategy of the move: auto, warm-up, stop-and-restart, pause-and-copy, fluid, batched or on-demand."
+    ),
 ]
-Order = Annotated[str, typer.Option(help="number, hot-first or hot-last.")]
+Order = Annotated[str, typer.Option(help="Order of the partitions: number, hot-first or hot-last.")]
 Patience = Annotated[
     str | None,
     typer.Option(
-        "--patience", help="How long to wait until the budget can be kept, e.g. 30s; then the move is refused."
+        "--patience", help="How long to wait for a pause within the budget, e.g. 30s, before the move is refused."
     ),
 ]
 
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would move, and what that takes.")]
-Limit = Annotated[int | None, typer.Option("--limit", help="How many moves at a time.", min=1)]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would move, and its cost.")]
+Limit = Annotated[int | None, typer.Option("--limit", help="Maximum number of moves at a time.", min=1)]
 PerNode = Annotated[
-    int | None, typer.Option("--per-node", help="How many moves at a time with one node as source or target.", min=1)
+    int | None,
+    typer.Option("--per-node", help="Maximum number of moves at a time with the same node as source or target.", min=1),
 ]
-PerLink = Annotated[int | None, typer.Option("--per-link", help="How many moves at a time between two sites.", min=1)]
+PerLink = Annotated[
+    int | None, typer.Option("--per-link", help="Maximum number of moves at a time between the same two sites.", min=1)
+]
 Policies = Annotated[
-    str, typer.Option("--policy", help="ring, load, locality, or several: the first has most say, e.g. locality,load.")
+    str, typer.Option("--policy", help="ring, load, locality, or several in order of priority, e.g. locality,load.")
 ]
 
 
@@ -128,7 +140,7 @@ def milliseconds(text: str) -> float:
             raise ValueError
         return float(match[1]) * {"us": 1e-3, "ms": 1.0, "s": 1e3, None: 1.0}[match[2]]
     except ValueError:
-        raise InvalidArgument(f"{shown(text)} is no duration", remedy="write 50ms or 0.2s") from None
+        raise InvalidArgument(f"{shown(text)} is not a duration", remedy="write 50ms or 0.2s") from None
 
 
 def bytes_per_second(text: str) -> float:
@@ -140,7 +152,7 @@ def bytes_per_second(text: str) -> float:
             raise ValueError
         return float(match[1]) * units[match[2] or ""]
     except ValueError:
-        raise InvalidArgument(f"{shown(text)} is no bandwidth", remedy="write 20MB/s or 1GiB/s") from None
+        raise InvalidArgument(f"{shown(text)} is not a bandwidth", remedy="write 20MB/s or 1GiB/s") from None
 
 
 def byte_count(text: str) -> int:
@@ -148,7 +160,7 @@ def byte_count(text: str) -> int:
     units = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(k|M|G|T|Ki|Mi|Gi|Ti)?B?", text.strip())
     if match is None or not float(match[1]):
-        raise InvalidArgument(f"{shown(text)} is no size", remedy="write 512MB or 4GiB")
+        raise InvalidArgument(f"{shown(text)} is not a size", remedy="write 512MB or 4GiB")
     return round(float(match[1]) * units[match[2] or ""])
 
 

@@ -47,37 +47,40 @@ SAY_S = 2.0
 #: seconds in which a process that is well answers a probe
 HEALTH_S = 3.0
 Metrics = Annotated[
-    str, typer.Option(help="host:port of /metrics for Prometheus; with workers the first of their ports.")
+    str, typer.Option(help="host:port of /metrics for Prometheus; with workers, the first of consecutive ports.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v")]
 StopWithParent = Annotated[
-    bool, typer.Option("--stop-with-parent", help="End when standard input closes.", hidden=True)
+    bool, typer.Option("--stop-with-parent", help="Exit when standard input closes.", hidden=True)
 ]
 
 
 @app.command()
 def controller(
-    listen: Annotated[str, typer.Option(help="host:port; port 0 takes a free one.")] = LISTEN,
+    listen: Annotated[str, typer.Option(help="host:port; port 0 picks a free one.")] = LISTEN,
     ledger: Annotated[
         str | None,
         typer.Option(
             envvar="STATEFLOW_LEDGER", help="SQLAlchemy URL, or @FILE that holds it; default: a file of this user's."
         ),
     ] = None,
-    advertise: Annotated[str | None, typer.Option(help="host:port others reach it at, if not --listen.")] = None,
+    advertise: Annotated[
+        str | None, typer.Option(help="host:port at which others reach it; default: --listen.")
+    ] = None,
     auto_rebalance: Annotated[
         bool,
         typer.Option(
-            "--auto-rebalance/--no-auto-rebalance", help="Give a replica that joins its share of partitions by itself."
+            "--auto-rebalance/--no-auto-rebalance",
+            help="Give each replica that joins its share of partitions automatically.",
         ),
     ] = False,
-    site: Annotated[str, typer.Option(help="The site where it runs: jobs may ask for a controller there.")] = "",
+    site: Annotated[str, typer.Option(help="Site of this controller, to which jobs can be constrained.")] = "",
     metrics: Metrics = "",
     dashboard: Annotated[
-        str, typer.Option(help="host:port of the live page, on this machine; see `stateflow dashboard`.")
+        str, typer.Option(help="host:port of the live page, on loopback; see `stateflow dashboard`.")
     ] = "",
     jobs: Annotated[
-        bool, typer.Option("--jobs/--no-jobs", help="With --no-jobs it runs no jobs: they wait for another controller.")
+        bool, typer.Option("--jobs/--no-jobs", help="With --no-jobs, jobs wait for another controller.")
     ] = True,
     insecure: Insecure = False,
     as_json: Json = False,
@@ -132,8 +135,8 @@ def _page_of(listen: str, ledger: str, ready: asyncio.Future[str], as_json: bool
 
     if tls_files() is not None:
         raise InvalidArgument(
-            "a controller's certificate is no client's, and the page is one",
-            remedy="leave --dashboard out, and run `stateflow dashboard` with a certificate or token of its own",
+            "the live page is a client, for which a controller's certificate is not valid",
+            remedy="leave out --dashboard, and run `stateflow dashboard` with its own certificate or token",
         )
     page = Dashboard(DashboardOptions("", listen, ledger=ledger))
 
@@ -160,28 +163,34 @@ def _page_of(listen: str, ledger: str, ready: asyncio.Future[str], as_json: bool
 
 @app.command()
 def replica(
-    site: Annotated[str, typer.Option(help="The site where this replica runs.")],
-    data_dir: Annotated[Path, typer.Option(help="Directory of its state. No two replicas share one.")],
+    site: Annotated[str, typer.Option(help="Site of this replica.")],
+    data_dir: Annotated[Path, typer.Option(help="Directory for its state. No two replicas share one.")],
     controller: Controller = LOCAL,
-    name: Annotated[str | None, typer.Option(help="Default: <site>-<host name>. Keep it over restarts.")] = None,
-    listen: Annotated[str, typer.Option(help="host:port; port 0 takes a free one.")] = "127.0.0.1:0",
-    advertise: Annotated[str | None, typer.Option(help="host:port others reach it at, if not --listen.")] = None,
-    weight: Annotated[int, typer.Option(help="Its share of partitions relative to others, per worker.", min=1)] = 1,
+    name: Annotated[str | None, typer.Option(help="Default: <site>-<host name>. Keep it across restarts.")] = None,
+    listen: Annotated[str, typer.Option(help="host:port; port 0 picks a free one.")] = "127.0.0.1:0",
+    advertise: Annotated[
+        str | None, typer.Option(help="host:port at which others reach it; default: --listen.")
+    ] = None,
+    weight: Annotated[int, typer.Option(help="Relative share of partitions, per worker.", min=1)] = 1,
     workers: Annotated[
         int,
-        typer.Option(help="Worker processes: each serves some of its partitions on a core.", min=1, max=WORKERS_MAX),
+        typer.Option(help="Worker processes; each uses one core, for some of the partitions.", min=1, max=WORKERS_MAX),
     ] = 1,
-    worker: Annotated[int | None, typer.Option(hidden=True, help="Number of this worker in its node.")] = None,
-    lock: Annotated[int | None, typer.Option(hidden=True, help="A file that it keeps open until it ends.")] = None,
+    worker: Annotated[int | None, typer.Option(hidden=True, help="Number of this worker within its node.")] = None,
+    lock: Annotated[
+        int | None, typer.Option(hidden=True, help="Inherited lock file descriptor, kept open until exit.")
+    ] = None,
     checkpoints: Annotated[
         str | None,
-        typer.Option(envvar="STATEFLOW_CHECKPOINTS", help="Directory or fsspec URL for checkpoints, or @FILE with it."),
+        typer.Option(
+            envvar="STATEFLOW_CHECKPOINTS", help="Checkpoint store: directory or fsspec URL, or @FILE that holds it."
+        ),
     ] = None,
     checkpoint_interval: Annotated[
-        float | None, typer.Option(help="Seconds between periodic checkpoints; 0 for none.", min=0)
+        float | None, typer.Option(help="Seconds between periodic checkpoints; 0: none.", min=0)
     ] = None,
     checkpoint_cache: Annotated[
-        Path | None, typer.Option(help="Directory for a copy near by, shared by this machine's replicas.")
+        Path | None, typer.Option(help="Directory of a local checkpoint cache, shared by this machine's replicas.")
     ] = None,
     metrics: Metrics = "",
     insecure: Insecure = False,
@@ -264,7 +273,7 @@ def replica(
 @app.command()
 def health(
     address: Annotated[str, typer.Argument(help="host:port of a controller, replica or agent.")],
-    service: Annotated[str, typer.Option(help="live: it answers; ready: it can be given work.")] = "ready",
+    service: Annotated[str, typer.Option(help="live: it answers; ready: it can take work.")] = "ready",
     as_json: Json = False,
 ) -> None:
     """Ask a process whether it is well, as a probe does: status 0 says yes."""
@@ -371,7 +380,7 @@ def _read_on(pipe: int) -> None:
 
 
 def _end_as_it_is(limit_s: float) -> None:
-    _end_now(1, f"it did not stop within {limit_s:g} s and ends as it is; nothing that was acknowledged is lost")
+    _end_now(1, f"shutdown exceeded {limit_s:g} s, exiting at once; nothing that was acknowledged is lost")
 
 
 def _end_now(status: int, why: str = "") -> None:
@@ -397,4 +406,4 @@ def say_ready(listening: Listening, what: str, as_json: bool) -> None:
         else:
             console.print(Text.assemble(f"{what} listens on ", (address, "bold"), " (Ctrl-C ends it)"))
     except OSError as error:
-        log.warning("%s listens on %s; stdout does not take it: %s", what, address, error.strerror)
+        log.warning("%s listens on %s; cannot write that to stdout: %s", what, address, error.strerror)

@@ -18,21 +18,24 @@ from stateflow.cli.output import console, emit, shown_time, size
 from stateflow.client import Cluster, MoveReport, Reconfiguration
 from stateflow.errors import InvalidArgument
 
-app = Commands("reconfig", help="Reconfigurations: what moved, moves and failed.")
-NewLimit = Annotated[int | None, typer.Option("--limit", help="How many moves at a time; 0: no limit.", min=0)]
+app = Commands("reconfig", help="Reconfigurations: moves done, under way and failed.")
+NewLimit = Annotated[int | None, typer.Option("--limit", help="Maximum number of moves at a time; 0: no limit.", min=0)]
 NewPerNode = Annotated[
     int | None,
-    typer.Option("--per-node", help="How many at a time with one node as source or target; 0: no limit.", min=0),
+    typer.Option(
+        "--per-node", help="Maximum number at a time with the same node as source or target; 0: no limit.", min=0
+    ),
 ]
 NewPerLink = Annotated[
-    int | None, typer.Option("--per-link", help="How many at a time between two sites; 0: no limit.", min=0)
+    int | None,
+    typer.Option("--per-link", help="Maximum number at a time between the same two sites; 0: no limit.", min=0),
 ]
-Id = Annotated[str, typer.Argument(help="The id, as `stateflow reconfig list` prints it.")]
+Id = Annotated[str, typer.Argument(help="Id, as printed by `stateflow reconfig list`.")]
 
 
 @app.command("list")
 def list_(
-    limit: Annotated[int, typer.Option(help="How many of the newest; 0: all.", min=0)] = 20,
+    limit: Annotated[int, typer.Option(help="Number of newest reconfigurations; 0: all.", min=0)] = 20,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -51,9 +54,9 @@ def list_(
         "moves",
         "failed",
         "longest pause",
-        "begun (UTC)",
+        "began (UTC)",
         numbers=("moves", "failed", "longest pause"),
-        spare=("strategy", "begun (UTC)", "kind", "moves", "failed"),
+        spare=("strategy", "began (UTC)", "kind", "moves", "failed"),
     )
     for report in found:
         failed = report.counts()["failed"]
@@ -269,14 +272,14 @@ def edit(
 ) -> None:
     """Change how many of its moves go on at a time; those under way complete."""
     if limit is per_node is per_link is None:
-        raise InvalidArgument("nothing is to be changed", remedy="give --limit, --per-node or --per-link")
+        raise InvalidArgument("no limit to change", remedy="pass --limit, --per-node or --per-link")
     _say(Cluster(controller).edit(id, limit=limit, per_node=per_node, per_link=per_link).report, as_json)
 
 
 @app.command()
 def retry(
     id: Id,
-    cancelled: Annotated[bool, typer.Option("--cancelled", help="Retry what was cancelled, too.")] = False,
+    cancelled: Annotated[bool, typer.Option("--cancelled", help="Also retry what was cancelled.")] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -297,16 +300,14 @@ def resolve(
     id: Id,
     serve_source: Annotated[
         bool,
-        typer.Option(
-            "--serve-source", help="Loses nothing, if what the source has is sound: it serves what it sealed."
-        ),
+        typer.Option("--serve-source", help="The source serves what it sealed; nothing is lost if that is sound."),
     ] = False,
     restore: Annotated[
         bool,
         typer.Option(
             "--restore",
             help="Do not trust the source: a standby or the newest checkpoint serves. What was "
-            "acknowledged after that is lost, and asked for again with position_gap.",
+            "acknowledged after that is lost, and requested again with position_gap.",
         ),
     ] = False,
     controller: Controller = LOCAL,
@@ -320,7 +321,8 @@ def resolve(
     """
     if serve_source == restore:
         raise InvalidArgument(
-            "it is not said who is to serve", remedy="give --serve-source, or --restore if it cannot be trusted"
+            "exactly one of --serve-source and --restore is required",
+            remedy="pass --serve-source, or --restore if the source cannot be trusted",
         )
     cluster = Cluster(controller)
     report = cluster.resolve(id, "restore" if restore else "serve-source").wait()

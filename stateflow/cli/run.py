@@ -29,13 +29,13 @@ app = Commands()
 
 @app.command()
 def run(
-    file: Annotated[Path, typer.Argument(help="The pipeline's file, e.g. pipeline.yml.")],
+    file: Annotated[Path, typer.Argument(help="Pipeline file, e.g. pipeline.yml.")],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="NAME=VALUE of a parameter; repeatable.")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set a parameter; repeatable.")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Process what is there, then end.")] = False,
-    show: Annotated[bool, typer.Option("--print", help="Show the effective configuration and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON lines instead of text.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Process what is there, then exit.")] = False,
+    show: Annotated[bool, typer.Option("--print", help="Print the effective configuration and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines instead of text.")] = False,
 ) -> None:
     """Run a declared pipeline: a source, operators, a sink. Ctrl-C or SIGTERM stops it; the next run goes on."""
     from stateflow.spark.pipeline import run_pipeline
@@ -56,7 +56,7 @@ def run(
         for number in (signal.SIGINT, signal.SIGTERM):  # only now: Spark has set its own handlers
             signal.signal(number, lambda *_: stop.set())
         if not as_json:
-            console.print(f"{pipeline.config.name} runs (Ctrl-C stops it)", highlight=False)
+            console.print(f"{pipeline.config.name} is running (Ctrl-C stops it)", highlight=False)
 
     def tell(progress: Progress) -> None:
         metrics = progress.metrics
@@ -78,7 +78,7 @@ def run(
             spent = "" if metrics is None else f"; {_spent(metrics.seconds)}"
             console.print(
                 f"batch {progress.batch}: {progress.rows:,} rows in {progress.duration_ms / 1000:.1f} s, "
-                f"{progress.rows_per_s:,.0f} rows/s; {progress.rows_total:,} rows in all{spent}",
+                f"{progress.rows_per_s:,.0f} rows/s; {progress.rows_total:,} rows in total{spent}",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -92,7 +92,7 @@ def run(
         emit({"state": how, "rows": outcome.rows, "batches": outcome.batches, "operators": operators})
     else:
         counted = "" if outcome.rows is None else f": {outcome.rows:,} rows in {outcome.batches} batches"
-        again = "; the ledger has it, and nothing was run again" if outcome.done_before else ""
+        again = "; already recorded in the ledger, nothing was run again" if outcome.done_before else ""
         console.print(f"{how}{counted}{again}", highlight=False, soft_wrap=True)
         if outcome.operators:
             console.print(_table(outcome.operators))
@@ -111,11 +111,11 @@ def _table(operators: Iterable[OperatorMetrics]) -> RenderableType:
         name = each.operator if each.source is None else f"{each.operator} ({each.source})"
         spent = (f"{getattr(each.seconds, part):,.2f}" for part in parts)
         table.add_row(name, f"{each.rows:,}", f"{each.tasks:,}", *spent)
-    return titled("Operators, in seconds of all tasks together", table)
+    return titled("Operators, seconds summed over all tasks", table)
 
 
 def _setting(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise InvalidArgument(f"{text!r} sets nothing", remedy="write --set name=value")
+        raise InvalidArgument(f"{text!r} is not of the form NAME=VALUE", remedy="write --set name=value")
     return name, value

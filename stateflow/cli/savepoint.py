@@ -15,8 +15,8 @@ from stateflow.cli.output import console, emit, size
 from stateflow.cli.waiting import waiting
 from stateflow.client import Cluster
 
-app = Commands("savepoint", help="Checkpoints with a name, kept until they are deleted.")
-Savepoint = Annotated[str, typer.Argument(help="The savepoint's name.")]
+app = Commands("savepoint", help="Named checkpoints, kept until they are deleted.")
+Savepoint = Annotated[str, typer.Argument(help="Name of the savepoint.")]
 
 
 @app.command()
@@ -66,4 +66,4 @@ def delete(name: Savepoint, url: Checkpoints, as_json: Json = False) -> None:
     if as_json:
         emit({"savepoint": name, "partitions": partitions})
     else:
-        console.print(Text.assemble((name, "bold"), f" is deleted ({partitions} partitions)"))
+        console.print(Text.assemble((name, "bold"), f" deleted ({partitions} partitions)"))

@@ -48,7 +48,7 @@ class PlainTable(Table):
                 break
         yield from Table.__rich_console__(table, console, options)
         if left_out:
-            yield Text(f"too narrow for: {', '.join(left_out)}", "dim")
+            yield Text(f"too narrow to show: {', '.join(left_out)}", "dim")
 
     def _without(self, names: Collection[str]) -> Table:
         if not names:
@@ -99,8 +99,12 @@ def status(now: ClusterStatus, workers: bool = False) -> RenderableType:
     resting = [each.node for each in now.maintenance]
     parts.append(titled("Replicas", replicas(now.replicas, lacking, workers, resting=resting)))
     if waiting := list(dict.fromkeys(map(node_of, now.without_share()))):
-        named = f"{', '.join(waiting)} owns nothing" if len(waiting) == 1 else f"{', '.join(waiting)} own nothing"
-        parts.append(Text(f"{named}: `stateflow rebalance` gives a share", "yellow"))
+        named = (
+            f"{', '.join(waiting)} owns no partitions"
+            if len(waiting) == 1
+            else f"{', '.join(waiting)} own no partitions"
+        )
+        parts.append(Text(f"{named}: `stateflow rebalance` assigns a share", "yellow"))
     if now.refused:
         refused = new_table("replica", "address", "directory", "refused")
         for each, count in _refused(now.refused):
@@ -108,7 +112,7 @@ def status(now: ClusterStatus, workers: bool = False) -> RenderableType:
             refused.add_row(Text(name), Text(each.address), Text(each.directory), Text(each.error))
         parts.append(titled("Refused", refused))
     if now.damaged:
-        damaged = new_table("partition", "replica", "what a verification found")
+        damaged = new_table("partition", "replica", "error found by verification")
         for fault in now.damaged:
             damaged.add_row(f"{fault.operator}/{fault.partition}", Text(fault.replica), Text(fault.error, "red"))
         parts.append(titled("Damaged", damaged))
@@ -132,7 +136,7 @@ def status(now: ClusterStatus, workers: bool = False) -> RenderableType:
 
 def answered_by(follower: FollowerReport) -> Text:
     """Returns a line which says that a follower has answered, not the leader, and how old the answer is."""
-    leads = f"a follower of {follower.leader}" if follower.leader else "a follower, nobody leads"
+    leads = f"a follower of {follower.leader}" if follower.leader else "a follower, no leader known"
     where = f" ({follower.address})" if follower.address else ""
     return plain(Text(f"answered by {leads}{where}, as of {follower.age_s:.1f} s ago", "yellow"))
 
@@ -192,7 +196,7 @@ def _releases(found: Sequence[ReplicaStatus]) -> str | None:
     if len(of) < 2:
         return None
     said = [f"{version}: {', '.join(names[:4])}{' …' * (len(names) > 4)}" for version, names in sorted(of.items())]
-    return "releases of stateflow, " + "; ".join(said)
+    return "stateflow releases: " + "; ".join(said)
 
 
 def _room(members: Sequence[ReplicaStatus]) -> str:
@@ -272,7 +276,7 @@ def _operator(operator: OperatorStatus) -> RenderableType:
         mine = [p for owner, p in served if node_of(owner) == replica]
         table.add_row(replica, str(len(mine)), ranges(mine))
     for each in operator.unserved:
-        table.add_row("nobody", str(len(each.partitions)), ranges(list(each.partitions)), style="bold red")
+        table.add_row("unserved", str(len(each.partitions)), ranges(list(each.partitions)), style="bold red")
     return Group(titled(title, table), *(Text(each.error, "red") for each in operator.unserved))
 
 
@@ -291,11 +295,11 @@ def deployed(operator: OperatorStatus, before: int, after: int) -> None:
         after: number of the version that serves now.
     """
     if not before:
-        what = f" is deployed, version {after}"
+        what = f" deployed, version {after}"
     elif after == before:
-        what = f" is deployed so already: version {after} serves, and nothing of its code changed"
+        what = f" is already deployed: version {after} serves, code unchanged"
     else:
-        what = f" is upgraded: version {after} serves from its next batch on, in place of {before}"
+        what = f" upgraded: version {after} serves from the next batch on, in place of {before}"
     console.print(Text.assemble((operator.name, "bold"), what))
     console.print(_operator(operator))
 
@@ -314,7 +318,7 @@ def migration(move: Migration) -> Reconfiguration:
     if move.report.moves:
         console.print(moves(move.report.moves))
     else:
-        console.print("nothing to move: every partition is there already")
+        console.print("nothing to move: every partition is already there")
     return move.report
 
 
@@ -342,11 +346,11 @@ def standing(move: MoveReport, max_pause_ms: float) -> str:
 def _doing(move: MoveReport, max_pause_ms: float) -> str:
     match move.state:
         case "WAITING":
-            return "until others have moved"
+            return "for other moves to end"
         case "UNKNOWN":
-            return move.note or "it is under way; only the leader knows how it stands"
+            return move.note or "under way; only the leader knows its progress"
         case "WARMING" if move.base_bytes:
-            return f"{size(move.bytes_warm + move.bytes_reused)} of {size(move.base_bytes)} are there"
+            return f"{size(move.bytes_warm + move.bytes_reused)} of {size(move.base_bytes)} at the target"
         case "CATCHING_UP":
             behind = f"{size(move.bytes_warm + move.bytes_delta)} sent, {size(move.lag_bytes)} behind"
             return f"{behind}; {_promise(move, max_pause_ms)}"
@@ -359,9 +363,9 @@ def _doing(move: MoveReport, max_pause_ms: float) -> str:
 
 def _promise(move: MoveReport, max_pause_ms: float) -> str:
     if not move.rounds:
-        return "the pause is not predicted yet"
+        return "pause not predicted yet"
     if not math.isfinite(move.predicted_pause_ms):
-        return "changes come faster than they cross"
+        return "changes arrive faster than they can be sent"
     said = f"pause {move.predicted_pause_ms:.1f} ms predicted"
     if not max_pause_ms:
         return said
@@ -383,38 +387,38 @@ def placement(proposed: Placement, takeovers: bool = False) -> RenderableType:
     Args:
         takeovers: the moves are take-overs from owners that do not answer.
     """
-    quiet = f"no answer of {', '.join(proposed.silent)}: nothing goes there, and what is there stays"
+    quiet = f"no answer from {', '.join(proposed.silent)}: no partition moves to or from there"
     unknown: list[RenderableType] = [Text(quiet, "yellow")] if proposed.silent else []
     for lack in proposed.lacking:
         names, free, coming = ", ".join(lack.replicas), size(lack.free_bytes), size(lack.coming_bytes)
-        unknown.append(Text(f"no_room: {names}: {free} free for state, {coming} would come: it is refused", "red"))
+        unknown.append(Text(f"no_room: {names}: {free} free for state, {coming} would be added: refused", "red"))
     if proposed.left:
         unknown.append(_left(proposed.left))
     if not proposed.moves:
-        settled = "nothing to move" if proposed.left else "nothing to move: everything is where the policies want it"
+        settled = "nothing to move" if proposed.left else "nothing to move: the placement meets the policies"
         return Group(*unknown, Text(settled))
     table = new_table(
-        "operator", "partition", "from", "to", "state", "because", numbers=("partition", "state"), spare=("state",)
+        "operator", "partition", "from", "to", "state", "reason", numbers=("partition", "state"), spare=("state",)
     )
     for move in proposed.moves:
         table.add_row(move.operator, str(move.partition), move.source, move.target, size(move.bytes), move.reason)
     if takeovers:
-        return Group(table, Text(f"{len(proposed.moves)} take-overs\nnothing was taken over"))
+        return Group(table, Text(f"{len(proposed.moves)} takeovers\ndry run: nothing was taken over"))
     whole = sum(move.bytes for move in proposed.moves)
     said = Text(
-        f"{len(proposed.moves)} moves, {size(whole)}; a pause of {proposed.pause_ms:.0f} ms each is expected, up to "
-        f"{proposed.pause_ms_at_most:.0f} ms promised, beside what changes meanwhile\n"
-        f"most over its share: rows {proposed.uneven_rows:.2f} now, {proposed.uneven_rows_after:.2f} then; "
-        f"bytes {proposed.uneven_bytes:.2f} now, {proposed.uneven_bytes_after:.2f} then\nnothing was moved"
+        f"{len(proposed.moves)} moves, {size(whole)}; expected pause {proposed.pause_ms:.0f} ms each, at most "
+        f"{proposed.pause_ms_at_most:.0f} ms, plus the time to send the last changes\n"
+        f"highest load relative to share: rows {proposed.uneven_rows:.2f} now, {proposed.uneven_rows_after:.2f} after; "
+        f"bytes {proposed.uneven_bytes:.2f} now, {proposed.uneven_bytes_after:.2f} after\ndry run: nothing was moved"
     )
     return Group(table, *unknown, said)
 
 
 def _left(found: Sequence[LeftPartition]) -> RenderableType:
-    table = new_table("operator", "partition", "stays because", numbers=("partition",))
+    table = new_table("operator", "partition", "reason", numbers=("partition",))
     for each in found:
         table.add_row(each.operator, str(each.partition), each.reason)
-    return titled("Left where they are", table)
+    return titled("Not moved", table)
 
 
 def moves(reports: tuple[MoveReport, ...], *, times: bool = False) -> RenderableType:
@@ -435,7 +439,7 @@ def moves(reports: tuple[MoveReport, ...], *, times: bool = False) -> Renderable
             "rounds",
             "predicted",
             "pause",
-            *(("begun (UTC)",) if times else ()),
+            *(("began (UTC)",) if times else ()),
             "took",
         ),
         numbers=("partition", "warm", "reused", "delta", "rounds", "predicted", "pause", "took"),

@@ -17,13 +17,13 @@ from stateflow.clock import SYSTEM_CLOCK
 from stateflow.runtime.timers import to_datetime
 
 app = Commands("source", help="Sources of an operator: queries, batch runs, stream clients.")
-Operator = Annotated[str, typer.Argument(help="The operator's name.")]
+Operator = Annotated[str, typer.Argument(help="Name of the operator.")]
 
 
 @app.command("list")
 def list_(
     operator: Operator,
-    limit: Annotated[int, typer.Option(help="How many of the newest; 0: all.", min=0)] = 50,
+    limit: Annotated[int, typer.Option(help="Number of newest sources; 0: all.", min=0)] = 50,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -46,7 +46,7 @@ def list_(
         table.add_row(Text(each.source), batch, str(idle), str(each.partitions), kept, watermark, state)
     console.print(table)
     if len(found) > len(shown):
-        console.print(f"{len(found) - len(shown)} more were silent for longer: --limit 0 shows all")
+        console.print(f"{len(found) - len(shown)} more, silent for longer: --limit 0 shows all")
 
 
 def _moment(micros: int | None) -> str:
@@ -56,7 +56,7 @@ def _moment(micros: int | None) -> str:
 @app.command()
 def retire(
     operator: Operator,
-    source: Annotated[str, typer.Argument(help="The source's name, as `stateflow source list` prints it.")],
+    source: Annotated[str, typer.Argument(help="Name of the source, as printed by `stateflow source list`.")],
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -65,15 +65,17 @@ def retire(
     if as_json:
         emit({"operator": operator, "source": source, "partitions": partitions})
     else:
-        console.print(f"{source} is retired in {partitions} partitions; it goes on where it was, should it come back")
+        console.print(f"{source} retired in {partitions} partitions; if it comes back, it continues where it was")
 
 
 @app.command("drop-output")
 def drop_output(
     operator: Operator,
-    source: Annotated[str, typer.Argument(help="The source's name, as `stateflow source list` prints it.")],
-    batch: Annotated[int, typer.Option(help="The batch that the query repeats, as its error names it.", min=0)],
-    apply: Annotated[bool, typer.Option("--apply", help="Do it; without, only say what would be done.")] = False,
+    source: Annotated[str, typer.Argument(help="Name of the source, as printed by `stateflow source list`.")],
+    batch: Annotated[int, typer.Option(help="Batch that the query repeats, as named in its error.", min=0)],
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Apply the change; without it, only show what would be done.")
+    ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -84,10 +86,10 @@ def drop_output(
         emit(report.to_dict())
         return
     count = f"{len(report.sizes)} partition{'s' if len(report.sizes) > 1 else ''}"
-    done = "is dropped" if apply else "would be dropped"
+    done = "was dropped" if apply else "would be dropped"
     console.print(
         f"the output of batch {batch}, {size(sum(report.sizes.values()))} in {count}, {done}", highlight=False
     )
-    console.print("the state keeps what the batch did; a retry of it gives no rows, and the query goes on behind it")
+    console.print("the state keeps the batch's effects; a retry returns no rows, and the query continues after it")
     if not apply:
-        console.print("this was a dry run: repeat it with --apply")
+        console.print("dry run: repeat the command with --apply")

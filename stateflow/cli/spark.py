@@ -16,7 +16,7 @@ app = Commands("spark", help="Spark queries: their executors and checkpoints.")
 
 @app.command()
 def package(
-    out: Annotated[Path, typer.Argument(help="The zip file to write.")],
+    out: Annotated[Path, typer.Argument(help="Zip file to write.")],
     as_json: Json = False,
 ) -> None:
     """Write stateflow itself as a zip, for `spark-submit --py-files`. What it requires is not in it."""
@@ -31,17 +31,19 @@ def package(
         highlight=False,
     )
     console.print(f"spark-submit --py-files {written.file} …", highlight=False)
-    console.print("what executors' Python has to have besides:")
+    console.print("the executors' Python also needs:")
     for each in written.requires:
         console.print(f"  {each}", highlight=False, markup=False)
 
 
 @app.command()
 def rewind(
-    directory: Annotated[Path, typer.Argument(help="The query's checkpointLocation. The query must be stopped.")],
-    to_batch: Annotated[int, typer.Option("--to-batch", help="The batch that it is to send next.")],
-    sink: Annotated[Path | None, typer.Option(help="Directory of the file sink it writes to, if it has one.")] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Do it; without, only say what would be done.")] = False,
+    directory: Annotated[Path, typer.Argument(help="checkpointLocation of the query, which must be stopped.")],
+    to_batch: Annotated[int, typer.Option("--to-batch", help="Batch that the query sends next.")],
+    sink: Annotated[Path | None, typer.Option(help="Directory of the query's file sink, if it has one.")] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Apply the change; without it, only show what would be done.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Put a stopped query back to a batch. Nothing is deleted: what is taken out is kept in _rewound/."""
@@ -56,4 +58,4 @@ def rewind(
         console.print(f"  {name}", highlight=False)
     console.print(f"{len(plan.moved) + len(plan.sink_moved)} files {done}; batch {to_batch} is sent next")
     if not apply:
-        console.print("this was a dry run: repeat it with --apply")
+        console.print("dry run: repeat the command with --apply")

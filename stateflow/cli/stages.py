@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = Commands("stages", help="Stages of pipelines: what moved from which source to which sink.")
 OfJob = Annotated[str | None, typer.Option("--job", help="Only stages of this job.")]
-Limit = Annotated[int, typer.Option(help="How many of the newest.", min=1)]
+Limit = Annotated[int, typer.Option(help="Number of newest stages.", min=1)]
 
 
 @contextmanager
@@ -54,7 +54,9 @@ def last(entity: Annotated[str, typer.Argument(metavar="ENTITY")], url: Url = DE
     with _manager(url) as manager:
         found = manager.get_last_stage(entity)
         if found is None:
-            raise IllegalRecord("nothing of it was pushed yet", remedy="see `stateflow stages history`", entity=entity)
+            raise IllegalRecord(
+                "no stage has pushed this entity yet", remedy="see `stateflow stages history`", entity=entity
+            )
         _one(found | manager.get_columns(found["state_id"]), as_json)
 
 

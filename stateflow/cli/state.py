@@ -30,15 +30,17 @@ from stateflow.runtime.reading import joined
 from stateflow.types import shown
 
 app = Commands("state", help="Read state, of a live cluster or of a checkpoint.")
-Operator = Annotated[str, typer.Argument(help="The operator's name.")]
-State = Annotated[str, typer.Argument(help="A state's name, as the operator declares it.")]
-From = Annotated[str, typer.Option("--from", help="A checkpoint store, read without any cluster.")]
+Operator = Annotated[str, typer.Argument(help="Name of the operator.")]
+State = Annotated[str, typer.Argument(help="Name of the state, as the operator declares it.")]
+From = Annotated[str, typer.Option("--from", help="Checkpoint store to read instead of the cluster.")]
 Savepoint = Annotated[str, typer.Option(help="With --from: a savepoint instead of the newest checkpoints.")]
-_KEY = 'As text; other types as 7, 2013-01-01, 2013-01-01T05:00:00Z, 0xff, true; of several columns ["a", 1].'
+_KEY = 'Key; types other than text as 7, 2013-01-01, 2013-01-01T05:00:00Z, 0xff, true; of several columns ["a", 1].'
 Incomplete = Annotated[
-    bool, typer.Option("--incomplete", help="With --from: leave out partitions that cannot be read, and say which.")
+    bool, typer.Option("--incomplete", help="With --from: skip partitions that cannot be read, and name them.")
 ]
-Target = Annotated[str, typer.Option("--class", help="With --from: module:Class of the operator, where it has moved.")]
+Target = Annotated[
+    str, typer.Option("--class", help="With --from: module:Class of the operator, if the class has moved.")
+]
 
 
 def _pages(
@@ -59,7 +61,7 @@ def _pages(
     if not url:
         if savepoint or target or lacking is not None:
             raise InvalidArgument(
-                "--savepoint, --class and --incomplete are of a checkpoint", remedy="name its store with --from"
+                "--savepoint, --class and --incomplete require --from", remedy="name the checkpoint store with --from"
             )
         return Cluster(controller).scan_state(operator, state, key)
     store = CheckpointStore(url_of(url), create=False)
@@ -104,7 +106,7 @@ def get(
 def scan(
     operator: Operator,
     state: State,
-    limit: Annotated[int, typer.Option(min=1, help="How many entries at most.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of entries.")] = 100,
     controller: Controller = LOCAL,
     url: From = "",
     savepoint: Savepoint = "",
@@ -141,7 +143,7 @@ def _show(rows: list[dict[str, Any]], lacking: list[StateflowError] | None, as_j
 def export(
     operator: Operator,
     state: State,
-    out: Annotated[Path, typer.Option("--out", help="The .parquet or .arrow file to write.")],
+    out: Annotated[Path, typer.Option("--out", help="File to write, .parquet or .arrow.")],
     controller: Controller = LOCAL,
     url: From = "",
     savepoint: Savepoint = "",
@@ -151,9 +153,9 @@ def export(
 ) -> None:
     """Write all entries into a Parquet or Arrow file."""
     if out.suffix not in (".parquet", ".arrow"):
-        raise InvalidArgument(f"{out.name!r} says no format", remedy="end it in .parquet or .arrow")
+        raise InvalidArgument(f"{out.name!r} has no known format", remedy="use the suffix .parquet or .arrow")
     if not out.absolute().parent.is_dir():
-        raise InvalidArgument("there is no such directory", remedy="make it first", path=out.parent)
+        raise InvalidArgument("the directory does not exist", remedy="create it first", path=out.parent)
     lacking: list[StateflowError] | None = [] if incomplete else None
     with waiting(f"reading {state} of {operator}", as_json=as_json):
         rows = export_pages(_pages(operator, state, controller, url, savepoint, target, lacking), out)
@@ -170,7 +172,7 @@ def _said(lacking: list[StateflowError] | None) -> dict[str, Any]:
 
 def _warn(lacking: list[StateflowError] | None) -> None:
     for error in lacking or ():
-        errors.print(Text(f"left out: {error}", "red"))
+        errors.print(Text(f"skipped: {error}", "red"))
 
 
 def export_pages(pages: Iterator[bytes], out: Path) -> int:

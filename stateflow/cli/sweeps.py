@@ -15,8 +15,8 @@ from stateflow.cli.waiting import waiting
 from stateflow.client import Cluster, RollingRestart, Sweep, Sweeping
 
 app = Commands()
-Site = Annotated[str, typer.Option(help="Only what is at this site or node when it begins.")]
-Limit = Annotated[int, typer.Option(min=1, max=256, help="How many nodes at a time.")]
+Site = Annotated[str, typer.Option(help="Only partitions at this site or node when it begins.")]
+Limit = Annotated[int, typer.Option(min=1, max=256, help="Number of nodes at a time.")]
 
 
 @app.command()

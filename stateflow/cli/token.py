@@ -16,18 +16,20 @@ from stateflow.cli.output import console, emit
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import BadCertificate
 
-app = Commands("token", help="Tokens of some hours, for people and Spark jobs.")
+app = Commands("token", help="Short-lived tokens for people and Spark jobs.")
 
 
 @app.command()
 def issue(
     name: Annotated[str, typer.Argument(help="Name of the person or job.")],
     role: Annotated[str, typer.Option(help="Role: read, data, operate or admin.")],
-    lasts: Annotated[str, typer.Option("--for", help="How long it is valid: 90s, 15m, 8h, 7d; at most 31d.")] = "8h",
+    lasts: Annotated[str, typer.Option("--for", help="Lifetime, e.g. 90s, 15m, 8h, 7d; at most 31d.")] = "8h",
     operator: Annotated[
-        list[str] | None, typer.Option(help="An operator that the role data may reach, and no other; repeatable.")
+        list[str] | None, typer.Option(help="Operator to which role `data` is limited; repeatable.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="A new file, which nobody else can read.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="New file for the token, readable only by its owner.")
+    ] = None,
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
@@ -52,7 +54,9 @@ def issue(
 
 @app.command()
 def show(
-    file: Annotated[Path | None, typer.Argument(help="File of the token; default: what the environment says.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="Token file; default: the token that the environment names.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show whose token it is, and until when it is valid. The token itself is not shown."""

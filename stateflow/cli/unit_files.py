@@ -74,9 +74,9 @@ class Plan:
     def __post_init__(self) -> None:
         """Checks the plan. Raises InvalidArgument."""
         if self.role not in ROLES:
-            raise InvalidArgument(f"there are no files for {self.role!r}", remedy=f"use {', '.join(ROLES)}")
+            raise InvalidArgument(f"unknown role {self.role!r}", remedy=f"use {', '.join(ROLES)}")
         if self.role != "controller" and not self.site:
-            raise InvalidArgument(f"{self.role} is at a site", remedy="say --site SITE")
+            raise InvalidArgument(f"{self.role} needs a site", remedy="pass --site SITE")
         for what, name in (("site", self.site), (self.role, self.name)):
             if name:
                 check_name(what, name)
@@ -84,26 +84,26 @@ class Plan:
             ADDRESS.check(address.strip(), "controller")
         for what, pattern, text in (("user", _USER, self.user), ("image", _IMAGE, self.image)):
             if pattern.fullmatch(text) is None:
-                raise InvalidArgument(f"{shown(text)} is no {what}", remedy=f"say --{what} as it is called there")
+                raise InvalidArgument(f"{shown(text)} is not a valid {what}", remedy=f"pass a valid --{what}")
         if _DNS.fullmatch(self.namespace) is None:
             raise InvalidArgument(
-                f"{shown(self.namespace)} is no namespace", remedy="use lower-case letters, digits and '-'"
+                f"{shown(self.namespace)} is not a valid namespace", remedy="use lower-case letters, digits and '-'"
             )
         for text in (self.executable, self.data_dir, *self.labels, *self.labels.values()):
             if not text.isprintable():
                 raise InvalidArgument(
-                    f"{shown(text)} cannot stand in a file of one line each",
-                    remedy="use a name without line breaks and control characters",
+                    f"{shown(text)} contains line breaks or control characters",
+                    remedy="use a name without them",
                 )
         if self.data_dir and not PurePosixPath(self.data_dir).is_absolute():
-            raise InvalidArgument(f"{self.data_dir!r} is not the whole path", remedy="begin it with /")
+            raise InvalidArgument(f"{self.data_dir!r} is not an absolute path", remedy="begin it with /")
         for size in (self.memory, self.storage):
             if size and _SIZE.fullmatch(size) is None:
-                raise InvalidArgument(f"{size!r} is no size", remedy="write 512Mi or 4Gi")
+                raise InvalidArgument(f"{size!r} is not a size", remedy="write 512Mi or 4Gi")
         if self.role == "controller" and self.count > 1:
             raise InvalidArgument(
-                "each of several controllers would have a ledger of its own",
-                remedy="generate one; where its secrets name a shared database, raise `replicas` in the file",
+                "several controllers would each have their own ledger",
+                remedy="generate one; if its secrets name a shared database, raise `replicas` in the file",
             )
 
     def arguments(self, name: str, listen: str, advertise: str, data_dir: str) -> list[str]:
@@ -147,7 +147,7 @@ def systemd(plan: Plan) -> dict[str, str]:
     take."""
     if re.search(r"[$\"'\\]", plan.executable):
         raise InvalidArgument(
-            f"systemd starts nothing at {shown(plan.executable)}",
+            f"systemd cannot start {shown(plan.executable)}",
             remedy="install stateflow at a path without quotes, '$' and backslashes",
         )
     data_dir = str(PurePosixPath(plan.data_dir or f"{DATA}/{plan.role}"))
@@ -168,14 +168,14 @@ def systemd(plan: Plan) -> dict[str, str]:
         "[Service]",
         "Type=exec",
         f"ExecStart={command}",
-        "# the next file comes last: for plain text it sets these to nothing, and STATEFLOW_INSECURE=1",
+        "# the EnvironmentFile takes precedence: for plain text, empty these there and set STATEFLOW_INSECURE=1",
         f"Environment={' '.join(_quoted(f'{name}={value}') for name, value in environment.items())}",
         f"EnvironmentFile=-/etc/stateflow/{SECRETS}.env",
         f"User={plan.user}",
         f"Group={plan.user}",
         "Restart=always",
         "RestartSec=1",
-        "# its own children are ended by itself; what is left then is killed",
+        "# the process stops its own children; systemd kills what is left",
         "KillMode=mixed",
         f"TimeoutStopSec={stop_s}",
         *(["# control groups for its replicas", "Delegate=memory"] if plan.role == "agent" else []),
@@ -205,13 +205,13 @@ def docker(plan: Plan) -> dict[str, str]:
     command = plan.arguments(plan.name, f"0.0.0.0:{PORTS[plan.role]}", "", DATA)
     lines = [
         "FROM python:3.12-slim",
-        "# the wheel: `make dist` in a clone of stateflow; operators' code comes later, by `stateflow deploy`",
+        "# the wheel: `make dist` in a clone of stateflow; operator code is sent later, by `stateflow deploy`",
         "COPY dist/*.whl /tmp/",
         'RUN pip install --no-cache-dir "$(ls /tmp/*.whl)[s3,postgres]" && rm /tmp/*.whl \\',
         f"  && useradd --uid {USER} --no-create-home stateflow && install -d -m 0700 -o {USER} {DATA}",
         f"USER {USER}",
         f"VOLUME {DATA}",
-        f"# mount what `stateflow certs issue` wrote at {TLS}, for user {USER} to read",
+        f"# mount the files of `stateflow certs issue` at {TLS}, readable by user {USER}",
         *(f"ENV {name}={file}" for name, file in _tls().items()),
         f"EXPOSE {PORTS[plan.role]}",
         *([f"ENV STATE_DIRECTORY={DATA}"] if plan.role == "controller" else []),
@@ -279,8 +279,8 @@ def kubernetes(plan: Plan) -> dict[str, str]:
     name = plan.name or f"stateflow-{plan.role}{'-' + plan.site if plan.site else ''}"
     if _DNS.fullmatch(name) is None:
         raise InvalidArgument(
-            f"{name!r} is no name of Kubernetes",
-            remedy="say --name with lower-case letters, digits and '-', at most 42",
+            f"{name!r} is not a Kubernetes name",
+            remedy="pass --name with lower-case letters, digits and '-', at most 42",
         )
     labels = {"app.kubernetes.io/name": "stateflow", "app.kubernetes.io/component": plan.role,
               "app.kubernetes.io/instance": name}  # fmt: skip

@@ -165,7 +165,7 @@ def test_nobody_takes_over_but_by_command(sites: Sites) -> None:
         done = command("takeover", "Tally", "--controller", sites.address)
         assert (done.exit_code, "loss_possible" in done.stderr) == (1, True)
         done = command("takeover", "Tally", "--dry-run", "--controller", sites.address)
-        assert (done.exit_code, f"{len(mine)} take-overs" in done.stdout) == (0, True), done.output
+        assert (done.exit_code, f"{len(mine)} takeovers" in done.stdout) == (0, True), done.output
         would = cluster.would_take_over("Tally", mine[:1]).moves
         assert [(each.partition, each.source, each.target) for each in would] == [(mine[0], EDGE, "cloud-0")]
         assert would[0].reason == "a standby follows there"

@@ -208,7 +208,7 @@ def test_as_commands(sites: Sites, code: Code) -> None:
         require = str(wheel(code.folder))
         said("deploy", "market.ops:Priced", "--partitions", str(PARTITIONS), "--require", require)
         assert shop.prices() == {price}
-    assert "it is version 3 now" in said("upgrade", "Priced", "--to", "1")
+    assert "as version 3" in said("upgrade", "Priced", "--to", "1")
     assert shop.prices() == {1}
     versions = json.loads(said("operator", "versions", "Priced", "--json"))["versions"]
     assert versions[0]["bundle"] == versions[2]["bundle"] != versions[1]["bundle"]

@@ -82,7 +82,7 @@ def test_a_server_whose_stdout_is_full_serves(tmp_path: Path, command: str) -> N
         )
     assert process.stderr is not None
     try:
-        said = next(line for line in process.stderr if "stdout does not take it: No space left on device" in line)
+        said = next(line for line in process.stderr if "cannot write that to stdout: No space left on device" in line)
         assert "listens on 127.0.0.1:" in said
         process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=600)[1]

@@ -219,7 +219,7 @@ def test_an_output_that_nobody_can_read_is_dropped_by_command(local: LocalCluste
     assert "would be dropped" in dry
     assert "dry run" in dry
     assert len(stream.send(rows, sequence=0)) == 20, "nothing is done yet"
-    assert "is dropped" in command(*words, "--apply").output
+    assert "was dropped" in command(*words, "--apply").output
     assert stream.send(rows, sequence=0) == []
     assert total(local, "dropped-") == 20
     with pytest.raises(InvalidArgument, match="no partition keeps output of batch 0"):

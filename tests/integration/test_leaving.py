@@ -93,7 +93,7 @@ def test_a_replica_is_forgotten_when_it_owns_nothing_and_has_ended(local: LocalC
         assert migration.wait().state == "COMPLETED"
     local.processes["edge-0"].stop()
     done = eventually(lambda: _forgotten(local), "its lease lapses")
-    assert done == "edge-0 is forgotten\n"
+    assert done == "edge-0 forgotten\n"
     assert [r.name for r in local.cluster.status().replicas] == ["cloud-0"]
     assert "unknown_site" in command("migrate", "Tally", "0", "--to", "edge", "--controller", local.address).stderr
     shutil.rmtree(local.data_dir / "edge-0")
@@ -132,7 +132,7 @@ def test_partitions_whose_owner_came_without_them_are_said(local: LocalCluster) 
     assert "`stateflow checkpoint restore Tally" in unserved.error
     shown = command("status", "--controller", local.address).stdout
     assert "not served" in shown
-    assert "nobody" in shown
+    assert "unserved" in shown
     for ask in (
         lambda: stream.send(rows_of("k", 1)),
         lambda: local.stream("Tally", source="another"),

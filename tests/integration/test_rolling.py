@@ -110,7 +110,7 @@ def test_what_cannot_be_restarted_and_what_is_called_off(sites: Sites) -> None:
     with pytest.raises(InvalidArgument, match="0 nodes cannot"):
         cluster.restart_all(limit=0)
     done = command("restart", "gw-a-0", "--all", "--controller", sites.local.address)
-    assert "a replica or --all is to be given" in done.stderr
+    assert "exactly one of a replica and --all is required" in done.stderr
     before = sites.started()
     rolling = cluster.restart_all()
     told = command("batch", "cancel", f"roll/{rolling.id}", "--controller", sites.local.address)

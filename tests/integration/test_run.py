@@ -129,7 +129,7 @@ def test_a_pipeline_is_stopped_goes_on_fails_and_is_mended(spark: Any, cluster: 
     assert status == 1
     assert err.splitlines()[-1].startswith("operator_failed: process() raised ValueError: poison in row 85"), err
     assert "batch 1: 40 rows in " in out
-    assert "40 rows in all; ms in spark " in out
+    assert "40 rows in total; ms in spark " in out
 
     model = Model([first, second])
     assert [row[:2] for row in pipeline.output()] == [row[:2] for row in model.outputs]

@@ -124,7 +124,7 @@ def test_status_says_who_is_of_which(before: Path, tmp_path: Path) -> None:
     with Mixed(tmp_path / "c", {"edge-0"}, before) as local:
         assert _versions(local) == {FIRST.version, VERSION}
         caption = show.replicas(local.cluster.status().replicas, {}).caption
-        assert caption == f"releases of stateflow, {FIRST.version}: edge-0; {VERSION}: cloud-0"
+        assert caption == f"stateflow releases: {FIRST.version}: edge-0; {VERSION}: cloud-0"
 
 
 def _versions(local: LocalCluster) -> set[str]:

@@ -53,7 +53,7 @@ def test_the_source_serves_what_it_sealed(local: LocalCluster, tmp_path: Path) -
     model = Model()
     id_ = stuck(local, tmp_path, model)
     mistake = command("reconfig", "resolve", id_, "--controller", local.address)
-    assert mistake.stderr.startswith("invalid_argument: it is not said who is to serve")
+    assert mistake.stderr.startswith("invalid_argument: exactly one of --serve-source and --restore is required")
     with pytest.raises(InvalidArgument, match="resolves nothing"):
         local.cluster.resolve(id_, "pray")
     done = command("reconfig", "resolve", id_, "--serve-source", "--controller", local.address)

@@ -38,7 +38,7 @@ INVALID = "invalid_argument"
 @pytest.mark.parametrize("text", ["s", "s=", "=1", "s=-1", "s=²", "s=1.5"])
 def test_words_that_are_no_positions(text: str) -> None:
     assert position("a=b=7") == ("a=b", 7)
-    with pytest.raises(InvalidArgument, match="is no position"):
+    with pytest.raises(InvalidArgument, match="is not a position"):
         position(text)
 
 
@@ -76,13 +76,13 @@ def test_bandwidths(text: str, expected: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "MB/s", "-1MB/s", "10TB/s", "1.2.3", "fast", "1MB/m"])
 def test_words_that_are_no_bandwidths(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="is no bandwidth: write 20MB/s"):
+    with pytest.raises(InvalidArgument, match="is not a bandwidth: write 20MB/s"):
         bytes_per_second(text)
 
 
 @pytest.mark.parametrize("text", ["", "ms", "fast", "-5ms", "1.2.3s", ".", "5m", "5 s s", "1e3", "inf", "nan"])
 def test_words_that_are_no_durations(text: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"^invalid_argument: .* is no duration: write 50ms or 0\.2s"):
+    with pytest.raises(InvalidArgument, match=r"^invalid_argument: .* is not a duration: write 50ms or 0\.2s"):
         milliseconds(text)
 
 
@@ -344,10 +344,13 @@ def test_a_fault_of_ours_is_not_dressed_up_as_the_users() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--max-pause", "50ms"), "--max-pause says nothing without --policy"),
-        (("--cool-down", "60s", "--moves-per-minute", "6"), "--cool-down and --moves-per-minute say nothing without"),
-        (("--off", "--max-pause", "50ms"), "says nothing without --policy"),
-        (("--off", "--policy", "load"), "--off ends the autopilot, and --policy begins it"),
+        (("--max-pause", "50ms"), "--max-pause has no effect without --policy"),
+        (
+            ("--cool-down", "60s", "--moves-per-minute", "6"),
+            "--cool-down and --moves-per-minute have no effect without",
+        ),
+        (("--off", "--max-pause", "50ms"), "has no effect without --policy"),
+        (("--off", "--policy", "load"), "--off and --policy contradict each other"),
     ],
 )
 def test_the_autopilot_ignores_no_option(words: tuple[str, ...], said: str) -> None:

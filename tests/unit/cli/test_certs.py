@@ -41,7 +41,7 @@ def test_from_an_authority_to_a_revoked_certificate(tmp_path: Path) -> None:
     ).replace("\n", "")
     renewed = said("renew", "edge-0")
     assert renewed["serial"] != issued["serial"]
-    assert "node/edge-0 is revoked" in run("revoke", issued["serial"])
+    assert "node/edge-0 revoked" in run("revoke", issued["serial"])
     states = {each["serial"]: each["state"] for each in said("list")["certificates"]}
     assert (states[issued["serial"]], states[renewed["serial"]], len(states)) == ("revoked", "valid", 3)
     listed = run("list")

@@ -51,12 +51,12 @@ def test_a_restore_says_what_sources_do_now(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(checkpoint.console, "width", 300)
     said = CliRunner().invoke(checkpoint.app, ["restore", "A"]).stdout.splitlines()
     sources = [line.removeprefix("source ") for line in said if line.startswith("source ")]
-    assert [line.split(":")[0] for line in sources] == ["a meter goes on with batch 8", "batch", "query"]
-    assert sources[1].endswith("a run that is under way is refused; another source= applies its frame again")
+    assert [line.split(":")[0] for line in sources] == ["a meter continues with batch 8", "batch", "query"]
+    assert sources[1].endswith("a run under way is refused; to apply its frame again, use another source=")
     assert sources[2].endswith(
         "batch 4: refused (position_gap) until `stateflow spark rewind CHECKPOINT_LOCATION --to-batch 4`"
     )
-    assert said[-1].startswith("stream clients that run")
+    assert said[-1].startswith("running stream clients")
     assert "--stop-sources" in said[-1]
     stopped = CliRunner().invoke(checkpoint.app, ["restore", "A", "--stop-sources"]).stdout.splitlines()[-1]
     assert "are refused (source_taken)" in stopped

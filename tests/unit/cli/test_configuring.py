@@ -189,7 +189,7 @@ def test_an_agent_has_labels_from_each_of_the_three(monkeypatch: pytest.MonkeyPa
             "STATEFLOW_CONTROLLER_CONCURRENT_MOVES cannot be '0'",
         ),
         (("controller",), {"STATEFLOW_CONTROLLER_LABELS": "x"}, "STATEFLOW_CONTROLLER_LABELS cannot be 'x'"),
-        (("agent", "--label", "x"), {}, "'x' is no label"),
+        (("agent", "--label", "x"), {}, "'x' is not a label"),
         (("status", "--config", "nothing.toml"), {}, "the settings file cannot be read: No such file"),
         (("status",), {CONFIG: "/"}, "a directory is not a settings file"),
     ],

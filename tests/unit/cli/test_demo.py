@@ -13,11 +13,14 @@ from stateflow.errors import InvalidArgument
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"follow": True, "rows": 1000}, "--rows and --source are about flights: leave them out, or --follow"),
-        ({"follow": True, "source": "jetstream"}, "--rows and --source are about flights"),
-        ({"seconds": 20.0}, "--seconds and --rtt are about vehicles that drive: add --follow"),
-        ({"rtt": "10ms"}, "--seconds and --rtt are about vehicles that drive"),
-        ({"follow": True, "rtt": "soon"}, "'soon' is no duration"),
+        (
+            {"follow": True, "rows": 1000},
+            "--rows and --source do not apply with --follow: leave out either them or --follow",
+        ),
+        ({"follow": True, "source": "jetstream"}, "--rows and --source do not apply with --follow"),
+        ({"seconds": 20.0}, "--seconds and --rtt require --follow: add --follow"),
+        ({"rtt": "10ms"}, "--seconds and --rtt require --follow"),
+        ({"follow": True, "rtt": "soon"}, "'soon' is not a duration"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options: dict[str, Any], said: str) -> None:

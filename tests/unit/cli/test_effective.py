@@ -102,11 +102,11 @@ def test_all_is_said_once_with_what_it_is_and_where_it_is_from(no_variables: pyt
 
 def test_secrets_are_not_written() -> None:
     text = effective("x", [Part(ConnectionSettings(token=SecretStr("abc")), {"token": SecretStr("abc")})])
-    assert '(token)\n# it has a secret, which stays where it is: token = "***"\n' in text
+    assert '(token)\n# omitted, contains a secret: token = "***"\n' in text
     assert "abc" not in text
     assert "token" not in tomllib.loads(text)["connection"]
 
     ledger = LedgerSettings(url="postgresql://me:abc@host/db")
     text = effective("x", [Part(ledger, {"url": ledger.url})])
-    assert 'which stays where it is: url = "postgresql://me:***@host/db"\n' in text
+    assert 'contains a secret: url = "postgresql://me:***@host/db"\n' in text
     assert tomllib.loads(text) == {"ledger": {}}

@@ -277,7 +277,7 @@ def test_a_database_that_is_something_elses_stays_as_it_is(tmp_path: Path, argum
 def test_a_ledger_is_made_once_and_says_so(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     made = run(url, "ledger", "init")
-    assert made.stdout.startswith("a new ledger was made: ")
+    assert made.stdout.startswith("a new ledger was created: ")
     assert (tmp_path / "ledger.db").stat().st_mode & 0o777 == 0o600
     again = said(url, "ledger", "init")
     assert (again["done"], again["ledger"] in made.stdout) == ("ready", True)

@@ -77,14 +77,14 @@ def test_partitions_that_nobody_serves_are_red_and_say_why() -> None:
     A replica that answers may have lost what it should have.
     """
     text = shown(show.status(STATUS))
-    assert [line.split() for line in lines(text, "nobody")] == [["nobody", "2", "1-2"]]
+    assert [line.split() for line in lines(text, "unserved")] == [["unserved", "2", "1-2"]]
     assert [line.split() for line in lines(text, "a")[1:]] == [["a", "1", "0"]]
     assert lines(text, "a")[0].rstrip().endswith("3, 2 not served")
     assert str(WHY) in text
     colourful = Console(force_terminal=True, color_system="standard", width=200, markup=False)
     with colourful.capture() as capture:
         colourful.print(show.status(STATUS))
-    (line,) = [line for line in capture.get().splitlines() if "nobody" in line]
+    (line,) = [line for line in capture.get().splitlines() if "unserved" in line]
     assert "\x1b[1;31m" in line
 
 
@@ -92,10 +92,10 @@ def test_a_replica_without_a_share_is_said_with_the_command() -> None:
     here = [ReplicaStatus(name, "cloud", f"{name}:1", 1, True, 0.4, partitions) for name, partitions in two_and("c")]
     operator = OperatorStatus("Op", "m:Op", 4, 7, ("a", "a", "b", "b"), (1,) * 4)
     status = ClusterStatus(replicas=tuple(here), operators=(operator,), reconfigurations=())
-    said = "c owns nothing: `stateflow rebalance` gives a share"
+    said = "c owns no partitions: `stateflow rebalance` assigns a share"
     assert said in shown(show.status(status))
     both = dataclasses.replace(status, replicas=(*here, ReplicaStatus("d", "cloud", "d:1", 1, True, 0.4, 0)))
-    assert "c, d own nothing" in shown(show.status(both))
+    assert "c, d own no partitions" in shown(show.status(both))
     for other in (
         dataclasses.replace(status, replicas=tuple(here[:2])),
         dataclasses.replace(status, replicas=(*here[:2], dataclasses.replace(here[2], alive=False))),
@@ -131,15 +131,15 @@ def standing(max_pause_ms: float = 0.0, **changes: Any) -> str:
 
 
 def test_how_a_move_stands() -> None:
-    assert standing(state="WAITING") == "3: a → b  WAITING      until others have moved"
-    assert standing(state="WARMING", base_bytes=8 << 20) == "3: a → b  WARMING      4.0 MiB of 8.0 MiB are there"
+    assert standing(state="WAITING") == "3: a → b  WAITING      for other moves to end"
+    assert standing(state="WARMING", base_bytes=8 << 20) == "3: a → b  WARMING      4.0 MiB of 8.0 MiB at the target"
     assert standing(state="WARMING") == "3: a → b  WARMING"
     start = "3: a → b  CATCHING_UP  4.0 MiB sent, 512 B behind; "
-    assert standing(rounds=0) == start + "the pause is not predicted yet"
+    assert standing(rounds=0) == start + "pause not predicted yet"
     assert standing() == start + "pause 31.2 ms predicted"
     assert standing(50) == start + "pause 31.2 ms predicted + 22.0 ms margin > 50 ms allowed"
     assert standing(60) == start + "pause 31.2 ms predicted + 22.0 ms margin ≤ 60 ms allowed"
-    assert standing(50, predicted_pause_ms=math.inf) == start + "changes come faster than they cross"
+    assert standing(50, predicted_pause_ms=math.inf) == start + "changes arrive faster than they can be sent"
     assert standing(state="COMPLETED", pause_ms=9.5) == "3: a → b  COMPLETED    4.0 MiB sent, 9.5 ms paused"
     assert standing(state="ABORTED", fault=BudgetUnreachable("a …")).endswith("ABORTED      budget_unreachable")
 
@@ -169,7 +169,7 @@ def test_a_narrow_table_of_moves_says_what_moved_where_and_what_it_leaves_out(wi
         assert value in row
     assert "ABORTED" in aborted
     assert max(map(len, [head, row, aborted])) <= width
-    assert (f"too narrow for: {', '.join(left_out)}\n" in text) == bool(left_out)
+    assert (f"too narrow to show: {', '.join(left_out)}\n" in text) == bool(left_out)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def cluster(replicas: list[ReplicaStatus], owners: tuple[str, ...] = ()) -> Clus
 
 def test_a_worker_without_partitions_is_no_node_without_a_share() -> None:
     here = [*node((True, 0.1, 2), (True, 0.2, 0)), ReplicaStatus("m", "edge", "m:1", 1, True, 0.1, 1)]
-    assert "owns nothing" not in shown(show.status(cluster(here, ("n", "n", "m"))))
+    assert "owns no partitions" not in shown(show.status(cluster(here, ("n", "n", "m"))))
 
 
 def test_a_node_is_as_silent_as_the_worker_that_was_silent_longest() -> None:
@@ -291,7 +291,7 @@ def two_rooms() -> list[tuple[str, int | None]]:
 def test_a_dry_run_says_what_stays_and_what_has_no_room() -> None:
     left, lack = LeftPartition("Op", 7, "edge has no room for it"), LackOfRoom(("a", "b"), 1 << 20, 3 << 20)
     text = shown(show.placement(Placement((), 1, 1, 1, 1, 1, 1, left=(left,), lacking=(lack,))), width=120)
-    assert "no_room: a, b: 1.0 MiB free for state, 3.0 MiB would come: it is refused" in text
+    assert "no_room: a, b: 1.0 MiB free for state, 3.0 MiB would be added: refused" in text
     assert "edge has no room for it" in text
     assert "everything is where" not in text
 
@@ -309,15 +309,15 @@ def test_nothing_is_advised_for_a_replica_that_was_stopped(stopped: bool) -> Non
     )
     operators = (OperatorStatus("Op", "m:Op", 4, 7, ("a",) * 4, (1,) * 4),)
     text = shown(show.status(dataclasses.replace(STATUS, replicas=replicas, operators=operators, refused=())))
-    assert ("b owns nothing: `stateflow rebalance`" in text) is not stopped
+    assert ("b owns no partitions: `stateflow rebalance`" in text) is not stopped
 
 
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        (0, 1, "Op is deployed, version 1"),
-        (1, 2, "Op is upgraded: version 2 serves from its next batch on, in place of 1"),
-        (2, 2, "Op is deployed so already: version 2 serves, and nothing of its code changed"),
+        (0, 1, "Op deployed, version 1"),
+        (1, 2, "Op upgraded: version 2 serves from the next batch on, in place of 1"),
+        (2, 2, "Op is already deployed: version 2 serves, code unchanged"),
     ],
 )
 def test_a_first_deployment_an_upgrade_and_no_change_read_differently(before: int, after: int, said: str) -> None:
@@ -328,7 +328,7 @@ def test_a_first_deployment_an_upgrade_and_no_change_read_differently(before: in
 
 def test_details_have_the_time_when_a_move_began() -> None:
     text = shown(show.moves((dataclasses.replace(MOVED, started_us=1_700_000_000_000_000),), times=True))
-    assert "begun (UTC)" in text
+    assert "began (UTC)" in text
     assert "2023-11-14 22:13:20" in text
 
 
@@ -340,7 +340,7 @@ def child(state: str, **more: Any) -> ChildReport:
     ("alive", "state", "said", "why"),
     [
         (True, "RUNNING", "running", False),
-        (True, "WAITS", "waits to be started again (2 deaths)", True),
+        (True, "WAITS", "waiting to restart (2 deaths)", True),
         (False, "RUNNING", "unknown, was running", False),
         (False, "", "unknown", True),
     ],
