@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ class Peer:
         try:
             async with aclosing(self._source.fetch(self._snapshot_id, file.name, begun)) as pieces:
                 with path.open("ab") as out:
-                    while (piece := await asyncio.wait_for(anext(pieces, None), self._silence_s)) is not None:
+                    while (piece := await self._next(pieces)) is not None:
                         data, checksum = piece
                         if xxhash.xxh64_intdigest(data) != checksum:
                             raise _corrupt("a piece of a base file arrived damaged", file, begun)
@@ -111,6 +111,11 @@ class Peer:
             ) from error
         if begun != file.size:
             raise _corrupt(f"a base file ended before its {file.size} bytes had come", file, begun)
+
+    async def _next(self, pieces: AsyncIterator[tuple[bytes, int]]) -> tuple[bytes, int] | None:
+        """Returns the next piece; None: there are no more. Raises TimeoutError after ``silence_s``."""
+        async with asyncio.timeout(self._silence_s):  # wait_for() would keep an error and its frames in a cycle
+            return await anext(pieces, None)
 
 
 def _corrupt(what: str, file: BaseFile, offset: int) -> TransferCorrupt:

@@ -176,7 +176,8 @@ class Pull:
         """Abandons the copy: the partition must be free for another move, even when no attempt and no message
         follows."""
         await self.abandon()
-        self._progress = replace(self._progress, phase=Phase.FAILED, fault=error)
+        # with its traceback it would hold the frames of this transfer, which hold it
+        self._progress = replace(self._progress, phase=Phase.FAILED, fault=error.with_traceback(None))
         return self._progress
 
     def _given_up(self) -> MoveUnknown | None:
@@ -252,6 +253,7 @@ class Pull:
                 raise _Restart from error
             finally:
                 fetching.cancel()
+                del fetching  # its error holds this frame
             self._heard()
             if source == Store.name:
                 stored = self._progress.bytes_stored + file.size
@@ -358,7 +360,8 @@ class Pull:
         transfer timeout.
         """
         try:
-            reading = await asyncio.wait_for(anext(readings), self._timeout)
+            async with asyncio.timeout(self._timeout):  # wait_for() would keep an error and its frames in a cycle
+                reading = await anext(readings)
         except TimeoutError as error:
             what = f"the change log was silent for {self._timeout:g} s"
             raise Unavailable(what, remedy="see whether the source runs") from error

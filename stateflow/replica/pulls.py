@@ -42,6 +42,10 @@ class RunningPull:
         try:
             async for report in pull.run():
                 self._say(report)
+        except asyncio.CancelledError:
+            # a task keeps the error that ends it, with its frames, which refer to the task: the transfer and its last
+            # message would stay until the next full garbage collection
+            return
         except Exception as error:
             log.exception("a transfer failed")
             self._say(Progress(Phase.FAILED, fault=unexpected(error)))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
@@ -13,13 +16,18 @@ import pytest
 import xxhash
 
 from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import StateflowError, StateMissing, Unavailable
+from stateflow.replica import puller
+from stateflow.replica.bases import Peer
 from stateflow.replica.peers import SourceReplica
 from stateflow.replica.puller import Pull
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.runtime.control import Preparation
 from stateflow.runtime.operator import describe
+from stateflow.runtime.rate_limit import RateLimit
 from stateflow.runtime.replica import ReplicaNode
+from stateflow.runtime.transfer import BaseFile, Reading, SnapshotInfo
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.unit.operators import Count
@@ -91,3 +99,111 @@ def test_it_writes_nothing_outside_the_copy(
     assert not Path("/tmp/stateflow-evil.py").exists()
     written = [path for path in home.rglob("*") if path.is_file() and path.read_bytes() == sent]
     assert written == []
+
+
+class Message:
+    pass
+
+
+class Breaking:
+    """A source whose streams break. ``messages``: what their frames held then."""
+
+    address = "fake:1"
+
+    def __init__(self) -> None:
+        self.messages: list[weakref.ref[Message]] = []
+
+    async def fetch(self, snapshot_id: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, int]]:
+        message = Message()
+        self.messages.append(weakref.ref(message))
+        yield EVIL, xxhash.xxh64_intdigest(EVIL)
+        raise Unavailable("the link broke", remedy="none")
+
+    async def follow(self) -> AsyncIterator[Reading]:
+        message = Message()
+        self.messages.append(weakref.ref(message))
+        yield Reading([EVIL], 1, 0, None)
+        raise Unavailable("the link broke", remedy="none")
+
+
+async def a_broken_file(source: Any, path: Path) -> None:
+    peer = Peer(source, "s", RateLimit(0), SYSTEM_CLOCK, 5.0, lambda _: None)
+    await peer.fetch(BaseFile("000001.sst", 2 * len(EVIL), DIGEST), path)
+
+
+async def a_broken_change_log(source: Any, path: Path) -> None:
+    node: Any = SimpleNamespace(settings=ReplicaSettings())
+    move = Preparation("m", describe(Count, 4), PartitionId("Count", 0), ReplicaInfo("fake", "x", "fake:1"), 1)
+    none: Any = None
+    pull, readings = Pull(node, move, source, none, none, SYSTEM_CLOCK), source.follow()
+    while True:
+        await pull._next(readings)
+
+
+@pytest.mark.parametrize("broken", [a_broken_file, a_broken_change_log])
+def test_a_broken_stream_leaves_nothing_to_the_garbage_collection(tmp_path: Path, broken: Any) -> None:
+    """The frames of a broken stream are freed with its error, and so is the last message in them.
+
+    The collector examines them once, while they are in use, and then not before there are half a million more objects.
+    """
+    source = Breaking()
+
+    async def run() -> None:
+        try:
+            await broken(source, tmp_path / "file")
+        except Unavailable:
+            pass
+        else:
+            raise AssertionError
+        assert [each() for each in source.messages] == [None]
+
+    gc.disable()
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()
+
+
+class Lost(Breaking):
+    """A source whose files cannot be fetched, and which is gone at the second attempt."""
+
+    async def connected(self) -> None:
+        if self.messages:
+            raise StateMissing("it is gone", remedy="none")
+
+    async def ping(self, partition: PartitionId) -> None: ...
+
+    async def snapshot(self, *_: Any, **__: Any) -> SnapshotInfo:
+        return SnapshotInfo("s", 0, 1, "0" * 32, (BaseFile("000001.sst", 2 * len(EVIL), DIGEST),))
+
+
+@pytest.mark.parametrize(("resume_timeout_s", "fault"), [(0.0, Unavailable), (60.0, StateMissing)])
+def test_a_transfer_that_failed_leaves_nothing_to_the_garbage_collection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume_timeout_s: float, fault: type[StateflowError]
+) -> None:
+    """A failed transfer is freed with its last report, although the report has the error.
+
+    The same holds for what an earlier attempt has received.
+    """
+    monkeypatch.setattr(puller.log, "disabled", True)  # pytest keeps the lines, and the errors in them
+    source: Any = Lost()
+    settings = ReplicaSettings(resume_timeout_s=resume_timeout_s)
+    node = ReplicaNode(ReplicaInfo("target", "edge", "edge:1"), tmp_path, settings)
+    spec = describe(Count, 4)
+    move = Preparation("m", spec, PartitionId(spec.name, 0), ReplicaInfo("fake", "x", "fake:1"), 1)
+
+    async def run() -> weakref.ref[Pull]:
+        with ThreadPoolExecutor(1) as files, ThreadPoolExecutor(1) as quick:
+            pull = Pull(node, move, source, files, quick, SYSTEM_CLOCK)
+            *_, last = [report async for report in pull.run()]
+            assert isinstance(last.fault, fault)
+            return weakref.ref(pull)
+
+    gc.disable()
+    try:
+        pull = asyncio.run(run())
+        assert pull() is None
+        assert [each() for each in source.messages] == [None]
+    finally:
+        gc.enable()
+    node.close()
