@@ -11,7 +11,7 @@ and keeps the change sets since, up to a limit. Their net effect is the base.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,8 @@ from stateflow.errors import MoveUnknown
 from stateflow.types import ReplicaInfo
 
 READ_BYTES = 4 << 20
+#: number of digests that are remembered, of about 300 bytes each: every snapshot has files that no other one has
+DIGESTS_KEPT = 100_000
 #: chain before the first change set
 NO_CHANGES = bytes(16)
 
@@ -67,21 +69,31 @@ class Seal:
 
 
 class FileDigests:
-    """Digests of immutable files, remembered by inode: hard links of one file are hashed once."""
+    """Digests of immutable files, remembered by inode: hard links of one file are hashed once. Thread-safe.
+
+    The ``DIGESTS_KEPT`` digests that were used last are remembered.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int, int], str] = {}
+        self._known: OrderedDict[tuple[int, int, int], str] = OrderedDict()
+        self._lock = threading.Lock()
 
     def of(self, path: Path) -> str:
         stat = path.stat()
         identity = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        digest = self._known.get(identity)
-        if digest is None:
-            hasher = xxhash.xxh3_128()
-            with path.open("rb") as file:
-                while block := file.read(READ_BYTES):
-                    hasher.update(block)
-            digest = self._known[identity] = hasher.hexdigest()
+        with self._lock:
+            if (digest := self._known.get(identity)) is not None:
+                self._known.move_to_end(identity)
+                return digest
+        hasher = xxhash.xxh3_128()
+        with path.open("rb") as file:
+            while block := file.read(READ_BYTES):
+                hasher.update(block)
+        digest = hasher.hexdigest()
+        with self._lock:
+            self._known[identity] = digest
+            if len(self._known) > DIGESTS_KEPT:
+                self._known.popitem(last=False)
         return digest
 
     def files(self, directory: Path) -> tuple[BaseFile, ...]:

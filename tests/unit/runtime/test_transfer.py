@@ -14,6 +14,7 @@ from stateflow.changes import ChangeSet, Mutations, chain
 from stateflow.errors import MoveUnknown
 from stateflow.replica.messages import frames_of
 from stateflow.rpc.wire import seal_of
+from stateflow.runtime import transfer
 from stateflow.runtime.transfer import (
     NO_CHANGES,
     BaseFile,
@@ -72,6 +73,21 @@ def test_hard_links_are_hashed_once(tmp_path: Path) -> None:
     (tmp_path / "g").hardlink_to(tmp_path / "f")
     assert digests.of(tmp_path / "f") == digests.of(tmp_path / "g")
     assert len(digests._known) == 1
+
+
+def test_the_digests_that_were_used_last_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of remembered digests has a limit: each snapshot has files that no other one has."""
+    monkeypatch.setattr(transfer, "DIGESTS_KEPT", 2)
+    digests = FileDigests()
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths:
+        path.write_text(path.name)
+    a, b, c = paths
+    for path in (a, b, a, c):
+        digests.of(path)
+    identities = {(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in (a.stat(), c.stat())}
+    assert set(digests._known) == identities
+    assert digests.of(b) == FileDigests().of(b)
 
 
 FILES = (BaseFile("a", 1, "aa"), BaseFile("b", 2, "bb"))
