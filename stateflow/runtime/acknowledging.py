@@ -27,13 +27,13 @@ def acknowledgement(sequence: int, confirmed: bool, lifecycle: Lifecycle) -> int
 
 
 def left(partition: PartitionId) -> NotOwner:
-    return NotOwner("the partition has left this replica", remedy="refresh", partition=partition)
+    return NotOwner("the partition has left this replica", remedy="refresh the assignment", partition=partition)
 
 
 def unconfirmed(partition: PartitionId, sequence: int, waited_s: float) -> StandbyMissing:
     return StandbyMissing(
-        f"no standby confirmed it within {waited_s:g} s",
-        remedy="see that the operator has standbys and that they run; it is asked for again",
+        f"no standby confirmed the batch within {waited_s:g} s",
+        remedy="check that the operator's standbys run; the request is retried",
         partition=partition,
         sequence=sequence,
     )
@@ -41,8 +41,8 @@ def unconfirmed(partition: PartitionId, sequence: int, waited_s: float) -> Stand
 
 def moved(owner: ReplicaInfo, epoch: int) -> Moved:
     return Moved(
-        "the partition went to another replica",
-        remedy="send it there",
+        "the partition moved to another replica",
+        remedy="resend to its owner",
         owner=owner.name,
         site=owner.site,
         address=owner.address,
@@ -52,12 +52,12 @@ def moved(owner: ReplicaInfo, epoch: int) -> Moved:
 
 def late(partition: PartitionId) -> NotOwner:
     """Makes the answer for rows that arrived ahead of their partition, where the partition did not follow in time."""
-    return NotOwner("the partition did not arrive in time", remedy="refresh", partition=partition)
+    return NotOwner("the partition did not arrive in time", remedy="refresh the assignment", partition=partition)
 
 
 def held_up(partition: PartitionId) -> Unavailable:
     return Unavailable(
-        "the partition is held up here",
-        remedy="see the replica's log and its disk; whether the batch was applied shows when it is sent again",
+        "the batch did not finish on this replica",
+        remedy="check the replica's log and disk; a retry shows whether the batch was applied",
         partition=partition,
     )

@@ -26,7 +26,7 @@ DEPTH_MAX = 32
 #: a value takes at least one bit, except for type null, whose values take nothing
 VALUES_PER_BYTE_MAX = 8
 VALUES_FREE = 1 << 20
-_REMEDY = "send Arrow IPC messages as pyarrow or Spark write them"
+_REMEDY = "send Arrow IPC messages as written by pyarrow or Spark"
 #: an encapsulated message begins with this mark and four bytes of length, then its metadata; before Arrow 0.15 without
 #: the mark
 _CONTINUED = b"\xff\xff\xff\xff"
@@ -42,7 +42,7 @@ ARROW_RAISES = (
 def read_schema(data: bytes) -> pa.Schema:
     """Reads and checks an IPC schema message. Raises InvalidArgument."""
     if not 0 < len(data) <= SCHEMA_BYTES_MAX:
-        raise InvalidArgument(f"{len(data)} bytes are no Arrow schema", remedy=_REMEDY)
+        raise InvalidArgument(f"an Arrow schema cannot have {len(data)} bytes", remedy=_REMEDY)
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data))
         check_types(schema)
@@ -59,13 +59,15 @@ def check_types(schema: pa.Schema) -> None:
         name, kind, depth = left.pop()
         seen += 1
         if depth > DEPTH_MAX or seen > FIELDS_MAX:
-            raise InvalidArgument("a schema is too large", remedy=f"use at most {FIELDS_MAX} fields, {DEPTH_MAX} deep")
+            raise InvalidArgument(
+                "a schema is too large", remedy=f"use at most {FIELDS_MAX} fields and {DEPTH_MAX} levels"
+            )
         if isinstance(kind, pa.BaseExtensionType):
             kind = kind.storage_type
         # a few bytes stand for many values: one entry or run may be repeated any number of times
         if any(told(kind) for told in _FOLDED):
             raise InvalidArgument(
-                f"column {shown(name)} is of type {shown(str(kind))}, which is not taken",
+                f"column {shown(name)} has the unsupported type {shown(str(kind))}",
                 remedy="cast it to the plain type of its values",
             )
         left += [(name, _type_of(kind.field(number), name), depth + 1) for number in range(kind.num_fields)]
@@ -76,8 +78,8 @@ def _type_of(field: pa.Field, column: str) -> pa.DataType:
         return field.type
     except KeyError:
         raise InvalidArgument(
-            f"column {shown(column)} is of a type that Python has not, as an interval of months",
-            remedy="cast it, e.g. to a number of months",
+            f"column {shown(column)} has a type that Python cannot represent, such as an interval of months",
+            remedy="cast it, for example to a number of months",
         ) from None
 
 
@@ -119,7 +121,7 @@ class BatchReader:
     def _proved(self, batch: pa.RecordBatch, size: int) -> pa.RecordBatch:
         limit = VALUES_FREE + VALUES_PER_BYTE_MAX * size
         if batch.num_rows > limit:
-            raise InvalidArgument(f"{size} bytes cannot be {batch.num_rows} rows", remedy=_REMEDY)
+            raise InvalidArgument(f"{size} bytes cannot hold {batch.num_rows} rows", remedy=_REMEDY)
         batch.validate(full=True)
         for number in self._nested:
             _check_values(batch.column(number), limit, size)
@@ -148,7 +150,7 @@ def read_table(stream: bytes) -> pa.Table:
         messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(stream))
         first = messages.read_next_message()
         if first.type != "schema":  # pyarrow would read it as a schema
-            raise ValueError(f"it begins with a {first.type}")
+            raise ValueError(f"it begins with a {first.type}, not a schema")
         reader = BatchReader(pa.ipc.read_schema(first))
         batches = [reader.read_message(each, len(stream)) for each in _rest(messages)]
         return pa.Table.from_batches(batches, reader.schema)
@@ -168,7 +170,7 @@ def _check_values(array: pa.Array, limit: int, size: int) -> None:
     """Checks the number of values, nested ones included: a list of a million nulls takes a few bytes. Raises
     InvalidArgument."""
     if len(array) > limit:
-        raise InvalidArgument(f"{size} bytes cannot be {len(array)} values", remedy=_REMEDY)
+        raise InvalidArgument(f"{size} bytes cannot hold {len(array)} values", remedy=_REMEDY)
     kind = array.type
     if isinstance(array, pa.ExtensionArray):
         _check_values(array.storage, limit, size)
@@ -192,18 +194,18 @@ def _check_plain(data: bytes, start: int) -> None:
         root = start + _u32(data, start)
         kind, header = _field(data, root, 1), _field(data, root, 2)
         if kind is None or data[kind] != _RECORD_BATCH or header is None:
-            raise ValueError("it is no record batch")
+            raise ValueError("it is not a record batch")
         if _field(data, header + _u32(data, header), 3) is not None:
-            raise InvalidArgument("rows are compressed", remedy="send them as they are")
+            raise InvalidArgument("rows are compressed", remedy="send them uncompressed")
     except (struct.error, IndexError) as error:
-        raise ValueError("its metadata is cut off") from error
+        raise ValueError("its metadata is truncated") from error
 
 
 def _field(data: bytes, table: int, number: int) -> int | None:
     """Returns the offset of a flatbuffer table's field. None: not set."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     if vtable < 0:
-        raise ValueError("its metadata is none")
+        raise ValueError("its metadata is malformed")
     at = 4 + 2 * number
     if at + 2 > struct.unpack_from("<H", data, vtable)[0]:
         return None

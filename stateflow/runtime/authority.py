@@ -75,16 +75,16 @@ class Authority:
             if adopted == known:
                 return
             raise ForeignLedger(
-                "this replica belongs to another ledger than the controller that it heard",
-                remedy="start the controller with the ledger that it had, or name its own controller to the replica; "
+                "this replica does not belong to the controller's ledger",
+                remedy="start the controller with its previous ledger, or point the replica at its own controller; "
                 "if that ledger is lost, see `stateflow adopt --dry-run`",
                 ledger=ledger or None,
                 belongs_to=known,
             )
         if term < newest:
             raise StaleTerm(
-                "another controller leads by now",
-                remedy="ask the one that leads",
+                "another controller leads now",
+                remedy="ask the leader",
                 term=term,
                 newest=newest,
             )
@@ -106,11 +106,12 @@ class Authority:
         """
         obeyed = self._obeyed
         if obeyed is None:
-            raise LeaseLost("this replica has not registered yet", remedy="ask again when it has")
+            raise LeaseLost("this replica has not registered yet", remedy="retry once it has")
         self.check_answer(command.ledger, command.term)
         if command != obeyed and not _same(command, obeyed):
             raise LeaseLost(
-                "this was not asked by the controller that this replica registered with last", remedy="ask it again"
+                "the command is not from the controller session that this replica registered with last",
+                remedy="retry it",
             )
 
 

@@ -110,7 +110,7 @@ class Batches:
                 self._clock.now_us(),
             )
         except Exception as error:  # noqa: BLE001 - the first visit meets the same disk error, and reports it
-            log.warning("batch %s of %s passes nobody: %s", frame.batch.number, frame.batch.source, error)
+            log.warning("batch %s of %s skips no partitions: %s", frame.batch.number, frame.batch.source, error)
             return []
         self._registry.served_at = now = self._clock.monotonic()
         # the process may have been stopped meanwhile: partitions skipped after the lease lapsed are not reported
@@ -393,7 +393,7 @@ class Batches:
         if not 0 <= seconds <= HOLD_S_MAX:
             raise InvalidArgument(
                 f"requests cannot be held for {seconds:g} s",
-                remedy=f"hold them for {HOLD_S_MAX:g} s at most, and again",
+                remedy=f"hold them for at most {HOLD_S_MAX:g} s at a time",
             )
         self._held[operator] = self._clock.monotonic() + seconds
         if not seconds:

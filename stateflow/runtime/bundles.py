@@ -78,7 +78,7 @@ def _files(packed: bytes, digest: str) -> list[zipfile.ZipInfo]:
     """Lists the files of a bundle, all of them inside ``PLACES``. Raises BundleDamaged for a wrong digest, a file
     elsewhere, or a bundle that is too large."""
     if digest_of(packed) != digest:
-        raise _damaged("it is not the one that was deployed, its digest is another", digest)
+        raise _damaged("its digest is not the deployed one", digest)
     with _reading(digest), zipfile.ZipFile(io.BytesIO(packed)) as archive:
         found = [info for info in archive.infolist() if not info.is_dir()]
     for info in found:
@@ -90,11 +90,11 @@ def _files(packed: bytes, digest: str) -> list[zipfile.ZipInfo]:
             or path.parts[0] not in PLACES
             or "\\" in info.filename
         ):
-            raise _damaged(f"it has a file outside of its places: {info.filename!r}", digest)
+            raise _damaged(f"it has a file outside its directories: {info.filename!r}", digest)
     if len(found) > FILES_MAX or sum(info.file_size for info in found) > UNPACKED_MAX:
         raise BundleDamaged(
             f"a bundle has more than {FILES_MAX} files or {UNPACKED_MAX >> 20} MB",
-            remedy="install what is large at the sites",
+            remedy="install large dependencies at the sites",
             bundle=digest,
         )
     return found
@@ -133,7 +133,9 @@ class BundleStore:
                 packed = self._packed(digest)
                 if packed is None:
                     raise BundleMissing(
-                        "the operator's bundle is not here", remedy="it is fetched from the controller", bundle=digest
+                        "the operator's bundle is not here",
+                        remedy="wait until it is fetched from the controller",
+                        bundle=digest,
                     )
                 place = self._root / digest
                 shutil.rmtree(place, ignore_errors=True)

@@ -52,8 +52,8 @@ class QuietDisk:
             return False
         if 0 < self.max_pause_ms < sync_ms:
             raise BudgetUnreachable(
-                f"a durable write takes the source {sync_ms:.0f} ms, a pause of {self.max_pause_ms:g} ms is allowed",
-                remedy="raise max_pause_ms, or move when its disk is not as busy",
+                f"a durable write takes {sync_ms:.0f} ms at the source, the pause limit is {self.max_pause_ms:g} ms",
+                remedy="raise max_pause_ms, or move when its disk is less busy",
                 partition=self.partition,
             )
         return True

@@ -75,8 +75,8 @@ class Checkpointer:
                     db.snapshot(directory)
                 except Exception as error:
                     raise Unavailable(
-                        f"no snapshot can be taken: {error}",
-                        remedy="free space in the data directory; the next checkpoint tries again",
+                        f"cannot take a snapshot: {error}",
+                        remedy="free space in the data directory; the next checkpoint retries",
                         partition=partition,
                     ) from error
                 manifest = self._describe(partition, epoch, db)
@@ -85,7 +85,9 @@ class Checkpointer:
                 manifest, directory, savepoint=savepoint, throttle=self._unhurried if on_demand else self._throttle
             )
             if saved.manifest.epoch != epoch:
-                raise StaleCheckpoint("a later owner has published", remedy="nothing to do", partition=partition)
+                raise StaleCheckpoint(
+                    "a later owner has published a checkpoint", remedy="nothing to do", partition=partition
+                )
             slot.checkpointed = (store.url, *saved.manifest.order)
             return saved
         finally:

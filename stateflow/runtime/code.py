@@ -64,14 +64,14 @@ def find(target: str, text: str = "", package: str = "") -> Any:
     place, _, qualname = target.rpartition(":")
     if not place or not qualname:
         raise OperatorNotImportable(
-            f"{target!r} is not an operator's place", remedy="write package.module:Class or file.py:Class"
+            f"{target!r} does not name an operator", remedy="write package.module:Class or file.py:Class"
         )
     try:
         with _loading(target):
             if text:
                 found: Any = _module(place, text, package)
             elif place.startswith("<"):
-                raise ImportError("its program was in no file, and its text is not here")
+                raise ImportError("its program was not a file, and its source is missing")
             elif is_text(target):
                 found = _module(place, _text_of_file(Path(place).resolve(), qualname))
             else:
@@ -96,12 +96,12 @@ def find(target: str, text: str = "", package: str = "") -> Any:
 def _remedy(error: BaseException, place: str) -> str:
     """Names what is missing: the operator, a module that its code imports, or the named file."""
     if isinstance(error, ModuleNotFoundError) and error.name and not f"{place}.".startswith(f"{error.name}."):
-        return f"install {error.name}, which the operator's code imports, where this process runs"
+        return f"install {error.name}, which the operator's code imports, in this process's environment"
     if isinstance(error, FileNotFoundError) and place.endswith(".py"):
-        return "name a file that is there, seen from the directory where this process runs"
+        return "name an existing file, relative to this process's working directory"
     if place.endswith(".py") or place.startswith("<"):
-        return "correct what the operator's code does when it is loaded"
-    return "install the code where this process runs, or start it in a directory that has it"
+        return "fix the operator's code, which fails when loaded"
+    return "install the code in this process's environment, or start the process in a directory that has it"
 
 
 def _here() -> str | None:
@@ -125,9 +125,7 @@ def digest_of(text: str) -> str:
 def check_digest(text: str, digest: str) -> None:
     """Checks that a text has the announced digest. Raises OperatorNotImportable."""
     if digest_of(text) != digest:
-        raise OperatorNotImportable(
-            "the operator's text is not the one that was deployed: its digest is another", remedy="deploy it again"
-        )
+        raise OperatorNotImportable("the operator's source does not have the deployed digest", remedy="deploy it again")
 
 
 @contextlib.contextmanager
@@ -149,7 +147,7 @@ def check_outside(what: str) -> None:
     if inside:
         raise InvalidArgument(
             f"{what} cannot be started inside {inside}",
-            remedy='put what only the program itself does under `if __name__ == "__main__":`',
+            remedy='guard what only the program itself does with `if __name__ == "__main__":`',
         )
 
 
@@ -157,8 +155,8 @@ def _checked(text: str, name: str) -> str:
     size = len(text.encode())
     if size > SOURCE_MAX:
         raise OperatorNotImportable(
-            f"{name} and what it uses are {size} bytes of source, {SOURCE_MAX} are possible",
-            remedy="read data in open(), from a file that replicas have, or install the operator as a package",
+            f"{name} and what it uses are {size} bytes of source, the limit is {SOURCE_MAX}",
+            remedy="load data in open() from a file on the replicas, or install the operator as a package",
         )
     return text
 
@@ -173,9 +171,9 @@ def _check_whose(path: Path) -> None:
     """Refuses a file that other users of this machine can write. Raises PermissionError."""
     found = path.stat()
     if found.st_mode & stat.S_IWOTH:
-        raise PermissionError(f"{path} can be written by everybody here: take that right away (chmod o-w)")
+        raise PermissionError(f"{path} is world-writable: remove that permission (chmod o-w)")
     if os.geteuid() and found.st_uid not in (os.geteuid(), 0):
-        raise PermissionError(f"{path} belongs to another user here: chown it, or install the operator as a package")
+        raise PermissionError(f"{path} belongs to another user: chown it, or install the operator as a package")
 
 
 def _module(place: str, text: str, package: str = "") -> ModuleType:

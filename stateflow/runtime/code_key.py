@@ -25,8 +25,8 @@ VARIABLE = "STATEFLOW_CODE_KEY"
 #: least number of characters of a key in the environment variable
 LENGTH_MIN = 16
 _REMEDY = (
-    f"deploy it as the user who runs the controller, or give both the same {VARIABLE}; or install the operator where "
-    "replicas run and name it package.module:Class"
+    f"deploy it as the user who runs the controller, or give both the same {VARIABLE}; or install the operator on the "
+    "replicas and name it package.module:Class"
 )
 
 
@@ -45,10 +45,10 @@ def check_signed(spec: OperatorSpec) -> None:
     key = _key(make=False)
     if not key:
         raise CodeRefused(
-            "the controller has no key, and takes no code without one", remedy=_REMEDY, operator=spec.name
+            "the controller has no code key, and accepts no code without one", remedy=_REMEDY, operator=spec.name
         )
     if not hmac.compare_digest(_mac(key, spec), spec.source_mac):
-        raise CodeRefused("the code was not sent by who has the controller's key", remedy=_REMEDY, operator=spec.name)
+        raise CodeRefused("the code is not signed with the controller's key", remedy=_REMEDY, operator=spec.name)
 
 
 def _mac(key: bytes, spec: OperatorSpec) -> str:
@@ -70,7 +70,7 @@ def _key(*, make: bool) -> bytes:
         with contextlib.suppress(FileNotFoundError):
             return _read(path)
     except (OSError, RuntimeError) as error:
-        raise InvalidArgument(f"the key for code has no place: {error}", remedy=f"set {VARIABLE}") from error
+        raise InvalidArgument(f"the code key cannot be read or created: {error}", remedy=f"set {VARIABLE}") from error
     return b""
 
 

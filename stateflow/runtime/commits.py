@@ -108,7 +108,7 @@ class Commits:
                 store.sync()
             finally:
                 store.close()
-            log.info("%s has %d commits from the commit log", partition, len(lacking))
+            log.info("%s: %d commits recovered from the commit log", partition, len(lacking))
         else:
             self._environment.sync_database(directory)  # readable commits may not be durable yet
         if kept.exists():
@@ -155,7 +155,7 @@ class Commits:
             try:
                 self.log.forget([partition], sync=False)
             except OSError as error:  # harmless: these commits are of an older epoch
-                log.warning("the commit log does not take that %s has left: %s", partition, error)
+                log.warning("commit log cannot discard the commits of %s, which has left: %s", partition, error)
 
     def close(self) -> None:
         if self.log is not None:
@@ -177,7 +177,7 @@ class Commits:
         meant = meaning(error)
         if isinstance(meant, DiskFull | TooFewFiles):
             return  # the log tries again
-        why = StateDamaged(f"its database cannot be made durable: {error}", remedy=DAMAGED, partition=partition)
+        why = StateDamaged(f"the database cannot be synced: {error}", remedy=DAMAGED, partition=partition)
         self._environment.aside(lambda: self._lose(partition, why))
 
     def _known(self, partition: PartitionId, directory: Path) -> Logged:
@@ -194,7 +194,7 @@ class Commits:
         except CommitLogDamaged as error:
             raise StateDamaged(str(error.what), remedy=DAMAGED, path=kept) from error
         if found is None or found.torn:
-            raise StateDamaged("what its database lacks is not all that was kept", remedy=DAMAGED, path=kept)
+            raise StateDamaged("the kept commits that the database lacks are incomplete", remedy=DAMAGED, path=kept)
         return [record for record in found.records if isinstance(record, Commit)]
 
     def _keep(self, directory: Path, commits: Collection[Commit]) -> None:

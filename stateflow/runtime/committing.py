@@ -67,8 +67,8 @@ class Committer:
             raise self._closed()
         if self.is_unsure:
             raise Unavailable(
-                "whether the last commit is on disk is not known",
-                remedy="open the partition again",
+                "it is unknown whether the last commit is on disk",
+                remedy="reopen the partition",
                 partition=self._partition,
             )
         sequence = self.sequence + 1
@@ -118,8 +118,8 @@ class Committer:
 
     def _closed(self) -> Unavailable:
         return Unavailable(
-            "the partition was closed here meanwhile",
-            remedy="send the batch again; it was not applied",
+            "the partition was closed on this replica",
+            remedy="resend the batch; it was not applied",
             partition=self._partition,
         )
 

@@ -63,14 +63,14 @@ def _create(registry: PartitionRegistry, slot: Slot, epoch: int) -> None:
     registry.check_deployed(slot.id, epoch)
     if slot.lifecycle.state is State.ABSENT and registry.evidence.has(slot.id.operator, slot.home.name):
         raise StateMissing(
-            "the partition was here, and what is left of it was put aside",
-            remedy="restore it from a checkpoint; to begin empty, remove the evidence first",
+            "the partition was here before, and its copy is quarantined",
+            remedy="restore it from a checkpoint; to start empty, remove the quarantined copy first",
             partition=slot.id,
             replica=registry.info.name,
         )
     if slot.lifecycle.state is not State.ABSENT or slot.lifecycle.epoch >= epoch:
         raise AlreadyDeployed(
-            "the partition is here already",
+            "the partition already exists on this replica",
             remedy="use another operator name or data directory",
             partition=slot.id,
             epoch=slot.lifecycle.epoch,

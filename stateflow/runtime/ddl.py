@@ -47,7 +47,7 @@ def schema_of(declared: str | pa.Schema) -> pa.Schema:
     schema = parse_ddl(declared) if isinstance(declared, str) else declared
     check_types(schema)
     if what := _twice(schema, "a column"):
-        raise DeclarationError(f"in a schema {what}", remedy="give each a name of its own")
+        raise DeclarationError(f"the schema is ambiguous: {what}", remedy="give each its own name")
     return schema
 
 
@@ -89,7 +89,7 @@ def _tokens(text: str) -> list[str]:
     while at < len(stripped):
         match = _TOKEN.match(stripped, at)
         if match is None:
-            raise _bad(text, f"{stripped[at:].strip()[:20]!r} is not understood")
+            raise _bad(text, f"unexpected {stripped[at:].strip()[:20]!r}")
         tokens.append(match.group(1))
         at = match.end()
     return tokens
@@ -110,7 +110,7 @@ def _field(tokens: list[str], text: str, colon: bool = False) -> pa.Field:
         tokens.pop(0)
         comment = _take(tokens, text)
         if not comment.startswith("'"):
-            raise _bad(text, f"a comment in quotes was expected where {shown(comment)} stands")
+            raise _bad(text, f"expected a comment in quotes, found {shown(comment)}")
     return pa.field(name, type_, nullable)
 
 
@@ -119,7 +119,7 @@ def _name(tokens: list[str], text: str) -> str:
     if token.startswith("`"):
         return token[1:-1].replace("``", "`")
     if token in "<>(),:" or token.startswith("'"):  # noqa: S105 - of a schema
-        raise _bad(text, f"a column name was expected where {shown(token)} stands")
+        raise _bad(text, f"expected a column name, found {shown(token)}")
     return token
 
 
@@ -137,7 +137,7 @@ def _type(tokens: list[str], text: str) -> pa.DataType:
                 scale = _number(tokens, text)
             _expect(tokens, ")", text)
         if not (1 <= precision <= 38 and scale <= precision):
-            raise _bad(text, f"decimal({precision},{scale}) is not possible, the limit is 38 digits")
+            raise _bad(text, f"decimal({precision},{scale}) is not valid, the limit is 38 digits")
         return pa.decimal128(precision, scale)
     if word == "array":
         _expect(tokens, "<", text)
@@ -165,7 +165,7 @@ def _type(tokens: list[str], text: str) -> pa.DataType:
 def _number(tokens: list[str], text: str) -> int:
     token = _take(tokens, text)
     if not token.isdecimal():
-        raise _bad(text, f"a number was expected where {shown(token)} stands")
+        raise _bad(text, f"expected a number, found {shown(token)}")
     return int(token)
 
 
@@ -178,7 +178,7 @@ def _take(tokens: list[str], text: str) -> str:
 def _expect(tokens: list[str], wanted: str, text: str) -> None:
     found = _take(tokens, text)
     if found != wanted:
-        raise _bad(text, f"{wanted!r} was expected where {shown(found)} stands")
+        raise _bad(text, f"expected {wanted!r}, found {shown(found)}")
 
 
 def _bad(text: str, why: str) -> DeclarationError:

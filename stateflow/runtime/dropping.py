@@ -28,7 +28,7 @@ def drop(registry: PartitionRegistry, operator: str, epoch: int) -> int:
     registry.commits.forget(dropped)
     registry.unlearn(operator)
     if dropped:
-        log.warning("%s was undeployed: %d partitions are deleted", operator, len(dropped))
+        log.warning("%s undeployed: %d partitions deleted", operator, len(dropped))
     return len(dropped)
 
 

@@ -77,7 +77,7 @@ def claim(directory: Path, file_name: str) -> TextIO:
     except OSError as error:
         raise InvalidArgument(
             f"the data directory cannot be used: {error.strerror}",
-            remedy="name a writable one",
+            remedy="choose a writable directory",
             path=directory,
         ) from error
     try:
@@ -87,7 +87,7 @@ def claim(directory: Path, file_name: str) -> TextIO:
         holder = file.read().strip() or "unknown"
         file.close()
         raise DataDirLocked(
-            "another replica holds the data directory",
+            "another replica uses the data directory",
             remedy="stop that replica, or give this one its own --data-dir",
             path=directory,
             pid=holder,

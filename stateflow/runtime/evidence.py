@@ -78,7 +78,7 @@ class Evidence:
         kept = [file for operator in self._folder.glob("*") if operator.is_dir() for file in _files(operator)]
         if kept:
             log.warning(
-                "%s holds %d bytes of what could not be served; remove it when nobody needs it any more",
+                "%s holds %d bytes of quarantined copies; remove them once nobody needs them",
                 self._folder,
                 sum(file.stat().st_size for file in kept),
             )

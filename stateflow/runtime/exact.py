@@ -104,7 +104,7 @@ class Column:
                 self._array([value], value is None)
             except RAISED as alone:
                 return self._misfit(value, _line(alone)).within("", row)
-        return Misfit(f"is declared {self.type} but not all of its values can be that: {_line(error)}")
+        return Misfit(f"is declared {self.type} but not all of its values can be converted: {_line(error)}")
 
     def _misfit(self, value: Any, why: str = "", how: str = "") -> Misfit:
         return Misfit(f"is declared {self.type} but got {shown(value)}{': ' if why else ''}{why}", how)
@@ -137,7 +137,7 @@ class _Int(Column):
             return value.__index__()
         if isinstance(value, float | Decimal | np.floating) and value == int(value):
             return int(value)
-        raise self._misfit(value, "it is no whole number", "round it, or declare a type that holds it")
+        raise self._misfit(value, "it is not a whole number", "round it, or declare a type that can hold it")
 
 
 class _Float64(Column):
@@ -171,7 +171,7 @@ class _Float32(Column):
         for row in np.flatnonzero(~np.isfinite(after) | (after == 0)).tolist():
             value = values[row]
             if value is not None and (math.isinf(value) != math.isinf(after[row]) or (after[row] == 0) != (value == 0)):
-                raise self._misfit(value, "no float of 32 bits holds it", "declare a double").within("", row)
+                raise self._misfit(value, "a 32-bit float cannot hold it", "declare a double").within("", row)
         if self._key:
             self._check_key(values, after)
         return array
@@ -179,7 +179,9 @@ class _Float32(Column):
     def _check_key(self, values: list[Any], after: Any) -> None:
         for row, value in enumerate(values):
             if value != float(after[row]) and not math.isnan(value):
-                raise self._misfit(value, "as a key it would be rounded", "declare a double").within("", row)
+                raise self._misfit(value, "it would be rounded, which a key must not be", "declare a double").within(
+                    "", row
+                )
 
 
 class _Decimal(Column):
@@ -208,7 +210,7 @@ class _Date(Column):
 
     def _one(self, value: Any) -> Any:
         if isinstance(value, datetime):
-            raise self._misfit(value, "it has a time, too", "take its date: value.date()")
+            raise self._misfit(value, "it has a time of day", "take its date: value.date()")
         if isinstance(value, np.datetime64) and np.datetime_data(value.dtype)[0] == "D":
             value = value.item()
         return value if isinstance(value, date) else super()._one(value)
@@ -240,7 +242,7 @@ class _Timestamp(Column):
             value = value.to_pydatetime()
         has_zone = value.utcoffset() is not None
         if has_zone and not self._instants:
-            raise self._misfit(value, "it has a time zone", "declare timestamp, or value.replace(tzinfo=None)")
+            raise self._misfit(value, "it has a time zone", "declare timestamp, or use value.replace(tzinfo=None)")
         if not has_zone and self._instants:
             raise self._misfit(
                 value,
@@ -252,12 +254,12 @@ class _Timestamp(Column):
     def _array(self, values: list[Any], has_nulls: bool) -> pa.Array:
         zones = set(map(attrgetter("tzinfo"), filter(None, values) if has_nulls else values))
         if not (all(map(_is_whole, zones)) if self._instants else zones <= {None}):
-            raise TypeError("of another kind")
+            raise TypeError("time zones do not fit the type")
         array = pa.array(values, self._micros)
         if self._instants and zones - {None, UTC}:  # in UTC the year may be one that cannot be read back
             ends = pc.min_max(array.cast(pa.int64()))
             if ends["min"].is_valid and not _FIRST_US <= ends["min"].as_py() <= ends["max"].as_py() <= _LAST_US:
-                raise OverflowError("its year in UTC is outside of 1 to 9999")
+                raise OverflowError("its year in UTC is outside 1 to 9999")
         return array if self.type == self._micros else array.cast(self.type)
 
 
@@ -273,7 +275,7 @@ class _Time(Column):
 
     def _array(self, values: list[Any], has_nulls: bool) -> pa.Array:
         if any(value is not None and value.tzinfo is not None for value in values):
-            raise TypeError("a time of day has no time zone here")
+            raise TypeError("a time of day cannot have a time zone")
         return pa.array(values, pa.time64("us")).cast(self.type)
 
 
@@ -333,7 +335,7 @@ class _Map(Column):
         if not isinstance(value, list | tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in value):
             raise self._misfit(value)
         if _has_twice([key for key, _ in value]):
-            raise self._misfit(value, "it has a key twice")
+            raise self._misfit(value, "it has a duplicate key")
         return _Pairs(value)
 
     def _array(self, values: list[Any], has_nulls: bool) -> pa.Array:
@@ -395,19 +397,19 @@ class _Struct(Column):
         elif isinstance(value, tuple):
             names = getattr(value, "_fields", self._names)
             if len(value) != len(self._names):
-                raise self._misfit(value, f"it has {len(value)} fields where {len(self._names)} are declared")
+                raise self._misfit(value, f"it has {len(value)} fields, {len(self._names)} are declared")
             value = dict(zip(names, value, strict=True))
         else:
             raise self._misfit(value)
         if value.keys() != set(self._names):
             odd = sorted(value.keys() ^ set(self._names), key=str)
-            raise self._misfit(value, f"it has not exactly the declared fields, see {', '.join(map(str, odd))}")
+            raise self._misfit(value, f"its fields differ from the declared ones: {', '.join(map(str, odd))}")
         return value
 
     def _array(self, values: list[Any], has_nulls: bool) -> pa.Array:
         present = list(filter(_is_there, values)) if has_nulls else values
         if present and set(map(len, present)) != {len(self._names)}:
-            raise KeyError("other fields")
+            raise KeyError("fields differ from the declared ones")
         if not self._fields:
             return pa.array(values, self.type)
         arrays = []
@@ -465,7 +467,7 @@ def items_of(value: Any) -> list[Any]:
             return list(array)
         return array.tolist() if array.dtype.kind in "biufU" else list(array)
     if isinstance(value, str | bytes | bytearray | memoryview | Mapping) or not isinstance(value, Sequence | Set):
-        raise TypeError("it is no list")
+        raise TypeError("it is not a list")
     return list(value)
 
 
@@ -496,7 +498,7 @@ def type_of(values: list[Any], key: bool = False) -> pa.DataType:
             return _type_of_decimals(values)
         case "":
             row, value = next((row, value) for row, value in enumerate(values) if value is not None)
-            raise Misfit(f"got {shown(value)}, of which no type is known", "send plain values: text, numbers, …", row)
+            raise Misfit(f"got {shown(value)}, which has no supported type", "send plain values: text, numbers, …", row)
     return _PLAIN_TYPES[family]
 
 
@@ -553,7 +555,7 @@ def _type_of_lists(values: list[Any]) -> pa.DataType:
         try:
             settled.append(None if value is None else items_of(value))
         except TypeError:
-            raise Misfit(f"got {shown(value)}, of which no type is known", "", row) from None
+            raise Misfit(f"got {shown(value)}, which has no supported type", "", row) from None
     try:
         return pa.list_(type_of(list(chain.from_iterable(filter(None, settled)))))
     except Misfit as misfit:
@@ -584,7 +586,7 @@ def _type_of_maps(values: list[Any]) -> pa.DataType:
         raise _in_one_of(values, misfit, lambda value, at: ".key") from None
     if t.is_null(keys):
         row = next(row for row, value in enumerate(values) if value)
-        raise Misfit("is None, which no map has as a key", "", row, ".key")
+        raise Misfit("is None, which cannot be a map key", "", row, ".key")
     try:
         return pa.map_(keys, type_of(list(chain.from_iterable(value.values() for value in there))))
     except Misfit as misfit:
@@ -609,9 +611,7 @@ def _type_of_times(values: list[Any]) -> pa.DataType:
             found |= set() if value is None else {zone_of(value)}
         except RAISED as error:
             how = "convert it: value.astimezone(timezone.utc)"
-            raise Misfit(
-                f"got {shown(value)}, of whose time zone no type is known: {_line(error)}", how, row
-            ) from error
+            raise Misfit(f"got {shown(value)}, whose time zone is not supported: {_line(error)}", how, row) from error
     if len(found) > 1:
         misfit = _unlike(values, zone_of)
         misfit.how = "convert all to one zone: value.astimezone(timezone.utc)"
@@ -627,18 +627,18 @@ def _zone_name(value: Any) -> str | None:
         return None
     name: str = pa.array([value]).type.tz
     if name[0] in "+-" and offset % timedelta(minutes=1):
-        raise ValueError(f"no time zone has the offset of {shown(value)}")
+        raise ValueError(f"no time zone has the UTC offset of {shown(value)}")
     return name
 
 
 def _type_of_decimals(values: list[Any]) -> pa.DataType:
     for row, value in enumerate(values):
         if isinstance(value, Decimal) and not value.is_finite():
-            raise Misfit(f"got {shown(value)}, which no column of decimals holds", "send null for it", row)
+            raise Misfit(f"got {shown(value)}, which a decimal column cannot hold", "send null instead", row)
     try:
         return pa.infer_type([None if value is None else exact_decimal(value) for value in values])
     except RAISED as error:
-        raise Misfit(f"has Decimals of no one type: {_line(error)}", "send at most 38 digits") from error
+        raise Misfit(f"has Decimals without a common type: {_line(error)}", "send at most 38 digits") from error
 
 
 # -- columns given as Arrow --------------------------------------------------------------------------------
@@ -669,13 +669,13 @@ def _check_kinds(source: pa.DataType, target: pa.DataType, path: str) -> None:
     if ours is None or not any(told(target) for told in ours):
         raise Misfit(f"is declared {target} but is a column of {source}", path=path)
     if t.is_timestamp(source) and (source.tz is None) != (target.tz is None):
-        how = "attach one: pyarrow.compute.assume_timezone" if source.tz is None else "declare timestamp"
+        how = "attach a time zone: pyarrow.compute.assume_timezone" if source.tz is None else "declare timestamp"
         raise Misfit(f"is declared {target} but is a column of {source}", how, path=path)
     if t.is_struct(target):
         names, declared = ([kind.field(n).name for n in range(kind.num_fields)] for kind in (source, target))
         if sorted(names) != sorted(declared):
             odd = ", ".join(sorted(set(names) ^ set(declared)) or sorted(names))
-            raise Misfit(f"has not exactly the declared fields, see {odd}", path=path)
+            raise Misfit(f"has other fields than declared: {odd}", path=path)
         for number in range(target.num_fields):
             field = target.field(number)
             _check_kinds(source.field(field.name).type, field.type, f"{path}.{field.name}")
@@ -689,7 +689,7 @@ def _check_kinds(source: pa.DataType, target: pa.DataType, path: str) -> None:
 def _taken(array: pa.Array, field: pa.Field) -> pa.Array:
     array = _cast(array, field.type)
     if _lacks_value(array, field):
-        raise ValueError("a value that is declared NOT NULL is null")
+        raise ValueError("a value declared NOT NULL is null")
     return array
 
 
@@ -709,7 +709,7 @@ def _first_misfit(array: pa.Array, field: pa.Field, error: Exception, before: in
         return misfit.within("", before + begin)
     except RAISED:
         pass
-    return Misfit(f"is declared {field.type}, and {_line(error)}", row=before + begin)
+    return Misfit(f"is declared {field.type}: {_line(error)}", row=before + begin)
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -743,7 +743,7 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
             pc.xor(pc.equal(wide, zero), pc.equal(narrow, pa.scalar(0.0, kind))),
         )
         if pc.any(lost).as_py():
-            raise ValueError("no float of 32 bits holds it")
+            raise ValueError("a 32-bit float cannot hold it")
         return narrow
     return array.cast(kind)
 

@@ -125,7 +125,7 @@ def written(texts: Sequence[str], package: str | None = None) -> Program:
         except SyntaxError as error:
             if program.single:
                 raise OperatorNotImportable(
-                    f"SyntaxError: {error}", remedy="correct the file", line=error.lineno
+                    f"SyntaxError: {error}", remedy="fix the file", line=error.lineno
                 ) from error
             continue  # a cell that never ran
         program.futures |= any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in tree.body)
@@ -156,7 +156,8 @@ def _cell(program: Program, text: str) -> str:
 
 def _in_magic(what: str, magic: str) -> OperatorNotImportable:
     return OperatorNotImportable(
-        f"{what} made in a cell that begins with {magic}, which is not read", remedy="make it in a cell of plain Python"
+        f"{what} defined in a cell that begins with {magic}, which is ignored",
+        remedy="define it in a plain Python cell",
     )
 
 
@@ -225,8 +226,8 @@ class _Taking:
         kind = type(value).__module__
         if any(kind == root or kind.startswith(root + ".") for root in _NOT_MADE_AGAIN) and not hint:
             raise OperatorNotImportable(
-                f"{needed_by} uses {name!r}, a {type(value).__name__}, which cannot go to a replica",
-                remedy="give the operator what it needs in its rows, its state or open()",
+                f"{needed_by} uses {name!r}, a {type(value).__name__}, which cannot be sent to a replica",
+                remedy="provide what the operator needs in its rows, its state or open()",
             )
         # a defaultdict's factory (a lambda) is taken from the program, its entries are written
         if isinstance(value, defaultdict) and makers:
@@ -263,7 +264,7 @@ class _Taking:
             for statement in self.statements:
                 if name in statement.at_once and statement not in made:
                     raise OperatorNotImportable(
-                        f"{min(statement.binds)} reads {name!r} while it is made, which holds functions or classes",
+                        f"{min(statement.binds)} reads {name!r}, which holds functions or classes, while being defined",
                         remedy=f"read {name!r} in a method or function",
                         line=statement.order[1] if self._program.single else None,
                     )
@@ -290,8 +291,8 @@ class _Taking:
 
     def _changed(self, name: str, needed_by: str, kind: str, touch: Touch | None) -> OperatorNotImportable:
         return OperatorNotImportable(
-            f"{needed_by} uses {name!r}{kind} which is changed by a statement that is not run at replicas",
-            remedy=f"make it whole in one statement, by a function for example: {name} = make()",
+            f"{needed_by} uses {name!r}{kind} which is changed by a statement that replicas do not run",
+            remedy=f"build it in one statement, for example with a function: {name} = make()",
             line=touch.line if touch is not None and self._program.single else None,
         )
 
@@ -310,8 +311,8 @@ class _Taking:
             what = f"{name!r} is" if name == needed_by else f"{needed_by} uses {name!r}, which is"
             return _in_magic(what, self._program.magics[name])
         return OperatorNotImportable(
-            f"{needed_by} uses {name!r}, which is made by a statement that is not run at replicas",
-            remedy="make it by an import, a def, a class or an assignment at the top level",
+            f"{needed_by} uses {name!r}, which is defined by a statement that replicas do not run",
+            remedy="define it by an import, def, class or assignment at the top level",
             line=self._program.elsewhere.get(name) if self._program.single else None,
         )
 
@@ -481,8 +482,8 @@ def _check_same(text: str, statements: Iterable[Statement], values: Mapping[str,
             codes = written.get(own, [function.__code__])
             if not any(_equal(code, function.__code__) for code in codes):
                 raise OperatorNotImportable(
-                    f"the text of {own} is not what runs here: it was changed since",
-                    remedy="start the program again; in a notebook, run its cells again",
+                    f"the source of {own} has changed since it was loaded",
+                    remedy="restart the program; in a notebook, rerun its cells",
                     operator=qualname,
                 )
 

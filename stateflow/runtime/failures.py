@@ -11,7 +11,7 @@ from stateflow.runtime.watchdog import Interrupted, frames_of
 
 TEXT_MAX = 1_000
 FRAMES_SHOWN = 6
-MEND = "mend the operator or the row, or raise STATEFLOW_REPLICA_BATCH_TIMEOUT_S"
+MEND = "fix the operator or the row, or raise STATEFLOW_REPLICA_BATCH_TIMEOUT_S"
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 500
 
@@ -31,7 +31,7 @@ def failure(method: str, error: BaseException, remedy: str, **where: Any) -> Ope
     place = {name: value if name in ("operator", "partition") else shown(value) for name, value in where.items()}
     if isinstance(error, Interrupted):
         return OperatorStuck(
-            f"{method} did not come back in time and was interrupted",
+            f"{method} did not return in time and was interrupted",
             remedy=f"{MEND}; the batch was not applied",
             traceback=trace_of(error),
             **place,
@@ -47,7 +47,7 @@ def text_of(error: BaseException) -> str:
     except Interrupted:
         raise
     except BaseException as worse:  # noqa: BLE001 - its own ``str`` fails
-        return f"(its text cannot be had: {type(worse).__name__})"
+        return f"(its message cannot be read: {type(worse).__name__})"
     return text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}… ({len(text)} characters)"
 
 

@@ -75,7 +75,7 @@ class Hands:
                 hand.host.discard()
             if slot.stuck is hand:
                 slot.stuck = None
-        log.warning("%s is served again: its operator came back", slot.id)
+        log.warning("%s is served again: its operator returned", slot.id)
         self._registry.on_change(slot.id)
 
     # -- in other threads ---------------------------------------------------------------------------------
@@ -150,5 +150,5 @@ class Hands:
                     if slot.lifecycle.finish():
                         self._sender.seal(slot)
             except Exception:  # of a seal that waited for the batch, for example: the controller asks for it again
-                log.exception("%s was let go, and not all of that done", slot.id)
+                log.exception("%s: failed to drop a processed batch", slot.id)
             self._registry.on_change(slot.id)

@@ -66,7 +66,7 @@ def _read(file: Path) -> Identity:
         return Identity(str(fields["id"]), str(fields["name"]))
     except (ValueError, LookupError, TypeError) as error:
         raise InvalidArgument(
-            f"the file says nothing of whose data directory it is in: {text[:40]!r}",
-            remedy="write the replica's name into it, and nothing else, or give the replica another --data-dir",
+            f"the file does not name the replica it belongs to: {text[:40]!r}",
+            remedy="write only the replica's name into it, or give the replica another --data-dir",
             path=file,
         ) from error

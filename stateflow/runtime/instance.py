@@ -20,7 +20,7 @@ from stateflow.runtime.timers import Domain, TimerColumns, Timers, to_datetime
 from stateflow.state import ColumnStates, KeyedState
 from stateflow.types import PartitionId
 
-MEND = "mend the operator or the row; the batch was not applied"
+MEND = "fix the operator or the row; the batch was not applied"
 
 
 class Produced(NamedTuple):
@@ -81,7 +81,7 @@ class OperatorInstance:
         except BaseException as error:
             if not is_ours(error):
                 raise
-            raise self._failed("__init__", error, remedy="mend the operator; no batch was applied") from error
+            raise self._failed("__init__", error, remedy="fix the operator; no batch was applied") from error
 
     def attach(self) -> None:
         """Makes the states of the partition attributes of a batch operator."""
@@ -96,7 +96,7 @@ class OperatorInstance:
         except BaseException as error:
             if not is_ours(error):
                 raise
-            raise self._failed("open", error, remedy="mend the operator; no batch was applied") from error
+            raise self._failed("open", error, remedy="fix the operator; no batch was applied") from error
 
     def count(self) -> None:
         """Counts what the operator has added to its metrics, once the batch is applied."""
@@ -225,7 +225,7 @@ class OperatorInstance:
         version of the old states."""
         operator, name = self.operator, self._partition.operator
         remedy = (
-            f"mend migrate_state() and deploy again, or go back: `stateflow operator versions {name}` and "
+            f"fix migrate_state() and deploy again, or roll back: `stateflow operator versions {name}` and "
             f"`stateflow upgrade {name} --to VERSION`; no state of this partition was changed"
         )
         self._ctx.key = key

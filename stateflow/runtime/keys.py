@@ -57,7 +57,7 @@ def check_keys(schema: pa.Schema, columns: tuple[str, ...], store: PartitionStor
     for column, was, now in zip(columns, stored, come, strict=False):
         if now and was != now:
             raise SchemaMismatch(
-                f"the key column {column!r} is {now} here, stored keys are {was}: they would never meet",
-                remedy="cast the column to what is stored; first state too needs keys of the type that the rows have",
+                f"the key column {column!r} is of type {now}, but stored keys are of type {was}",
+                remedy="cast the column to the stored type; initial state, too, needs keys of the rows' type",
                 operator=operator,
             )

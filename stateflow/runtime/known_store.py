@@ -31,7 +31,7 @@ def _read(note: Path) -> Known | None:
         return Known(**json.loads(note.read_text()))
     except (ValueError, TypeError) as error:
         raise InvalidArgument(
-            "the note of which checkpoint store is used cannot be read",
-            remedy="see that the store is mounted, then remove the note",
+            "the record of the checkpoint store in use cannot be read",
+            remedy="check that the store is mounted, then remove the record",
             path=note,
         ) from error

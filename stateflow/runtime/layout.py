@@ -78,7 +78,7 @@ def decoding(what: str) -> Iterator[None]:
 def typed(found: T, *kinds: type) -> T:
     for each, kind in zip(fields(found), kinds, strict=True):  # type: ignore[arg-type]
         if type(getattr(found, each.name)) is not kind:
-            raise ValueError(f"{each.name} is no {kind.__name__}")
+            raise ValueError(f"{each.name} is not of type {kind.__name__}")
     return found
 
 
@@ -157,7 +157,7 @@ class Position(NamedTuple):
         with decoding("a position"):
             version, batch, watermark_us, rows, *rest = msgpack.unpackb(data)
             if type(batch) is not int:
-                raise ValueError("its batch is no number")
+                raise ValueError("its batch is not a number")
             if version in (POSITION_VERSION, POSITION_VERSION - 1):
                 event_us, event_before_us, run, use, task, call, *newer = rest
                 attempt = Attempt(run, use, task, call)
@@ -273,7 +273,7 @@ class Ownership:
 
     @classmethod
     def decode(cls, data: bytes) -> Ownership:
-        with decoding("an ownership"):
+        with decoding("the ownership record"):
             version, *values = msgpack.unpackb(data)
             check_version(version)
             return typed(cls(*values), str, str, int, *[str] * 5)

@@ -57,6 +57,6 @@ class Lease:
         acknowledged. Raises LeaseLost."""
         if not self.holds(now, operator):
             raise LeaseLost(
-                "this replica's lease has lapsed: its partitions may have been given away",
-                remedy="it serves again when it reaches the controller; refresh the assignment",
+                "this replica's lease has lapsed: its partitions may have other owners",
+                remedy="refresh the assignment; the replica serves again once it reaches the controller",
             )

@@ -210,37 +210,41 @@ Answer = Verdict | FenceAnswer | bool | None
 
 # -- guards --------------------------------------------------------------------------------------------------
 
-IN_HAND: Guard[Lifecycle] = Guard("a batch is in hand", lambda here, _: here.in_hand)
-SAME_MOVE: Guard[Lifecycle] = Guard("it is the same move", lambda here, event: here.move_id == event.move_id)
+IN_HAND: Guard[Lifecycle] = Guard("a batch is running", lambda here, _: here.in_hand)
+SAME_MOVE: Guard[Lifecycle] = Guard("the move is the same", lambda here, event: here.move_id == event.move_id)
 SAME_MOVE_IN_HAND: Guard[Lifecycle] = Guard(
-    "it is the same move, a batch is in hand", lambda here, event: here.move_id == event.move_id and here.in_hand
+    "the move is the same, a batch is running", lambda here, event: here.move_id == event.move_id and here.in_hand
 )
-OTHER_MOVE: Guard[Lifecycle] = Guard("it is another move", lambda here, event: here.move_id != event.move_id)
+OTHER_MOVE: Guard[Lifecycle] = Guard("the move is another one", lambda here, event: here.move_id != event.move_id)
 NEITHER_MOVE: Guard[Lifecycle] = Guard(
-    "it is another move", lambda here, event: here.move_id not in (event.move_id, event.by)
+    "the move is another one", lambda here, event: here.move_id not in (event.move_id, event.by)
 )
-CANCELLED: Guard[Lifecycle] = Guard("that move was cancelled here", lambda here, event: event.move_id in here.cancelled)
-CANCELLED_BY: Guard[Lifecycle] = Guard("that was cancelled here", lambda here, event: event.by in here.cancelled)
+CANCELLED: Guard[Lifecycle] = Guard("the move was cancelled here", lambda here, event: event.move_id in here.cancelled)
+CANCELLED_BY: Guard[Lifecycle] = Guard(
+    "the adopting move or takeover was cancelled here", lambda here, event: event.by in here.cancelled
+)
 NOT_NEWER: Guard[Lifecycle] = Guard("the epoch is not newer", lambda here, event: event.epoch <= here.epoch)
 NEWER: Guard[Lifecycle] = Guard("the epoch is newer", lambda here, event: event.epoch > here.epoch)
 OUT_OF_REACH: Guard[Lifecycle] = Guard(
-    "the epoch is out of reach", lambda here, event: event.epoch > here.epoch + EPOCH_STEP_MAX
+    "the epoch is too far ahead", lambda here, event: event.epoch > here.epoch + EPOCH_STEP_MAX
 )
 SOURCE_STALE: Guard[Lifecycle] = Guard(
     "a newer epoch was seen here",
     lambda here, event: max(event.source_epoch, event.newest_epoch) < here.epoch,
 )
 STALE_WORD: Guard[Lifecycle] = Guard(
-    "what is here is newer, and not burnt",
+    "the epoch is not newer, and the local one is not burnt",
     lambda here, event: event.epoch <= here.epoch and here.epoch != event.burnt,
 )
-NEWER_HERE: Guard[Lifecycle] = Guard("what is here is newer", lambda here, event: here.epoch > event.epoch)
+NEWER_HERE: Guard[Lifecycle] = Guard("the local epoch is newer", lambda here, event: here.epoch > event.epoch)
 NEVER_KNOWN: Guard[Lifecycle] = Guard(
-    "it was owned at a newer epoch than is known here", lambda here, event: event.owned_at > here.epoch
+    "the partition was owned at an epoch newer than the local one", lambda here, event: event.owned_at > here.epoch
 )
-WAS_SEALED: Guard[Lifecycle] = Guard("it was sealed before", lambda _, event: event.before.state is State.SEALED)
-AS_OWNED: Guard[Lifecycle] = Guard("the disk says OWNED", lambda _, event: event.state is State.OWNED)
-AS_SEALED: Guard[Lifecycle] = Guard("the disk says SEALED", lambda _, event: event.state is State.SEALED)
+WAS_SEALED: Guard[Lifecycle] = Guard(
+    "the partition was sealed before", lambda _, event: event.before.state is State.SEALED
+)
+AS_OWNED: Guard[Lifecycle] = Guard("the state on disk is OWNED", lambda _, event: event.state is State.OWNED)
+AS_SEALED: Guard[Lifecycle] = Guard("the state on disk is SEALED", lambda _, event: event.state is State.SEALED)
 
 # -- effects: what changes beside the state ------------------------------------------------------------------
 
@@ -338,7 +342,7 @@ def _other_warms(here: Lifecycle, _: Event) -> MoveConflict:
 
 
 def _was_cancelled(here: Lifecycle, event: Event) -> MoveAborted:
-    what = "this take-over" if isinstance(event, Adopt) else "this move"
+    what = "this takeover" if isinstance(event, Adopt) else "this move"
     return MoveAborted(f"{what} was cancelled here", remedy="start a new one", partition=here.partition)
 
 
@@ -351,7 +355,7 @@ def _not_owner(here: Lifecycle, _: Event) -> NotOwner:
 def _data_is_gone(here: Lifecycle, event: Cancel) -> StateMissing:
     return StateMissing(
         f"the partition was owned here at epoch {event.owned_at}, but its data is gone",
-        remedy="whether it had sealed nobody can tell any more; a take-over restores the partition",
+        remedy="restore the partition by a takeover; whether it was sealed is unknown",
         partition=here.partition,
         epoch=here.epoch,
     )
@@ -360,8 +364,8 @@ def _data_is_gone(here: Lifecycle, event: Cancel) -> StateMissing:
 def _out_of_reach(here: Lifecycle, event: Create | Own | Restore | Fence) -> InvalidArgument:
     """Refuses an epoch that is further ahead of the one known here than any real grant."""
     return InvalidArgument(
-        f"epoch {event.epoch} is out of reach of {here.epoch}",
-        remedy="nothing was changed; grant the next one",
+        f"epoch {event.epoch} is too far ahead of {here.epoch}",
+        remedy="grant the next epoch; nothing was changed",
         partition=here.partition,
     )
 
@@ -369,7 +373,7 @@ def _out_of_reach(here: Lifecycle, event: Create | Own | Restore | Fence) -> Inv
 def _impossible(here: Lifecycle, event: Event) -> InvalidTransition:
     return InvalidTransition(
         f"{event} is not possible in {here.state}",
-        remedy="nothing was changed; ask for the status and plan again",
+        remedy="check the status and plan again; nothing was changed",
         partition=here.partition,
         epoch=here.epoch,
         move=here.move_id or None,
@@ -384,26 +388,26 @@ _HERE = (_S.OWNED, _S.FENCING, _S.SEALED)
 _NOT_OWNED = (_S.ABSENT, _S.SEALED, _S.WARMING)
 _RESTORABLE = (_S.ABSENT, _S.SEALED, _S.OWNED)
 _NOT_WARMING = (_S.ABSENT, *_HERE)
-_CAME_LATE = "it has come and gone since"
+_CAME_LATE = "the partition has come and gone since"
 
 _ROWS: tuple[Row[State, Lifecycle], ...] = (
     # ownership
     Refused(
-        _S.ABSENT, Create, _stale("it cannot be created at {event.epoch}, epoch {here.epoch} was seen here",
-        "refresh the assignment"), when=NOT_NEWER, note=_CAME_LATE,
+        _S.ABSENT, Create, _stale("the partition cannot be created at epoch {event.epoch}, epoch {here.epoch} was seen "
+        "here", "refresh the assignment"), when=NOT_NEWER, note=_CAME_LATE,
     ),
     Refused(_S.ABSENT, Create, _out_of_reach, when=OUT_OF_REACH),
     Transition(_S.ABSENT, Create, _S.OWNED, None, effect=_at_epoch),
     Impossible((_S.WARMING, *_HERE), Create),
     Refused(_S.WARMING, Prepare, _other_warms, when=OTHER_MOVE),
-    Refused(_NOT_OWNED, Prepare, _was_cancelled, when=CANCELLED, note="however late its prepare comes"),
+    Refused(_NOT_OWNED, Prepare, _was_cancelled, when=CANCELLED, note="a late Prepare is refused, too"),
     Refused(
-        _NOT_OWNED, Prepare, _stale("the source owns it at {event.source_epoch}, epoch {here.epoch} was seen here",
-        "plan the move again"), when=SOURCE_STALE,
+        _NOT_OWNED, Prepare, _stale("the source owns the partition at epoch {event.source_epoch}, epoch {here.epoch} "
+        "was seen here", "plan the move again"), when=SOURCE_STALE,
     ),
     Transition(
         _NOT_OWNED, Prepare, _S.WARMING, None, effect=_warm,
-        note="requests that arrive early are held; what was sealed here is the warm base",
+        note="early requests are held; a copy sealed here is the warm base",
     ),
     Impossible((_S.OWNED, _S.FENCING), Prepare),
     Impossible(_S.WARMING, Own, when=OTHER_MOVE),
@@ -413,7 +417,7 @@ _ROWS: tuple[Row[State, Lifecycle], ...] = (
     ),
     Refused(_S.WARMING, Own, _out_of_reach, when=OUT_OF_REACH),
     Transition(
-        _S.WARMING, Own, _S.OWNED, None, effect=_at_epoch, note="after a durable write of the ownership"
+        _S.WARMING, Own, _S.OWNED, None, effect=_at_epoch, note="the ownership is durable already"
     ),
     Transition(
         _S.WARMING, SealAgain, _S.SEALED, None, when=WAS_SEALED, effect=_as_before,
@@ -425,26 +429,26 @@ _ROWS: tuple[Row[State, Lifecycle], ...] = (
     Refused(_S.WARMING, Adopt, _was_cancelled, when=CANCELLED_BY),
     Transition(
         _S.WARMING, Adopt, None, None, effect=_adopt,
-        note="a standby's copy, to be owned by a take-over or a move",
+        note="a takeover or another move adopts a standby's copy",
     ),
     Transition(_S.WARMING, Abandon, _S.ABSENT, None, when=SAME_MOVE, effect=_abandon),
-    Ignored(_S.WARMING, Abandon, None, note="it warms for another"),
-    Ignored(_NOT_WARMING, Abandon, None, note="nothing warms"),
+    Ignored(_S.WARMING, Abandon, None, note="the partition is warming for another move"),
+    Ignored(_NOT_WARMING, Abandon, None, note="nothing is warming"),
     Impossible(_S.WARMING, Keep, when=OTHER_MOVE),
     Transition(
         _S.WARMING, Keep, _S.SEALED, None, effect=_keep,
-        note="a standby's copy, which ends where its source sealed for another",
+        note="a standby keeps its copy, which ends at its source's seal for another replica",
     ),
     Impossible(_NOT_WARMING, (Adopt, Keep)),
     Impossible(_RESTORABLE, Restore, when=IN_HAND),
     Refused(
-        _RESTORABLE, Restore, _stale("it cannot be restored at {event.epoch}, epoch {here.epoch} was seen here",
-        "refresh the assignment"), when=NOT_NEWER,
+        _RESTORABLE, Restore, _stale("the partition cannot be restored at epoch {event.epoch}, epoch {here.epoch} was "
+        "seen here", "refresh the assignment"), when=NOT_NEWER,
     ),
     Refused(_RESTORABLE, Restore, _out_of_reach, when=OUT_OF_REACH),
     Transition(
         _RESTORABLE, Restore, _S.OWNED, None, effect=_restore,
-        note="from a checkpoint; nothing of the old copy is served any more",
+        note="from a checkpoint; the old copy is no longer served",
     ),
     Impossible((_S.WARMING, _S.FENCING), Restore),
     # records
@@ -455,84 +459,90 @@ _ROWS: tuple[Row[State, Lifecycle], ...] = (
     Transition(_S.OWNED, BeginBatch, None, Verdict.HOLD, when=IN_HAND, note="one batch at a time"),
     Transition(
         _S.OWNED, BeginBatch, None, Verdict.SERVE, effect=_take_in_hand,
-        note="also for a sender's older epoch: batches are told apart by position",
+        note="a sender's epoch may be older: batches are told apart by position",
     ),
     Transition(
-        _S.WARMING, BeginBatch, None, Verdict.HOLD, when=NEWER, note="by the source's redirect, ahead of the seal"
+        _S.WARMING, BeginBatch, None, Verdict.HOLD, when=NEWER,
+        note="the source redirects senders before its seal arrives",
     ),
-    Transition((_S.FENCING, _S.SEALED), BeginBatch, None, Verdict.MOVED, note="the successor has it"),
+    Transition(
+        (_S.FENCING, _S.SEALED), BeginBatch, None, Verdict.MOVED, note="senders are redirected to the successor"
+    ),
     Refused((_S.ABSENT, _S.WARMING), BeginBatch, _not_owner),
-    Transition(_S.FENCING, FinishBatch, None, True, effect=_let_go, note="write the seal now"),
+    Transition(_S.FENCING, FinishBatch, None, True, effect=_let_go, note="the seal is written now"),
     Transition((_S.ABSENT, _S.WARMING, _S.OWNED, _S.SEALED), FinishBatch, None, False, effect=_let_go),
     # leaving
-    Transition(_S.SEALED, Fence, None, FenceAnswer.SEALED_BEFORE, when=SAME_MOVE, note="asked again"),
+    Transition(_S.SEALED, Fence, None, FenceAnswer.SEALED_BEFORE, when=SAME_MOVE, note="a repeated request"),
     Transition(
-        _S.FENCING, Fence, None, FenceAnswer.SEAL_AFTER_BATCH, when=SAME_MOVE_IN_HAND, note="asked again"
+        _S.FENCING, Fence, None, FenceAnswer.SEAL_AFTER_BATCH, when=SAME_MOVE_IN_HAND, note="a repeated request"
     ),
-    Transition(_S.FENCING, Fence, None, FenceAnswer.SEAL_NOW, when=SAME_MOVE, note="asked again"),
-    Refused(_ANY, Fence, _was_cancelled, when=CANCELLED, note="however late its fence comes"),
+    Transition(_S.FENCING, Fence, None, FenceAnswer.SEAL_NOW, when=SAME_MOVE, note="a repeated request"),
+    Refused(_ANY, Fence, _was_cancelled, when=CANCELLED, note="a late Fence is refused, too"),
     Impossible((_S.ABSENT, _S.WARMING, _S.FENCING, _S.SEALED), Fence),
     Refused(
-        _S.OWNED, Fence, _stale("epoch {event.epoch} was granted, the partition is owned at {here.epoch}",
+        _S.OWNED, Fence, _stale("epoch {event.epoch} was granted, the partition is owned at epoch {here.epoch}",
         "plan the move again"), when=NOT_NEWER,
     ),
     Refused(_S.OWNED, Fence, _out_of_reach, when=OUT_OF_REACH),
     Transition(
         _S.OWNED, Fence, _S.FENCING, FenceAnswer.SEAL_AFTER_BATCH, when=IN_HAND, effect=_fence,
-        note="the batch in hand finishes first",
+        note="the running batch finishes first",
     ),
-    Transition(_S.OWNED, Fence, _S.FENCING, FenceAnswer.SEAL_NOW, effect=_fence, note="the shell seals at once"),
+    Transition(_S.OWNED, Fence, _S.FENCING, FenceAnswer.SEAL_NOW, effect=_fence, note="the seal is written at once"),
     Impossible(_S.FENCING, Sealed, when=IN_HAND),
-    Transition(_S.FENCING, Sealed, _S.SEALED, None, effect=_seal, note="after a durable write of the seal"),
+    Transition(_S.FENCING, Sealed, _S.SEALED, None, effect=_seal, note="the seal is durable already"),
     Impossible((_S.ABSENT, _S.WARMING, _S.OWNED, _S.SEALED), Sealed),
-    Refused(_ANY, Cancel, _data_is_gone, when=NEVER_KNOWN, note="whether it had sealed nobody can tell"),
-    Transition(_S.SEALED, Cancel, None, False, when=SAME_MOVE, note="it must go forward"),
+    Refused(_ANY, Cancel, _data_is_gone, when=NEVER_KNOWN, note="whether the partition was sealed is unknown"),
+    Transition(_S.SEALED, Cancel, None, False, when=SAME_MOVE, note="the move must go forward"),
     Transition(
         _S.FENCING, Cancel, _S.OWNED, True, when=SAME_MOVE, effect=_remember_and_forget,
         note="only the controller cancels, and only before the seal",
     ),
-    Transition(_ANY, Cancel, None, True, effect=_remember, note="that move never seals nor warms here"),
-    Ignored((_S.ABSENT, _S.WARMING), Supersede, False, note="nothing of it is here"),
-    Ignored(_HERE, Supersede, False, when=STALE_WORD, note="an older word"),
+    Transition(_ANY, Cancel, None, True, effect=_remember, note="the move never seals or warms here"),
+    Ignored((_S.ABSENT, _S.WARMING), Supersede, False, note="there is no owned or sealed copy here"),
+    Ignored(_HERE, Supersede, False, when=STALE_WORD, note="the message is outdated"),
     Impossible(_HERE, Supersede, when=IN_HAND),
     Transition(
         _HERE, Supersede, _S.SEALED, True, effect=_supersede,
-        note="its lease lapsed and the controller gave the partition away",
+        note="the replica's lease lapsed, and the controller reassigned the partition",
     ),
-    Ignored((_S.ABSENT, _S.WARMING), Lose, False, note="nothing is here to be lost"),
-    Ignored(_HERE, Lose, False, when=IN_HAND, note="the batch finishes first"),
+    Ignored((_S.ABSENT, _S.WARMING), Lose, False, note="there is no copy to lose"),
+    Ignored(_HERE, Lose, False, when=IN_HAND, note="the running batch finishes first"),
     Transition(
         _S.SEALED, Lose, _S.ABSENT, True, effect=_lose_seal,
-        note="its files are damaged: whoever asks is promised nothing",
+        note="the files are damaged; no promise is made about the partition",
     ),
     Transition(
         (_S.OWNED, _S.FENCING), Lose, _S.ABSENT, True, effect=_forget,
-        note="its files are damaged: whoever asks is promised nothing",
+        note="the files are damaged; no promise is made about the partition",
     ),
-    Ignored(_ANY, Drop, False, when=NEWER_HERE, note="of a later deployment"),
+    Ignored(_ANY, Drop, False, when=NEWER_HERE, note="the partition belongs to a later deployment"),
     Impossible(_ANY, Drop, when=IN_HAND),
-    Transition(_ANY, Drop, _S.ABSENT, True, effect=_forget, note="its operator was undeployed"),
+    Transition(_ANY, Drop, _S.ABSENT, True, effect=_forget, note="the operator was undeployed"),
     # after a restart
     Transition(_S.ABSENT, Recover, _S.OWNED, None, when=AS_OWNED, effect=_recover),
     Transition(
         _S.ABSENT, Recover, _S.SEALED, None, when=AS_SEALED, effect=_recover,
-        note="no time-out un-fences it; only a later move brings it back, with a newer epoch",
+        note="no timeout lifts the fence; only a later move brings the partition back, at a newer epoch",
     ),
     Impossible(_ANY, Recover),
 )  # fmt: skip
 _INVARIANTS: tuple[Guard[Lifecycle], ...] = (
     Guard(
-        "a batch is in hand only of who owns", lambda here, _: not here.in_hand or here.state in (_S.OWNED, _S.FENCING)
+        "a batch runs only while the partition is OWNED or FENCING",
+        lambda here, _: not here.in_hand or here.state in (_S.OWNED, _S.FENCING),
     ),
     Guard(
-        "a fence is for a newer epoch, of a move that is not cancelled, to somebody",
+        "a fence has a newer epoch, a move that is not cancelled, and a successor",
         lambda here, _: (
             here.state is not _S.FENCING
             or (here.granted > here.epoch and here.move_id not in here.cancelled and here.successor is not None)
         ),
     ),
-    Guard("what is sealed has a successor", lambda here, _: here.state is not _S.SEALED or here.successor is not None),
-    Guard("what warms does so for a move", lambda here, _: here.state is not _S.WARMING or bool(here.move_id)),
+    Guard(
+        "a sealed partition has a successor", lambda here, _: here.state is not _S.SEALED or here.successor is not None
+    ),
+    Guard("a warming partition belongs to a move", lambda here, _: here.state is not _S.WARMING or bool(here.move_id)),
 )
 TABLE: Table[State, Lifecycle, Answer] = Table(
     "A partition on a replica", State, get_args(Event), _ROWS, _impossible, _INVARIANTS
@@ -561,7 +571,7 @@ class Lifecycle:
         """Checks the invariants. Raises InvariantBroken in a state that only a bug leads to."""
         for words in self.table.broken(self):
             raise InvariantBroken(
-                f"in {self.state} it does not hold: {words}",
+                f"an invariant is broken in {self.state}: {words}",
                 remedy=REPORT_LINE,
                 partition=self.partition,
                 epoch=self.epoch,

@@ -81,7 +81,7 @@ def verify(store: CheckpointStore, manifest: Manifest) -> Verified:
             found.error = str(error)
         except Exception as error:  # noqa: BLE001 - files that match their digests may still hold anything
             wrong = CheckpointCorrupt(
-                f"its entries cannot be read: {type(error).__name__}: {error}",
+                f"the entries cannot be read: {type(error).__name__}: {error}",
                 remedy="restore an older checkpoint",
                 partition=manifest.id,
             )
@@ -120,15 +120,15 @@ def _verify_state(directory: Path, manifest: Manifest, found: Verified) -> None:
         }
         if (read_sequence(db), positions) != (manifest.sequence, manifest.positions):
             raise CheckpointCorrupt(
-                f"it is at sequence {read_sequence(db)} and {positions}, its manifest says {manifest.sequence} and "
-                f"{manifest.positions}",
+                f"the database is at sequence {read_sequence(db)} and {positions}, the manifest says "
+                f"{manifest.sequence} and {manifest.positions}",
                 remedy="restore an older checkpoint",
                 partition=manifest.id,
             )
         if manifest.state_digest:
             if state_digest(db.scan(b""), NOT_STATE) != manifest.state_digest:
                 raise CheckpointCorrupt(
-                    "its state is not the one that was digested when it was taken",
+                    "the state does not match the manifest's digest",
                     remedy="restore an older checkpoint",
                     partition=manifest.id,
                 )
@@ -137,7 +137,7 @@ def _verify_state(directory: Path, manifest: Manifest, found: Verified) -> None:
         for _, value in db.scan(CELL):
             if not value or value[0] & ~EXPIRES != FORMAT_VERSION:
                 raise CheckpointCorrupt(
-                    "a cell of its state is in no format that this program knows",
+                    "a state cell has an unknown format",
                     remedy="restore an older checkpoint, or run the version that wrote it",
                     partition=manifest.id,
                 )
@@ -150,7 +150,7 @@ def _opened(directory: Path, manifest: Manifest) -> Iterator[RocksStore]:
         db = RocksEngine(_CACHE_BYTES, _CACHE_BYTES).open(directory)
     except Exception as error:
         raise CheckpointCorrupt(
-            f"its files are no database: {error}", remedy="restore an older checkpoint", partition=manifest.id
+            f"the files are not a database: {error}", remedy="restore an older checkpoint", partition=manifest.id
         ) from error
     try:
         yield db
@@ -263,7 +263,7 @@ def _manifests(
 def without_checkpoint(partition: PartitionId) -> CheckpointMissing:
     return CheckpointMissing(
         "the partition has no checkpoint",
-        remedy="take one with `stateflow checkpoint now`; --incomplete reads the others",
+        remedy="take one with `stateflow checkpoint now`, or pass --incomplete to read the other partitions",
         partition=partition,
     )
 
@@ -283,7 +283,7 @@ def _newest(
         known = sorted({found.partition.operator for found in listed})
         raise CheckpointMissing(
             f"there is no checkpoint of {operator!r}",
-            remedy=f"there are checkpoints of {', '.join(known) or 'nothing'}",
+            remedy=f"choose one with checkpoints: {', '.join(known) or 'none'}",
             url=store.url,
         )
     found = {}
@@ -291,7 +291,7 @@ def _newest(
         passed_over: list[StateflowError] = []
         manifest = next(store.newest(PartitionId(operator, number), passed_over), None)
         for error in passed_over:
-            error.remedy = "see `stateflow checkpoint verify`; --incomplete reads what can be read"
+            error.remedy = "run `stateflow checkpoint verify`, or pass --incomplete to read the rest"
             lacking(error)
         if manifest is not None and not passed_over:
             found[number] = manifest

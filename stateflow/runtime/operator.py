@@ -156,8 +156,8 @@ class Context:
         """Refuses timers where the operator has no method for them: every batch would fail once the timer is due."""
         if self._unheard:
             raise InvalidArgument(
-                f"a timer is set, and the operator has no {self._unheard}()",
-                remedy=f"define {self._unheard}(self, …), which is called when it is due; or set none",
+                f"a timer is set, but the operator has no {self._unheard}()",
+                remedy=f"define {self._unheard}(self, …) to handle it, or set no timer",
             )
 
     def _delete_timer(self, name: str) -> None:
@@ -188,12 +188,14 @@ class Context:
 
     def _keyed(self) -> KeyedState:
         if self._states is None:
-            raise InvalidArgument("a batch operator has no keyed state", remedy="use process(row, ctx) for it")
+            raise InvalidArgument(
+                "a batch operator has no keyed state", remedy="use an operator with process(row, ctx)"
+            )
         return self._states
 
     def _current(self) -> Any:
         if self.key is None:
-            raise InvalidArgument("there is no current key", remedy="use it in process() or on_timer()")
+            raise InvalidArgument("there is no current key", remedy="call this in process() or on_timer()")
         return self.key
 
 
@@ -236,7 +238,7 @@ class Operator:
             # a set's |= and a list's += end in an assignment of what they changed
             if name not in self.__dict__ or value is not self.__dict__[name]:
                 how = _CHANGES[state.kind].format(name)
-                raise AttributeError(f"self.{name} is a state and cannot be assigned: change it, {how}")
+                raise AttributeError(f"self.{name} is a state and cannot be assigned: use {how}")
         super().__setattr__(name, value)
 
     def open(self, ctx: Context) -> None:
@@ -312,7 +314,7 @@ class BatchOperator(Operator):
         raise NotImplementedError
 
     def process(self, row: Any, ctx: Context) -> None:
-        raise NotImplementedError("a batch operator is not given rows")
+        raise NotImplementedError("a batch operator does not process single rows")
 
     def on_timers(self, timers: TimerColumns, ctx: Context) -> pa.RecordBatch | pa.Table | None:
         """Called once with all timers of one domain that are due, in order of time; produces columns as
@@ -384,19 +386,19 @@ def _states_among(cls: type[Operator], columns: tuple[str, ...]) -> list[str]:
     names = [name for name in states if name in columns]
     if not names:
         raise InvalidArgument(
-            f"initial rows have the columns {', '.join(columns)}, none is named as a state",
-            remedy=f"name them {', '.join(states) or 'so'}, or write init_state(row, ctx)",
+            f"initial rows have the columns {', '.join(columns)}, none of which names a state",
+            remedy=f"name them {', '.join(states) or 'after states'}, or define init_state(row, ctx)",
         )
     for column in columns:
         if column not in states and column not in key:
             raise InvalidArgument(
                 f"the column {column!r} of initial rows is neither a state nor the key",
-                remedy=f"leave it out, name it as the state that it is of ({', '.join(states)}), or write init_state()",
+                remedy=f"drop it, rename it to its state ({', '.join(states)}), or define init_state()",
             )
     if len(set(columns)) < len(columns):
         twice = next(column for column in columns if columns.count(column) > 1)
         raise InvalidArgument(
-            f"initial rows have several columns {twice!r}", remedy="rename all but one of them, or leave them out"
+            f"initial rows have several columns {twice!r}", remedy="rename or drop all but one of them"
         )
     return names
 
@@ -407,7 +409,7 @@ def key_columns(cls: type[Operator]) -> tuple[str, ...]:
     columns = (key,) if isinstance(key, str) else key
     if not isinstance(columns, tuple) or not columns or not all(isinstance(c, str) and c for c in columns):
         raise DeclarationError(
-            "the operator names no key",
+            "the operator declares no key",
             remedy='set key = "column" or a tuple of columns',
             operator=cls.__name__,
         )
@@ -465,7 +467,7 @@ def check_whole(cls: type[Operator]) -> None:
     else:
         missing = "process(row, ctx)" if cls.process is Operator.process else ""
     if missing:
-        raise DeclarationError(f"the operator has no {missing}", remedy="write it", operator=cls.__name__)
+        raise DeclarationError(f"the operator has no {missing}", remedy="define it", operator=cls.__name__)
     _check_windows(cls)
     check_outputs(cls)
 
@@ -475,15 +477,17 @@ def check_outputs(cls: type[Operator]) -> None:
     main output has: in Spark a side output is a column beside those, and could not be read. Case is ignored, as in
     Spark.
     """
-    seen = {name.lower(): f"a column of the main output, {name!r}" for name in output_schema(cls).names}
+    seen = {name.lower(): f"the main output's column {name!r}" for name in output_schema(cls).names}
     for tag in side_schemas(cls):
         if not isinstance(tag, str) or not tag:
-            raise DeclarationError(f"{tag!r} is no name of a side output", remedy="use text", operator=cls.__name__)
+            raise DeclarationError(
+                f"{tag!r} is not a valid side output name", remedy="use a non-empty string", operator=cls.__name__
+            )
         if other := seen.get(tag.lower()):
             raise DeclarationError(
-                f"the side output {tag!r} has the name of {other}", remedy="rename it", operator=cls.__name__
+                f"the side output {tag!r} has the same name as {other}", remedy="rename it", operator=cls.__name__
             )
-        seen[tag.lower()] = f"another side output, {tag!r}"
+        seen[tag.lower()] = f"the side output {tag!r}"
 
 
 def _check_windows(cls: type[Operator]) -> None:
@@ -497,20 +501,20 @@ def _check_windows(cls: type[Operator]) -> None:
             continue
         if issubclass(cls, BatchOperator):
             raise DeclarationError(
-                f"the windows {attribute!r} take row after row, and a batch operator takes many at once",
-                remedy="derive from Operator; or keep a map from a window's start, and end it in on_timers",
+                f"the windows {attribute!r} work row by row, but a batch operator takes many rows at once",
+                remedy="derive from Operator, or keep a map keyed by window start and close windows in on_timers",
                 operator=cls.__name__,
             )
         if cls.event_time is None:
             raise DeclarationError(
-                f"the windows {attribute!r} are of event time, and the operator does not say which column that is",
+                f"the windows {attribute!r} use event time, but the operator declares no event_time column",
                 remedy='set event_time = "column"',
                 operator=cls.__name__,
             )
         if seen.setdefault(helper.name, attribute) != attribute:
             raise DeclarationError(
                 f"the windows {seen[helper.name]!r} and {attribute!r} are both stored as {helper.name!r}",
-                remedy="give one of them a name= of its own",
+                remedy="give one of them its own name=",
                 operator=cls.__name__,
             )
 
@@ -533,7 +537,7 @@ def class_of(spec: OperatorSpec, bundles: BundleStore) -> type[Operator]:
     check_digest(spec.source, spec.source_digest)
     if not spec.source and is_text(spec.target):
         raise OperatorNotImportable(
-            "the operator's text is missing in its deployment", remedy="deploy it again", target=spec.target
+            "the deployment lacks the operator's source", remedy="deploy it again", target=spec.target
         )
     package = package_of(spec.bundle, bundles.opened(spec.bundle)) if spec.bundle else ""
     return load(spec.target, spec.source, package)
@@ -554,5 +558,7 @@ def load(target: str, source: str = "", package: str = "") -> type[Operator]:
     """
     loaded = find(target, source, package)
     if not (isinstance(loaded, type) and issubclass(loaded, Operator)):
-        raise OperatorNotImportable(f"{target} is not an Operator class", remedy="name a class derived from it")
+        raise OperatorNotImportable(
+            f"{target} is not an Operator class", remedy="name a class derived from stateflow.Operator"
+        )
     return loaded

@@ -34,13 +34,13 @@ def split_output(data: bytes) -> tuple[bytes, dict[str, bytes]]:
     try:
         version, main, side = msgpack.unpackb(data[1:])
     except (ValueError, TypeError) as error:
-        raise DecodeError("an output cannot be read", remedy="see what runs at the replica's address") from error
+        raise DecodeError("an output cannot be read", remedy="check what runs at the replica's address") from error
     if version != VERSION:
         raise DecodeError(
             f"an output has format {version}, this program reads {VERSION}", remedy="run a newer stateflow"
         )
     if not (type(main) is bytes and type(side) is dict and all(type(each) is bytes for each in side.values())):
-        raise DecodeError("an output is none", remedy="see what runs at the replica's address")
+        raise DecodeError("an output is malformed", remedy="check what runs at the replica's address")
     return main, side
 
 
@@ -118,7 +118,7 @@ def _append(one: bytes, two: bytes, reader: BatchReader) -> bytes:
     whole, *more = table.combine_chunks().to_batches()
     if more:
         raise OutputMismatch(
-            "what timers and rows gave together has more than 2 GiB of text in a column", remedy="send smaller batches"
+            "the output of timers and rows has more than 2 GiB of text in a column", remedy="send smaller batches"
         )
     message: bytes = whole.serialize().to_pybytes()
     return message

@@ -149,10 +149,10 @@ class _Source:
                 np.frombuffer(sequence, np.uint64).copy(),
             )
         except (ValueError, TypeError) as error:
-            raise DecodeError(f"what is held of a source cannot be read: {error}", remedy="-") from error
+            raise DecodeError(f"the held positions of a source cannot be read: {error}", remedy="-") from error
         alike = len(found.kind) == len(found.epoch) == len(found.sequence)
         if not alike or (found.kind[found.epoch > 0] >= len(found.kinds)).any():
-            raise DecodeError("what is held of a source is of other partitions", remedy="-")
+            raise DecodeError("the held positions of a source do not match its partitions", remedy="-")
         return found
 
     def add(self, numbers: Any, kinds: Any, positions: Sequence[Position], epochs: Any, sequences: Any) -> None:
@@ -210,8 +210,8 @@ class Passes:
             self._directory.rename(aside)
             self._environment.sync([self._directory.parent])
             log.error(
-                "which batches without rows partitions are past cannot be read, and is put aside as %s: %s; sources "
-                "send again what is missing by that, or say which batch they are to be put back to",
+                "positions of skipped batches cannot be read and are quarantined as %s: %s; sources resend the missing "
+                "batches, or report which batch to rewind to",
                 aside,
                 error,
             )

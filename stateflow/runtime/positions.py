@@ -131,8 +131,8 @@ class Positions:
         older = batch.session is not None and batch.session.generation_us <= forgotten_us
         if later or older or after is not None:
             raise SourceRetired(
-                "the source was retired so long ago that nobody knows which of its batches are contained",
-                remedy="send what is new under another source name",
+                "the source was retired too long ago to tell which of its batches were applied",
+                remedy="send new batches under another source name",
                 operator=self.partition.operator,
                 partition=self.partition.partition,
                 source=batch.source,
@@ -173,9 +173,9 @@ class Positions:
         present = self._sessions.get(source)
         if session.generation_us <= self._stopped_us:
             raise SourceTaken(
-                "the partition was put back to a checkpoint, and whoever had sent to it until "
-                f"{to_datetime(self._stopped_us):%Y-%m-%d %H:%M:%S} UTC was stopped",
-                remedy="start a client anew: it goes on behind what the checkpoint contains",
+                "the partition was restored from a checkpoint, which stopped all clients from before "
+                f"{to_datetime(self._stopped_us):%Y-%m-%d %H:%M:%S} UTC",
+                remedy="start a new client; it continues after the batches in the checkpoint",
                 operator=self.partition.operator,
                 partition=self.partition.partition,
                 source=source,
@@ -187,8 +187,8 @@ class Positions:
             return source in self._lapsed
         since = to_datetime(present.generation_us)
         raise SourceTaken(
-            f"a newer client has taken the source, at {since:%Y-%m-%d %H:%M:%S} UTC",
-            remedy="send under another source name, or start a client anew to take it back",
+            f"a newer client took over the source at {since:%Y-%m-%d %H:%M:%S} UTC",
+            remedy="send under another source name, or start a new client to take it back",
             operator=self.partition.operator,
             partition=self.partition.partition,
             source=source,
@@ -205,8 +205,8 @@ class Positions:
         if self.is_newer(source, session):
             last = self.last(source)
             raise PositionGap(
-                "the partition does not know that the source is this client's; what came since may be lost",
-                remedy="open the source at every partition, and send again what they do not contain",
+                "the partition does not know this client, and may have lost its batches",
+                remedy="open the source at every partition, and resend the batches they lack",
                 expected=0 if last is None else last + 1,
                 operator=self.partition.operator,
                 partition=self.partition.partition,
@@ -244,7 +244,7 @@ class Positions:
             if last is not None and batch.number <= last:
                 return True
             raise StaleBatch(
-                "the operator has processed rows already",
+                "the operator has already processed rows",
                 remedy="load initial state before the first query or stream starts",
                 operator=self.partition.operator,
                 partition=self.partition.partition,
@@ -278,7 +278,7 @@ class Positions:
         if after is not None and after >= expected:  # a sparse source may skip, but no acknowledged batch
             raise PositionGap(
                 f"batch {after} was acknowledged, the state contains none after {expected - 1}",
-                remedy=f"send the batches from {expected} on again, with rewind",
+                remedy=f"resend the batches from {expected} on, with rewind",
                 expected=expected,
                 **where,
             )
@@ -286,12 +286,12 @@ class Positions:
 
     def output_is_gone(self, batch: Batch) -> SourceRetired:
         """Makes the error for a batch that is contained, and whose output is not."""
-        remedy = f"go on with batch {batch.number + 1}"
+        remedy = f"continue with batch {batch.number + 1}"
         if batch.is_piece:
-            remedy = "its state is here; another source= applies the frame again"
+            remedy = "its state is kept; pass another source= to apply the frame again"
         return SourceRetired(
-            f"batch {batch.number} was applied, but its source was retired since, and its output with it",
-            remedy=f"{remedy} (STATEFLOW_REPLICA_SOURCE_IDLE_S keeps more)",
+            f"batch {batch.number} was applied, but its output is gone since its source was retired",
+            remedy=f"{remedy} (a higher STATEFLOW_REPLICA_SOURCE_IDLE_S keeps outputs longer)",
             operator=self.partition.operator,
             partition=self.partition.partition,
             source=batch.source,
@@ -309,7 +309,7 @@ class Positions:
             )
         if earlier.task == now.task and earlier.call != now.call:
             raise TasksMerged(
-                "Spark runs several tasks of the operator as one, as it does for a coalesce right behind it",
+                "Spark merged several tasks of the operator into one, as it does for a coalesce directly after it",
                 remedy="put .repartition(n) between the operator and the coalesce",
                 operator=self.partition.operator,
             )
@@ -333,11 +333,11 @@ class Positions:
             raise self._changed(batch, f"batch {batch.number} was applied with other rows")
 
     def _changed(self, batch: Batch, what: str) -> BatchChanged:
-        remedy = "other rows are another batch: send them under the next number"
+        remedy = "send other rows as a new batch, under the next number"
         if batch.session is None:
             remedy = (
-                "other rows need another source= or query; a source and the stages behind it must replay, and a batch "
-                "DataFrame of several pieces with as many tasks= as before"
+                "use another source= or query for other rows; a source and the stages after it must replay the same "
+                "rows, a batch DataFrame of several pieces with as many tasks= as before"
             )
         where = {"operator": self.partition.operator, "partition": self.partition.partition, "source": batch.source}
         return BatchChanged(what, remedy=remedy, **where)

@@ -50,7 +50,7 @@ def running(needed_by: str) -> tuple[str, Program, Mapping[str, Any]]:
         return "<stdin>", compiled(code), values
     if not texts:
         raise OperatorNotImportable(
-            f"the text of {needed_by} is nowhere: what is typed is kept by the line editor only",
+            f"the source of {needed_by} cannot be found: typed input is kept by the line editor only",
             remedy="put the program into a .py file, or the class into a module",
         )
     place = str(Path(file).resolve()) if len(texts) == 1 and file is not None else "<stdin>"

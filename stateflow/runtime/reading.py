@@ -36,7 +36,7 @@ def declaration_of(cls: type[Operator], state: str, operator: str) -> Declaratio
     if state not in declarations:
         raise UnknownState(
             f"there is no state {state!r}",
-            remedy=f"it has {', '.join(declarations) or 'none'}",
+            remedy=f"name a declared one: {', '.join(declarations) or 'none'}",
             operator=operator,
         )
     return declarations[state]
@@ -137,7 +137,7 @@ _KEYS = {"timestamp": "datetime", "timestamp without time zone": "datetime"}
 def several_kinds(operator: str, *kinds: str) -> SchemaMismatch:
     return SchemaMismatch(
         f"keys of several types are stored: {'; '.join(kinds)}",
-        remedy="read them one by one by their key; rows had keys of several types, of which each is another key",
+        remedy="read them one by one, by key; a key of another type is another key",
         operator=operator,
     )
 

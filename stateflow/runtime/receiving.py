@@ -75,8 +75,8 @@ class Receiver:
         for copy in self._registry.evidence.of_move(move_id, partition.operator, home.name):
             if not self._registry.is_incoming(copy):
                 return StateMissing(
-                    "the move's target owned the partition, and lost it by damage",
-                    remedy="mend what was put aside, put it back, and start the replica again; or restore a checkpoint",
+                    "the move's target owned the partition and lost it to damage",
+                    remedy="repair the quarantined copy, put it back and restart the replica; or restore a checkpoint",
                     partition=partition,
                     replica=self._registry.info.name,
                     evidence=copy,
@@ -130,7 +130,7 @@ class Receiver:
         if self._registry.digests.of(arrived) != file.digest:
             arrived.unlink()
             raise TransferCorrupt(
-                "a base file arrived damaged", remedy="it is sent again", partition=partition, file=file.name
+                "a base file arrived damaged", remedy="the file is resent", partition=partition, file=file.name
             )
         kept = arrived.rename(arrived.parent / file.digest)
         (self.incoming_directory(partition, move_id) / file.name).hardlink_to(kept)
@@ -141,8 +141,8 @@ class Receiver:
         free = self._registry.environment.free_bytes(self._registry.root)
         if bytes_needed + reserve > free:
             raise DiskFull(
-                f"{bytes_needed} bytes are to come, {free} are free",
-                remedy="make room at the target, or move to another replica; nothing was changed",
+                f"the transfer needs {bytes_needed} bytes, {free} are free",
+                remedy="free space at the target, or move to another replica; nothing was changed",
                 replica=self._registry.info.name,
                 partition=partition,
                 reserve=reserve,
@@ -166,8 +166,8 @@ class Receiver:
                 self._registry.slot(partition).home / RECEIVED
             )  # one of them may be wrong
             raise DigestMismatch(
-                "the base that arrived is not the one that was sent",
-                remedy="the source serves on; see what arrived in the evidence, and start the move again",
+                "the base that arrived differs from the one sent",
+                remedy="inspect the quarantined copy and start the move again; the source keeps serving",
                 partition=partition,
                 sent=base.digest,
                 arrived=digest,
@@ -185,12 +185,12 @@ class Receiver:
         slot = self._registry.slot(partition)
         arrived = self._incoming(partition, move_id).directory
         if kept_digest(base.kept, self._registry.digests.files(arrived), base.sequence) != base.digest:
-            raise TransferCorrupt("the changes arrived damaged", remedy="the transfer starts again", move=move_id)
+            raise TransferCorrupt("the changes arrived damaged", remedy="the transfer restarts", move=move_id)
         changes = ChangeSet.decode((arrived / CHANGES).read_bytes()).mutations
         with slot.work:
             incoming, kept = self._incoming(partition, move_id), slot.kept
             if slot.directory is None or kept is None:
-                raise MoveUnknown("what was kept of it is gone", remedy="the transfer starts again", move=move_id)
+                raise MoveUnknown("the kept copy is gone", remedy="the transfer restarts", move=move_id)
             self._registry.environment.remove_tree(incoming.directory)
             self._registry.environment.copy(slot.directory, incoming.directory)
         files = [path for path in incoming.directory.iterdir() if path.is_file()]
@@ -213,7 +213,7 @@ class Receiver:
             kept.epoch,
             kept.sequence,
         ):
-            raise MoveUnknown("what was kept of it is another copy", remedy="the transfer starts again", move=move_id)
+            raise MoveUnknown("the kept copy is a different one", remedy="the transfer restarts", move=move_id)
 
     def _open(self, partition: PartitionId, move_id: str, base: SnapshotInfo) -> PartitionStore:
         with self._registry.slot(partition).work:
@@ -246,8 +246,8 @@ class Receiver:
                 named = PartitionId(change_set.operator, change_set.partition)
                 if named != partition or change_set.sequence != incoming.sequence + 1:
                     raise TransferCorrupt(
-                        f"change set {change_set.sequence} of {named} came after {incoming.sequence}",
-                        remedy="the transfer starts again",
+                        f"change set {change_set.sequence} of {named} arrived after {incoming.sequence}",
+                        remedy="the transfer restarts",
                         partition=partition,
                     )
                 incoming.store.apply(change_set.mutations, sync=sync and number == len(change_sets))
@@ -273,7 +273,7 @@ class Receiver:
             if incoming.sequence == sequence and incoming.changes != changes:
                 raise DigestMismatch(
                     "the copy differs from its source before the cutover",
-                    remedy="the source serves on; see the evidence, and start the move again",
+                    remedy="inspect the quarantined copy and start the move again; the source keeps serving",
                     partition=partition,
                     sequence=sequence,
                     evidence=self._keep_evidence(incoming),
@@ -295,7 +295,7 @@ class Receiver:
             if (incoming.sequence, digest) != (seal.sequence, seal.digest):
                 raise DigestMismatch(
                     "the copy differs from what the source sealed",
-                    remedy="the transfer starts again from the sealed source",
+                    remedy="the transfer restarts from the sealed source",
                     partition=partition,
                     sealed=f"{seal.sequence}:{seal.digest}",
                     copied=f"{incoming.sequence}:{digest}",

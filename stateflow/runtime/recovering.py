@@ -78,8 +78,8 @@ class Recovery:
             elif copy.incoming:
                 registry.remove(directory)
             else:
-                owner = "nobody" if copy.ownership is None else repr(copy.ownership.replica)
-                registry.put_aside(partition, directory, f"it says that it is {owner}'s copy")
+                owner = "no replica" if copy.ownership is None else repr(copy.ownership.replica)
+                registry.put_aside(partition, directory, f"its ownership record names {owner}")
         found.sort(key=lambda copy: (copy.epoch, not copy.incoming))  # a copy of what is sealed ranks below it
         while found and not self._complete(partition, found[-1]):
             found.pop()

@@ -127,10 +127,12 @@ class PartitionRegistry:
         """
         file = folder / "operator.json"
         self._unloadable[folder.name] = Unavailable(
-            "the operator's description is missing here", remedy="it comes from the controller", operator=folder.name
+            "the operator's description is missing here",
+            remedy="wait until the controller sends it",
+            operator=folder.name,
         )
         if not file.exists():
-            log.error("%s: its description is missing; the controller is asked for it", folder.name)
+            log.error("%s: description missing, requested from the controller", folder.name)
             return
         try:
             spec = OperatorSpec.from_json(json.loads(file.read_text()))
@@ -139,8 +141,7 @@ class PartitionRegistry:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             kept = self.evidence.put_aside(file, folder.name)
             log.error(
-                "%s: its description is damaged, or of another version (%s); it is put aside as %s, and the controller "
-                "asked for it",
+                "%s: description damaged or of another version (%s), quarantined as %s, requested from the controller",
                 folder.name,
                 error,
                 kept,
@@ -159,7 +160,7 @@ class PartitionRegistry:
         """Quarantines a copy of a partition that cannot be used. Removes nothing that might be state."""
         self.commits.put_aside(partition, directory)
         kept = self.evidence.put_aside(directory, partition.operator, directory.parent.name)
-        log.error("%s is not served from %s, which is put aside as %s: %s", partition, directory.name, kept, why)
+        log.error("%s is not served from %s, which is quarantined as %s: %s", partition, directory.name, kept, why)
 
     def lose(self, slot: Slot, why: StateDamaged) -> None:
         """Quarantines a partition that cannot be read any more. The replica neither serves it nor promises anything of
@@ -185,7 +186,7 @@ class PartitionRegistry:
                     self.put_aside(slot.id, directory, str(why))
                     self.commits.forget([slot.id])
                 except (OSError, CommitLogDamaged) as error:  # it stays where it is, and is still lost
-                    log.error("%s cannot be put aside: %s (%s)", directory, error, why)
+                    log.error("%s cannot be quarantined: %s (%s)", directory, error, why)
         self.on_change(slot.id)
         self.on_lost()
 
@@ -205,8 +206,8 @@ class PartitionRegistry:
             return str(kept["ledger"]), int(kept["term"])
         except (ValueError, KeyError, TypeError):
             raise DecodeError(
-                "the record of which controller this replica obeys is damaged",
-                remedy="remove the file when only one controller runs, and start the replica again",
+                "the record of this replica's controller is damaged",
+                remedy="remove the file if only one controller runs, and restart the replica",
                 path=file,
             ) from None
 
@@ -222,7 +223,10 @@ class PartitionRegistry:
             kept = json.loads(file.read_text())
             return int(kept["order"]), frozenset(map(str, kept["operators"]))
         except (ValueError, KeyError, TypeError) as error:
-            log.error("what may be served alone cannot be read: nothing is, until a controller says it (%s)", error)
+            log.error(
+                "list of operators that may be served alone cannot be read: none is until a controller allows it (%s)",
+                error,
+            )
             return 0, frozenset()
 
     def keep_alone(self, order: int, operators: frozenset[str]) -> None:
@@ -330,7 +334,7 @@ class PartitionRegistry:
         undeployed = self._undeployed.get(partition.operator, 0)
         if epoch <= undeployed:
             raise StaleEpoch(
-                f"it was undeployed at epoch {undeployed}, and cannot be created at {epoch}",
+                f"the operator was undeployed at epoch {undeployed}, the partition cannot be created at {epoch}",
                 remedy="deploy it again",
                 partition=partition,
             )
@@ -426,7 +430,7 @@ class PartitionRegistry:
                 known = partition.operator in self._operators or partition.operator in self._unloadable
                 if slot.id != partition or not (known or slot.lifecycle.state is State.ABSENT):
                     raise InvariantBroken(
-                        "a partition is here under another's name, or of an operator that nobody knows here",
+                        "a partition has another's name, or an operator that is unknown here",
                         remedy=REPORT_LINE,
                         partition=slot.id,
                         replica=self.info.name,
@@ -440,7 +444,7 @@ class PartitionRegistry:
                 store = slot.store
                 if store is None:
                     if self._closed:
-                        raise Unavailable("the replica stops", remedy="it is asked for again", partition=slot.id)
+                        raise Unavailable("the replica is stopping", remedy="the request is retried", partition=slot.id)
                     if slot.directory is None:
                         raise StateMissing("the partition is not here", remedy="ask its owner", partition=slot.id)
                     store = slot.store = self.commits.open(slot.id, slot.lifecycle.epoch, slot.directory)
@@ -536,7 +540,7 @@ class PartitionRegistry:
                 continue
             if (host := slot.host) is not None:
                 host.end()
-            log.error("%s is being written to, and is left as it is", slot.id)
+            log.error("%s is still in use, its database is left open", slot.id)
 
     def discard(self, incoming: Incoming) -> None:
         if incoming.store is not None:
@@ -588,8 +592,8 @@ def _check_version(spec: OperatorSpec, cls: type[Operator]) -> None:
     differs += [f"state {each['name']}" for each in states if not _is_same(each, have.get(each["name"]))]
     if differs:
         raise OperatorOutdated(
-            "the operator's code here is another version than the one that is deployed",
-            remedy="install that version on this replica and start it again, or deploy the version that is here",
+            "the operator's code here is not the deployed version",
+            remedy="install the deployed version on this replica and restart it, or deploy the version that is here",
             operator=spec.name,
             target=spec.target,
             differs=", ".join(differs),

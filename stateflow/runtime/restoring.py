@@ -78,8 +78,8 @@ class Restorer:
                 if not collected:
                     break
         raise CheckpointMissing(
-            f"there is no checkpoint of the partition that can be used in {store.url}",
-            remedy="see `stateflow checkpoint list`; another store can be named with --from",
+            f"the partition has no usable checkpoint in {store.url}",
+            remedy="see `stateflow checkpoint list`, or name another store with --from",
             partition=partition,
         )
 
@@ -121,13 +121,13 @@ class Restorer:
                     continue
                 if wanted.savepoint:
                     raise
-                log.error("restore passes over %s of %s: %s", manifest.order, partition, error)
+                log.error("restore skips checkpoint %s of %s: %s", manifest.order, partition, error)
                 passed_over.append(error)
                 continue
             except OSError as error:
                 self._registry.remove(directory)
                 raise Unavailable(
-                    f"the data directory refuses: {error.strerror}", remedy="free space there", path=directory
+                    f"the data directory cannot be written: {error.strerror}", remedy="free space there", path=directory
                 ) from error
             except BaseException:
                 self._registry.remove(directory)
@@ -142,8 +142,8 @@ class Restorer:
             )
         if passed_over and not collected:
             raise CheckpointMissing(
-                f"there is no checkpoint of the partition that can be used: {passed_over[0]}",
-                remedy="see `stateflow checkpoint list`; another store can be named with --from",
+                f"the partition has no usable checkpoint: {passed_over[0]}",
+                remedy="see `stateflow checkpoint list`, or name another store with --from",
                 partition=partition,
             )
         return collected, None
@@ -171,14 +171,14 @@ class Restorer:
             db = self._registry.environment.open(directory)
         except Exception as error:
             raise CheckpointCorrupt(
-                f"its files are no database: {error}", remedy="an older one is used", partition=manifest.id
+                f"the files are not a database: {error}", remedy="an older checkpoint is used", partition=manifest.id
             ) from error
         sequence = read_sequence(db)
         if sequence != manifest.sequence:
             db.close()
             raise CheckpointCorrupt(
-                f"it is at sequence {sequence}, its manifest says {manifest.sequence}",
-                remedy="an older one is used",
+                f"the database is at sequence {sequence}, the manifest says {manifest.sequence}",
+                remedy="an older checkpoint is used",
                 partition=manifest.id,
             )
         return db
@@ -310,8 +310,8 @@ def check_fits(manifest: Manifest, spec: OperatorSpec, cls: type[Operator]) -> N
     """
     if manifest.partitions and (manifest.partitions, manifest.key) != (spec.partitions, spec.key):
         raise SchemaMismatch(
-            f"the checkpoint has {manifest.partitions} partitions by {', '.join(manifest.key)}, "
-            f"the operator {spec.partitions} by {', '.join(spec.key)}",
+            f"the checkpoint has {manifest.partitions} partitions keyed by {', '.join(manifest.key)}, "
+            f"the operator has {spec.partitions} keyed by {', '.join(spec.key)}",
             remedy=f"deploy it with --partitions {manifest.partitions} and the same key",
             operator=spec.name,
         )

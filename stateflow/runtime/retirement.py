@@ -76,12 +76,12 @@ class Retired:
 
     @classmethod
     def decode(cls, data: bytes) -> Retired:
-        with layout.decoding("a source's last batch"):
+        with layout.decoding("a retired source"):
             version, batch, at_us, session, event_us = msgpack.unpackb(data)
             layout.check_version(version)
             known = None if session is None else layout.typed(Session(*session), int, str)
             if type(batch) is not int or type(at_us) is not int or type(event_us) not in (int, type(None)):
-                raise ValueError("it is not made of numbers")
+                raise ValueError("a field is not a number")
             return cls(batch, at_us, known, event_us)
 
 

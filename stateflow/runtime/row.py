@@ -65,7 +65,7 @@ def _place(row: Row, name: str) -> int:
         return place
     if name in row.__columns__:
         raise _shared(name, row.__columns__)
-    raise KeyError(f"there is no column {name!r} in the row, which has {', '.join(row.__columns__)}")
+    raise KeyError(f"the row has no column {name!r}, only {', '.join(row.__columns__)}")
 
 
 def columns_of(row: Row) -> tuple[str, ...]:
@@ -119,6 +119,6 @@ def _shared(name: str, columns: Sequence[str]) -> InvalidArgument:
     same = [each for each in columns if unicodedata.normalize("NFKC", each) == unicodedata.normalize("NFKC", name)]
     numbers = [str(number) for number, each in enumerate(columns) if each in same]
     return InvalidArgument(
-        f"{len(numbers)} columns are called {name!r}: the columns {', '.join(numbers)} of the row",
+        f"{len(numbers)} columns are named {name!r}: the columns {', '.join(numbers)} of the row",
         remedy=f"rename one of them, or read row[{numbers[0]}] or row[{numbers[-1]}]",
     )

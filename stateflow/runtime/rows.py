@@ -46,7 +46,7 @@ class RowReader:
         self.schema = schema
         self.operator = operator
         self.key = key
-        self._key = [self._index(column, "", "; name the key column so, or select it") for column in key]
+        self._key = [self._index(column, "", "; select the key column, or rename one to it") for column in key]
         #: columns of nanoseconds → their type in microseconds; a value that would lose digits is one that Python cannot
         #: represent
         self._coarse = {
@@ -69,7 +69,7 @@ class RowReader:
         """
         if column is None:
             return None
-        index = self._index(column, ", which the operator names as its event_time", "")
+        index = self._index(column, ", which the operator declares as event_time", "")
         return reader_of(tuple(self.schema.names), index)
 
     def _index(self, column: str, used: str, remedy: str) -> int:
@@ -79,7 +79,7 @@ class RowReader:
         if column in self.schema.names:
             raise KeyColumnMissing(
                 f"there are several columns {column!r} in the input{used}",
-                remedy="rename all but one of them, or leave them out",
+                remedy="rename or drop all but one of them",
                 operator=self.operator,
             )
         raise KeyColumnMissing(
@@ -175,7 +175,7 @@ def _part_by_part(scalar: pa.Scalar) -> Any:
     if pa.types.is_struct(kind):
         names = [kind.field(number).name for number in range(kind.num_fields)]
         if len(set(names)) < len(names):
-            raise ValueError("fields of one name")
+            raise ValueError("duplicate field names")
         return {name: _part_by_part(scalar[number]) for number, name in enumerate(names)}
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return [_part_by_part(each) for each in scalar.values]
@@ -211,7 +211,7 @@ def holds_map(type_: pa.DataType) -> bool:
 def null_key(column: str, count: int, operator: str) -> NullKey:
     return NullKey(
         f"the key column {column!r} is null in {count} row(s)",
-        remedy="filter such rows before the operator, or coalesce the column to a value",
+        remedy="filter out such rows before the operator, or coalesce the column to a value",
         operator=operator,
     )
 
@@ -285,7 +285,7 @@ class OutputWriter:
         width = len(self._names)
         if set(map(len, rows)) != {width}:
             number, bad = next((number, row) for number, row in enumerate(rows) if len(row) != width)
-            raise self._mismatch(f"a row has {len(bad)} fields where {width} are declared: {shown(bad)}", row=number)
+            raise self._mismatch(f"a row has {len(bad)} fields, {width} are declared: {shown(bad)}", row=number)
         arrays = []
         for index, field in enumerate(self.schema):
             try:
@@ -293,7 +293,9 @@ class OutputWriter:
             except Misfit as misfit:
                 raise self._misfit(field, misfit) from misfit
             if isinstance(array, pa.ChunkedArray):
-                raise self._mismatch("the rows of one batch have more than 2 GiB of text in it", column=field.name)
+                raise self._mismatch(
+                    "the rows of one batch have more than 2 GiB of text in the column", column=field.name
+                )
             arrays.append(array)
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
@@ -331,7 +333,7 @@ class OutputWriter:
         if isinstance(row, dict):
             if set(row) != set(self._names):
                 odd = sorted(set(row) ^ set(self._names), key=str)
-                what = f"a row has not exactly the declared fields, see {', '.join(map(str, odd))}"
+                what = f"the fields of a row differ from the declared ones: {', '.join(map(str, odd))}"
                 raise self._mismatch(what, row=number)
             return tuple(row[name] for name in self._names)
         what = f"a row must be a tuple or a dict, not {type(row).__name__}: {shown(row)}"

@@ -87,7 +87,7 @@ class Sender:
                 raise
         if changes.closed:  # what it was made of is gone, except files written after that
             self._registry.environment.remove_tree(directory)
-            raise MoveUnknown("the move was cancelled, or began anew, meanwhile", remedy="start it again", move=move_id)
+            raise MoveUnknown("the move was cancelled or restarted", remedy="start it again", move=move_id)
         digest = kept_digest(known, files, sequence) if known else base_digest(files, sequence)
         changes.base = SnapshotInfo(snapshot_id, sequence, epoch, digest, files, known)
         with slot.mutex:
@@ -103,14 +103,14 @@ class Sender:
                 return path.open("rb")
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             pass
-        raise MoveUnknown("there is no such base file", remedy="the transfer starts again", path=path)
+        raise MoveUnknown("there is no such base file", remedy="the transfer restarts", path=path)
 
     def change_log(self, snapshot_id: str) -> ChangeLog:
         for slot in self._registry.slots():
             for changes in list(slot.logs.values()):
                 if changes.snapshot_id == snapshot_id:
                     return changes
-        raise MoveUnknown("there is no such snapshot", remedy="the transfer starts again", snapshot=snapshot_id)
+        raise MoveUnknown("there is no such snapshot", remedy="the transfer restarts", snapshot=snapshot_id)
 
     @contextmanager
     def reading(self, snapshot_id: str) -> Iterator[ChangeLog]:

@@ -74,8 +74,8 @@ class Frame(NamedTuple):
         bounds = [0, *accumulate(self.counts)]
         if bounds[-1] != (0 if rows is None else rows.num_rows):
             raise InvalidArgument(
-                f"{0 if rows is None else rows.num_rows} rows came, {bounds[-1]} were announced",
-                remedy="see who sends them, and which version",
+                f"{0 if rows is None else rows.num_rows} rows arrived, {bounds[-1]} were announced",
+                remedy="check which client sends them, and its version",
                 operator=self.operator,
                 source=self.batch.source,
             )
@@ -125,8 +125,8 @@ class Shares:
 
     def _wrong(self, part: Part) -> InvalidArgument:
         return InvalidArgument(
-            f"rows {part.start} to {part.stop} are none of this partition's",
-            remedy="see who sends them, and which version",
+            f"rows {part.start} to {part.stop} do not belong to this partition",
+            remedy="check which client sends them, and its version",
             operator=self.operator,
             partition=part.partition,
         )

@@ -82,7 +82,7 @@ class Slot:
         self.lifecycle.validate()
         for words in self._broken():
             raise InvariantBroken(
-                f"in {self.lifecycle.state} it does not hold: {words}",
+                f"an invariant is broken in {self.lifecycle.state}: {words}",
                 remedy=REPORT_LINE,
                 partition=self.id,
                 epoch=self.lifecycle.epoch,
@@ -94,23 +94,23 @@ class Slot:
         serves = lifecycle.state in SERVED
         copies = [each.directory for each in (self, incoming, self.restoring) if each is not None and each.directory]
         if lifecycle.partition != self.id:
-            yield "a slot is of one partition"
+            yield "a slot and its lifecycle are of the same partition"
         if incoming is not None and (lifecycle.state is not State.WARMING or lifecycle.move_id != incoming.move_id):
-            yield "it comes in only while it warms, and for the same move"
+            yield "a copy comes in only while the partition warms, for the same move"
         if self.directory is None and (serves or lifecycle.state is State.SEALED):
-            yield "what is owned or sealed is on disk"
+            yield "an owned or sealed partition is on disk"
         if self.directory is None and self.store is not None:
-            yield "a database that is open has a directory"
+            yield "an open database has a directory"
         if any(directory.parent != self.home for directory in copies) or len(set(copies)) < len(copies):
-            yield "each copy has a directory of its own, in the partition's"
+            yield "each copy has its own directory in the partition's"
         if self.host is not None and not serves:
-            yield "nothing is at work on what is not owned"
+            yield "only an owned partition has a host"
         if self.host is not None and (self.host.epoch != lifecycle.epoch or self.store is None):
-            yield "what is at work is so at the epoch that is owned, on the database that is open"
+            yield "the host has the owned epoch and an open database"
         if self.lost is not None and serves:
-            yield "what was lost is not served"
+            yield "a lost partition is not served"
         if self.stuck is not None and lifecycle.in_hand:
-            yield "no batch is in hand beside one that was taken away"
+            yield "no batch runs beside a stuck one"
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class Successor:
                 incoming = slot.incoming
                 if incoming is None or incoming.move_id not in (standby_move, move_id) or incoming.store is None:
                     raise MoveUnknown(
-                        "no copy follows here for that standby", remedy="restore a checkpoint", move=standby_move
+                        "this replica has no copy of that standby", remedy="restore a checkpoint", move=standby_move
                     )
                 self._own(slot, move_id, epoch, incoming.store, incoming.directory, command, incoming)
             return self._view(slot, epoch)
@@ -71,7 +71,7 @@ class Successor:
                     if epoch <= slot.lifecycle.epoch:  # before anything changes: what is sealed must stay so
                         raise StaleEpoch(
                             f"epoch {epoch} is not newer than {slot.lifecycle.epoch}",
-                            remedy="ask for the status, and plan again",
+                            remedy="check the status and plan again",
                             partition=partition,
                         )
                     sealed = replace(slot.lifecycle)
@@ -148,8 +148,8 @@ class Successor:
                 break
             if manifest.epoch > epoch:
                 raise StaleEpoch(
-                    f"a checkpoint of epoch {manifest.epoch} is there, {epoch} was granted",
-                    remedy="ask for the status, and plan again",
+                    f"a checkpoint has epoch {manifest.epoch}, but epoch {epoch} was granted",
+                    remedy="check the status and plan again",
                     partition=partition,
                 )
             self._registry.environment.remove_tree(directory)
@@ -158,15 +158,15 @@ class Successor:
             except CheckpointCorrupt as error:
                 if not checkpoints.has(manifest):  # garbage-collected, since a newer one was published
                     return self._restore(partition, epochs, checkpoints, directory)
-                log.error("an older checkpoint is taken: %s", error)
+                log.error("checkpoint skipped, trying an older one: %s", error)
                 continue
             if manifest.epoch < epoch:
                 with checkpoints.adopt(manifest, directory) as adoption:
                     adoption.publish(epoch, self._registry.info.name)
             return manifest
         raise StateMissing(
-            "there is no checkpoint to restore it from",
-            remedy="start its owner again, with its data directory",
+            "the partition has no checkpoint to restore from",
+            remedy="restart its owner with its data directory",
             partition=partition,
         )
 

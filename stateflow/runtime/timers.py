@@ -106,7 +106,9 @@ def to_us(moment: datetime | int) -> int:
         return micros_of(moment)
     if isinstance(moment, int) and not isinstance(moment, bool) and -_SIGN <= moment < _SIGN:
         return moment
-    raise InvalidArgument(f"{moment!r} is no time", remedy="use an aware datetime, or microseconds since 1970 as int")
+    raise InvalidArgument(
+        f"{moment!r} is not a time", remedy="use an aware datetime, or microseconds since 1970 as int"
+    )
 
 
 def to_datetime(us: int) -> datetime:
@@ -122,10 +124,14 @@ def check_timer_name(name: object) -> str:
     try:
         name.encode()  # type: ignore[attr-defined]
     except (AttributeError, UnicodeEncodeError):
-        raise InvalidArgument(f"{ascii(name)[:80]} cannot name a timer", remedy="use valid Unicode text") from None
+        raise InvalidArgument(
+            f"{ascii(name)[:80]} is not a valid timer name", remedy="use valid Unicode text"
+        ) from None
     assert isinstance(name, str)
     if name.startswith(WINDOW):
-        raise InvalidArgument(f"{name[:80]!r} names a window's timer", remedy=f"do not begin it with {WINDOW!r}")
+        raise InvalidArgument(
+            f"{name[:80]!r} is reserved for window timers", remedy=f"use a name that does not begin with {WINDOW!r}"
+        )
     return name
 
 
@@ -269,22 +275,24 @@ class Timers:
 def keys_of(keys: pa.Array) -> list[Any]:
     """Returns keys as an operator of rows has them. Raises NullKey."""
     if keys.null_count:
-        raise NullKey("a key is null", remedy="filter such rows before the operator")
+        raise NullKey("a key is null", remedy="filter out such rows before the operator")
     plain: list[Any] = keys.to_pylist()
     return [tuple(row.values()) for row in plain] if pa.types.is_struct(keys.type) else plain
 
 
 def _times(at: pa.Array, length: int) -> list[int]:
     if len(at) != length:
-        raise InvalidArgument(f"{length} keys came with {len(at)} times", remedy="give as many times as keys")
+        raise InvalidArgument(f"{length} keys came with {len(at)} times", remedy="pass one time per key")
     if at.null_count:
-        raise InvalidArgument("a time is null", remedy="filter such rows before")
+        raise InvalidArgument("a time is null", remedy="filter out such rows first")
     if pa.types.is_timestamp(at.type):
         if at.type.tz is None:
             raise InvalidArgument("a time needs a time zone", remedy="use timestamps with a time zone, e.g. UTC")
         at = at.cast(pa.timestamp("us", at.type.tz)).cast(pa.int64())
     if not pa.types.is_integer(at.type):
-        raise InvalidArgument(f"{at.type} is no time", remedy="use timestamps, or microseconds since 1970 as int64")
+        raise InvalidArgument(
+            f"{at.type} is not a time type", remedy="use timestamps, or microseconds since 1970 as int64"
+        )
     times: list[int] = at.to_pylist()
     return times
 
@@ -297,4 +305,4 @@ def _domain(text: str) -> Domain:
     try:
         return Domain(text)
     except ValueError:
-        raise InvalidArgument(f"there is no time domain {text!r}", remedy="use 'event' or 'processing'") from None
+        raise InvalidArgument(f"{text!r} is not a time domain", remedy="use 'event' or 'processing'") from None

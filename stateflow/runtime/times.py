@@ -69,8 +69,8 @@ def python_zone(name: str) -> str:
         pa.scalar(0, pa.timestamp("us", tz=found)).as_py()
     except Exception as error:  # a zone database may raise anything
         raise InvalidArgument(
-            f"Python has no time zone {name!r}",
-            remedy="name one of the tz database, as Europe/Berlin, or an offset, as +02:00; in Spark: "
+            f"Python does not know the time zone {name!r}",
+            remedy="use a tz database name such as Europe/Berlin, or an offset such as +02:00; in Spark: "
             'spark.conf.set("spark.sql.session.timeZone", …)',
         ) from error
     return found
@@ -113,7 +113,7 @@ def time_of(scalar: pa.Scalar) -> datetime:
         if _FIRST_US <= since_us <= _LAST_US:
             found: datetime = (_EPOCH + since_us * _MICROSECOND).replace(tzinfo=named)
             return found
-    raise OverflowError("its year is outside of 1 to 9999")
+    raise OverflowError("its year is outside 1 to 9999")
 
 
 def in_micros(kind: pa.DataType) -> pa.DataType:

@@ -201,8 +201,8 @@ class ChangeLog:
         with self._lock:
             if after < self._forgotten:
                 raise MoveUnknown(
-                    f"changes up to {self._forgotten} were confirmed, those after {after} are asked for",
-                    remedy="start the transfer again",
+                    f"changes up to {self._forgotten} are confirmed and dropped, those after {after} are requested",
+                    remedy="restart the transfer",
                     move=self.move_id,
                 )
             taken: list[bytes] = []

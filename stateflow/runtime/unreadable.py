@@ -17,14 +17,14 @@ class Unreadable:
 
     def refusal(self) -> InvalidArgument:
         return InvalidArgument(
-            f"a {self._type} is beyond what Python has: {self._why}",
-            remedy="filter such rows, or cast the column",
+            f"Python cannot represent a {self._type}: {self._why}",
+            remedy="filter out such rows, or cast the column",
             column=self._column,
             row=self._row,
         )
 
     def __repr__(self) -> str:
-        return f"<a {self._type} that Python has not>"
+        return f"<a {self._type} that Python cannot represent>"
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):  # a look-up of what the value can do

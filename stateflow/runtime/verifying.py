@@ -96,7 +96,7 @@ class Verifier:
             db.snapshot(directory)
         except Exception as error:
             raise Unavailable(
-                f"no snapshot can be taken: {error}", remedy="free space in the data directory", partition=partition
+                f"cannot take a snapshot: {error}", remedy="free space in the data directory", partition=partition
             ) from error
         return Copy(partition, directory, epoch, read_sequence(db))
 
@@ -174,7 +174,7 @@ class _Reading:
                 check_cell(declaration, key, value)
                 self.cells += 1
             elif not value or value[0] & ~EXPIRES != FORMAT_VERSION:
-                raise StateDamaged("a cell is in no format that this program knows", remedy="see its version")
+                raise StateDamaged("a state cell has an unknown format", remedy="check which version wrote it")
         except StateflowError as error:
             self.wrong += 1
             if self.wrong <= FAULTS_MAX:
@@ -185,15 +185,15 @@ def _unreadable(partition: PartitionId, error: Exception) -> StateflowError:
     meant = meaning(error)
     what = str(error) if meant is None else meant.what
     return StateDamaged(
-        f"not all of it can be read: {what}",
-        remedy=f"put it back with `stateflow checkpoint restore {partition.operator} {partition.partition}`",
+        f"the partition cannot be read completely: {what}",
+        remedy=f"restore it with `stateflow checkpoint restore {partition.operator} {partition.partition}`",
         partition=partition,
     )
 
 
 def _cells_wrong(partition: PartitionId, count: int) -> StateflowError:
     return StateDamaged(
-        f"{count} cells of its state cannot be decoded",
-        remedy=f"put it back with `stateflow checkpoint restore {partition.operator} {partition.partition}`",
+        f"{count} state cells cannot be decoded",
+        remedy=f"restore it with `stateflow checkpoint restore {partition.operator} {partition.partition}`",
         partition=partition,
     )

@@ -23,14 +23,14 @@ class Waiting:
         """
         if has + more > self._bytes_max // 2:
             raise InvalidArgument(
-                f"more than {self._bytes_max // 2} bytes of one batch's rows would wait here",
+                f"more than {self._bytes_max // 2} bytes of one batch's rows would be buffered here",
                 remedy="send smaller batches, or raise STATEFLOW_REPLICA_WAITING_BYTES_MAX",
                 source=source,
             )
         if self.bytes + more > self._bytes_max:
             raise Unavailable(
-                f"{self.bytes} bytes of rows wait here already, of batches that are not whole",
-                remedy="it is tried again; see who sends them, or raise STATEFLOW_REPLICA_WAITING_BYTES_MAX",
+                f"{self.bytes} bytes of incomplete batches are buffered here already",
+                remedy="check the senders, or raise STATEFLOW_REPLICA_WAITING_BYTES_MAX; the request is retried",
             )
         self.bytes += more
 

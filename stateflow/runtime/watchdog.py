@@ -177,9 +177,9 @@ class InHand:
     def refusal(self) -> OperatorStuck:
         """Makes the error for batches of the partition, once this one was taken away."""
         return OperatorStuck(
-            "the operator did not come back in time, and waits where it cannot be interrupted",
-            remedy="mend the operator and start the replica again, or move the partition; until then it is served as "
-            "soon as the operator comes back; the batch was not applied",
+            "the operator did not return in time, and waits where it cannot be interrupted",
+            remedy="fix the operator and restart the replica, or move the partition; it is served again once the "
+            "operator returns; the batch was not applied",
             operator=self.partition.operator,
             partition=self.partition.partition,
             traceback="\n" + self._stack,

@@ -109,12 +109,13 @@ class Windows(Helper, ABC):
     def _row_time(self, ctx: Context) -> int:
         if ctx.timestamp is None:
             raise InvalidArgument(
-                "the row has no event time", remedy="set event_time to a timestamp column, and filter rows without"
+                "the row has no event time",
+                remedy="set event_time to a timestamp column, and filter out rows without one",
             )
         try:
             return to_us(ctx.timestamp)
         except InvalidArgument as error:
-            raise InvalidArgument(f"the event time is no time: {error.what}", remedy=error.remedy) from None
+            raise InvalidArgument(f"the event time is invalid: {error.what}", remedy=error.remedy) from None
 
 
 class _Aligned(Windows):
@@ -127,7 +128,7 @@ class _Aligned(Windows):
         self._offset_us = offset // timedelta(microseconds=1)
         if self._every_us > self._size_us:
             raise DeclarationError(
-                "the windows leave gaps: every is longer than size", remedy="make every at most the size"
+                "the windows leave gaps: every is longer than size", remedy="make `every` at most `size`"
             )
 
     def of(self, ctx: Context) -> list[Window]:

@@ -82,7 +82,7 @@ ROWS = (
     ),
     Row(
         "flipped bits and missing files: SST, WAL, MANIFEST, CURRENT, commit log",
-        "`… is not served from …, which is put aside`; `commit_log_damaged`",
+        "`… is not served from …, which is quarantined`; `commit_log_damaged`",
         "nothing where a standby or checkpoint has it; else what came after the newest checkpoint, and it is said",
         "each costs its own partition, which is taken over",
         ("test_damaged_files.py",),

@@ -161,7 +161,7 @@ def test_a_bundle_that_is_not_what_was_deployed_is_not_loaded(sites: Sites, code
     operator, two = code.version(2)
     cluster._client.put_bundle(two.digest, two.packed)
     flip(sites, two.digest)
-    with pytest.raises(BundleDamaged, match="its digest is another"):
+    with pytest.raises(BundleDamaged, match="its digest is not the deployed one"):
         cluster.deploy(operator, PARTITIONS, bundle=two)
     with pytest.raises(BundleMissing, match="has no such bundle"):
         cluster.deploy(operator, PARTITIONS, bundle=Bundle(b"", "1" * 64))

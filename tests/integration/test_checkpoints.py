@@ -179,7 +179,7 @@ def test_a_restore_that_stops_sources_is_not_undone_by_clients_that_run(local: L
     since.send(rows_of("a-", 2))
     restored(local.cluster.restore("Tally", to="edge", stop_sources=True))
     for each in (stream, since):
-        with pytest.raises(SourceTaken, match="put back to a checkpoint"):
+        with pytest.raises(SourceTaken, match="restored from a checkpoint"):
             each.send(rows_of("a-", 3))
     model.check(local.cluster, keys="a-")
     for source in ("s", "began since"):

@@ -181,7 +181,7 @@ def test_an_operators_description_that_cannot_be_read_costs_nothing(cluster: Loc
     eventually(lambda: _n(local) == before[0], "everything is there")
     assert _taken_over(local) == before[1]
     stream.send([{"k": key, "v": 1} for key in KEYS])
-    lines = [line for line in _log(local)[said:].splitlines() if "Tally: its description is" in line]
+    lines = [line for line in _log(local)[said:].splitlines() if "Tally: description" in line]
     assert len(lines) == 1, lines
     assert "Traceback" not in _log(local)[said:]
     assert file.exists(), "it has it again from the controller"
@@ -204,7 +204,7 @@ def test_with_a_commit_log_what_databases_have_logged_may_be_damaged_and_it_may_
         stream.send(rows)
         assert set(read(local.cluster, "Tally", "n").values()) == {9}
         assert not (tmp_path / "cloud-0" / "evidence").exists()
-        assert len([line for line in _log(local).splitlines() if "commits from the commit log" in line]) == 2
+        assert len([line for line in _log(local).splitlines() if "commits recovered from the commit log" in line]) == 2
         stream.send(rows)
         local.kill("cloud-0")
 

@@ -60,7 +60,7 @@ def test_loading_goes_on_where_it_stopped(running: LocalCluster, monkeypatch: py
     assert out["n"] == 6
     assert cluster.load_state("Loaded", FIRST) == 100
     assert contents(running, "Loaded")["k5"] == 6
-    with pytest.raises(StaleBatch, match="has processed rows already"):
+    with pytest.raises(StaleBatch, match="has already processed rows"):
         cluster.load_state("Loaded", [*FIRST, *({"k": "k5", "n": 0} for _ in range(20))])
     with pytest.raises(InvalidArgument, match="reserved"):
         cluster.stream("Loaded", INITIAL)

@@ -115,7 +115,7 @@ def test_pieces_that_are_never_finished_are_bounded(replica: replica_pb2_grpc.Re
 
     (answer,) = replica.Apply(pieces())
     assert (answer.call, answer.last, answer.fault.code) == (1, True, "invalid_argument")
-    assert f"more than {8 * MIB} bytes of one batch's rows would wait here" in answer.fault.what
+    assert f"more than {8 * MIB} bytes of one batch's rows would be buffered here" in answer.fault.what
 
 
 def test_a_stranger_creates_nothing(replica: replica_pb2_grpc.ReplicaServiceStub, tmp_path: Path) -> None:

@@ -50,13 +50,13 @@ def n_of(cluster: LocalCluster, key: str) -> int:
         ("keyboard", r"process\(\) raised KeyboardInterrupt"),
         ("own", r"process\(\) raised Own: mine"),
         ("stop", r"process\(\) raised RuntimeError: generator raised StopIteration"),
-        ("unspeakable", r"process\(\) raised Unspeakable: \(its text cannot be had: Own\)"),
-        ("endless", r"did not come back in time and was interrupted"),
+        ("unspeakable", r"process\(\) raised Unspeakable: \(its message cannot be read: Own\)"),
+        ("endless", r"did not return in time and was interrupted"),
         ("long", r"process\(\) raised ValueError: x{1000}… \(20000000 characters\)"),
         ("deep", r"process\(\) raised RecursionError"),
         ("memory", r"process\(\) raised MemoryError"),
-        ("spin", r"process\(\) did not come back in time and was interrupted"),
-        ("state", r"process\(\) did not come back in time and was interrupted"),
+        ("spin", r"process\(\) did not return in time and was interrupted"),
+        ("state", r"process\(\) did not return in time and was interrupted"),
     ],
 )
 def test_whatever_an_operator_does_fails_its_batch_and_nothing_else(cluster: LocalCluster, do: str, what: str) -> None:
@@ -144,7 +144,7 @@ def test_sigterm_ends_a_replica_whose_operators_never_come_back(tmp_path: Any, m
 
 
 def test_an_operator_that_does_not_open_says_so(cluster: LocalCluster) -> None:
-    with pytest.raises(OperatorStuck, match=r"open\(\) did not come back in time") as caught:
+    with pytest.raises(OperatorStuck, match=r"open\(\) did not return in time") as caught:
         cluster.stream("Unopenable", "s").send([rogue("a")])
     assert "in open" in caught.value.where["traceback"]
 

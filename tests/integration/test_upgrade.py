@@ -75,7 +75,7 @@ def test_state_evolves_where_it_is_and_where_it_goes(tmp_path: Path, monkeypatch
         keys = [f"k{n}" for n in range(20)]
         second = version(file, V2, how)
         if how == "module":
-            with pytest.raises(OperatorOutdated, match=r"install that version"):
+            with pytest.raises(OperatorOutdated, match=r"install the deployed version"):
                 cluster.cluster.deploy(second, 4)
             for name in ("cloud-0", "edge-0"):
                 cluster.kill(name)

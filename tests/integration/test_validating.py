@@ -14,9 +14,9 @@ pytestmark = pytest.mark.processes
 @pytest.mark.parametrize(
     ("corrupted", "words"),
     [
-        ("epoch", r"in OWNED it does not hold: what is at work is so at the epoch that is owned"),
-        ("directory", r"in OWNED it does not hold: what is owned or sealed is on disk"),
-        ("lost", r"in OWNED it does not hold: what was lost is not served"),
+        ("epoch", r"an invariant is broken in OWNED: the host has the owned epoch"),
+        ("directory", r"an invariant is broken in OWNED: an owned or sealed partition is on disk"),
+        ("lost", r"an invariant is broken in OWNED: a lost partition is not served"),
     ],
 )
 def test_a_corrupted_partition_is_caught_behind_the_batch(corrupted: str, words: str) -> None:

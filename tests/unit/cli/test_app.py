@@ -178,7 +178,7 @@ def test_an_operator_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest
         ("no_such_module_at_all:Op", "ModuleNotFoundError"),
         ("tests.unit.operators:Nothing", "Nothing"),
         ("missing.py:Op", "missing.py"),
-        ("nonsense", "is not an operator's place"),
+        ("nonsense", "does not name an operator"),
         ("json:dumps", "json:dumps is not an Operator class"),
     ):
         result = invoke("deploy", target, "--controller", NOBODY)

@@ -86,7 +86,7 @@ def test_a_node_without_a_worker_that_starts_ends_and_says_why(
     monkeypatch.setattr(supervising, "BACKOFF_S", 0.01)
 
     async def dies(number: int) -> int:
-        error = InvalidArgument("the data directory cannot be used", remedy="name a writable one")
+        error = InvalidArgument("the data directory cannot be used", remedy="choose a writable directory")
         some._hear(number, json.dumps({"error": error.to_wire()}).encode())
         return 1
 

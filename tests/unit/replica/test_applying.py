@@ -162,9 +162,9 @@ def test_a_share_whose_partition_comes_is_applied_then() -> None:
 
 def test_rows_that_would_wait_beyond_the_limit_are_refused() -> None:
     much = {0: list(range(MUCH))}
-    with pytest.raises(InvalidArgument, match="would wait here"):
+    with pytest.raises(InvalidArgument, match="would be buffered here"):
         serve(Node({}), Sender(in_pieces(much, MUCH + 1)))
-    with pytest.raises(InvalidArgument, match="would wait here"):
+    with pytest.raises(InvalidArgument, match="would be buffered here"):
         serve(Node({0: None}), Sender([whole(much)]))
 
 
@@ -187,7 +187,7 @@ def test_rows_of_others_do_not_wait_with_those_that_do() -> None:
 @pytest.mark.parametrize("counts", [[1, 2], [0, 1], [3, 3], [1 << 31, 1 << 31]], ids=str)
 def test_rows_that_are_not_as_many_as_was_said_are_refused(counts: list[int]) -> None:
     node, said = Node({0: applied(1), 1: applied(1)}), frame({0: [1], 1: [2]})._replace(counts=counts)
-    with pytest.raises(InvalidArgument, match="2 rows came"):
+    with pytest.raises(InvalidArgument, match="2 rows arrived"):
         serve(node, Sender([Piece(said, said.message, True)]))
     assert node.rows == []
 

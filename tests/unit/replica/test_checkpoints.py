@@ -186,7 +186,7 @@ def test_a_partition_that_cannot_be_saved_keeps_none_behind_it_from_its_checkpoi
         tried.append(partition.partition)
         if partition.partition == 0:
             backend.refuses = store_fails
-            raise Unavailable("no snapshot can be taken", remedy="free space")
+            raise Unavailable("cannot take a snapshot", remedy="free space")
         return take(partition, *asked, **how)
 
     monkeypatch.setattr(node.checkpointer, "take", taken)

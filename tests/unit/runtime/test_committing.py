@@ -68,7 +68,7 @@ def test_behind_a_write_that_failed_nothing_is_committed() -> None:
         committer.commit("s", 0, put(b"0"))
     store.refuses = False
     assert committer.is_unsure
-    with pytest.raises(Unavailable, match="whether the last commit is on disk is not known"):
+    with pytest.raises(Unavailable, match="unknown whether the last commit is on disk"):
         committer.commit("s", 0, put(b"0"))
     assert committer.sequence == 0
 
@@ -77,6 +77,6 @@ def test_behind_its_end_nothing_is_committed() -> None:
     store = MemoryStore()
     committer = Committer(P, store, 1, None, None)
     committer.end()
-    with pytest.raises(Unavailable, match="closed here meanwhile"):
+    with pytest.raises(Unavailable, match="closed on this replica"):
         committer.commit("s", 0, put(b"0"))
     assert dict(store.scan(b"")) == {}

@@ -82,7 +82,7 @@ def test_what_was_put_aside_stays_and_is_in_nobodys_way(two: Two) -> None:
     home = two.root / "a" / "operators" / "Op" / "p00000"
     (home / "created-1" / "CURRENT").unlink()
     node = two.start("a")
-    with pytest.raises(StateMissing, match="was put aside"):
+    with pytest.raises(StateMissing, match="is quarantined"):
         node.create(two.spec, [0], 2)
     node.drop("Op", 1)
     node.create(two.spec, [0], 2)
@@ -146,7 +146,7 @@ def test_what_was_put_aside_of_a_later_deployment_stays_in_the_way(two: Two, res
     two.a._registry.lose(slot, StateDamaged("it cannot be read"))
     node = two.restart("a") if restarted else two.a
     node.drop("Op", 1)
-    with pytest.raises(StateMissing, match="was put aside"):
+    with pytest.raises(StateMissing, match="is quarantined"):
         node.create(two.spec, [0], 3)
     node.drop("Op", 2)
     node.create(two.spec, [0], 3)

@@ -331,7 +331,9 @@ def test_what_another_statement_changes_is_refused_with_its_name(made: str, chan
     source = f"{made}\n{changed}\nclass Op:\n    def f(self):\n        return N\n"
     live = run(source, "live")
     for program in (written([source]), compiled(compile(source, "<stdin>", "exec", dont_inherit=True))):
-        with pytest.raises(OperatorNotImportable, match=f"Op uses 'N', {kind}.* is changed by a statement that is not"):
+        with pytest.raises(
+            OperatorNotImportable, match=f"Op uses 'N', {kind}.* is changed by a statement that replicas do not run"
+        ):
             module_under_test.excerpt(program, "Op", live)
 
 
@@ -346,9 +348,7 @@ def test_what_another_statement_changes_is_refused_with_its_name(made: str, chan
 )
 def test_a_file_that_does_not_run_here_says_what_it_fills(made: str, filled: str) -> None:
     source = f"{made}\n{filled}\nclass Op:\n    def f(self):\n        return N\n"
-    with pytest.raises(
-        OperatorNotImportable, match=r"Op uses 'N', which is changed by .*\(line=2\): make it whole in one"
-    ):
+    with pytest.raises(OperatorNotImportable, match=r"Op uses 'N', which is changed by .*\(line=2\): build it in one"):
         excerpt([source], "Op")
 
 
@@ -365,7 +365,7 @@ def test_what_a_class_holds_is_looked_at_too(filled: str) -> None:
         assert run(excerpt([source], "Op", live))["Op"]().f() == {"a": 1}
         return
     with pytest.raises(
-        OperatorNotImportable, match="Op uses 'Op', a type, which is changed by a statement that is not"
+        OperatorNotImportable, match="Op uses 'Op', a type, which is changed by a statement that replicas do not"
     ):
         excerpt([source], "Op", live)
 
@@ -414,7 +414,7 @@ def test_functions_in_a_table_are_the_programs_own() -> None:
     assert names["Op"]().f() == 1
     assert names["N"]["one"] is names["one"]
     early = source.replace("class Op:", "class Op:\n    first = [*N]")
-    with pytest.raises(OperatorNotImportable, match="Op reads 'N' while it is made"):
+    with pytest.raises(OperatorNotImportable, match="Op reads 'N', which holds functions or classes, while being"):
         excerpt([early], "Op", run(early, "live"))
 
 
@@ -458,9 +458,21 @@ Session.__module__ = "pyspark.sql.session"
 @pytest.mark.parametrize(
     ("source", "live", "said"),
     [
-        ("with x() as N: ...\nclass Op:\n    def f(self): return N", None, "Op uses 'N', which is made by a statement"),
-        ("for N in x(): ...\nclass Op:\n    def f(self): return N", {"N": object()}, "Op uses 'N', which is made by"),
-        ("N = x()\nclass Op:\n    def f(self): return N", {"N": Session()}, "a Session, which cannot go to a replica"),
+        (
+            "with x() as N: ...\nclass Op:\n    def f(self): return N",
+            None,
+            "Op uses 'N', which is defined by a statement",
+        ),
+        (
+            "for N in x(): ...\nclass Op:\n    def f(self): return N",
+            {"N": object()},
+            "Op uses 'N', which is defined by",
+        ),
+        (
+            "N = x()\nclass Op:\n    def f(self): return N",
+            {"N": Session()},
+            "a Session, which cannot be sent to a replica",
+        ),
         ("class Op:\n  def f(self) return", None, "SyntaxError"),
         ("def g():\n    return N\nwith x() as N: ...\nclass Op:\n    f = g", None, "g uses 'N'"),
     ],
@@ -476,7 +488,7 @@ def test_a_file_that_was_changed_since_it_was_run() -> None:
     live: dict[str, Any] = {"__name__": "live"}
     exec(source, live)
     assert excerpt([f"# a comment\n{source}"], "Op", live)
-    with pytest.raises(OperatorNotImportable, match=r"Op\.f is not what runs here: it was changed since"):
+    with pytest.raises(OperatorNotImportable, match=r"Op\.f has changed since it was loaded"):
         excerpt([source.replace("3", "4")], "Op", live)
 
 
@@ -510,7 +522,7 @@ def test_functions_that_are_wrapped() -> None:
         ("helper()\n    @", "1\n    @"),
         ("return 5", "return 6"),
     ):
-        with pytest.raises(OperatorNotImportable, match=r"is not what runs here: it was changed since"):
+        with pytest.raises(OperatorNotImportable, match=r"has changed since it was loaded"):
             excerpt([WRAPPED.replace(*changed)], "Op", live)
 
 
@@ -534,12 +546,14 @@ def test_a_cell_that_is_timed_is_a_cell(magic: str) -> None:
 def test_a_cell_of_another_kind_is_named() -> None:
     live = {"__name__": "__main__", "Op": type("Op", (), {"__module__": "__main__"}), "N": 1}
     with pytest.raises(
-        OperatorNotImportable, match=r"'Op' is made in a cell that begins with %%cython, .*: make it in a"
+        OperatorNotImportable, match=r"'Op' is defined in a cell that begins with %%cython, .*: define it in a"
     ):
         excerpt([cell(f"%%cython -a\n{OP}")], "Op", live)
-    with pytest.raises(OperatorNotImportable, match="Op uses 'N', which is made in a cell that begins with %%cython"):
+    with pytest.raises(
+        OperatorNotImportable, match="Op uses 'N', which is defined in a cell that begins with %%cython"
+    ):
         excerpt([cell("%%cython\nN = x()"), OP], "Op", {**live, "N": object()})
-    with pytest.raises(OperatorNotImportable, match="Op uses 'Op', which is made by a statement that"):
+    with pytest.raises(OperatorNotImportable, match="Op uses 'Op', which is defined by a statement that"):
         excerpt([cell("%%bash\nls | wc")], "Op", live)
 
 

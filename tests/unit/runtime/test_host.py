@@ -369,7 +369,7 @@ def test_a_store_that_fails_to_write_leaves_the_state_as_it_was() -> None:
         p.applied(1, ("a", 2))
     assert (p.host.sequence, p.host.position("s")) == (1, 0)
     store.full = False
-    with pytest.raises(Unavailable, match="not known"):
+    with pytest.raises(Unavailable, match="it is unknown whether"):
         p.applied(1, ("a", 2))
     assert Partition(Count, store).apply(1, ("a", 2)) == [("a", 2, 3)]
 

@@ -74,7 +74,7 @@ def test_init_state_may_do_it_in_its_own_way() -> None:
 
 
 def test_rows_that_fit_no_state_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"columns k, x, none is named as a state .*name them n, best"):
+    with pytest.raises(InvalidArgument, match=r"columns k, x, none of which names a state .*name them n, best"):
         OperatorHarness(Shop, initial_state=[{"k": "a", "x": 1}])
 
 
@@ -97,7 +97,7 @@ def test_names_of_states_may_begin_with_an_underscore() -> None:
 @pytest.mark.parametrize("operator", ["rows", "columns"])
 def test_a_column_that_is_no_states_is_refused(operator: str) -> None:
     cls, rows = (Shop, {"k": "a", "n": 1, "tag": "x"}) if operator == "rows" else (Columns, {"k": "a", "l": 1, "n": 5})
-    with pytest.raises(InvalidArgument, match=r"the column 'tag' of initial rows is neither a state.*: leave"):
+    with pytest.raises(InvalidArgument, match=r"the column 'tag' of initial rows is neither a state.*: drop"):
         OperatorHarness(cls, initial_state=[{**rows, "tag": "x"}])
     with pytest.raises(InvalidArgument, match="the column 'tag' of initial rows is neither"):
         check_initial_columns(cls, (*rows, "tag"))
@@ -108,7 +108,9 @@ def test_a_column_that_is_no_states_is_refused(operator: str) -> None:
 def test_keys_of_another_type_than_the_rows_are_refused(key: Any, kind: str) -> None:
     """Keys of another type than the rows' are refused: rows would never find them, and readers would see both."""
     with OperatorHarness(Shop, partitions=1, initial_state=[{"k": key, "n": 1}]) as h:
-        with pytest.raises(SchemaMismatch, match=f"the key column 'k' is str here, stored keys are {kind}: .*: cast"):
+        with pytest.raises(
+            SchemaMismatch, match=f"the key column 'k' is of type str, but stored keys are of type {kind} .*: cast"
+        ):
             h.send([{"k": "7", "at": None}])
         assert h.state(key).n.value == 1
         assert h.advance_watermark(1) == []
@@ -116,7 +118,7 @@ def test_keys_of_another_type_than_the_rows_are_refused(key: Any, kind: str) -> 
 
 def test_each_column_of_a_key_is_looked_at() -> None:
     with OperatorHarness(Columns, partitions=1, initial_state=[{"k": "a", "l": 1, "n": 5}]) as h:
-        with pytest.raises(SchemaMismatch, match="the key column 'l' is str here, stored keys are int"):
+        with pytest.raises(SchemaMismatch, match="the key column 'l' is of type str, but stored keys are of type int"):
             h.send([{"k": "a", "l": "1"}])
         assert h.send([{"k": "a", "l": 1}]) == [{"k": "5"}]
 
@@ -134,7 +136,7 @@ class Columns(BatchOperator):
 def test_batch_operators_have_initial_state_too() -> None:
     with OperatorHarness(Columns, initial_state=[{"k": "a", "l": 1, "n": 5}, {"k": "b", "l": 1, "n": 6}]) as h:
         assert {row["k"] for row in h.send([{"k": "a", "l": 1}, {"k": "b", "l": 1}])} == {"5", "6"}
-    with pytest.raises(InvalidArgument, match="none is named as a state"):
+    with pytest.raises(InvalidArgument, match="none of which names a state"):
         OperatorHarness(Columns, initial_state=[{"k": "a", "l": 1}])
 
 
@@ -146,6 +148,6 @@ def test_it_comes_first_and_once() -> None:
         assert not host.apply(Batch(INITIAL, 0, sparse=True), schema, message, 0).replayed
         h.send([{"k": "a", "at": None}])
         assert host.apply(Batch(INITIAL, 0, sparse=True), schema, message, 0).replayed
-        with pytest.raises(StaleBatch, match=r"has processed rows already .*before the first query"):
+        with pytest.raises(StaleBatch, match=r"has already processed rows .*before the first query"):
             host.apply(Batch(INITIAL, 1, sparse=True), schema, message, 0)
         assert h.state("a").n.value == 8

@@ -61,6 +61,6 @@ def test_with_state_it_keeps_its_name_without_it_may_have_another(tmp_path: Path
 @pytest.mark.parametrize("text", ["", "{", '{"id": "x"}', "[]", "a\nb"])
 def test_a_file_that_says_nothing_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
-    with pytest.raises(InvalidArgument, match="write the replica's name into it"):
+    with pytest.raises(InvalidArgument, match="write only the replica's name into it"):
         opened(tmp_path)
     assert (tmp_path / FILE).read_text() == text

@@ -417,12 +417,12 @@ def test_a_copy_may_follow_an_owner_older_than_an_epoch_that_was_given_up() -> N
 @pytest.mark.parametrize(
     ("state", "wrong", "words"),
     [
-        ("sealed", {"in_hand": True}, "in hand only of who owns"),
-        ("fencing", {"granted": 5}, "for a newer epoch"),
+        ("sealed", {"in_hand": True}, "only while the partition is OWNED or FENCING"),
+        ("fencing", {"granted": 5}, "a fence has a newer epoch"),
         ("fencing", {"cancelled": frozenset({"m1"})}, "not cancelled"),
-        ("fencing", {"successor": None}, "to somebody"),
+        ("fencing", {"successor": None}, "and a successor"),
         ("sealed", {"successor": None}, "has a successor"),
-        ("warming", {"move_id": ""}, "for a move"),
+        ("warming", {"move_id": ""}, "belongs to a move"),
     ],
 )
 def test_a_state_that_no_history_leads_to_is_named(state: str, wrong: dict[str, Any], words: str) -> None:

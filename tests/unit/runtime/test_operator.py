@@ -55,13 +55,13 @@ class NoProcess(Operator):
 @pytest.mark.parametrize(
     ("cls", "what"),
     [
-        (NoKey, "names no key"),
+        (NoKey, "declares no key"),
         (NoProcess, "no process"),
-        (_class(key=(), output="k string"), "names no key"),
-        (_class(key="", output="k string"), "names no key"),
-        (_class(key=("a", ""), output="k string"), "names no key"),
-        (_class(key=["a"], output="k string"), "names no key"),
-        (_class(key=7, output="k string"), "names no key"),
+        (_class(key=(), output="k string"), "declares no key"),
+        (_class(key="", output="k string"), "declares no key"),
+        (_class(key=("a", ""), output="k string"), "declares no key"),
+        (_class(key=["a"], output="k string"), "declares no key"),
+        (_class(key=7, output="k string"), "declares no key"),
         (int, "is not an operator"),
         ("Count", "is not an operator"),
         (Operator, "no process"),
@@ -82,11 +82,11 @@ def test_outputs_that_cannot_be(output: Any) -> None:
 @pytest.mark.parametrize(
     ("output", "side", "what"),
     [
-        ("k string, late long", {"late": "n long"}, "'late' has the name of a column of the main output, 'late'"),
-        ("k string, Late long", {"late": "n long"}, "'late' has the name of a column of the main output, 'Late'"),
-        ("k string", {"late": "n long", "Late": "n long"}, "'Late' has the name of another side output, 'late'"),
-        ("k string", {"": "n long"}, "'' is no name of a side output"),
-        ("k string", {7: "n long"}, "7 is no name of a side output"),
+        ("k string, late long", {"late": "n long"}, "'late' has the same name as the main output's column 'late'"),
+        ("k string, Late long", {"late": "n long"}, "'late' has the same name as the main output's column 'Late'"),
+        ("k string", {"late": "n long", "Late": "n long"}, "'Late' has the same name as the side output 'late'"),
+        ("k string", {"": "n long"}, "'' is not a valid side output name"),
+        ("k string", {7: "n long"}, "7 is not a valid side output name"),
         ("k string", {"late": "s struct<a:int,a:int>"}, "a field of 's' is named twice: 'a'"),
         ("s struct<a:int,a:int>", {}, "a field of 's' is named twice: 'a'"),
     ],
@@ -142,9 +142,9 @@ def test_a_class_inside_a_function_is_refused() -> None:
 @pytest.mark.parametrize(
     ("target", "what"),
     [
-        ("Count", "is not an operator's place"),
-        (":Count", "is not an operator's place"),
-        ("tests.unit.operators:", "is not an operator's place"),
+        ("Count", "does not name an operator"),
+        (":Count", "does not name an operator"),
+        ("tests.unit.operators:", "does not name an operator"),
         ("no_such_module_anywhere:Count", "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
         ("tests.unit.operators:Missing", "AttributeError"),
         ("tests.unit.operators:Count.Missing", "AttributeError"),
@@ -169,8 +169,8 @@ def test_what_is_missing_is_named_by_the_remedy(tmp_path: Path, monkeypatch: pyt
     monkeypatch.syspath_prepend(tmp_path)
     for target, remedy in (
         ("needs:Count", "install no_such_library, which the operator's code imports"),
-        ("no_such_package.ops:Count", "install the code where this process runs"),
-        ("/no/such/file.py:Count", "name a file that is there"),
+        ("no_such_package.ops:Count", "install the code in this process's environment"),
+        ("/no/such/file.py:Count", "name an existing file"),
     ):
         with pytest.raises(OperatorNotImportable) as caught:
             load(target)
@@ -250,12 +250,12 @@ def test_a_text_that_is_not_what_was_deployed_is_not_loaded(tmp_path: Path) -> N
     script, proof = tmp_path / "ops.py", tmp_path / "ran"
     script.write_text(SCRIPT.replace("BELOW", f"open({str(proof)!r}, 'w')"))
     spec = describe(load(f"{script}:Scripted"), 2)
-    with pytest.raises(OperatorNotImportable, match="its digest is another"):
+    with pytest.raises(OperatorNotImportable, match="does not have the deployed digest"):
         class_of(replace(spec, source=spec.source + f"open({str(proof)!r}, 'w')"), NO_BUNDLES)
     for target in (spec.target, "<stdin>:Scripted"):  # the file never replaces the missing text
-        with pytest.raises(OperatorNotImportable, match="text is missing"):
+        with pytest.raises(OperatorNotImportable, match="lacks the operator's source"):
             class_of(replace(spec, source="", source_digest="", target=target), NO_BUNDLES)
-    with pytest.raises(OperatorNotImportable, match="in no file"):
+    with pytest.raises(OperatorNotImportable, match="not a file"):
         load("<stdin>:Scripted")
     assert not proof.exists()
 
@@ -264,7 +264,7 @@ def test_what_is_too_long_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "ops.py"
     table = f"FACTOR = {list(range(100_000))!r}"
     script.write_text(SCRIPT.replace("FACTOR = 2", table))
-    with pytest.raises(OperatorNotImportable, match="bytes of source, 262144 are possible"):
+    with pytest.raises(OperatorNotImportable, match="bytes of source, the limit is 262144"):
         load(f"{script}:Scripted")
 
 
@@ -302,5 +302,5 @@ def test_a_file_that_anybody_can_write_is_not_loaded(tmp_path: Path) -> None:
     open_to_all = tmp_path / "open_to_all.py"
     open_to_all.write_text("from tests.unit.operators import Count\n\n\nclass Open(Count):\n    pass\n")
     open_to_all.chmod(0o666)
-    with pytest.raises(OperatorNotImportable, match="can be written by everybody here"):
+    with pytest.raises(OperatorNotImportable, match="is world-writable"):
         load(f"{open_to_all}:Open")

@@ -425,8 +425,8 @@ def test_what_does_not_fit_is_refused(call: Any, error: type[Exception], says: s
         (pa.array([1]), "2 keys came with 1 times"),
         (pa.array([1, None]), "a time is null"),
         (pa.array([1, 2], pa.timestamp("us")), "needs a time zone"),
-        (pa.array(["a", "b"]), "string is no time"),
-        ("soon", "'soon' is no time"),
+        (pa.array(["a", "b"]), "string is not a time type"),
+        ("soon", "'soon' is not a time"),
     ],
 )
 def test_times_that_are_none(at: Any, says: str) -> None:

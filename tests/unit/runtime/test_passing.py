@@ -203,7 +203,7 @@ def test_what_cannot_be_read_is_put_aside_and_said(two: Two, caplog: pytest.LogC
     (two.root / "a" / FOLDER / "CURRENT").write_text("MANIFEST-none\n")
     with caplog.at_level(logging.ERROR):
         two.restart("a")
-    assert "is put aside as" in caplog.text
+    assert "are quarantined as" in caplog.text
     assert list((two.root / "a").glob(f"{FOLDER}-damaged-*"))
     with pytest.raises(PositionGap, match="the state expects batch 1"):
         visit(two.a, 4)

@@ -143,7 +143,7 @@ def test_a_damaged_copy_is_put_aside_and_the_partition_is_not_here(place: Place)
         node = place.start()
         assert node.lifecycle(P).state is State.ABSENT
         assert len(place.aside) == number
-        with pytest.raises(StateMissing, match="what is left of it was put aside"):
+        with pytest.raises(StateMissing, match="its copy is quarantined"):
             node.create(SPEC, [0], 1)
         place.stop()
         place.copy("created-1", owned(1))

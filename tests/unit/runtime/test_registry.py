@@ -102,17 +102,17 @@ def _sealed_to_nobody(slot: Slot) -> None:
 @pytest.mark.parametrize(
     ("corrupt", "words"),
     [
-        (_both_owned_and_incoming, "comes in only while it warms"),
-        (_warms_for_another_move, "and for the same move"),
-        (_one_directory_twice, "each copy has a directory of its own"),
-        (_another_partition, "a slot is of one partition"),
-        (_not_on_disk, "what is owned or sealed is on disk"),
+        (_both_owned_and_incoming, "comes in only while the partition warms"),
+        (_warms_for_another_move, "for the same move"),
+        (_one_directory_twice, "each copy has its own directory"),
+        (_another_partition, "a slot and its lifecycle are of the same partition"),
+        (_not_on_disk, "an owned or sealed partition is on disk"),
         (_elsewhere_on_disk, "in the partition's"),
-        (_at_work_behind_its_seal, "nothing is at work on what is not owned"),
-        (_at_work_without_a_database, "on the database that is open"),
-        (_served_and_lost, "what was lost is not served"),
-        (_in_hand_beside_one_taken_away, "beside one that was taken away"),
-        (_sealed_to_nobody, "what is sealed has a successor"),
+        (_at_work_behind_its_seal, "only an owned partition has a host"),
+        (_at_work_without_a_database, "the owned epoch and an open database"),
+        (_served_and_lost, "a lost partition is not served"),
+        (_in_hand_beside_one_taken_away, "beside a stuck one"),
+        (_sealed_to_nobody, "a sealed partition has a successor"),
     ],
 )
 def test_a_partition_in_a_state_that_no_history_leads_to_is_named(
@@ -128,22 +128,22 @@ def test_a_partition_in_a_state_that_no_history_leads_to_is_named(
 
 def test_a_partition_of_an_operator_that_nobody_knows_is_named(node: ReplicaNode) -> None:
     del registry(node)._operators["Op"]
-    with pytest.raises(InvariantBroken, match=r"an operator that nobody knows here \(partition=Op/0 replica=a\)"):
+    with pytest.raises(InvariantBroken, match=r"an operator that is unknown here \(partition=Op/0 replica=a\)"):
         registry(node).validate()
 
 
 def test_a_corruption_is_caught_behind_the_next_change(node: ReplicaNode, caplog: pytest.LogCaptureFixture) -> None:
     slot = registry(node).slot(P)
     slot.lost = StateDamaged("it was")
-    with pytest.raises(InvariantBroken, match="what was lost is not served"):
+    with pytest.raises(InvariantBroken, match="a lost partition is not served"):
         send(node, 1)
-    assert "invariant_broken: in OWNED it does not hold: what was lost is not served" in caplog.text
+    assert "invariant_broken: an invariant is broken in OWNED: a lost partition is not served" in caplog.text
 
 
 def test_a_lifecycle_is_looked_at_after_each_event(node: ReplicaNode) -> None:
     lifecycle = registry(node).slot(P).lifecycle
     lifecycle.in_hand, lifecycle.state, lifecycle.successor = True, State.SEALED, ELSEWHERE
-    with pytest.raises(InvariantBroken, match="in hand only of who owns"):
+    with pytest.raises(InvariantBroken, match="only while the partition is OWNED or FENCING"):
         lifecycle.cancel("m1")
 
 

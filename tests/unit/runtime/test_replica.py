@@ -281,7 +281,7 @@ def test_a_damaged_base_is_refused(two: Two, damage: str) -> None:
     with pytest.raises(DigestMismatch):
         two.b.receiver.open_incoming(P, "m1", base)
     assert two.b.lifecycle(P).state is State.WARMING
-    assert two.send(two.a, 1).rows == 1, "the source serves on"
+    assert two.send(two.a, 1).rows == 1, "the source keeps serving"
 
 
 def test_change_sets_must_come_in_order_and_whole(two: Two) -> None:
@@ -290,7 +290,7 @@ def test_change_sets_must_come_in_order_and_whole(two: Two) -> None:
     for value in range(3):
         two.send(two.a, value)
     sets = two.a.sender.change_log(base.snapshot_id).read(0, 1 << 20).change_sets
-    with pytest.raises(TransferCorrupt, match="came after 0"):
+    with pytest.raises(TransferCorrupt, match="arrived after 0"):
         two.b.receiver.apply_changes(P, "m1", sets[1:])
     assert two.b.receiver.apply_changes(P, "m1", sets[:1]) == 1
     with pytest.raises(TransferCorrupt):

@@ -87,7 +87,7 @@ def test_a_batch_whose_partition_is_let_go_beneath_it_is_not_committed(
     applied_to(host, 0)
     with monkeypatch.context() as patch:
         patch.setattr(cls, "met", lambda key: end(host) if key == "b" else None)
-        with pytest.raises(Unavailable, match="closed here meanwhile"):
+        with pytest.raises(Unavailable, match="closed on this replica"):
             applied_to(host, 1)
     again = PartitionHost(cls, P, store, 1)
     assert again.position("s") == 0
@@ -188,7 +188,7 @@ def test_nothing_is_opened_in_a_replica_that_has_stopped(node: ReplicaNode) -> N
     node.close()
     slot = node._registry.slot(P)
     slot.host = slot.store = None
-    with pytest.raises(Unavailable, match="the replica stops"):
+    with pytest.raises(Unavailable, match="the replica is stopping"):
         applied_to(node, 0)
 
 

@@ -61,7 +61,7 @@ def test_clients_are_stopped_where_that_is_asked_for(two: Two, store: Checkpoint
     two.b.restorer.own(P, "r", 2, stop_sources=stop_sources)
     client = Session(1, "me")
     if stop_sources:
-        with pytest.raises(SourceTaken, match="put back to a checkpoint"):
+        with pytest.raises(SourceTaken, match="restored from a checkpoint"):
             two.b.batches.open_source(P, "new", client)
     else:
         two.b.batches.open_source(P, "new", client)

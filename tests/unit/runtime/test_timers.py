@@ -352,7 +352,7 @@ def test_a_timers_name_is_text(name: Any) -> None:
         def process(self, row: Any, ctx: Context) -> None:
             ctx.set_timer(row.at, name=name)
 
-    with OperatorHarness(Named) as harness, pytest.raises(InvalidArgument, match="cannot name a timer"):
+    with OperatorHarness(Named) as harness, pytest.raises(InvalidArgument, match="is not a valid timer name"):
         harness.send([{"k": "a", "at": T0}])
 
 

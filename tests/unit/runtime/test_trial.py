@@ -61,7 +61,7 @@ def test_a_migration_that_fails_is_refused_before_it_serves(cluster: Cluster) ->
     cluster.send(0, 1)
     with pytest.raises(
         OperatorFailed,
-        match=r"migrate_state\(\) raised RuntimeError: no such column .*deploy again, or go back: .*upgrade Op --to",
+        match=r"migrate_state\(\) raised RuntimeError: no such column .*deploy again, or roll back: .*upgrade Op --to",
     ) as raised:
         check(cluster, cluster.install("s = state.value(dict)", version=2, more=FAILING))
     assert raised.value.where["key"] == "'k0'"

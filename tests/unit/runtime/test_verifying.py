@@ -96,7 +96,7 @@ def test_a_flipped_byte_is_found_and_what_is_read_from_memory_goes_on(two: Two) 
     (fault,) = found.faults
     assert fault.code == "state_damaged"
     assert "checksum mismatch" in fault.what
-    assert fault.remedy == "put it back with `stateflow checkpoint restore Op 0`"
+    assert fault.remedy == "restore it with `stateflow checkpoint restore Op 0`"
     assert two.states(two.a) == {"k0": 3, "k1": 5, "k2": 7}
 
 
@@ -113,14 +113,14 @@ def test_of_many_the_first_are_named_and_all_are_counted(two: Two) -> None:
     put(two.a, *((total_of(f"x{number}"), b"\x7f") for number in range(FAULTS_MAX + 4)))
     found = verified(two.a)
     assert len(found.faults) == FAULTS_MAX + 1
-    assert f"{FAULTS_MAX + 4} cells" in found.faults[-1].what
+    assert f"{FAULTS_MAX + 4} state cells" in found.faults[-1].what
 
 
 def test_what_is_not_declared_is_looked_at_for_its_format(two: Two) -> None:
     put(two.a, (CELL + b"dropped!" + row_part(b"k"), pack_cell(b"anything")))
     assert verified(two.a).faults == []
     put(two.a, (CELL + b"dropped!" + row_part(b"k"), b""))
-    assert "no format" in verified(two.a).faults[0].what
+    assert "unknown format" in verified(two.a).faults[0].what
 
 
 def test_it_is_as_slow_as_it_is_told_and_ends_when_nobody_waits(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:

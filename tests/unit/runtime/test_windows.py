@@ -198,7 +198,10 @@ def test_odd_windows_are_refused() -> None:
 
 
 def test_a_row_without_a_time_is_refused() -> None:
-    with OperatorHarness(Tumbling) as h, pytest.raises(InvalidArgument, match=r"no event time.*key='a'.*filter rows"):
+    with (
+        OperatorHarness(Tumbling) as h,
+        pytest.raises(InvalidArgument, match=r"no event time.*key='a'.*filter out rows"),
+    ):
         h.send([{"k": "a", "at": None, "n": 1}])
 
 
@@ -245,7 +248,7 @@ def test_a_timer_of_the_operators_own_is_not_taken_for_a_windows() -> None:
         def process(self, row: Any, ctx: Context) -> None:
             ctx.set_timer(T0, name=row.name)
 
-    with OperatorHarness(Own) as harness, pytest.raises(InvalidArgument, match="names a window's timer"):
+    with OperatorHarness(Own) as harness, pytest.raises(InvalidArgument, match="is reserved for window timers"):
         harness.send([{"k": "x", "at": T0, "name": "window a 1 2"}])
 
 
@@ -262,11 +265,9 @@ def test_windows_that_no_row_can_have_are_refused_where_they_are_declared() -> N
 
         def process(self, row: Any, ctx: Context) -> Any: ...
 
-    with pytest.raises(
-        DeclarationError, match=r"'hourly' take row after row, .*operator=AtOnce.: derive from Operator"
-    ):
+    with pytest.raises(DeclarationError, match=r"'hourly' work row by row, .*operator=AtOnce.: derive from Operator"):
         describe(AtOnce)
-    with pytest.raises(DeclarationError, match=r"'hourly' are of event time, .*: set event_time"):
+    with pytest.raises(DeclarationError, match=r"'hourly' use event time, .*: set event_time"):
         describe(Timeless)
 
 

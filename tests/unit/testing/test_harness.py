@@ -192,7 +192,7 @@ def test_a_checkpoint_is_a_moment_one_can_come_back_to(basket: OperatorHarness, 
             OperatorFailed,
             r"operator_failed: process\(\) raised ValueError: a negative price",
         ),
-        (bought("Ann", "odd", 1.0), OutputMismatch, "output_mismatch: a row has 2 fields where 4 are declared"),
+        (bought("Ann", "odd", 1.0), OutputMismatch, "output_mismatch: a row has 2 fields, 4 are declared"),
         (bought("Ann", "tea", None), OperatorFailed, "TypeError"),  # type: ignore[arg-type]
     ],
 )

@@ -391,7 +391,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_user_signs_what_the_users_controller_takes(home: Path) -> None:
-    with pytest.raises(CodeRefused, match="has no key"):
+    with pytest.raises(CodeRefused, match="has no code key"):
         check_signed(TEXT)
     spec = signed(TEXT)
     check_signed(spec)
@@ -399,7 +399,7 @@ def test_a_user_signs_what_the_users_controller_takes(home: Path) -> None:
     assert home.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in home.parent.iterdir()] == ["code.key"]
     for other in (replace(spec, source="import os"), replace(spec, source_mac=""), replace(spec, source_mac="0" * 64)):
-        with pytest.raises(CodeRefused, match="not sent by who has"):
+        with pytest.raises(CodeRefused, match="not signed with"):
             check_signed(other)
     home.write_text("of somebody else")
     with pytest.raises(CodeRefused):
