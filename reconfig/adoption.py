@@ -84,13 +84,15 @@ def find(claims: Sequence[Claim], known: set[str]) -> list[Found]:
 def _find(claims: Sequence[Claim], operator: str) -> Found:
     found = Found(operator)
     replicas = Counter(claim.replica for claim in claims if any(p.operator == operator for p in claim.held))
-    found.conflicts += [f"two data directories are replica {name}" for name, n in sorted(replicas.items()) if n > 1]
+    found.conflicts += [
+        f"several data directories have the replica name {name}" for name, n in sorted(replicas.items()) if n > 1
+    ]
     specs = Counter(claim.specs[operator] for claim in claims if operator in claim.specs)
     if not specs:
         found.conflicts.append("no replica has the operator's description")
         return found
     if len({spec.partitions for spec in specs}) > 1:
-        found.conflicts.append("replicas differ in how many partitions it has")
+        found.conflicts.append("replicas disagree on the number of partitions")
         return found
     # the newest; among specs without an order, the one that most replicas have
     spec = max(specs, key=lambda each: (each.recorded_us, specs[each], each.target, each.state_schema))

@@ -83,8 +83,8 @@ class Affinity:
         most = int(found["most"]) if found["most"] else WORKERS_AT_MOST
         if not 1 <= least <= most:
             raise InvalidArgument(
-                f"{shown(text)} wants at least {least} nodes and at most {most}",
-                remedy="say how many at least, from 1 on, then how many at most, as 2-4",
+                f"{shown(text)} asks for at least {least} nodes and at most {most}",
+                remedy="give the minimum, from 1 on, then the maximum, e.g. 2-4",
             )
         return cls(text, kind == "hard", By(rest[0]), found["rest"], least, most, fallback_s)
 
@@ -115,17 +115,19 @@ class Affinity:
                 By.LABEL: sorted({f"{key}={value}" for node in known for key, value in node.labels.items()}),
             }[self.by]
             raise InvalidArgument(
-                f"none of the {what} is of {self}", remedy=f"use one of {', '.join(there) or 'none'}", wanted=self.text
+                f"none of the {what} matches {self}",
+                remedy=f"use one of {', '.join(there) or 'none'}",
+                wanted=self.text,
             )
         if not any(node.jobs for node in fitting):
             raise InvalidArgument(
-                f"the {what} of {self} take no jobs",
+                f"the {what} that match {self} take no jobs",
                 remedy="start one without --no-jobs, or choose others",
                 wanted=self.text,
             )
         if self.by is By.NODE and self.least > len(fitting):
             raise InvalidArgument(
-                f"{self} is {len(fitting)} of at least {self.least} that are wanted",
+                f"{self} matches {len(fitting)} of at least {self.least} nodes",
                 remedy="choose by site or label",
                 wanted=self.text,
             )
@@ -161,16 +163,16 @@ def choose(affinity: Affinity | None, there: Sequence[Node], waited_s: float, wh
     fitting = [node.name for node in willing if affinity.fits(node)]
     if len(fitting) >= affinity.least:
         return Go(frozenset(fitting[: affinity.most]))
-    lacking = f"{len(fitting)} of at least {affinity.least} {what} of {affinity} that take jobs answer"
+    lacking = f"{len(fitting)} of at least {affinity.least} {what} that match {affinity} and take jobs answer"
     if affinity.hard:
         return Wait(f"waits: {lacking}")
     if waited_s < affinity.fallback_s:
-        return Wait(f"waits: {lacking}; does without in {affinity.fallback_s - waited_s:.0f} s")
+        return Wait(f"waits: {lacking}; falls back in {affinity.fallback_s - waited_s:.0f} s")
     used = fitting or [node.name for node in willing]
     if not used:
-        return Wait(f"waits: {lacking}, and no other")
-    return Go(frozenset(used[: affinity.most]), f"did without what it was to have: {lacking}")
+        return Wait(f"waits: {lacking}, and no others do")
+    return Go(frozenset(used[: affinity.most]), f"ran without its affinity: {lacking}")
 
 
 def _none(text: str) -> InvalidArgument:
-    return InvalidArgument(f"{shown(text)} is no affinity", remedy=_REMEDY)
+    return InvalidArgument(f"{shown(text)} is not an affinity", remedy=_REMEDY)

@@ -27,7 +27,7 @@ class Failover(StrEnum):
         try:
             return cls(name)
         except ValueError:
-            raise InvalidArgument(f"{name!r} is no failover", remedy=f"use {' or '.join(cls)}") from None
+            raise InvalidArgument(f"{name!r} is not a failover mode", remedy=f"use {' or '.join(cls)}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,12 +133,12 @@ def _whole(left: float) -> int:
 def no_room(lacks: list[Lack]) -> NoRoom:
     """Returns the error for what :func:`lacking` found, which must not be empty."""
     said = "; ".join(
-        f"{', '.join(each.replicas)}: {mib(each.free_bytes)} free for state, {mib(each.coming_bytes)} would come"
+        f"{', '.join(each.replicas)}: {mib(each.free_bytes)} free for state, {mib(each.coming_bytes)} needed"
         for each in lacks
     )
     return NoRoom(
-        f"there is no room, nothing was moved: {said}",
-        remedy="make room there, or move fewer partitions or to others; `stateflow nodes` shows who has room",
+        f"not enough room, nothing was moved: {said}",
+        remedy="free space there, move fewer partitions or move them elsewhere; `stateflow nodes` shows free space",
         replicas=[name for each in lacks for name in each.replicas],
     )
 

@@ -104,7 +104,7 @@ def choose(
 class Why(StrEnum):
     """Reasons why an owner does not serve its partitions. ``{}`` stands for the owner's name."""
 
-    MISSING = "{} came without them: what it has in its data directory is not what it should have"
+    MISSING = "{} registered without them: its data directory does not hold their current state"
     LAPSED = "the lease of {} has lapsed"
     SEALED = "{} sealed them for a move that ended without an owner"
     SILENT = "{} does not answer"
@@ -138,23 +138,23 @@ def _lacking(operator: str, numbers: list[int], lack: Lack) -> StateflowError:
         return Unavailable(what, remedy="wait", operator=operator, partitions=ranges(numbers))
     if lack.by_command or lack.why is Why.ALONE:
         lost = f"`stateflow takeover {operator} {ranges(numbers)} --accept-loss` gives them to others"
-        remedy = f"see that {node_of(lack.owner)} runs, with its data directory; if it is gone for good, {lost}"
+        remedy = f"check that {node_of(lack.owner)} runs with its data directory; if it is gone for good, {lost}"
         error = StateMissing if lack.why is Why.MISSING else Unavailable
         return error(what, remedy=remedy, operator=operator, partitions=ranges(numbers))
     if lack.failed:
-        what += f"; no take-over: {lack.failed}"
+        what += f"; no takeover: {lack.failed}"
     elif lack.why is Why.SILENT:
-        what += "; what it serves is taken over when its lease has lapsed"
+        what += "; its partitions are taken over when its lease has lapsed"
     else:
-        what += "; what it served is being taken over"
+        what += "; its partitions are being taken over"
     error = StateMissing if lack.why is Why.MISSING else Unavailable
-    remedy = "see that it runs" if lack.why is Why.SILENT else "wait"
+    remedy = "check that it runs" if lack.why is Why.SILENT else "wait"
     if lack.failed:
         remedy = (
             f"start {node_of(lack.owner)} with the data directory that has them, or restore them: "
             f"`stateflow checkpoint restore {operator} {ranges(numbers)} --from STORE`; if they are lost for good, "
-            f"`stateflow undeploy {operator} "
-            "--delete-state` and a new deployment begin empty"
+            f"start empty: `stateflow undeploy {operator} "
+            "--delete-state`, then deploy again"
         )
     return error(what, remedy=remedy, operator=operator, partitions=ranges(numbers))
 
@@ -292,43 +292,43 @@ def _cancel_for(takeover: Takeover, event: TargetRefused) -> None:
 
 
 def _died(takeover: Takeover, _: Event) -> None:
-    takeover.error = Unavailable("the successor died as well", remedy="another one is chosen")
+    takeover.error = Unavailable("the successor died as well", remedy="wait until another one is chosen")
 
 
 _ROWS: tuple[Row[Phase, Takeover], ...] = (
-    Transition(Phase.PLANNED, Begin, None, (RECORD_GRANT,), note="in the ledger before the target hears of it"),
+    Transition(Phase.PLANNED, Begin, None, (RECORD_GRANT,), note="the grant is recorded before the target hears of it"),
     Transition(Phase.PLANNED, GrantRecorded, Phase.GRANTED, (TAKE_OVER,)),
     Transition(
         Phase.PLANNED, TargetRefused, Phase.ABANDONED, (RECORD_ABORTED,), effect=_refused,
-        note="the grant could not be recorded",
+        note="the grant cannot be recorded",
     ),
     Transition(
         (Phase.PLANNED, Phase.GRANTED), TargetGone, Phase.ABANDONED, (RECORD_ABORTED,), effect=_died,
-        note="its lease lapsed too: it serves no more",
+        note="the target's lease has lapsed too, so it no longer serves",
     ),
     Transition(Phase.GRANTED, TargetOwned, Phase.OWNED, (RECORD_OWNED,), when=GRANTED_EPOCH),
-    Impossible(Phase.GRANTED, TargetOwned, note="nobody granted that epoch"),
+    Impossible(Phase.GRANTED, TargetOwned, note="that epoch was never granted"),
     Transition(
-        Phase.GRANTED, TargetUnknown, None, (RETRY_CANCEL_TARGET,), when=CANCELLING, note="no answer decides nothing"
+        Phase.GRANTED, TargetUnknown, None, (RETRY_CANCEL_TARGET,), when=CANCELLING, note="silence decides nothing"
     ),
     Transition(
-        Phase.GRANTED, TargetUnknown, None, (RETRY_TAKE_OVER,), note="it may own; no answer decides nothing"
+        Phase.GRANTED, TargetUnknown, None, (RETRY_TAKE_OVER,), note="the target may own; silence decides nothing"
     ),
     Transition(
         Phase.GRANTED, TargetRefused, None, (CANCEL_TARGET,), effect=_cancel_for,
-        note="so that a late request finds it refused",
+        note="a late request is then refused",
     ),
     Transition(
         Phase.GRANTED, TargetCancelled, Phase.ABANDONED, (RECORD_ABORTED,), when=CANCELLING,
-        note="it never owns by this take-over",
+        note="the target never owns by this takeover",
     ),
-    Impossible(Phase.GRANTED, TargetCancelled, note="it was not asked"),
+    Impossible(Phase.GRANTED, TargetCancelled, note="the target was not asked to cancel"),
     Transition(Phase.OWNED, OwnedRecorded, Phase.COMPLETED, ()),
     Ignored(
         Phase.OWNED, (TargetOwned, TargetUnknown, TargetGone, TargetRefused), (),
-        note="the target has it, whatever else is said",
+        note="the target owns; other reports no longer matter",
     ),
-    Ignored((Phase.COMPLETED, Phase.ABANDONED), get_args(Event), (), note="echoes of what was under way"),
+    Ignored((Phase.COMPLETED, Phase.ABANDONED), get_args(Event), (), note="late events of an ended takeover"),
     # answers to instructions that were not given
     Impossible((Phase.GRANTED, Phase.OWNED), (Begin, GrantRecorded)),
     Impossible(Phase.PLANNED, (TargetOwned, TargetUnknown)),
@@ -337,18 +337,18 @@ _ROWS: tuple[Row[Phase, Takeover], ...] = (
 )  # fmt: skip
 _INVARIANTS: tuple[Guard[Takeover], ...] = (
     Guard(
-        "a take-over that was abandoned says why",
+        "an abandoned takeover has an error",
         lambda takeover, _: takeover.phase is not Phase.ABANDONED or takeover.error is not None,
     ),
     Guard(
-        "whoever is asked to cancel had a grant and refused it",
+        "a target that is asked to cancel had a grant and refused it",
         lambda takeover, _: (
             not takeover.cancelling or (takeover.phase is not Phase.PLANNED and takeover.error is not None)
         ),
     ),
 )
 TABLE: Table[Phase, Takeover, Says] = Table(
-    "A take-over",
+    "A takeover",
     Phase,
     get_args(Event),
     _ROWS,
@@ -381,7 +381,7 @@ class Takeover:
         """Checks the invariants. Raises InvariantBroken, with the story so far, in a state that only a bug leads to."""
         for words in self.table.broken(self):
             raise InvariantBroken(
-                f"in {self.phase} it does not hold: {words}",
+                f"an invariant is broken in {self.phase}: {words}",
                 remedy=REPORT_LINE,
                 partition=self.partition,
                 story=" | ".join(self.story),

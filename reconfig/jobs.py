@@ -59,7 +59,7 @@ class Job:
         wants = {Do.MIGRATE: (self.operator, self.partitions, self.to), Do.DRAIN: (self.to,)}.get(self.do, ())
         if not all(wants):
             lacks = "operator, partitions and target" if self.do is Do.MIGRATE else "the replica"
-            raise InvalidArgument(f"a job that does {self.do} names {lacks}", remedy="say which", job=self.name)
+            raise InvalidArgument(f"a {self.do} job must name {lacks}", remedy="add what is missing", job=self.name)
         ignored = {
             "policies": bool(self.policies) and self.do is not Do.REBALANCE,
             "partitions": bool(self.partitions) and self.do is not Do.MIGRATE,
@@ -67,11 +67,11 @@ class Job:
         }
         for what, is_ignored in ignored.items():
             if is_ignored:
-                raise InvalidArgument(
-                    f"a job that does {self.do} does not take {what}", remedy="leave it out", job=self.name
-                )
+                raise InvalidArgument(f"a {self.do} job does not take {what}", remedy="leave it out", job=self.name)
         if self.coordinator is not None and self.coordinator.least > 1:
-            raise InvalidArgument("one controller coordinates a job", remedy="say which, not how many", job=self.name)
+            raise InvalidArgument(
+                "a job has one coordinator", remedy="name the controller without a count", job=self.name
+            )
 
     def prove(self, now_us: int) -> None:
         """Checks a job before it is recorded, as a record is there for good. Raises InvalidArgument if the record would
@@ -79,13 +79,13 @@ class Job:
         self.check()
         match read_job(self.name, self.to_payload(), self.since_us):
             case Unreadable() as found:
-                raise InvalidArgument(f"that is no job: {found.why}", remedy="correct it", job=self.name)
+                raise InvalidArgument(f"not a valid job: {found.why}", remedy="correct it", job=self.name)
             case found if found != self:
-                raise InvalidArgument("the job would not be read as it is", remedy=REPORT_LINE, job=self.name)
+                raise InvalidArgument("the job would not be read back unchanged", remedy=REPORT_LINE, job=self.name)
         if self.schedule.once_us is not None and self.schedule.once_us <= now_us:
-            raise InvalidArgument("that time has passed", remedy="name one to come", job=self.name)
+            raise InvalidArgument("the scheduled time has passed", remedy="give a time in the future", job=self.name)
         if self.schedule.next_us(now_us, now_us, None, None) is None:
-            raise InvalidArgument("that time never comes", remedy="name one that does", job=self.name)
+            raise InvalidArgument("the scheduled time never comes", remedy="correct the schedule", job=self.name)
 
     def to_payload(self) -> dict[str, Any]:
         return {
@@ -132,7 +132,7 @@ class Unreadable:
 
     def refused(self) -> InvalidArgument:
         return InvalidArgument(
-            f"the record of the job cannot be read: {self.why}",
+            f"the job's record cannot be read: {self.why}",
             remedy=f"delete it with `stateflow job delete {self.name}`, and create it again",
             job=self.name,
         )

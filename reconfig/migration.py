@@ -303,15 +303,15 @@ RETRY_CANCEL_TARGET: Order[Move, Instruction] = Order("Retry(CancelTarget)", lam
 
 # -- guards -------------------------------------------------------------------------------------------------
 
-COLD: Guard[Move] = Guard("it is COLD", lambda move, _: move.kind is Kind.COLD)
-STANDBY: Guard[Move] = Guard("it is a STANDBY", lambda move, _: move.kind is Kind.STANDBY)
-GRANTING: Guard[Move] = Guard("the grant was asked for", lambda move, _: move.granting)
+COLD: Guard[Move] = Guard("the move is COLD", lambda move, _: move.kind is Kind.COLD)
+STANDBY: Guard[Move] = Guard("the move is a STANDBY", lambda move, _: move.kind is Kind.STANDBY)
+GRANTING: Guard[Move] = Guard("the grant is requested", lambda move, _: move.granting)
 GRANTED: Guard[Move] = Guard("the grant is in the ledger", lambda move, _: move.granted)
 GRANTED_COLD: Guard[Move] = Guard(
-    "it is COLD, the grant is in the ledger", lambda move, _: move.kind is Kind.COLD and move.granted
+    "the move is COLD and the grant is in the ledger", lambda move, _: move.kind is Kind.COLD and move.granted
 )
 GRANTED_FITS: Guard[Move] = Guard(
-    "the prediction fits, the grant is in the ledger", lambda move, event: move.granted and move.fits(event)
+    "the prediction fits and the grant is in the ledger", lambda move, event: move.granted and move.fits(event)
 )
 SEALED: Guard[Move] = Guard("the source has sealed", lambda move, _: move.sealed)
 CANCELLING: Guard[Move] = Guard("the source is asked to cancel", lambda move, _: move.cancelling)
@@ -321,13 +321,14 @@ GRANTED_EPOCH: Guard[Move] = Guard(
     "the epoch is the granted one", lambda move, event: event.epoch == move.granted_epoch
 )
 TARGET_PROMISED: Guard[Move] = Guard(
-    "the source has sealed, the target promised never to own",
+    "the source has sealed and the target promised never to own",
     lambda move, event: move.sealed and isinstance(event.error, MoveAborted),
 )
 FITS: Guard[Move] = Guard("the prediction fits", lambda move, event: move.fits(event))
-OUT_OF_PATIENCE: Guard[Move] = Guard("patience is over", lambda move, event: move.out_of_patience(event))
+OUT_OF_PATIENCE: Guard[Move] = Guard("patience has run out", lambda move, event: move.out_of_patience(event))
 GRANTED_OUT_OF_PATIENCE: Guard[Move] = Guard(
-    "patience is over, the grant is in the ledger", lambda move, event: move.granted and move.out_of_patience(event)
+    "patience has run out and the grant is in the ledger",
+    lambda move, event: move.granted and move.out_of_patience(event),
 )
 
 # -- effects: what changes beside the phase -----------------------------------------------------------------
@@ -370,7 +371,7 @@ def _fail(move: Move, event: TargetFailed) -> None:
 
 
 def _cancelled(move: Move, _: Event) -> None:
-    move.error = MoveCancelled("the move was cancelled", remedy="start it again when it suits")
+    move.error = MoveCancelled("the move was cancelled", remedy="start it again when convenient")
 
 
 def _cancel_at_source(move: Move, event: Cancel) -> None:
@@ -379,21 +380,23 @@ def _cancel_at_source(move: Move, event: Cancel) -> None:
 
 
 def _taken_over(move: Move, _: Event) -> None:
-    move.error = MoveAborted("its source died, and its copy took over", remedy="none")
+    move.error = MoveAborted("the source died, and the standby took over", remedy="nothing to do")
 
 
 def _source_died_early(move: Move, _: Event) -> None:
-    move.error = Unavailable("the source died", remedy="its partitions are taken over; move them then")
+    move.error = Unavailable("the source died", remedy="wait until its partitions are taken over, then move them")
 
 
 def _source_died(move: Move, _: Event) -> None:
     move.source_gone = True
-    move.error = Unavailable("the source died during the move", remedy="its partition is taken over; move it then")
+    move.error = Unavailable(
+        "the source died during the move", remedy="wait until its partition is taken over, then move it"
+    )
 
 
 def _give_up(move: Move, _: Event) -> None:
     move.source_gone = True
-    move.error = MoveAborted("the move was given up by command", remedy="its partition is taken over")
+    move.error = MoveAborted("the move was given up by command", remedy="wait until its partition is taken over")
 
 
 def _sealed(move: Move, _: Event) -> None:
@@ -425,7 +428,7 @@ def _target_lost_first(move: Move, event: TargetFailed) -> None:
 
 
 def _copy_is_owner(move: Move, _: Event) -> None:
-    move.error = MoveAborted("its copy is the partition now", remedy="none")
+    move.error = MoveAborted("the standby's copy now owns the partition", remedy="nothing to do")
 
 
 def _owned(move: Move, event: TargetOwned) -> None:
@@ -439,43 +442,46 @@ COPYING = (Phase.WARMING, Phase.CATCHING_UP)
 
 
 def _wrong_epoch(move: Move, event: TargetOwned) -> InvalidTransition:
-    return move.fault(f"the target owns at {event.epoch}, {move.granted_epoch} was granted, the move is {move.phase}")
+    return move.fault(
+        f"the target owns at epoch {event.epoch}, {move.granted_epoch} was granted, the move is {move.phase}"
+    )
 
 
 _ROWS: tuple[Row[Phase, Move], ...] = (
     # a target that owns has the partition, whatever was believed before
-    Ignored((Phase.OWNED, Phase.COMPLETED), TargetOwned, (), note="told twice, it is recorded once"),
-    Ignored(Phase.ABORTED, TargetOwned, (), when=STANDBY, note="told twice"),
-    Refused(Phase.ABORTED, TargetOwned, _wrong_epoch, note="what was rolled back can never own"),
+    Ignored((Phase.OWNED, Phase.COMPLETED), TargetOwned, (), note="a repeated report is recorded once"),
+    Ignored(Phase.ABORTED, TargetOwned, (), when=STANDBY, note="a repeated report changes nothing"),
+    Refused(Phase.ABORTED, TargetOwned, _wrong_epoch, note="the target of a rolled-back move never owns"),
     Transition(
         (*BEFORE_FENCE, Phase.FENCED), TargetOwned, Phase.ABORTED, (CANCEL_SOURCE, RECORD_ABORTED), when=STANDBY,
-        effect=_copy_is_owner, note="by a move to where it is",
+        effect=_copy_is_owner, note="a move to the standby's replica took over its copy",
     ),
     Transition(
         (*BEFORE_FENCE, Phase.FENCED), TargetOwned, Phase.OWNED, (RECORD_OWNED,), when=GRANTED_EPOCH, effect=_owned,
-        note="it wins: whatever was believed before, the target has it",
+        note="the target owns, whatever was known before",
     ),
-    Refused((*BEFORE_FENCE, Phase.FENCED), TargetOwned, _wrong_epoch, note="nobody granted that epoch"),
+    Refused((*BEFORE_FENCE, Phase.FENCED), TargetOwned, _wrong_epoch, note="that epoch was never granted"),
     # the beginning
     Transition(
-        Phase.WAITING, Begin, Phase.FENCED, (FENCE,), when=GRANTED_COLD, note="who has sealed for it says so"
+        Phase.WAITING, Begin, Phase.FENCED, (FENCE,), when=GRANTED_COLD, note="a source that has already sealed says so"
     ),
     Transition(
         Phase.WAITING, Begin, None, (RECORD_GRANT,), when=COLD, effect=_ask_for_grant,
-        note="fence first, copy then",
+        note="a cold move fences before it copies",
     ),
-    Transition(Phase.WAITING, Begin, Phase.WARMING, (PREPARE,), effect=_prepare, note="copy first"),
+    Transition(Phase.WAITING, Begin, Phase.WARMING, (PREPARE,), effect=_prepare, note="other moves copy first"),
     Transition(
         Phase.WAITING, GrantRecorded, Phase.FENCED, (FENCE,), when=GRANTING, effect=_grant,
-        note="its seal asks for the copy",
+        note="the copy starts after the seal",
     ),
     # the copy
-    Transition(Phase.WARMING, BaseReady, Phase.CATCHING_UP, (), note="the target follows from here"),
-    Ignored(Phase.WARMING, CaughtUp, (), note="it has nothing to be measured by before its base is there"),
-    Ignored(Phase.CATCHING_UP, BaseReady, (), note="a transfer that began again"),
-    Ignored(Phase.CATCHING_UP, CaughtUp, (), when=GRANTING, note="the grant is asked for once"),
+    Transition(Phase.WARMING, BaseReady, Phase.CATCHING_UP, (), note="the target follows the source from here on"),
+    Ignored(Phase.WARMING, CaughtUp, (), note="nothing is measured before the base copy is complete"),
+    Ignored(Phase.CATCHING_UP, BaseReady, (), note="the transfer has started again"),
+    Ignored(Phase.CATCHING_UP, CaughtUp, (), when=GRANTING, note="the grant is requested only once"),
     Transition(
-        Phase.CATCHING_UP, CaughtUp, None, (), when=STANDBY, effect=_measure, note="it stays until it is cancelled"
+        Phase.CATCHING_UP, CaughtUp, None, (), when=STANDBY, effect=_measure,
+        note="a standby follows until it is cancelled",
     ),
     Transition(
         Phase.CATCHING_UP, CaughtUp, Phase.FENCED, (FENCE,), when=GRANTED_FITS, effect=_measure,
@@ -483,35 +489,35 @@ _ROWS: tuple[Row[Phase, Move], ...] = (
     ),
     Transition(
         Phase.CATCHING_UP, CaughtUp, None, (RECORD_GRANT,), when=FITS, effect=_measure_and_ask,
-        note="in the ledger before the source hears of it",
+        note="the grant is recorded before the source hears of it",
     ),
     Transition(
         Phase.CATCHING_UP, CaughtUp, Phase.FENCED, (CANCEL_SOURCE,), when=GRANTED_OUT_OF_PATIENCE,
-        effect=_refuse_and_cancel, note="the budget is not in reach; did the source seal?",
+        effect=_refuse_and_cancel, note="the budget is out of reach; the source tells whether it sealed",
     ),
     Transition(
         Phase.CATCHING_UP, CaughtUp, Phase.ABORTED, (CANCEL_SOURCE, ABANDON_TARGET, RECORD_ABORTED),
-        when=OUT_OF_PATIENCE, effect=_measure_and_refuse, note="the budget is not in reach",
+        when=OUT_OF_PATIENCE, effect=_measure_and_refuse, note="the budget is out of reach",
     ),
-    Transition(Phase.CATCHING_UP, CaughtUp, None, (), effect=_measure, note="it may fit later"),
+    Transition(Phase.CATCHING_UP, CaughtUp, None, (), effect=_measure, note="the prediction may fit later"),
     Transition(Phase.CATCHING_UP, GrantRecorded, Phase.FENCED, (FENCE,), when=GRANTING, effect=_grant),
-    Impossible((Phase.WAITING, Phase.CATCHING_UP), GrantRecorded, note="it was not asked for"),
+    Impossible((Phase.WAITING, Phase.CATCHING_UP), GrantRecorded, note="the grant was not requested"),
     # granted already: an earlier term may have fenced the move
     Transition(
         BEFORE_FENCE, TargetFailed, Phase.FENCED, (CANCEL_SOURCE,), when=GRANTED, effect=_target_lost_first,
-        note="did the source seal?",
+        note="the source tells whether it sealed",
     ),
     Transition(
         BEFORE_FENCE, Cancel, Phase.FENCED, (CANCEL_SOURCE,), when=GRANTED, effect=_cancel_at_source,
-        note="did the source seal?",
+        note="the source tells whether it sealed",
     ),
     Transition(
         BEFORE_FENCE, SourceGone, Phase.FENCED, (CANCEL_TARGET,), when=GRANTED, effect=_source_died,
-        note="its lease lapsed: it serves no more",
+        note="the source's lease has lapsed, so it no longer serves",
     ),
     Transition(
         BEFORE_FENCE, GivenUp, Phase.FENCED, (CANCEL_TARGET,), when=GRANTED, effect=_give_up,
-        note="by command: its seal proves nothing",
+        note="a command declares that the seal cannot be proved",
     ),
     # rolled back before the fence
     Transition(
@@ -524,75 +530,80 @@ _ROWS: tuple[Row[Phase, Move], ...] = (
     ),
     Transition(
         BEFORE_FENCE, SourceGone, Phase.ABORTED, (ABANDON_TARGET, RECORD_ABORTED), effect=_source_died_early,
-        note="its partitions are taken over",
+        note="the source's partitions are taken over",
     ),
     Transition(
         COPYING, TakenOver, Phase.ABORTED, (RECORD_ABORTED,), when=STANDBY, effect=_taken_over,
-        note="the take-over has the copy",
+        note="the takeover uses the copy",
     ),
-    Impossible(COPYING, TakenOver, note="only standbys are told so"),
+    Impossible(COPYING, TakenOver, note="only standbys receive this event"),
     # behind the fence only the source can say which side of the seal it is on
     Transition(
         Phase.FENCED, SourceSealed, None, (), when=SOURCE_GONE, effect=_sealed,
-        note="the target is asked for its promise already",
+        note="the target has already been asked for its promise",
     ),
     Transition(
-        Phase.FENCED, SourceSealed, None, (), when=TARGET_UP, effect=_sealed, note="the target gets it by the transfer"
+        Phase.FENCED, SourceSealed, None, (), when=TARGET_UP, effect=_sealed,
+        note="the transfer brings the seal to the target",
     ),
     Transition(
-        Phase.FENCED, SourceSealed, None, (PREPARE,), effect=_sealed_without_target, note="forward from here"
+        Phase.FENCED, SourceSealed, None, (PREPARE,), effect=_sealed_without_target,
+        note="the move goes forward from here on",
     ),
     Transition(
         Phase.FENCED, FenceRefused, None, (CANCEL_SOURCE,), effect=_cancel_for,
-        note="is it certain that it never seals?",
+        note="the source must promise never to seal",
     ),
-    Ignored(Phase.FENCED, SourceCancelled, (), when=SEALED, note="it cannot take its seal back"),
+    Ignored(Phase.FENCED, SourceCancelled, (), when=SEALED, note="the source cannot take its seal back"),
     Transition(
         Phase.FENCED, SourceCancelled, Phase.ABORTED, (ABANDON_TARGET, RECORD_ABORTED), effect=_rolled_back,
-        note="it promised never to seal",
+        note="the source promised never to seal",
     ),
-    Ignored(Phase.FENCED, SourceUnknown, (), when=SOURCE_GONE, note="nobody waits for its word any more"),
+    Ignored(Phase.FENCED, SourceUnknown, (), when=SOURCE_GONE, note="the source's answer no longer matters"),
     Transition(Phase.FENCED, SourceUnknown, None, (RETRY_CANCEL,), when=CANCELLING, note="silence decides nothing"),
     Transition(Phase.FENCED, SourceUnknown, None, (RETRY_FENCE,), note="silence decides nothing"),
     Transition(
         Phase.FENCED, TargetFailed, None, (), when=SOURCE_GONE, effect=_target_down,
-        note="it is asked for its promise already",
+        note="the target has already been asked for its promise",
     ),
     Transition(
         Phase.FENCED, TargetFailed, Phase.ABORTED, (RECORD_ABORTED,), when=TARGET_PROMISED, effect=_target_lost,
-        note="what is sealed is for a take-over",
+        note="a takeover serves what is sealed",
     ),
     Transition(
         Phase.FENCED, TargetFailed, None, (RETRY_PREPARE,), when=SEALED, effect=_prepare,
-        note="after the seal every failure goes forward",
+        note="after the seal the move only goes forward",
     ),
     Transition(
-        Phase.FENCED, TargetFailed, None, (), when=CANCELLING, effect=_target_lost, note="the source is asked already"
+        Phase.FENCED, TargetFailed, None, (), when=CANCELLING, effect=_target_lost,
+        note="the source has already been asked",
     ),
     Transition(
-        Phase.FENCED, TargetFailed, None, (CANCEL_SOURCE,), effect=_target_lost_first, note="did the source seal?"
+        Phase.FENCED, TargetFailed, None, (CANCEL_SOURCE,), effect=_target_lost_first,
+        note="the source tells whether it sealed",
     ),
     # a source that will never tell: the target's promise never to own is enough
-    Ignored(Phase.FENCED, (SourceGone, GivenUp), (), when=SOURCE_GONE, note="told twice"),
+    Ignored(Phase.FENCED, (SourceGone, GivenUp), (), when=SOURCE_GONE, note="a repeated report changes nothing"),
     Transition(
         Phase.FENCED, SourceGone, None, (CANCEL_TARGET,), effect=_source_died,
-        note="its lease lapsed: it serves no more",
+        note="the source's lease has lapsed, so it no longer serves",
     ),
     Transition(
-        Phase.FENCED, GivenUp, None, (CANCEL_TARGET,), effect=_give_up, note="by command: its seal proves nothing"
+        Phase.FENCED, GivenUp, None, (CANCEL_TARGET,), effect=_give_up,
+        note="a command declares that the seal cannot be proved",
     ),
     Transition(
         Phase.FENCED, TargetCancelled, Phase.ABORTED, (RECORD_ABORTED,), when=SOURCE_GONE,
-        note="neither can own: free for a take-over",
+        note="neither side can own, so a takeover may begin",
     ),
     Transition(
         Phase.FENCED, TargetUnknown, None, (RETRY_CANCEL_TARGET,), when=SOURCE_GONE, note="silence decides nothing"
     ),
-    Impossible(Phase.FENCED, (TargetCancelled, TargetUnknown), note="it was not asked"),
+    Impossible(Phase.FENCED, (TargetCancelled, TargetUnknown), note="the target was not asked to cancel"),
     Ignored(
         Phase.FENCED, (Cancel, TakenOver), (), note="too late: a move past its fence completes"
     ),
-    Ignored(Phase.FENCED, (BaseReady, CaughtUp, GrantRecorded), (), note="nothing depends on them behind the fence"),
+    Ignored(Phase.FENCED, (BaseReady, CaughtUp, GrantRecorded), (), note="nothing depends on them after the fence"),
     # the end
     Transition(Phase.OWNED, OwnedRecorded, Phase.COMPLETED, (RELEASE,)),
     Ignored(
@@ -601,11 +612,11 @@ _ROWS: tuple[Row[Phase, Move], ...] = (
             BaseReady, CaughtUp, Cancel, SourceSealed, SourceUnknown, TargetFailed, FenceRefused, SourceCancelled,
             SourceGone, GivenUp, TargetUnknown,
         ),
-        (), note="the target has it, whatever else is said",
+        (), note="the target owns; other reports no longer matter",
     ),
     Ignored(
         (Phase.COMPLETED, Phase.ABORTED), tuple(event for event in get_args(Event) if event is not TargetOwned), (),
-        note="echoes of what was under way",
+        note="late events of an ended move",
     ),
     # answers to instructions that were not given
     Impossible((*COPYING, Phase.FENCED, Phase.OWNED), Begin),
@@ -620,20 +631,20 @@ _ROWS: tuple[Row[Phase, Move], ...] = (
 )  # fmt: skip
 _INVARIANTS: tuple[Guard[Move], ...] = (
     Guard(
-        "but of standbys: what is granted is newer than what is owned",
+        "except for standbys, the granted epoch is newer than the owned one",
         lambda move, _: move.kind is Kind.STANDBY or move.granted_epoch > move.epoch,
     ),
-    Guard("a move that was rolled back says why", lambda move, _: move.phase is not Phase.ABORTED or bool(move.error)),
+    Guard("a rolled-back move has an error", lambda move, _: move.phase is not Phase.ABORTED or bool(move.error)),
     Guard(
-        "who owns had the seal, and is no standby",
+        "a move whose target owns has sealed and is not a standby",
         lambda move, _: (
             move.phase not in (Phase.OWNED, Phase.COMPLETED) or (move.sealed and move.kind is not Kind.STANDBY)
         ),
     ),
-    Guard("nothing is fenced that was not granted", lambda move, _: move.phase is not Phase.FENCED or move.granted),
-    Guard("what is granted is asked for no more", lambda move, _: not (move.granting and move.granted)),
+    Guard("a fenced move has a recorded grant", lambda move, _: move.phase is not Phase.FENCED or move.granted),
+    Guard("a recorded grant is no longer requested", lambda move, _: not (move.granting and move.granted)),
     Guard(
-        "before the fence nobody is known to have sealed, nor asked whether",
+        "before the fence the source has not sealed, is not asked to cancel and is not given up",
         lambda move, _: move.phase not in BEFORE_FENCE or not (move.sealed or move.cancelling or move.source_gone),
     ),
 )
@@ -703,7 +714,7 @@ class Move:
         """Checks the invariants. Raises InvariantBroken, with the story so far, in a state that only a bug leads to."""
         for words in self.table.broken(self):
             raise InvariantBroken(
-                f"in {self.phase} it does not hold: {words}",
+                f"an invariant is broken in {self.phase}: {words}",
                 remedy=REPORT_LINE,
                 story=" | ".join(self.story),
             )
@@ -722,11 +733,11 @@ class Move:
 
     def unreachable(self, event: CaughtUp) -> BudgetUnreachable:
         measured, (pause_ms, margin_ms) = event.measured, self.prediction(event)
-        remedy = "raise max_pause_ms, or move when fewer changes come"
+        remedy = "raise max_pause_ms, or move when there are fewer changes"
         if pause_ms <= self.max_pause_ms:
-            remedy = "raise max_pause_ms, or move without it a few times: what is possible is learnt from moves"
+            remedy = "raise max_pause_ms, or move a few times without it: the margin is learnt from moves"
         return BudgetUnreachable(
-            f"a pause of {pause_ms:.1f} ms is predicted, {margin_ms:.1f} ms more are possible, "
+            f"a pause of {pause_ms:.1f} ms is predicted, up to {margin_ms:.1f} ms more is possible, "
             f"{self.max_pause_ms:g} ms are allowed",
             remedy=remedy,
             lag_bytes=measured.lag_bytes,

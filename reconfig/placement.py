@@ -52,7 +52,7 @@ def policies_named(text: str) -> list[PolicyName]:
     if unknown := [name for name in names if name not in known]:
         raise InvalidArgument(f"there is no policy {unknown[0]!r}", remedy=f"use {', '.join(sorted(known))}")
     if len(set(names)) < len(names):
-        raise InvalidArgument("a policy is named twice", remedy="name each once, the one that decides first")
+        raise InvalidArgument("a policy is named twice", remedy="name each policy once, in order of precedence")
     return [PolicyName(name) for name in names]
 
 
@@ -97,7 +97,7 @@ def by_ring(view: View, left: Left | None = None) -> tuple[list[Wish], View]:
             left.note(partition, why)
         else:
             nodes.move(partition, target)
-            wishes.append(Wish(partition, owner, target, f"{node_of(target)} is to have its share of partitions"))
+            wishes.append(Wish(partition, owner, target, f"{node_of(target)} gets its share of partitions"))
     return wishes, view
 
 
@@ -209,7 +209,7 @@ def _why(view: View, seen: Seen, here: str, best: str) -> str:
     if share := seen.origins.get(best, 0.0) / total:
         return f"{share:.0%} of its {total:,.1f} rows/s come from {best}"
     now, then = _trips(view, seen, here) / total, _trips(view, seen, best) / total
-    return f"{best} is nearer to its rows: {then:.1f} ms a round trip, {now:.1f} from {here}"
+    return f"{best} is nearer to its rows: {then:.1f} ms per round trip, {now:.1f} from {here}"
 
 
 def _order(partition: PartitionId) -> tuple[str, int]:

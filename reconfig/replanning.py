@@ -68,7 +68,7 @@ def replan(
                 continue  # the target may only be late
             reason = f"{move.target} does not answer"
         elif move.cause in SPREADING and not move.asked.to and filled(best, 1) < filled(target, 0):
-            reason = f"{best.name} has less than {target.name}"
+            reason = f"{best.name} is less loaded than {target.name}"
         else:
             continue
         counts[move.target] = counts.get(move.target, 0) - 1

@@ -85,6 +85,6 @@ def no_room(request: Request, placed: int, why: Iterable[tuple[str, str]]) -> No
     said = "; ".join(f"{name}: {each}" for name, each in why)
     return NoRoom(
         f"there is room for {placed} of {request.count} replicas at {request.at}, nothing was started: {said}",
-        remedy="ask for fewer or smaller ones, stop others, or start another agent there",
+        remedy="ask for fewer or smaller replicas, stop others, or start another agent there",
         at=request.at,
     )

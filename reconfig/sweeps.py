@@ -39,9 +39,7 @@ def chore_named(name: str) -> Chore:
     try:
         return Chore(name)
     except ValueError:
-        raise InvalidArgument(
-            f"{shown(name)} is nothing that is done at every node", remedy=f"use {', '.join(Chore)}"
-        ) from None
+        raise InvalidArgument(f"{shown(name)} is not a kind of sweep", remedy=f"use {', '.join(Chore)}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,8 @@ class Tenure:
         a record."""
         if now >= self.until:
             raise HoldLost(
-                "this controller could not renew its hold on the ledger: another one may decide by now",
-                remedy="see to the ledger's database; it goes on by itself when nobody else has taken it",
+                "this controller could not renew its leader lease: another one may lead by now",
+                remedy="check the ledger's database; this controller leads again unless another takes the lease",
                 term=self.term,
             )
 

@@ -53,7 +53,7 @@ class Adopter:
     def _strangers(self, there: Sequence[Claimant], operator: str) -> list[str]:
         homes = self._context.cluster.roster.homes
         return [
-            f"the name {claimant.info.name} is another data directory's in this ledger"
+            f"the name {claimant.info.name} belongs to another data directory in this ledger"
             for claimant in there
             if any(partition.operator == operator for partition in claimant.claim.held)
             and claimant.info.name in homes
@@ -63,16 +63,16 @@ class Adopter:
     def _check(self, there: Sequence[Claimant], found: Sequence[Found], partial: bool) -> None:
         if not there:
             raise AdoptionRefused(
-                "no replica is heard that has anything of which this ledger does not know",
-                remedy="start the replicas with this controller's address, and give the command again",
+                "no replica that answers has partitions unknown to this ledger",
+                remedy="start the replicas with this controller's address, and run the command again",
             )
         own = self._context.ledger_id
         for name in sorted(self._known):
             foreign = adoption.claimants([c.claim for c in there if c.claim.ledger not in ("", own)], name)
             if foreign:
                 raise AdoptionRefused(
-                    "an operator that replicas of another ledger have is deployed in this one, too",
-                    remedy="stop those replicas, and keep their data directories, or adopt with a ledger that is empty",
+                    "an operator on replicas of another ledger is also deployed in this one",
+                    remedy="stop those replicas and keep their data directories, or adopt into an empty ledger",
                     operator=name,
                     replicas=" ".join(sorted(foreign)),
                 )
@@ -80,17 +80,17 @@ class Adopter:
             if each.conflicts or each.spec is None:
                 raise AdoptionRefused(
                     "; ".join(each.conflicts),
-                    remedy="stop the one that is not to count, keep its data directory, and give the command again",
+                    remedy="stop the replica that should not count, keep its data directory, and run the command again",
                     operator=each.operator,
                 )
             check_signed(each.spec)
             if not each.whole and not partial:
                 lacking = sorted([*each.missing, *each.sealed])
                 raise AdoptionRefused(
-                    f"{len(each.missing)} partitions are missing, of {len(each.sealed)} there is only a copy that was "
-                    "sealed for a move",
-                    remedy="start the replicas that have them, and give the command again; with --partial sealed "
-                    "copies are served again, and what is missing waits for a checkpoint or its owner",
+                    f"{len(each.missing)} partitions are missing, {len(each.sealed)} exist only as copies sealed for "
+                    "a move",
+                    remedy="start the replicas that have them, and run the command again; with --partial, sealed "
+                    "copies are served again and missing partitions wait for a checkpoint or their owner",
                     operator=each.operator,
                     partitions=" ".join(map(str, lacking[:20])) + (" …" if len(lacking) > 20 else ""),
                 )
@@ -104,10 +104,12 @@ class Adopter:
         for each in found:
             assert each.spec is not None
             await context.record(ClusterState.adopt, each.spec, adoption.assignment(each, claims), each.granted)
-            log.warning("%s is adopted: %d partitions, %d missing", each.operator, len(each.owners), len(each.missing))
+            log.warning(
+                "operator %s adopted: %d partitions, %d missing", each.operator, len(each.owners), len(each.missing)
+            )
         for ledger in sorted({claim.ledger for claim in claims} - {"", context.ledger_id}):
             await context.record(ClusterState.adopt_ledger, ledger)
-            log.warning("replicas of ledger %s belong to ledger %s from now on", ledger, context.ledger_id)
+            log.warning("replicas of ledger %s now belong to ledger %s", ledger, context.ledger_id)
 
 
 def _told(found: Found, done: bool) -> AdoptedOperator:

@@ -71,7 +71,7 @@ class Agents:
         adopted = belongs_to if belongs_to in self._cluster.adopted else ""
         if belongs_to and belongs_to != own and not adopted:
             raise ForeignLedger(
-                "the agent belongs to another ledger than this controller's",
+                "the agent belongs to a different ledger than this controller",
                 remedy="start the controller with that ledger, or the agent with an empty data directory",
                 ledger=own,
                 belongs_to=belongs_to,
@@ -109,7 +109,7 @@ class Agents:
     def _check_name(self, name: str, home: Home) -> None:
         known = self._cluster.roster.agent_homes.get(name)
         if not home.directory:
-            raise InvalidArgument("the agent does not say which data directory it has", remedy="run this version there")
+            raise InvalidArgument("the agent does not name its data directory", remedy="run the controller's version")
         if known is None or known == home:
             return
         there = self._cluster.roster.agents[name]
@@ -117,16 +117,16 @@ class Agents:
         if self._members.may_serve(name):
             copy = "a copy of this data directory" if known.directory == home.directory else "another data directory"
             raise NameTaken(
-                f"an agent of this name runs, with {copy}",
-                remedy="start this one with another --name; if the other one has ended, this one is let in when its "
+                f"an agent of this name is running with {copy}",
+                remedy="start this one with another --name; if the other one has ended, this one is admitted when its "
                 f"lease has lapsed, within {self._members.lease_left_s(name):.0f} s",
                 **where,
             )
         if known.directory != home.directory and self._cluster.roster.wanted_at(name):
             raise NameTaken(
-                "the name belongs to another data directory, which has its replicas",
+                "the name belongs to another data directory, which holds its replicas",
                 remedy="start the agent with that directory; if it is lost for good, `stateflow agent forget "
-                f"{name}` gives the name and its replicas up",
+                f"{name}` gives up the name and its replicas",
                 **where,
             )
 
@@ -159,21 +159,21 @@ class Agents:
                 raise InvalidArgument(f"there is no agent {name!r}", remedy=f"use one of {self._named()}")
             if self._members.may_serve(name):
                 raise NameTaken(
-                    "the agent may be running",
-                    remedy="stop it, and give the command again when its lease has lapsed",
+                    "the agent may still be running",
+                    remedy="stop it, and run the command again when its lease has lapsed",
                     agent=name,
                     lease_s=f"{self._members.lease_left_s(name):.1f}",
                 )
             for spawned in self._cluster.roster.wanted_at(name):
                 self._check_owns_nothing(
                     spawned.replica,
-                    "start the agent with its data directory and drain the replica; or wait until its partitions are "
+                    "start the agent with its data directory and drain the replica, or wait until its partitions are "
                     "taken over",
                 )
             await self._context.record(ClusterState.dismiss, name)
             self._members.forget(name)
             self._beats.pop(name, None)
-        log.warning("agent %s is forgotten", name)
+        log.warning("agent %s forgotten", name)
 
     def _named(self) -> str:
         return ", ".join(sorted(self._cluster.roster.agents)) or "none"
@@ -195,7 +195,7 @@ class Agents:
                 )
             await self._context.record(ClusterState.spawn, wanted)
         for each in wanted:
-            log.info("replica %s is to run at agent %s", each.replica, each.agent)
+            log.info("replica %s assigned to agent %s", each.replica, each.agent)
         return wanted
 
     def _asked(self, request: Request) -> list[str]:
@@ -208,7 +208,7 @@ class Agents:
         if not named:
             sites = ", ".join(sorted({info.site for info in agents.values()})) or "none"
             raise UnknownSite(
-                f"there is no agent {request.at!r}, nor one at such a site",
+                f"there is no agent {request.at!r}, and no agent at a site of that name",
                 remedy=f"use a site ({sites}) or an agent ({self._named()})",
             )
         fitting = [name for name in named if request.labels.items() <= agents[name].labels.items()]
@@ -247,7 +247,7 @@ class Agents:
             spawned = self._spawned(replica)
             if not force:
                 self._check_owns_nothing(
-                    replica, "say --drain (drain=True), which moves them to others first, or --force", moving=True
+                    replica, "pass --drain (drain=True) to move them away first, or --force", moving=True
                 )
             return spawned if not spawned.running else await self._command(replace(spawned, running=False))
 
@@ -278,7 +278,7 @@ class Agents:
         known = replica in self._cluster.roster.replicas
         raise InvalidArgument(
             f"{replica} was not started by an agent" if known else f"there is no replica {replica!r}",
-            remedy="end its process where it runs"
+            remedy="stop its process where it runs"
             if known
             else f"use one of {', '.join(sorted(self._cluster.roster.spawned)) or 'none'}",
         )
@@ -292,10 +292,10 @@ class Agents:
         names = [name for name in sorted(self._cluster.roster.replicas) if node_of(name) == replica]
         owned = sum(len(self._cluster.assigned(name)) for name in names)
         if owned:
-            raise PartitionsLive(f"{owned} partitions are the replica's", remedy=remedy, replica=replica)
+            raise PartitionsLive(f"the replica owns {owned} partitions", remedy=remedy, replica=replica)
         if moving and not all(map(self._cluster.is_free, names)):
             raise MoveConflict(
-                "partitions are on their way to or from the replica", remedy="wait until that ended", replica=replica
+                "partitions are moving to or from the replica", remedy="wait until their moves end", replica=replica
             )
 
     # -- logs ---------------------------------------------------------------------------------------------

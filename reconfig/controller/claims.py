@@ -122,8 +122,8 @@ class Claims:
         silent = sorted({replica for replica, at in self._silent.values() if at >= since})
         if silent:
             raise PartitionsClaimed(
-                "replicas of another ledger did not say yet what they have",
-                remedy="deploy it again when `stateflow status` shows no replica that is opening",
+                "replicas of another ledger have not reported their partitions yet",
+                remedy="deploy again when `stateflow status` shows no replica that is opening",
                 operator=operator,
                 replicas=" ".join(silent),
                 ledger=ledger or None,
@@ -131,9 +131,9 @@ class Claims:
         found = claimants([noted.claim for noted in self._by_directory.values()], operator)
         if found:
             raise PartitionsClaimed(
-                "replicas have partitions of this operator, of which the ledger knows nothing",
-                remedy="start the controller with the ledger that they belong to; if that is lost, `stateflow adopt "
-                "--dry-run` shows what they have, and `stateflow adopt` takes it into this one",
+                "replicas have partitions of this operator that the ledger does not know",
+                remedy="start the controller with the ledger that they belong to; if it is lost, `stateflow adopt "
+                "--dry-run` shows what they have, and `stateflow adopt` adds it to this one",
                 operator=operator,
                 replicas=" ".join(sorted(found)),
                 ledger=ledger or None,

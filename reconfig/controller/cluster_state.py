@@ -266,46 +266,46 @@ class ClusterState:
     def _broken(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields (invariant that does not hold, where)."""
         for name in self.deployed.keys() & self.planned.keys():
-            yield "an operator is deployed or to be, not both", {"operator": name}
+            yield "an operator is either deployed or planned", {"operator": name}
         for name, deployed in [*self.deployed.items(), *((name, plan) for name, (plan, _) in self.planned.items())]:
             assignment, spec = deployed.assignment, deployed.spec
             if (spec.name, assignment.operator, spec.partitions) != (name, name, len(assignment.owners)):
-                yield "an assignment has the partitions of its operator", {"operator": name}
+                yield "an assignment covers its operator's partitions", {"operator": name}
             if unknown := set(assignment.owners) - self.roster.replicas.keys():
-                yield "who owns is known", {"operator": name, "replicas": ", ".join(sorted(unknown))}
+                yield "owners are registered", {"operator": name, "replicas": ", ".join(sorted(unknown))}
             if min(assignment.epochs, default=1) < deployed.first_epoch or (
                 deployed.first_epoch <= self.undeployed.get(name, 0)
             ):
-                yield "epochs are newer than those of what was undeployed", {"operator": name}
+                yield "epochs are newer than those of the undeployed operator", {"operator": name}
         if lost := self.standbys.keys() - self.deployed.keys():
-            yield "copies are wanted of what is deployed", {"operator": ", ".join(sorted(lost))}
+            yield "standbys belong to deployed operators", {"operator": ", ".join(sorted(lost))}
         for spawned in self.roster.spawned.values():
             if spawned.agent not in self.roster.agents:
-                yield "what is wanted is wanted of an agent that is known", {"replica": spawned.replica}
+                yield "a spawned replica has a known agent", {"replica": spawned.replica}
         for restore in self.restores.under_way:
             if not self._exists(restore.partition):
-                yield "a restore is of a partition that exists", {"restore": restore.restore_id}
+                yield "a restored partition exists", {"restore": restore.restore_id}
         changing: set[PartitionId] = set()
         for open_move in self.open_moves.values():
             planned = open_move.planned
             where = {"partition": planned.partition, "move": planned.move_id}
             if not self._exists(planned.partition):
-                yield "a move is of a partition that exists", where
+                yield "a moved partition exists", where
                 continue
             if unknown := {planned.source, planned.target} - self.roster.replicas.keys():
-                yield "source and target are known", where | {"replicas": ", ".join(sorted(unknown))}
+                yield "source and target are registered", where | {"replicas": ", ".join(sorted(unknown))}
             epoch = self.deployed[planned.partition.operator].assignment.epochs[planned.partition.partition]
             if isinstance(planned, PlannedStandby):
                 if planned.source == planned.target:
-                    yield "a standby is not at the owner", where
+                    yield "a standby is not on its owner", where
                 continue
             if planned.partition in changing:
                 yield "a partition has one move at a time", where
             changing.add(planned.partition)
             if not planned.granted_epoch > max(planned.epoch, epoch):
-                yield "what is granted is newer than what is owned", where
+                yield "the granted epoch is newer than the owned one", where
             if open_move.granted and self.epochs_granted.get(planned.partition, 0) < planned.granted_epoch:
-                yield "what was granted is known", where
+                yield "granted epochs are recorded", where
 
     def _exists(self, partition: PartitionId) -> bool:
         deployed = self.deployed.get(partition.operator)

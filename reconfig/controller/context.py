@@ -139,7 +139,7 @@ class ControllerContext:
             except (Unavailable, LedgerReadOnly) as error:
                 if self._waited_for != error.what:
                     self._waited_for = error.what
-                    log.warning("nothing is decided meanwhile: %s", error)
+                    log.warning("ledger not writable, decisions paused: %s", error)
             await asyncio.sleep(self.settings.retry_interval_s)
 
     async def knows_what_it_wrote(self) -> None:
@@ -165,7 +165,9 @@ class ControllerContext:
         may not know all that was decided."""
         self._tenure.check(self.clock.monotonic())
         if self.over.done():
-            raise HoldLost(f"the term is over: {self.over.result()}", remedy="ask who leads now", term=self.term)
+            raise HoldLost(
+                f"the term is over: {self.over.result()}", remedy="ask the controller that leads now", term=self.term
+            )
 
     def _end_term(self, error: StateflowError) -> None:
         if not self.over.done():
@@ -183,7 +185,7 @@ class ControllerContext:
         self.check_leads()
         session = self.members.session(name)
         if not session:
-            raise Unavailable(f"{name} has not registered yet", remedy="see that it runs; it registers by itself")
+            raise Unavailable(f"{name} has not registered yet", remedy="check that it runs; it registers on its own")
         return Command(self.ledger_id, self.term, session)
 
     def _refused(self, error: StateflowError) -> None:
@@ -253,7 +255,7 @@ class ControllerContext:
             if planned.partition == partition:
                 raise MoveConflict(
                     "the partition is being restored",
-                    remedy="wait until that has ended",
+                    remedy="wait until the restore ends",
                     partition=partition,
                     restore=planned.restore_id,
                 )
@@ -267,7 +269,7 @@ class ControllerContext:
                 await self.replicas.learn(name, self.cluster.operator(operator).spec)
                 able.add((name, operator))
             except StateflowError as error:
-                log.warning("%s does not have %s: %s", name, operator, error)
+                log.warning("replica %s did not learn operator %s: %s", name, operator, error)
         return able
 
     # -- tasks --------------------------------------------------------------------------------------------

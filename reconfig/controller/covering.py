@@ -92,7 +92,9 @@ class Covering:
         }
         nodes = sorted({node_of(name) for name in shares(scope, self._owners())})
         if not nodes:
-            raise InvalidArgument("nobody there owns a partition", remedy="see `stateflow status`", site=site or None)
+            raise InvalidArgument(
+                "no replica there owns a partition", remedy="see `stateflow status`", site=site or None
+            )
         return Plan(self._chore, tuple(nodes), site, limit, operator, scope)
 
     async def carry(self, sweep_id: str, node: str, begin: Begin | None) -> Outcome | None:
@@ -159,7 +161,7 @@ class Covering:
             if clock.monotonic() > until:
                 for name, partitions in todo.items():
                     for partition in _each(partitions):
-                        tally.fail(partition, name, f"it was served by nobody for {PATIENCE_S:g} s")
+                        tally.fail(partition, name, f"no replica served it for {PATIENCE_S:g} s")
                 return
             for name, partitions in todo.items():
                 await self._at(known, name, partitions, tally, last=True)
@@ -171,7 +173,7 @@ class Covering:
         """Checks that a replica answers, so that no call waits for a connection to one that is gone. Raises
         Unavailable."""
         if not self._context.members.alive(name):
-            raise Unavailable(f"{name} does not answer", remedy="see that it runs, and give the command again")
+            raise Unavailable(f"{name} does not answer", remedy="check that it runs, and run the command again")
 
     def _owners(self) -> dict[str, tuple[str, ...]]:
         return {name: each.assignment.owners for name, each in self._context.cluster.deployed.items()}

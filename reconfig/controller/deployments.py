@@ -71,7 +71,7 @@ class Deployments:
             deployed = await self._deploy(spec, confined)
             if sites is not None and deployed.sites != confined:
                 await self._context.record(ClusterState.confine, spec.name, confined)
-                log.info("%s is confined to %s from now on", spec.name, ", ".join(confined) or "no sites")
+                log.info("operator %s is now allowed at %s", spec.name, ", ".join(confined) or "all sites")
             return deployed
 
     async def try_out(self, spec: OperatorSpec) -> None:
@@ -115,7 +115,7 @@ class Deployments:
             idle = idle + 1 if len(trial.left) == before else 0
         if trial.left:
             left = ranges(sorted(trial.left))
-            log.warning("the new version of %s is not tried on partitions %s", spec.name, left)
+            log.warning("new version of %s not tried on partitions %s", spec.name, left)
 
     async def _try_at_owners(self, spec: OperatorSpec, left: set[int]) -> None:
         """Tries a version at all owners, and removes tried partitions from ``left``; those that moved away stay."""
@@ -136,7 +136,7 @@ class Deployments:
             async for number in self._context.replicas.try_out(owner, spec, numbers):
                 left.discard(number)
         except (Unavailable, ReleaseMismatch, LeaseLost) as error:  # these say nothing about the version
-            log.warning("%s does not try the new version of %s: %s", owner, spec.name, error)
+            log.warning("replica %s did not try the new version of %s: %s", owner, spec.name, error)
 
     async def _deploy(self, spec: OperatorSpec, sites: Collection[str]) -> Deployed:
         planned = self._cluster.planned.get(spec.name)
@@ -210,7 +210,7 @@ class Deployments:
         try:
             await self._context.replicas.learn(name, spec)
         except StateflowError as error:
-            log.warning("%s has not taken the new version of %s yet: %s", name, spec.name, error)
+            log.warning("replica %s does not run the new version of %s yet: %s", name, spec.name, error)
             if error.retryable:
                 self._members.expel(name)
 
@@ -274,9 +274,9 @@ class Deployments:
                         await self._create(deployed, record)
                     return
             except StateflowError as error:
-                log.warning("deployment of %s waits: %s", deployed.spec.name, error)
+                log.warning("deployment of %s failed, will be retried: %s", deployed.spec.name, error)
             except Exception:  # no other task would resume it
-                log.exception("deployment of %s waits", deployed.spec.name)
+                log.exception("deployment of %s failed, will be retried", deployed.spec.name)
             await asyncio.sleep(self._context.settings.heartbeat_interval_s)
 
 

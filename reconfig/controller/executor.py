@@ -135,7 +135,7 @@ class Executor:
             except Exception:
                 if self._context.over.done():
                     return
-                log.exception("move %s begins again", runner.planned.move_id)
+                log.exception("move %s starts again after an unexpected error", runner.planned.move_id)
                 await asyncio.sleep(self._context.settings.takeover_retry_s)
             open_move = self._context.cluster.open_moves.get(runner.planned.item_id)
             if open_move is None:
@@ -207,7 +207,7 @@ class Executor:
                 try:
                     await self._checkpoint(operator)
                 except Exception as error:
-                    log.exception("reconfiguration %s", running.id)
+                    log.exception("checkpoint before reconfiguration %s failed", running.id)
                     fault = error if isinstance(error, StateflowError) else unexpected(error)
                     first |= {runner.planned.item_id: runner.handle(m.TargetFailed(fault)) for runner in moves}
             await self._run_rounds(running, first)
@@ -233,4 +233,4 @@ class Executor:
         calls = (replicas.hold(name, operator, seconds) for name in sorted(self._context.alive()))
         for result in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(result, StateflowError):
-                log.warning("a replica was not told to hold %s: %s", operator, result)  # a hold ends by itself
+                log.warning("a replica could not be told to hold %s: %s", operator, result)  # a hold ends by itself

@@ -112,12 +112,14 @@ class Following:
         except StateflowError as error:  # the ledger is asked again later; what was known stays
             self._trouble = error
         except Exception as error:  # noqa: BLE001 - records of a newer version, or damaged ones: half of them are folded
-            what = f"what the ledger says cannot be followed: {type(error).__name__}: {error}"
+            what = f"the ledger's records cannot be interpreted: {type(error).__name__}: {error}"
             self._known = None
-            self._trouble = LedgerCorrupt(what, remedy="see that all controllers are of one version, and verify it")
+            self._trouble = LedgerCorrupt(
+                what, remedy="check that all controllers run the same version, and verify the ledger"
+            )
         if self._trouble is not None and self._said != self._trouble.code:
             self._said = self._trouble.code
-            log.warning("what others decide is not seen: %s", self._trouble)
+            log.warning("leader's decisions cannot be followed: %s", self._trouble)
         self._done = self._begun
         self._changed.set()
         self._changed = asyncio.Event()
@@ -164,8 +166,8 @@ class Following:
         if known is None or known.after < after:
             why = "" if self._trouble is None else f": {self._trouble.what}"
             raise Unavailable(
-                f"this controller does not lead, and has not read yet what its caller knows{why}",
-                remedy="ask again, or the one that leads",
+                f"this controller does not lead, and its view of the ledger is behind its caller's{why}",
+                remedy="try again, or ask the leader",
                 **({"leader": leader} if leader else {}),
             )
         return Overview(known.cluster, FollowerReport(me, leader, self._clock.monotonic() - known.read_at))

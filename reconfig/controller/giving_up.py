@@ -14,8 +14,8 @@ from stateflow.types import How, PartitionId, ranges
 
 #: what a takeover starts from, in words for users
 _FROM = {
-    How.LOCAL: "it sealed them, and has all of it",
-    How.STANDBY: "a standby follows there",
+    How.LOCAL: "from its complete sealed copy",
+    How.STANDBY: "from its standby copy",
     How.CHECKPOINT: "from the newest checkpoint",
 }
 
@@ -38,8 +38,9 @@ class GivingUp:
         if not accepted:
             owners = ", ".join(sorted({owner for _, owner, _ in found}))
             raise LossPossible(
-                f"what {owners} may have served since it was heard is lost, but for what standbys and checkpoints have",
-                remedy="say --accept-loss (accept_loss=True), or start it with its data directory",
+                f"what {owners} may have served since its last heartbeat is lost, "
+                "unless a standby or checkpoint has it",
+                remedy="pass --accept-loss (accept_loss=True), or start it with its data directory",
                 operator=operator,
                 partitions=ranges([partition.partition for partition, _, _ in found]),
             )
@@ -59,7 +60,9 @@ class GivingUp:
         for partition, _, _ in self._given_up(operator, numbers):
             self._context.check_not_restored(partition)
             if (choice := self._takeovers.choice(partition, coming)) is None:
-                raise Unavailable("no replica answers that could", remedy="start a replica", partition=partition)
+                raise Unavailable(
+                    "no replica that answers can take over", remedy="start a replica", partition=partition
+                )
             coming[choice.target] += 1
             targets[partition], origins[partition] = choice.target, _FROM[choice.how]
         return targets, origins
@@ -72,7 +75,7 @@ class GivingUp:
         for number in sorted(set(numbers)) or range(deployed.spec.partitions):
             if number >= deployed.spec.partitions:
                 raise UnknownPartition(
-                    f"there is no partition {number}, there are {deployed.spec.partitions}",
+                    f"there is no partition {number}, the operator has {deployed.spec.partitions}",
                     remedy="see `stateflow status`",
                     operator=operator,
                 )
@@ -82,8 +85,8 @@ class GivingUp:
                 found.append((partition, owner, epoch))
             elif numbers:
                 raise InvalidArgument(
-                    f"{owner} answers, or its lease runs for another {max(0.0, members.lease_left_s(owner)):.0f} s",
-                    remedy="move it: `stateflow migrate`, or wait until the lease has lapsed",
+                    f"{owner} answers, or its lease is valid for another {max(0.0, members.lease_left_s(owner)):.0f} s",
+                    remedy="move the partition with `stateflow migrate`, or wait until the lease has lapsed",
                     partition=partition,
                 )
         if not found:

@@ -53,7 +53,7 @@ class JobBook:
         found = next((run for run in runs if run.id == run_id), None)
         if found is None:
             raise InvalidArgument(
-                f"there is no run {run_id!r}, or {RUNS_MAX} of its job came after it",
+                f"there is no run {run_id!r}, or it is not among its job's last {RUNS_MAX}",
                 remedy="see `stateflow job info NAME`",
             )
         return found

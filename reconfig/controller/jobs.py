@@ -70,7 +70,7 @@ class Jobs:
         self._check_target(job)
         async with self._ordering:
             if job.name in self._book.names():
-                raise InvalidArgument("there is a job of that name", remedy="delete it first", job=job.name)
+                raise InvalidArgument("a job of that name exists", remedy="delete it first", job=job.name)
             await self._context.record(ClusterState.define_job, job.name, job)
             self._there.set()
         return self.report(job.name)
@@ -107,7 +107,7 @@ class Jobs:
         async with self._ordering:
             job, newest = self._found(name), self._book.newest(name)
             if newest is not None and newest.state is RunState.IN_PROCESS:
-                raise InvalidArgument("the job runs already", remedy="wait until it has ended", job=name)
+                raise InvalidArgument("the job is already running", remedy="wait until it has ended", job=name)
             await self._begin(job, next_at_us(self._book.runs.get(name, []), self._context.clock.now_us()))
         return self.report(name)
 
@@ -157,9 +157,9 @@ class Jobs:
             return
         self._trouble[job] = why
         if isinstance(error, StateflowError):
-            log.warning("job %s is not begun: %s", job, error)
+            log.warning("job %s not started: %s", job, error)
         else:
-            log.error("job %s is not begun: %s; %s", job, why, REPORT_LOG, exc_info=error)
+            log.error("job %s not started: %s; %s", job, why, REPORT_LOG, exc_info=error)
 
     async def _begin(self, job: Job, at_us: int) -> None:
         operators = [job.operator] if job.operator else sorted(self._cluster.deployed)

@@ -91,11 +91,11 @@ class Leading:
         if self.serving is not None and self.leads:
             return self.serving
         if (other := self._leader) is not None:
-            what, remedy, leader = f"{other.holder} does", "ask that one", other.holder.address or None
+            what, remedy, leader = f"{other.holder} does", "ask that controller", other.holder.address or None
         elif self._waits_for is not None:
             what, remedy, leader = self._waits_for.what, self._waits_for.remedy, None
         else:
-            what, remedy, leader = "its term has just ended", "try again; see its log if it stays so", None
+            what, remedy, leader = "its term has just ended", "try again; if this persists, see its log", None
         raise NotLeading(f"this controller does not lead: {what}", remedy=remedy, leader=leader)
 
     @contextlib.asynccontextmanager
@@ -125,7 +125,7 @@ class Leading:
         from the ledger whether it still leads.
         """
         if self.serving is not None and ledger == self._ledger.id and term > self._tenure.term:
-            self._say(f"{who} has heard of term {term} of this ledger, this controller's is {self._tenure.term}")
+            self._say(f"{who} has heard of term {term} of this ledger, this controller is at {self._tenure.term}")
             self._renew_now.set()
 
     # -- terms --------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class Leading:
                 continue
             assert self.serving is not None
             why = await self._lead(self.serving)
-            log.error("term %d ends here: %s", self._tenure.term, why)
+            log.error("term %d ended: %s", self._tenure.term, why)
             if not self.serving.over.done():  # requests under way are told the reason
                 self.serving.over.set_result(why)
             await self._end()
@@ -177,14 +177,14 @@ class Leading:
                 now = await self._in_thread(self._ledger.take_hold, *asked)
         except StateflowError as error:
             self._leader, self._waits_for = None, error
-            self._say(f"waits: {error}")
+            self._say(f"waiting to lead: {error}")
             return None
         if now.holder.id == self._me.id:
             return now
         self._leader, self._waits_for = now, None
         self._note_predecessor(0.0)
         since = datetime.fromtimestamp(now.since_us / 1e6, UTC).isoformat(timespec="seconds")
-        self._say(f"waits: {now.holder} leads, term {now.term}, since {since}")
+        self._say(f"waiting to lead: {now.holder} leads, term {now.term}, since {since}")
         return None
 
     async def _begin(self, hold: Hold, sent_at: float) -> bool:
@@ -203,10 +203,10 @@ class Leading:
         except StateflowError as error:
             reading.cancel()
             self._waits_for = error
-            self._say(f"waits: {error}")
+            self._say(f"waiting to lead: {error}")
             return False
         self._said, self._waits_for = "", None
-        log.info("leads from now on, term %d of ledger %s", hold.term, self._ledger.id)
+        log.info("now leading, term %d of ledger %s", hold.term, self._ledger.id)
         left_s = max(0.0, self._predecessor_until - self._clock.monotonic())
         # divided by this, as Members multiplies by it
         self.serving = self._make(self._tenure, states, left_s / (1 + self._settings.lease_margin))
@@ -242,7 +242,7 @@ class Leading:
             except (HoldLost, LedgerReplaced) as error:
                 return error
             except (Unavailable, LedgerReadOnly, WriteUncertain) as error:  # the hold lasts as the last renewal said
-                self._say(f"the hold is not renewed: {error}")
+                self._say(f"leader lease not renewed: {error}")
                 wait_s = self._settings.retry_interval_s
             except StateflowError as error:
                 return error
@@ -256,7 +256,7 @@ class Leading:
         if not renewing.done():
             renewing.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._tenure.check(self._clock.monotonic())
-            raise HoldLost("the ledger did not answer", remedy="see to its database", term=self._tenure.term)
+            raise HoldLost("the ledger did not answer", remedy="check its database", term=self._tenure.term)
         renewing.result()
         self._tenure.renewed(sent_at)
 
@@ -274,7 +274,7 @@ class Leading:
         try:
             await asyncio.wait_for(self._in_thread(self._ledger.give_back_hold), self._settings.rpc_timeout_s)
         except (StateflowError, TimeoutError) as error:
-            log.warning("the hold was not given back, and ends by itself: %s", error)
+            log.warning("leader lease not released, it will lapse: %s", error)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     # -- plumbing -----------------------------------------------------------------------------------------

@@ -42,8 +42,8 @@ class Leaving:
             self._check_still(operator)
             if not delete_state:
                 raise PartitionsLive(
-                    f"its {deployed.spec.partitions} partitions live, and their state would be deleted",
-                    remedy="take a savepoint if it may be wanted again, and say --delete-state (delete_state=True)",
+                    f"its {deployed.spec.partitions} partitions are live, and their state would be deleted",
+                    remedy="take a savepoint if it may be needed again, and pass --delete-state (delete_state=True)",
                     operator=operator,
                     replicas=" ".join(sorted(set(deployed.assignment.owners))),
                 )
@@ -53,7 +53,7 @@ class Leaving:
             await self._context.record(ClusterState.undeploy, operator, cluster.newest_epoch(operator))
             self._takeovers.undeployed(operator)
         waiting = await self.drop(operator)
-        log.warning("%s is undeployed, and the state of its %d partitions deleted", operator, len(partitions))
+        log.warning("operator %s undeployed, state of its %d partitions deleted", operator, len(partitions))
         return len(partitions), waiting
 
     def _check_nobody_alone(self, deployed: Deployed) -> None:
@@ -64,7 +64,8 @@ class Leaving:
         if alone:
             raise PartitionsLive(
                 f"{', '.join(alone)} does not answer, and may be serving partitions alone",
-                remedy=f"see that it runs; if it is gone for good, `stateflow takeover {operator} --accept-loss` first",
+                remedy="check that it runs; if it is gone for good, run "
+                f"`stateflow takeover {operator} --accept-loss` first",
                 operator=operator,
             )
 
@@ -73,8 +74,8 @@ class Leaving:
         for planned in self._context.cluster.changes():
             if planned.partition.operator == operator:
                 raise MoveConflict(
-                    "a partition of it is moving",
-                    remedy="wait until it has ended, or cancel it: `stateflow reconfig cancel "
+                    "one of its partitions is moving",
+                    remedy="wait until the move ends, or cancel it: `stateflow reconfig cancel "
                     f"{planned.reconfiguration}`",
                     partition=planned.partition,
                     reconfiguration=planned.reconfiguration,
@@ -97,7 +98,9 @@ class Leaving:
         results = dict(zip(names, await asyncio.gather(*calls, return_exceptions=True), strict=True))
         for name, result in results.items():
             if isinstance(result, StateflowError):
-                log.warning("%s deletes what it has of %s when it registers again: %s", name, operator, result)
+                log.warning(
+                    "replica %s will delete its state of %s when it registers again: %s", name, operator, result
+                )
                 self._context.members.expel(name)
             elif isinstance(result, BaseException):
                 raise result
@@ -137,14 +140,14 @@ class Leaving:
                 await self._context.record(ClusterState.forget, name)
                 members.forget(name)
                 self._context.names.replaced(name)
-        log.warning("replica %s is forgotten; whoever comes under that name is a new one", " ".join(names))
+        log.warning("replica %s forgotten; a replica of that name is a new one from now on", " ".join(names))
 
     def _check_not_started_again(self, replica: str) -> None:
         """Checks that no agent is to run the replica, as it would start it again. Raises NameTaken."""
         spawned = self._context.cluster.roster.spawned.get(replica)
         if spawned is not None and spawned.running:
             raise NameTaken(
-                "its agent is to run the replica",
+                "its agent keeps the replica running",
                 remedy=f"stop it first: `stateflow stop {replica}`",
                 replica=replica,
                 agent=spawned.agent,
@@ -154,8 +157,8 @@ class Leaving:
         cluster, members = self._context.cluster, self._context.members
         if members.may_serve(replica):
             raise NameTaken(
-                "the replica may be serving",
-                remedy="drain it if it has partitions, stop it, and give the command again when its lease has lapsed",
+                "the replica may still be serving",
+                remedy="drain it if it has partitions, stop it, and run the command again when its lease has lapsed",
                 replica=replica,
                 address=cluster.roster.replicas[replica].address,
                 lease_s=f"{members.lease_left_s(replica):.1f}",
@@ -163,12 +166,12 @@ class Leaving:
         owned = cluster.assigned(replica)
         if owned:
             raise PartitionsLive(
-                f"{len(owned)} partitions are the replica's",
+                f"the replica owns {len(owned)} partitions",
                 remedy="start it with its data directory and drain it, or wait until they are taken over; if the "
                 f"directory is lost, `stateflow replace {replica}` gives the name to another",
                 replica=replica,
             )
         if not cluster.is_free(replica):
             raise MoveConflict(
-                "partitions are on their way to or from the replica", remedy="wait until that ended", replica=replica
+                "partitions are moving to or from the replica", remedy="wait until their moves end", replica=replica
             )

@@ -164,7 +164,7 @@ class Measuring:
         try:
             took = await self._context.replicas.round_trips_ms(at[site], list(sites), ROUND_TRIPS_S)
         except StateflowError as error:
-            log.warning("how far %s is from others is not known: %s", site, error)
+            log.warning("round trips from site %s not measured: %s", site, error)
             return
         now = self._context.clock.monotonic()
         self._links.measured(now, site, {sites[name]: rtt_ms for name, rtt_ms in took.items()})

@@ -174,7 +174,7 @@ class MoveRunner(Runner):
             self._retry_s = self.settings.takeover_retry_s
             if not self.report.note:
                 log.error(
-                    "move %s cannot be proved; see `stateflow reconfig resolve %s`: %s",
+                    "seal of move %s cannot be proved; see `stateflow reconfig resolve %s`: %s",
                     self.planned.move_id,
                     self.planned.reconfiguration,
                     error,
@@ -331,7 +331,7 @@ class MoveRunner(Runner):
         try:
             fenced = await self.replicas.fence(self.source.name, wanted)
         except StateflowError as error:
-            log.warning("move %s: %s", self.planned.move_id, error)
+            log.warning("move %s: fence not confirmed: %s", self.planned.move_id, error)
             self._events.put_nowait(m.SourceUnknown())
             return
         if fenced.refused is None:
@@ -360,7 +360,7 @@ class MoveRunner(Runner):
         try:
             return await self._cancel_at(self.source, self.planned.move_id, owned_at)
         except StateMissing as error:  # the source will never say whether it had sealed
-            log.warning("move %s: %s", self.planned.move_id, error)
+            log.warning("move %s: source lost the partition: %s", self.planned.move_id, error)
             self.source_gone()
             return None
 
@@ -369,8 +369,8 @@ class MoveRunner(Runner):
         try:
             await self.replicas.release(self.source.name, partition, move_id, epoch, self.target)
         except StateflowError as error:  # a source that is down releases when it starts again
-            log.warning("move %s: %s", self.planned.move_id, error)
+            log.warning("move %s: source not released: %s", self.planned.move_id, error)
 
 
 def _unsaid() -> Unavailable:
-    return Unavailable("the transfer ended without a word", remedy="see the target's log")
+    return Unavailable("the transfer ended without a result", remedy="see the target's log")

@@ -31,7 +31,7 @@ from stateflow.errors import InvalidArgument, NameTaken, StateflowError
 from stateflow.settings import ControllerSettings
 from stateflow.types import PartitionId, ReplicaInfo
 
-_STOP_ONE = "stop one of the two; if the other one has ended, this one is let in when its lease has lapsed"
+_STOP_ONE = "stop one of the two; if the other one has ended, this one is admitted when its lease has lapsed"
 #: refused processes that are remembered at a time: any process may ask under any name
 REFUSED_MAX = 1_000
 
@@ -82,9 +82,7 @@ class Names:
 
     def _check(self, info: ReplicaInfo, home: Home, brings: Collection[PartitionId] | None) -> None:
         if not home.directory:
-            raise InvalidArgument(
-                "the replica does not say which data directory it serves from", remedy="run the controller's version"
-            )
+            raise InvalidArgument("the replica does not name its data directory", remedy="run the controller's version")
         name = info.name
         known = self._cluster.roster.homes.get(name)
         assigned = self._cluster.assigned(name).keys()
@@ -96,25 +94,28 @@ class Names:
                 self._copies.discard((name, home))
             elif known.place and self._is_copy(name, home):
                 raise self._taken(
-                    info, home, "the data directory is a copy of one that was heard beside it", self._command(info)
+                    info,
+                    home,
+                    "the data directory is a copy of one that was in use at the same time",
+                    self._command(info),
                 )
             elif self._members.may_serve(name) or self._may_be_alone(name, known.place, home.place):
                 raise self._taken(
                     info,
                     home,
-                    "a copy of this data directory, or the same one on another machine, serves under the name",
+                    "a copy of this data directory, or the same one on another machine, serves under this name",
                     _STOP_ONE if self._members.may_serve(name) else self._command(info),
                 )
         elif self._members.may_serve(name):
             raise self._taken(
                 info,
                 home,
-                "the name belongs to another data directory, whose replica may be serving",
+                "the name belongs to another data directory, whose replica may still be serving",
                 "start this one with another --name, or stop the other one first",
             )
         elif not self._cluster.is_free(name):
             raise self._taken(
-                info, home, "the name belongs to another data directory, which has its state", self._command(info)
+                info, home, "the name belongs to another data directory, which holds its state", self._command(info)
             )
         # else no partition is assigned to the name or on its way to or from it, and no lease runs by which its
         # directory might serve what it was last given. What is in that directory is a base for copies at best, and a
@@ -149,7 +150,7 @@ class Names:
     def _command(self, info: ReplicaInfo) -> str:
         return (
             "start the replica with that directory; if it is lost for good, `stateflow replace "
-            f"{info.name}` gives the name to this one, and standbys and checkpoints give it what they have"
+            f"{info.name}` gives the name to this one, and its state comes from standbys and checkpoints"
         )
 
     def _taken(self, info: ReplicaInfo, home: Home, what: str, remedy: str) -> NameTaken:
@@ -205,18 +206,18 @@ class Names:
         if directory:
             asking = [each for each in asking if each == directory]
         if len(asking) != 1:
-            what = "no other data directory asks" if not asking else f"{len(asking)} data directories ask"
+            what = "no other data directory claims" if not asking else f"{len(asking)} data directories claim"
             raise InvalidArgument(
-                f"{what} for the name",
-                remedy="start the replica with the new directory, and give the command again"
+                f"{what} the name",
+                remedy="start the replica with the new directory, and run the command again"
                 if not asking
-                else f"say which, with --directory: {', '.join(asking)}",
+                else f"choose one with --directory: {', '.join(asking)}",
                 replica=name,
             )
         if self._members.may_serve(name):
             raise NameTaken(
                 "the replica of that name may still be serving",
-                remedy="stop it, wait until its lease has lapsed, and give the command again",
+                remedy="stop it, wait until its lease has lapsed, and run the command again",
                 replica=name,
                 address=self._cluster.roster.replicas[name].address,
                 lease_s=f"{self._members.lease_left_s(name):.1f}",

@@ -98,9 +98,9 @@ class Placing:
             try:
                 await self._step()
             except StateflowError as error:
-                log.warning("the autopilot moves nothing: %s", error)
+                log.warning("autopilot moved nothing: %s", error)
             except Exception:
-                log.exception("the autopilot moves nothing")
+                log.exception("autopilot moved nothing")
 
     async def _step(self) -> None:
         pilot, orders = self._autopilot, self._autopilot.orders
@@ -114,7 +114,7 @@ class Placing:
         pilot.began(clock.monotonic(), [wish.partition for wish in wishes])
         for wish in wishes:
             log.info("autopilot: %s from %s to %s: %s", wish.partition, wish.source, wish.target, wish.reason)
-        log.info("autopilot: %s", ", ".join(each.id for each in begun) or "nothing that still held")
+        log.info("autopilot: %s", ", ".join(each.id for each in begun) or "none of these moves still applies")
 
     # -- told ---------------------------------------------------------------------------------------------
 

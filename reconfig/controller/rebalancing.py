@@ -23,7 +23,7 @@ class AutoRebalance:
         self._joining = Joining(context.settings.auto_rebalance_after_s)
 
     async def watch(self) -> None:
-        await self._context.again_and_again(self._look, "no rebalance for who joined")
+        await self._context.again_and_again(self._look, "automatic rebalance failed")
 
     async def _look(self) -> None:
         members = self._context.members
@@ -32,7 +32,7 @@ class AutoRebalance:
         if joined:
             names = ", ".join(sorted(joined))
             started = await self._reconfigurations.rebalance("", MoveOptions())
-            log.warning("%s joined and owned nothing: rebalance %s", names, ", ".join(each.id for each in started))
+            log.warning("%s joined without partitions, rebalancing: %s", names, ", ".join(each.id for each in started))
 
     async def _newcomers(self) -> list[str]:
         alive, cluster = self._context.fit(), self._context.cluster

@@ -106,7 +106,7 @@ class Reconfigurations:
                 coming[target] = coming.get(target, 0) + 1
                 others = [info.name for info in able]
         if not targets:
-            raise AlreadyThere(f"every partition that was named is at {to}", remedy="nothing to do", operator=operator)
+            raise AlreadyThere(f"all named partitions are already at {to}", remedy="nothing to do", operator=operator)
         return Choice(targets, dict.fromkeys(targets, (others,)))
 
     async def rebalance(self, operator: str, options: MoveOptions) -> list[Reconfiguration]:
@@ -223,7 +223,7 @@ class Reconfigurations:
         if only is not None:
             others = [info for info in others if node_of(info.name) in only]
         if not set(owners.values()) & drained:
-            raise AlreadyThere("the replica owns nothing", remedy="it can be stopped", replica=replica)
+            raise AlreadyThere("the replica owns no partitions", remedy="it can be stopped", replica=replica)
         if not others:
             raise Unavailable("no other replica answers", remedy="start one", replica=replica)
         home = self._context.cluster.roster.replicas[replica].site
@@ -251,7 +251,7 @@ class Reconfigurations:
         """Checks that a name is that of a replica or node. Raises UnknownSite, and InvalidArgument for a site."""
         if name not in self._context.cluster.roster.replicas:
             self._context.check_site(name)
-            raise InvalidArgument(f"{name!r} is a site", remedy="name one replica of it")
+            raise InvalidArgument(f"{name!r} is a site", remedy="name a replica at that site")
 
     def check_target(self, operator: str, partitions: Iterable[int], to: str) -> None:
         """Checks that a migration's partitions and target exist.
@@ -277,12 +277,14 @@ class Reconfigurations:
                 continue
             if len(able) == 2:
                 raise Unavailable(
-                    f"{operator} wants standbys, and beside {node} only one replica that answers may have any of it",
-                    remedy=f"start one more, or do without: `stateflow standby {operator} 0`",
+                    f"{operator} has standbys, and besides {node} only one replica that answers may hold copies",
+                    remedy=f"start one more, or turn standbys off: `stateflow standby {operator} 0`",
                     replica=node,
                 )
             if (copies := max(0, len(able) - 2)) < count:
-                log.warning("%s has at most %d of %d standbys while %s is given nothing", operator, copies, count, node)
+                log.warning(
+                    "%s has at most %d of %d standbys while %s is in maintenance", operator, copies, count, node
+                )
 
     def _workers(self, node: str) -> list[str]:
         """Returns all workers of a node; empty: the name is not that of a node."""
@@ -314,7 +316,7 @@ class Reconfigurations:
                 said = await heard(self._context, choice, said, SAID_WITHIN_S)
                 await self._teach(with_room(self._context, choice, said), taught)
             except StateflowError as error:
-                log.info("what is asked for may be refused: %s", error)
+                log.info("preparation failed, the command may be refused: %s", error)
             async with self._context.planning:
                 choice = choose()
                 self._check_free(choice.moves)
@@ -330,8 +332,8 @@ class Reconfigurations:
                 yield moves, said
                 return
         raise Unavailable(
-            "who is to have what changes faster than replicas can be asked",
-            remedy="give the command again when replicas have settled",
+            "the placement changes faster than replicas can be asked",
+            remedy="run the command again when replicas have settled",
         )
 
     def _targets(self, moves: Moves) -> set[tuple[str, OperatorSpec]]:
@@ -392,11 +394,13 @@ class Reconfigurations:
         if resting := sorted({node_of(info.name) for info in here} & maintained) if not answering else []:
             raise InMaintenance(
                 f"{', '.join(resting)} is in maintenance",
-                remedy=f"end it: `stateflow maintenance end {resting[0]}`, or move to another",
+                remedy=f"end it: `stateflow maintenance end {resting[0]}`, or choose another target",
             )
         if not answering:
             names = [info.name for info in here]
-            raise Unavailable(f"no replica of {to} answers", remedy="start it, or move to another", replicas=names)
+            raise Unavailable(
+                f"no replica of {to} answers", remedy="start one, or choose another target", replicas=names
+            )
         return answering
 
     def _check_free(self, partitions: Collection[PartitionId]) -> None:
@@ -407,7 +411,7 @@ class Reconfigurations:
         for planned in self._context.cluster.changes():
             if planned.partition in wanted:
                 raise MoveConflict(
-                    "the partition is moving already",
+                    "the partition is already moving",
                     remedy="wait for that move, or cancel it",
                     partition=planned.partition,
                     reconfiguration=planned.reconfiguration,
@@ -431,7 +435,7 @@ class Reconfigurations:
             strategy = policies.choose(some, changes, options.max_pause_ms, self._executor.bandwidth)
         if options.max_pause_ms and strategy.kind is not m.Kind.WARM:
             raise InvalidArgument(
-                f"{strategy.name} copies while nobody serves: it can keep no pause budget",
+                f"{strategy.name} copies while the partition is not served and cannot keep a pause budget",
                 remedy="use warm-up or auto with max_pause_ms",
             )
         transfers = [
@@ -521,13 +525,13 @@ class Reconfigurations:
         """
         running = self._runs.found(reconfiguration)
         if running.told.kind == Cause.FAILOVER:
-            raise InvalidArgument("a take-over is retried by itself", remedy="see `stateflow reconfig list`")
+            raise InvalidArgument("a takeover is retried automatically", remedy="see `stateflow reconfig list`")
         failed = self._runs.failed(reconfiguration, allow_cancelled)
         if not running.over or not failed:
             cancelled = running.over and bool(self._runs.failed(reconfiguration))
             raise MoveConflict(
-                "nothing of it has failed" if running.over else "it is not over",
-                remedy="what was cancelled is moved with --cancelled" if cancelled else "see its details",
+                "none of its moves has failed" if running.over else "the reconfiguration is not over",
+                remedy="pass --cancelled to retry cancelled moves" if cancelled else "see its details",
                 reconfiguration=reconfiguration,
             )
         await self._context.acquainted()
@@ -544,7 +548,9 @@ class Reconfigurations:
             if assignment.owner(planned.partition.partition)[0] != planned.target
         }
         if not moves:
-            raise AlreadyThere("its partitions are there by now", remedy="nothing to do", id=running.told.id)
+            raise AlreadyThere(
+                "its partitions are already at their targets", remedy="nothing to do", id=running.told.id
+            )
         for target in sorted(set(moves.values())):
             if not self._context.members.alive(target):
                 raise Unavailable(f"{target} does not answer", remedy="start it, or migrate to another replica")

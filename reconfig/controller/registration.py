@@ -148,9 +148,9 @@ class Registration:
 
     def _foreign(self, ledger: str) -> ForeignLedger:
         return ForeignLedger(
-            "the replica belongs to another ledger than this controller's",
+            "the replica belongs to a different ledger than this controller",
             remedy="start the controller with that ledger; if it is lost, `stateflow adopt --dry-run` shows what its "
-            "replicas have, and `stateflow adopt` takes it into this one",
+            "replicas have, and `stateflow adopt` adds it to this one",
             ledger=self._context.ledger_id,
             belongs_to=ledger,
         )
@@ -191,7 +191,7 @@ class Registration:
             self._names.replaced(replica)
         partitions = len(self._cluster.assigned(replica))
         log.warning(
-            "replica %s is the data directory %s from now on; the former one had %d partitions",
+            "replica %s now has data directory %s; the former one had %d partitions",
             replica,
             directory,
             partitions,

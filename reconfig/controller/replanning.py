@@ -20,7 +20,7 @@ class Replanning:
         self._context, self._executor = context, executor
 
     async def watch(self) -> None:
-        await self._context.again_and_again(self._look, "nothing is planned anew")
+        await self._context.again_and_again(self._look, "waiting moves not replanned")
 
     async def _look(self) -> None:
         if not self._waiting():
@@ -40,7 +40,7 @@ class Replanning:
                     if not (waits and self._waits(anew.move)):
                         continue  # its turn has come meanwhile
                     await self._context.record(ClusterState.retarget, anew.move, anew.target, anew.reason)
-                    log.warning("move %s goes to %s: %s", anew.move.move_id, anew.target, anew.reason)
+                    log.warning("move %s retargeted to %s: %s", anew.move.move_id, anew.target, anew.reason)
                     self._executor.turns.leave(anew.move)
 
     def _waiting(self) -> list[PlannedMove]:

@@ -151,7 +151,9 @@ class Replicas:
         addresses = [self._address(other) for other in to]
         reply = await self._ask(name, "RoundTrips", rpb.RoundTripsRequest(addresses=addresses), within_s)
         if len(reply.milliseconds) != len(to):
-            raise Unavailable(f"{name} answers for others than it was asked for", remedy="see which version runs there")
+            raise Unavailable(
+                f"{name} answers for the wrong number of replicas", remedy="check which version runs there"
+            )
         return {other: took for other, took in zip(to, reply.milliseconds, strict=True) if took >= 0}
 
     # -- moves --------------------------------------------------------------------------------------------
@@ -301,7 +303,7 @@ class Replicas:
         """Returns a replica's address. Raises Unavailable where it was forgotten."""
         info = self._cluster.roster.replicas.get(name)
         if info is None:
-            raise Unavailable(f"{name} was forgotten", remedy="see who is there: `stateflow status`")
+            raise Unavailable(f"{name} was forgotten", remedy="see `stateflow status`")
         return info.address
 
     async def close(self) -> None:

@@ -71,10 +71,10 @@ class Restarting:
         cluster, members = self._context.cluster, self._context.members
         now = cluster.roster.spawned.get(node)
         if now is None or not now.running or (wanted is not None and now.generation != wanted.generation):
-            raise MoveConflict("another command came after this one", remedy="see `stateflow agent list`", replica=node)
+            raise MoveConflict("another command superseded this one", remedy="see `stateflow agent list`", replica=node)
         child = self._agents.child(node)
         if child is None:
-            return f"agent {now.agent} has not said how it stands"
+            return f"agent {now.agent} has not reported its state"
         if wanted is not None and child.spawned.generation != wanted.generation:
             return "its agent has not restarted it"
         if child.deaths >= DEATHS_MAX and child.fault is not None:
@@ -86,7 +86,7 @@ class Restarting:
                 return f"{name} has not registered"
             for partition in cluster.assigned(name):
                 if self._takeovers.concerns(partition):
-                    return f"{partition} has no owner that serves"
+                    return f"{partition} has no serving owner"
         return None
 
     def _workers(self, node: str) -> list[str]:

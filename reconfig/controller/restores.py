@@ -131,7 +131,7 @@ class Restores:
         if not self._alive(owner) and self._context.may_be_alone(owner, partition.operator):
             raise Unavailable(
                 f"{owner} does not answer, and may be serving it alone",
-                remedy="see that it runs; if it is gone for good, `stateflow takeover --accept-loss` first",
+                remedy="check that it runs; if it is gone for good, run `stateflow takeover --accept-loss` first",
                 partition=partition,
             )
 
@@ -205,7 +205,7 @@ class Restores:
             except Exception as error:
                 fault = error if isinstance(error, StateflowError) else unexpected(error)
                 if fault is not error:
-                    log.exception("restore of %s", planned.partition)
+                    log.exception("restore of %s failed", planned.partition)
                 await self._context.record(ClusterState.restore_failed, planned, granted, fault.to_wire())
                 return RestoredPartition(number, planned.target, fault=fault)
             unusable = (*owned.passed_over, *fetched.passed_over)
@@ -213,7 +213,7 @@ class Restores:
                 number, planned.target, owned.epoch, owned.sequence, owned.positions, fetched.bytes, unusable
             )
             for passed_over in report.passed_over:
-                log.error("restore of %s passed over: %s", planned.partition, passed_over)
+                log.error("restore of %s passed over a newer checkpoint: %s", planned.partition, passed_over)
             await self._context.record(ClusterState.restore_owned, planned, owned.epoch, report.to_dict())
             return report
 
@@ -225,8 +225,8 @@ class Restores:
         url = self._urls.get(planned.restore_id, planned.url)
         if is_masked(url):
             raise InvalidArgument(
-                "the controller was started again, and the password of the URL is not kept",
-                remedy="restore it again, with --from",
+                "the controller has restarted and does not keep the URL's password",
+                remedy="restore it again with --from",
                 url=url,
             )
         return Restore(
@@ -262,11 +262,11 @@ class Restores:
                 unheard |= there and isinstance(error, Unavailable)
                 if self._context.clock.monotonic() > give_up_at and members.lapsed(planned.target):
                     raise Unavailable(
-                        f"{planned.target} was to own it and is gone: {error}",
-                        remedy=f"{planned.owner} serves what it had, when it answers; restore to another with --to",
+                        f"target {planned.target} is gone: {error}",
+                        remedy=f"{planned.owner} serves what it had when it answers; restore to another with --to",
                         partition=planned.partition,
                     ) from error
-                log.warning("restore of %s goes on: %s", planned.partition, error)
+                log.warning("restore of %s retried: %s", planned.partition, error)
                 there = there and not isinstance(error, FETCHED_AGAIN)
             await asyncio.sleep(self._context.settings.retry_interval_s)
 
@@ -280,7 +280,7 @@ class Restores:
         try:
             cancelled = await self._context.replicas.cancel(planned.target, cancellation)
         except StateflowError as error:
-            log.warning("restore of %s: whether %s owns it: %s", planned.partition, planned.target, error)
+            log.warning("restore of %s: unknown whether %s owns it: %s", planned.partition, planned.target, error)
             return True
         return cancelled.owned
 

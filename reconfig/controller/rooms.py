@@ -28,7 +28,7 @@ async def said_by(context: ControllerContext, names: Collection[str], within_s: 
     found: dict[str, Said] = {}
     for name, reply in zip(ordered, await asyncio.gather(*asked, return_exceptions=True), strict=True):
         if isinstance(reply, StateflowError):
-            log.warning("what %s has is not known: %s", name, reply)
+            log.warning("replica %s did not report its partitions and disk: %s", name, reply)
         elif isinstance(reply, BaseException):
             raise reply
         else:

@@ -163,7 +163,7 @@ class RunRegistry:
         ]
         if not found:
             raise MoveConflict(
-                "none of its moves stands behind its fence",
+                "none of its moves is past its fence",
                 remedy="cancel it, or wait until it has ended",
                 reconfiguration=reconfiguration,
             )
@@ -192,7 +192,7 @@ class RunRegistry:
         if running.over:
             raise MoveConflict(
                 f"the reconfiguration is {running.state}",
-                remedy="a failed one can be retried",
+                remedy="retry it if it failed",
                 reconfiguration=reconfiguration,
             )
         return running

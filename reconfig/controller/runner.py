@@ -168,5 +168,5 @@ class Runner:
         except StateMissing:
             raise
         except StateflowError as error:
-            log.warning("%s %s: %s", self.planned.strategy, move_id, error)
+            log.warning("%s %s: cancellation not confirmed: %s", self.planned.strategy, move_id, error)
             return None

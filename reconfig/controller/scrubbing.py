@@ -33,9 +33,9 @@ class Scrubbing:
                 continue
             try:
                 sweep_id = await self._sweeps.begin(Chore.VERIFY, "", 1)
-                log.info("sweep/%s: every partition is read, as every %g s", sweep_id, interval_s)
+                log.info("sweep/%s: verifying every partition, as every %g s", sweep_id, interval_s)
             except StateflowError as error:  # no replica answers: it is tried again
-                log.warning("partitions are not verified now: %s", error)
+                log.warning("verification not started, will be retried: %s", error)
 
     def is_due(self, interval_s: float) -> bool:
         """Tells whether a verification of everything is due, and none is under way.

@@ -335,7 +335,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
                 moves, reasons = controller.giving_up.proposed(lost.operator, lost.partitions)
                 return placement_to_pb(await controller.costs(Choice(moves), reasons))
             case _:
-                raise InvalidArgument("no command is named", remedy="use the stateflow version that the controller has")
+                raise InvalidArgument("the request names no command", remedy="use the controller's stateflow version")
         return placement_to_pb(await controller.costs(choice, dict.fromkeys(choice.moves, command)))
 
     @unary
@@ -367,7 +367,9 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
             for name, value in ((name, getattr(request, name)) for name in _JOB_FIELDS)
         }
         if request.do not in set(Do):
-            raise InvalidArgument(f"no job does {shown(request.do)}", remedy=f"use {', '.join(Do)}", job=request.name)
+            raise InvalidArgument(
+                f"a job cannot do {shown(request.do)}", remedy=f"use {', '.join(Do)}", job=request.name
+            )
         job = replace(Job.of(request.name, fields), options=_options_of(request.options))
         return job_to_pb(await controller.jobs.create(job))
 
@@ -382,7 +384,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
                 return job_to_pb(await controller.jobs.run_now(request.name))
             case "delete":
                 return job_to_pb(await controller.jobs.delete(request.name))
-        raise InvalidArgument(f"a job cannot {shown(request.change)}", remedy="pause, resume, run or delete it")
+        raise InvalidArgument(f"a job has no command {shown(request.change)}", remedy="pause, resume, run or delete it")
 
     @unary
     @of_any

@@ -54,7 +54,7 @@ class Standbys:
         deployed = self._context.cluster.operator(operator)
         replicas = len({node_of(info.name) for info in self._context.fit().values() if deployed.may_be_at(info)})
         if count >= max(replicas, 1):
-            at = f" at {', '.join(deployed.sites)}, to which it is confined" if deployed.sites else ""
+            at = f" at {', '.join(deployed.sites)}, to which the operator is confined" if deployed.sites else ""
             raise InvalidArgument(
                 f"{count} standbys need {count + 1} replicas, {replicas} answer{at}",
                 remedy="start more replicas, or ask for fewer",
@@ -196,7 +196,7 @@ class Standbys:
             if not isinstance(error, MoveAborted):
                 self._not_before[planned.partition] = self._context.clock.monotonic() + AGAIN_S
         if error is not None and not isinstance(error, MoveAborted):
-            log.warning("standby of %s at %s: %s", planned.partition, planned.target, error)
+            log.warning("standby of %s at %s ended: %s", planned.partition, planned.target, error)
 
     async def _to_its_end(self, running: Running, runner: MoveRunner) -> MoveRunner:
         """Runs a standby to its end. Returns the runner that came to it.
@@ -212,7 +212,9 @@ class Standbys:
             except Exception:
                 if self._context.over.done():
                     return runner
-                log.exception("standby of %s at %s begins again", planned.partition, planned.target)
+                log.exception(
+                    "standby of %s at %s starts again after an unexpected error", planned.partition, planned.target
+                )
             await asyncio.sleep(self._context.settings.takeover_retry_s)
             if planned.item_id not in self._context.cluster.open_moves:
                 return runner

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 #: what is under way, for the message that refuses a second sweep of its chore
 _GOING = {
     Chore.RESTART: "replicas are being restarted",
-    Chore.CHECKPOINT: "checkpoints of everything are being taken",
+    Chore.CHECKPOINT: "checkpoints are being taken",
     Chore.VERIFY: "partitions are being verified",
 }
 
@@ -64,10 +64,10 @@ class Sweeps:
         await self._context.acquainted()
         async with self._context.planning:
             if not 0 < limit <= 256:
-                raise InvalidArgument(f"{limit} nodes cannot be done at a time", remedy="give 1 or more")
+                raise InvalidArgument(f"a sweep cannot take {limit} nodes at a time", remedy="give 1 to 256")
             if under_way := self._book.under_way(chore):
                 raise MoveConflict(
-                    _GOING[chore], remedy="wait until that has ended, or cancel it", batch=self._named(under_way[0])
+                    _GOING[chore], remedy="wait until they end, or cancel it", batch=self._named(under_way[0])
                 )
             plan = self._does[chore].plan(site, limit, operator)
             sweep_id = self._context.new_id()
@@ -117,7 +117,7 @@ class Sweeps:
                 del going[each]
                 if (error := each.exception()) is not None:
                     if not self._context.over.done():  # else the next leader resumes the sweep
-                        log.error("%s: %s", self._named(sweep_id), error)
+                        log.error("%s stopped: %s", self._named(sweep_id), error)
                     for other in going:
                         other.cancel()
                     return

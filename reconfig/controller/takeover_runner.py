@@ -95,7 +95,7 @@ class TakeoverRunner(Runner):
         try:
             taken = await self.replicas.take_over(self.target.name, wanted)
         except StateflowError as error:
-            log.warning("take-over %s: %s", self.planned.move_id, error)
+            log.warning("takeover %s not confirmed: %s", self.planned.move_id, error)
             unknown = isinstance(error, Unavailable | LeaseLost | StaleTerm)
             self._events.put_nowait(f.TargetUnknown() if unknown else f.TargetRefused(error))
             return
@@ -105,7 +105,10 @@ class TakeoverRunner(Runner):
     def _outside(self) -> str:
         if not self.deployed.sites or self.target.site in self.deployed.sites:
             return ""
-        return f"; {self.target.name} is at {self.target.site}, outside of its sites ({', '.join(self.deployed.sites)})"
+        return (
+            f"; {self.target.name} is at {self.target.site}, outside the operator's sites "
+            f"({', '.join(self.deployed.sites)})"
+        )
 
     def _note(self, taken: TakenOver) -> str:
         """Returns a note that tells what the new owner's state comes from, and what it lacks."""
@@ -113,12 +116,11 @@ class TakeoverRunner(Runner):
         contained = ", ".join(positions) or "nothing"
         match self.planned.how:
             case How.LOCAL:
-                return f"the old owner's own copy, whole; it contains {contained}"
+                return f"the former owner's own copy, complete; it contains {contained}"
             case How.STANDBY:
                 return (
                     f"the copy of {self.planned.standby_move} at sequence {taken.sequence}; it contains {contained}; "
-                    "what was acknowledged after that, without waiting for the standby, is lost and asked for again "
-                    "with position_gap"
+                    "batches acknowledged later without the standby are lost and requested again with position_gap"
                 )
             case How.CHECKPOINT:
                 if (origin := taken.checkpoint) is None:  # the target owned already when it was asked again
@@ -126,7 +128,7 @@ class TakeoverRunner(Runner):
                 else:
                     at = datetime.fromtimestamp(origin.created_us / 1e6, UTC).isoformat(timespec="seconds")
                     which = f"the checkpoint of {at}, epoch {origin.epoch}, sequence {origin.sequence}"
-                lost = "later batches are lost and are asked for again with position_gap"
+                lost = "later batches are lost and requested again with position_gap"
                 return f"{which}; it contains {contained}; {lost}"
 
     async def _cancel(self) -> None:

@@ -112,7 +112,7 @@ class Takeovers:
         elif view is not None and view.state in SERVED and view.epoch == epoch:
             self._orphans.pop(partition, None)
         else:
-            log.error("state_missing: %s is assigned at epoch %d, its owner came without it", partition, epoch)
+            log.error("state_missing: %s is assigned at epoch %d, its owner registered without it", partition, epoch)
             self._orphans[partition] = Orphan(epoch, f.Why.MISSING)
             for runner in self._runs.moving():  # the source cannot say whether it sealed, and its lease does not lapse
                 if (runner.planned.partition, runner.planned.source) == (partition, name):
@@ -155,9 +155,9 @@ class Takeovers:
         Raises InvalidArgument, MoveUnknown, MoveConflict.
         """
         if how not in RESOLUTIONS:
-            raise InvalidArgument(f"{how!r} resolves nothing", remedy=f"use {' or '.join(RESOLUTIONS)}")
+            raise InvalidArgument(f"{how!r} is not a resolution", remedy=f"use {' or '.join(RESOLUTIONS)}")
         for runner in self._runs.stuck(reconfiguration):
-            log.warning("move %s is given up by command: %s", runner.planned.move_id, how)
+            log.warning("move %s given up by command: %s", runner.planned.move_id, how)
             runner.give_up(distrusted=how == "restore")
         return self._runs.found(reconfiguration).report()
 
@@ -171,7 +171,7 @@ class Takeovers:
         Returns the id of the reconfiguration; empty: another change of the partition must end first. Raises Unavailable
         where no replica can take over now; the takeover is then retried by itself.
         """
-        log.warning("%s is given up by command: %s does not serve it for anybody known", partition, owner)
+        log.warning("%s given up by command: owner %s does not answer or has lost it", partition, owner)
         self._accepted.add(partition)
         self._orphans.setdefault(partition, Orphan(epoch, f.Why.LAPSED))
         self._not_before.pop(partition, None)
@@ -230,10 +230,10 @@ class Takeovers:
             try:
                 reply = await self._context.replicas.cancel(name, Cancellation(partition, move_id, epoch))
             except StateflowError as error:
-                log.warning("%s, fenced at %s for %s: %s", partition, name, move_id, error)
+                log.warning("%s, fenced at %s for %s: cancellation not confirmed: %s", partition, name, move_id, error)
                 continue
             except Exception:  # no other task asks, and the partition may stay unserved until the source has answered
-                log.exception("%s, fenced at %s for %s", partition, name, move_id)
+                log.exception("%s, fenced at %s for %s: cancellation failed", partition, name, move_id)
                 continue
             if reply.sealed and self._owner(partition) == (name, epoch):  # again: that may have changed meanwhile
                 self._orphans[partition] = Orphan(epoch, self._why_sealed(move_id))
@@ -295,9 +295,9 @@ class Takeovers:
         try:
             await work
         except StateflowError as error:
-            log.error("failover: %s", error)
+            log.error("failover step failed: %s", error)
         except Exception:
-            log.exception("failover")
+            log.exception("failover step failed")
 
     async def _tick(self) -> None:
         members, cluster = self._context.members, self._context.cluster
@@ -356,7 +356,7 @@ class Takeovers:
             if self._context.may_be_alone(name, partition.operator):
                 continue
             if partition not in self._orphans and partition not in self._runners:
-                log.warning("%s is without an owner: the lease of %s has lapsed", partition, name)
+                log.warning("%s has no owner: the lease of %s has lapsed", partition, name)
                 self._orphans[partition] = Orphan(epoch, f.Why.LAPSED)
 
     def _source_gone(self, runner: MoveRunner) -> None:
@@ -384,13 +384,13 @@ class Takeovers:
             if self._waits_for_command(partition, orphan) and (choice is None or choice.how is not How.LOCAL):
                 return
             if choice is None:
-                self._failed[partition] = "no replica answers that could"
+                self._failed[partition] = "no replica that answers can take over"
                 return
             target = cluster.roster.replicas[choice.target]
             if not deployed.may_be_at(target):
                 where = ", ".join(deployed.sites)
                 log.warning(
-                    "%s goes to %s at %s, outside of its sites (%s)", partition, target.name, target.site, where
+                    "%s goes to %s at %s, outside the operator's sites (%s)", partition, target.name, target.site, where
                 )
             planned = PlannedTakeover(
                 self._context.new_id(),
@@ -466,10 +466,14 @@ class Takeovers:
             for kept in (self._failures, self._failed, self._tried):
                 kept.pop(partition, None)
             log.warning(
-                "%s went from %s to %s: %s", partition, runner.planned.source, runner.planned.target, runner.report.note
+                "%s taken over from %s by %s: %s",
+                partition,
+                runner.planned.source,
+                runner.planned.target,
+                runner.report.note,
             )
         else:
-            log.error("no take-over of %s: %s", partition, runner.machine.error)
+            log.error("takeover of %s failed: %s", partition, runner.machine.error)
             self._failed[partition] = "" if runner.machine.error is None else runner.machine.error.what
             if self._orphans.get(partition) == known:  # else the owner came back meanwhile: retried at once
                 failures = self._failures[partition] = self._failures.get(partition, 0) + 1
@@ -495,7 +499,7 @@ class Takeovers:
             except Exception:
                 if self._context.over.done():
                     return runner
-                log.exception("take-over %s begins again", planned.move_id)
+                log.exception("takeover %s starts again after an unexpected error", planned.move_id)
             await asyncio.sleep(self._context.settings.takeover_retry_s)
             open_move = self._context.cluster.open_moves.get(planned.item_id)
             if open_move is None:

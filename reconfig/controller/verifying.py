@@ -68,8 +68,8 @@ def piece(found: Verification, copy: Verification | None, standby: str = "") -> 
             counts["compared"] = 1
             if found.digest != copy.digest:
                 wrong.append(
-                    f"its state and that of its standby at {standby} differ, both at sequence {found.sequence}: "
-                    f"restore it, or begin the standby anew"
+                    f"its state differs from its standby's at {standby}, both at sequence {found.sequence}: "
+                    f"restore it, or rebuild the standby"
                 )
     return Piece(counts, tuple(wrong))
 
@@ -79,7 +79,7 @@ async def _first(pages: AsyncGenerator[Verification]) -> Verification | None:
     try:
         return await anext(pages, None)
     except StateflowError as error:
-        log.warning("a standby is not compared: %s", error)
+        log.warning("standby not compared: %s", error)
         return None
 
 
@@ -87,7 +87,7 @@ async def _copied(pages: AsyncGenerator[Verification], standby: str) -> Verifica
     try:
         return await _found(pages, standby)
     except StateflowError as error:
-        log.warning("the standby at %s is not compared: %s", standby, error)
+        log.warning("standby at %s not compared: %s", standby, error)
         return None
 
 
@@ -110,5 +110,5 @@ async def _nothing() -> None:
 async def _found(pages: AsyncGenerator[Verification], name: str) -> Verification:
     found = await anext(pages, None)
     if found is None or not found.done:
-        raise Unavailable(f"{name} did not read to the end", remedy="give the command again")
+        raise Unavailable(f"{name} did not finish the verification", remedy="run the command again")
     return found

@@ -27,7 +27,8 @@ class Versions:
         """Stores a part of a bundle. Raises InvalidArgument."""
         if not (number < count <= -(-PACKED_MAX // BUNDLE_PART) and 0 < len(data) <= BUNDLE_PART):
             raise InvalidArgument(
-                f"a bundle has {PACKED_MAX >> 20} parts of a MB at most", remedy="install what is large at the sites"
+                f"a bundle has {PACKED_MAX >> 20} parts of 1 MB at most",
+                remedy="install large dependencies at the sites",
             )
         await self._context.aside(self._context.cluster.ledger.put_bundle_part, digest, number, count, data)
 
@@ -73,7 +74,7 @@ class Versions:
         versions = self.of(operator)
         if not 0 < number <= len(versions):
             raise VersionUnknown(
-                f"there is no version {number} of it, there are 1 to {len(versions)}",
+                f"there is no version {number}, the versions are 1 to {len(versions)}",
                 remedy=f"see `stateflow operator versions {operator}`",
                 operator=operator,
             )
@@ -86,12 +87,12 @@ class Versions:
         named = {spec.bundle for each in [*cluster.deployed.values(), *planned] for spec in each.versions}
         try:
             if dropped := await self._context.aside(self._context.cluster.ledger.drop_other_bundles, named, UNUSED):
-                log.info("%d parts of bundles that no version names are dropped", dropped)
+                log.info("%d parts of unused bundles dropped", dropped)
         except StateflowError as error:
-            log.warning("bundles that no version names stay: %s", error)
+            log.warning("unused bundles not dropped: %s", error)
 
 
 def _missing(digest: str) -> BundleMissing:
     return BundleMissing(
-        "the ledger has no such bundle, or not all of it", remedy="deploy the operator again", bundle=digest
+        "the ledger lacks the bundle, or a part of it", remedy="deploy the operator again", bundle=digest
     )

@@ -152,7 +152,7 @@ def test_nobody_takes_over_but_by_command(sites: Sites) -> None:
         stream.send(rows)
         eventually(lambda: {s.phase for s in cluster.status().standbys} == {"CATCHING_UP"}, "copies follow")
         mine = [p for p, owner in enumerate(sites.told().owners) if owner == EDGE]
-        with pytest.raises(InvalidArgument, match="answers, or its lease runs"):
+        with pytest.raises(InvalidArgument, match="answers, or its lease is valid"):
             cluster.take_over("Tally", mine[:1], accept_loss=True)
         for ask in (cluster.take_over, cluster.would_take_over):
             with pytest.raises(InvalidArgument, match="every partition is served"):
@@ -168,7 +168,7 @@ def test_nobody_takes_over_but_by_command(sites: Sites) -> None:
         assert (done.exit_code, f"{len(mine)} takeovers" in done.stdout) == (0, True), done.output
         would = cluster.would_take_over("Tally", mine[:1]).moves
         assert [(each.partition, each.source, each.target) for each in would] == [(mine[0], EDGE, "cloud-0")]
-        assert would[0].reason == "a standby follows there"
+        assert would[0].reason == "from its standby copy"
         assert EDGE in sites.told().owners
         done = command("takeover", "Tally", "--accept-loss", "--controller", sites.address)
         assert done.exit_code == 0, done.stderr
@@ -208,7 +208,7 @@ def test_it_is_automatic_again_when_the_replica_has_heard_so(sites: Sites) -> No
     eventually(lambda: {s.phase for s in cluster.status().standbys} == {"CATCHING_UP"}, "copies follow again")
     sites.cut()
     eventually(lambda: EDGE not in sites.told().owners, "it fails over")
-    with pytest.raises(InvalidArgument, match="'sometimes' is no failover"):
+    with pytest.raises(InvalidArgument, match="'sometimes' is not a failover mode"):
         cluster.deploy(Tally, PARTITIONS, failover="sometimes")
     cluster.deploy(Tally, 2, name="Fresh", failover="automatic")
     fresh = sites.told("Fresh")

@@ -72,12 +72,12 @@ def test_a_second_replica_of_a_name_takes_nothing_over(local: LocalCluster) -> N
     local.cluster.checkpoint("Tally")
     send(stream, model, 3, 4, 5)
     second = another(local, "empty")
-    one = refused(local, "may be serving")
+    one = refused(local, "may still be serving")
     assert one.address == second.address
     send(stream, model, 6, 7, 8)
     model.check(local.cluster)
     (line,) = lines(local, "process-empty")
-    assert line.startswith("name_taken: the name belongs to another data directory, whose replica may be serving")
+    assert line.startswith("name_taken: the name belongs to another data directory, whose replica may still be serving")
     assert f"address={local.processes['cloud-0'].address}" in line
     assert line.endswith("start this one with another --name, or stop the other one first")
     assert lines(local, "cloud-0") == [f"registered as cloud-0 at {local.address}"]
@@ -97,25 +97,25 @@ def test_a_new_directory_needs_a_command_and_the_old_one_is_refused_then(local: 
     send(stream, model, 2)
     local.kill("cloud-0")
     new = another(local, "new")
-    one = refused(local, "which has its state")
+    one = refused(local, "which holds its state")
     assert one.error.endswith(
         "start the replica with that directory; if it is lost for good, `stateflow replace cloud-0` gives the name to "
-        "this one, and standbys and checkpoints give it what they have"
+        "this one, and its state comes from standbys and checkpoints"
     )
     local.restart("cloud-0")  # it was not lost
     wait_alive(local, "cloud-0")
     send(stream, model, 3)
     assert failovers(local) == [] or all(each.state == "FAILED" for each in failovers(local))
-    refused(local, "may be serving")  # the new replica has heard so since
+    refused(local, "may still be serving")  # the new replica has heard so since
     local.kill("cloud-0")
-    refused(local, "which has its state")
+    refused(local, "which holds its state")
     done = told("replace", "cloud-0", "--controller", local.address)
     assert done == {"replica": "cloud-0", "directory": one.directory, "partitions": PARTITIONS}
     wait_alive(local, "cloud-0")
     send(stream, model, 4)  # the client also sends what the checkpoint lacks
     model.check(local.cluster)
     local.restart("cloud-0")
-    assert refused(local, "may be serving").directory != one.directory
+    assert refused(local, "may still be serving").directory != one.directory
     send(stream, model, 5)
     new.stop()
 

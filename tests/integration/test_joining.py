@@ -68,7 +68,7 @@ def test_who_joins_in_the_middle_of_a_drain_has_its_share_until_it_dies(monkeypa
         eventually(lambda: targets() == {"cloud-2": 3}, "it has less")
         moves = cluster.cluster.reconfiguration(drain.id).moves
         assert [move.target for move in moves if move.stands == "in_progress"] == ["cloud-1"]
-        assert {move.reason for move in moves if move.stands == "waiting"} == {"cloud-2 has less than cloud-1"}
+        assert {move.reason for move in moves if move.stands == "waiting"} == {"cloud-2 is less loaded than cloud-1"}
         cluster.kill("controller")
         cluster.restart("controller")
         eventually(lambda: targets() == {"cloud-2": 3}, "whoever leads")
@@ -90,7 +90,7 @@ def test_a_node_in_maintenance_is_given_nothing_whoever_leads(monkeypatch: pytes
         assert drain.wait().state == "COMPLETED"
         (told,) = cluster.status().maintenance
         assert (told.node, told.one_of, told.until_us - told.since_us) == ("cloud-0", "rack-1", 3600 * 10**6)
-        with pytest.raises(InMaintenance, match="never two of rack-1"):
+        with pytest.raises(InMaintenance, match="only one of rack-1"):
             cluster.maintain("cloud-1", one_of="rack-1")
         assert local.owned() == {"cloud-1": 4, "edge-0": 2}, "what was refused moved nothing"
         local.kill("controller")

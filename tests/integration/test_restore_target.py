@@ -75,7 +75,7 @@ def test_when_the_target_stays_away_the_owner_serves_again_what_it_had(local: Pr
     assert outputs(stream.send(rows_of("a-", 1), sequence=1)) == model.apply(rows_of("a-", 1))  # behind the checkpoint
     report = restore_with_the_target_killed(local, restart=False)
     assert report.error is not None
-    assert f"{TARGET} was to own it and is gone" in report.error
+    assert f"target {TARGET} is gone" in report.error
     assert outputs(stream.send(rows_of("a-", 2))) == model.apply(rows_of("a-", 2))
     local.restart(TARGET)
     wait_alive(local, TARGET)

@@ -93,7 +93,7 @@ def test_what_has_no_room_is_refused_before_anything_starts_and_never_wished(apa
     (room,) = (each["room_bytes"] for each in nodes(apart)["nodes"] if each["name"] == "small-0")
     assert room == ROOM_BYTES
     before = len(cluster.reconfigurations())
-    with pytest.raises(NoRoom, match=r"small-0: 1.0 MiB free for state, 1.3 MiB would come"):
+    with pytest.raises(NoRoom, match=r"small-0: 1.0 MiB free for state, 1.3 MiB needed"):
         cluster.migrate("Blob", [0, 1], to="small")
     told = eventually(lambda: cluster.would_migrate("Blob", [0, 1], to="small").lacking, "it is measured anew")
     assert [(each.replicas, each.free_bytes) for each in told] == [(("small-0",), ROOM_BYTES)]

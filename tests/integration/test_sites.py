@@ -64,4 +64,4 @@ def test_it_stays_there_until_nobody_there_is_left(cluster: LocalCluster) -> Non
         if each.moves[0].target == "cloud-0" and each.kind == "failover"
     }
     assert notes
-    assert all("cloud-0 is at cloud, outside of its sites (edge)" in note for note in notes)
+    assert all("cloud-0 is at cloud, outside the operator's sites (edge)" in note for note in notes)

@@ -115,7 +115,7 @@ def test_a_checkpoint_of_everything_is_a_batch_that_tells_of_each_node(sites: Si
         cluster.checkpoint_all("Nothing")
     with pytest.raises(UnknownSite):
         cluster.checkpoint_all(site="nowhere")
-    with pytest.raises(InvalidArgument, match="0 nodes cannot"):
+    with pytest.raises(InvalidArgument, match="cannot take 0 nodes"):
         cluster.checkpoint_all(limit=0)
     with pytest.raises(MoveUnknown, match="no sweep 'abc'"):
         cluster.sweep("abc")
@@ -128,7 +128,7 @@ def test_a_controller_that_is_killed_in_the_middle_is_followed_by_one_that_goes_
     with sites.stopped(second):
         sweep = sites.cluster.checkpoint_all()
         sites.come_to(sweep, second)
-        with pytest.raises(MoveConflict, match="checkpoints of everything are being taken"):
+        with pytest.raises(MoveConflict, match="checkpoints are being taken"):
             sites.cluster.checkpoint_all()
         sites.local.kill("controller")
     sites.local.restart("controller")

@@ -54,12 +54,12 @@ def test_the_source_serves_what_it_sealed(local: LocalCluster, tmp_path: Path) -
     id_ = stuck(local, tmp_path, model)
     mistake = command("reconfig", "resolve", id_, "--controller", local.address)
     assert mistake.stderr.startswith("invalid_argument: exactly one of --serve-source and --restore is required")
-    with pytest.raises(InvalidArgument, match="resolves nothing"):
+    with pytest.raises(InvalidArgument, match="is not a resolution"):
         local.cluster.resolve(id_, "pray")
     done = command("reconfig", "resolve", id_, "--serve-source", "--controller", local.address)
     assert done.exit_code == 0, done.stderr
     assert f"{id_} of Lying: FAILED" in done.stdout
-    with pytest.raises(MoveConflict, match="behind its fence"):
+    with pytest.raises(MoveConflict, match="past its fence"):
         local.cluster.resolve(id_, "serve-source")
     stream = local.stream("Lying", source="s")
     assert outputs(stream.send(rows_of("k", 3), sequence=3)) == model.apply(rows_of("k", 3))
@@ -67,7 +67,7 @@ def test_the_source_serves_what_it_sealed(local: LocalCluster, tmp_path: Path) -
     check_owners(local, "Lying")
     notes = [move.note for each in local.cluster.reconfigurations() if each.kind == "failover" for move in each.moves]
     assert len(notes) == 2
-    assert all("the old owner's own copy, whole" in note for note in notes)
+    assert all("the former owner's own copy, complete" in note for note in notes)
     (tmp_path / "lies").unlink()
     assert local.migrate("Lying", [0, 1], "edge").wait().state == "COMPLETED"
     model.check(local.cluster, "Lying")

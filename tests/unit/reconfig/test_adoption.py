@@ -15,7 +15,7 @@ from stateflow.ledger import Ledger
 from stateflow.runtime.authority import Authority, Command
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
-TWICE = "two data directories are replica a"
+TWICE = "several data directories have the replica name a"
 SPEC = OperatorSpec("Op", "m:Op", 3, ("k",), b"", "[]")
 
 
@@ -58,12 +58,12 @@ def test_what_is_missing_or_only_sealed_is_not_owned() -> None:
         ([claim("a", p0=("OWNED", 2)), claim("b", p0=("OWNED", 2))], "Op/0 is owned by a and b, both at epoch 2"),
         (
             [claim("a", p0=("OWNED", 2)), claim("a", directory="x", p1=("OWNED", 2))],
-            "two data directories are replica a",
+            "several data directories have the replica name a",
         ),
         ([claim("a", None, p0=("OWNED", 2))], "no replica has the operator's description"),
         (
             [claim("a", p0=("OWNED", 2)), claim("b", replace(SPEC, partitions=4), p1=("OWNED", 2))],
-            "replicas differ in how many partitions it has",
+            "replicas disagree on the number of partitions",
         ),
     ],
 )

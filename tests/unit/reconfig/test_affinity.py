@@ -40,26 +40,26 @@ def test_what_is_one(text: str, hard: bool, by: By, value: str, counts: tuple[in
     ],
 )
 def test_what_is_none(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="is no affinity"):
+    with pytest.raises(InvalidArgument, match="is not an affinity"):
         Affinity.parse(text)
 
 
 @pytest.mark.parametrize("counts", ["4-2", "0", "0-3"])
 def test_more_at_least_than_at_most_is_refused(counts: str) -> None:
-    with pytest.raises(InvalidArgument, match="wants at least"):
+    with pytest.raises(InvalidArgument, match="asks for at least"):
         Affinity.parse(f"label disk=ssd:{counts}")
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("node z", "none of the nodes is of node z"),
-        ("site mars", "none of the nodes is of site mars"),
-        ("label disk=tape", "none of the nodes is of label disk=tape"),
-        ("label color", "none of the nodes is of label color"),
-        ("site lab", "of site lab take no jobs"),
+        ("node z", "none of the nodes matches node z"),
+        ("site mars", "none of the nodes matches site mars"),
+        ("label disk=tape", "none of the nodes matches label disk=tape"),
+        ("label color", "none of the nodes matches label color"),
+        ("site lab", "that match site lab take no jobs"),
         ("label quiet=yes", "take no jobs"),
-        ("node a:2", "is 1 of at least 2"),
+        ("node a:2", "matches 1 of at least 2"),
     ],
 )
 def test_what_nothing_there_can_satisfy_is_refused(text: str, why: str) -> None:
@@ -84,7 +84,7 @@ def test_what_something_there_may_satisfy_is_not(text: str) -> None:
         # hard: waits as long as it takes
         ("site edge", ALL, 0, {"a", "b"}),
         ("node gw", ALL, 0, {"gw-0"}),
-        ("site edge", (C, D), 1e6, "0 of at least 1 nodes of site edge"),
+        ("site edge", (C, D), 1e6, "0 of at least 1 nodes that match site edge"),
         ("label disk=ssd", (OFF, B), 1e6, "0 of at least 1"),
         # at least so many, at most so many: the first ones by name
         ("label disk=ssd:2-4", (A, B), 0, "1 of at least 2"),
@@ -92,12 +92,12 @@ def test_what_something_there_may_satisfy_is_not(text: str) -> None:
         ("label disk:1-2", ALL, 0, {"a", "b"}),
         ("label disk:2-3", (D, C, B, A), 0, {"a", "b", "c"}),
         # soft: waits for a while
-        ("soft:30 site edge", (C, D), 29, "does without in 1 s"),
+        ("soft:30 site edge", (C, D), 29, "falls back in 1 s"),
         ("soft:30 site edge", (C, D), 30, {"c", "gw-0"}),
         ("soft:30 site edge:2-4", (A, C), 30, {"a"}),
         ("soft:30 site mars:1-1", (C, D), 31, {"c"}),
-        ("soft:0 site edge", (OFF,), 1e6, "and no other"),
-        ("soft:0 site edge", (), 1e6, "and no other"),
+        ("soft:0 site edge", (OFF,), 1e6, "and no others do"),
+        ("soft:0 site edge", (), 1e6, "and no others do"),
     ],
 )
 def test_who_is_used(text: str, there: tuple[Node, ...], waited_s: float, uses: set[str] | str | None) -> None:
@@ -113,4 +113,4 @@ def test_who_is_used(text: str, there: tuple[Node, ...], waited_s: float, uses: 
 def test_who_falls_back_says_so() -> None:
     found = choose(Affinity.parse("soft:1 site edge"), (C,), 2)
     assert isinstance(found, Go)
-    assert found.note == "did without what it was to have: 0 of at least 1 nodes of site edge that take jobs answer"
+    assert found.note == "ran without its affinity: 0 of at least 1 nodes that match site edge and take jobs answer"

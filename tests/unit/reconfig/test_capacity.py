@@ -41,7 +41,7 @@ def test_what_has_no_room_is_said_of_each_replica_and_of_disks() -> None:
 def test_a_refusal_says_who_has_what() -> None:
     error = no_room([Lack(("a", "b"), 1 << 20, 3 << 20)])
     assert error.code == "no_room"
-    assert "a, b: 1.0 MiB free for state, 3.0 MiB would come" in str(error)
+    assert "a, b: 1.0 MiB free for state, 3.0 MiB needed" in str(error)
 
 
 def test_the_largest_has_the_first_choice_and_the_first_rank_is_preferred() -> None:

@@ -70,7 +70,7 @@ def test_a_run_of_an_earlier_version_has_a_stage_for_whatever_is_deployed() -> N
 
 
 def test_one_controller_coordinates() -> None:
-    with pytest.raises(InvalidArgument, match="one controller coordinates"):
+    with pytest.raises(InvalidArgument, match="a job has one coordinator"):
         Job("j", Schedule.parse("every 60"), Do.CHECKPOINT, coordinator=Affinity.parse("site cloud:2")).check()
 
 
@@ -113,7 +113,7 @@ def test_a_time_that_has_passed_is_refused_before_it_is_recorded(text: str) -> N
     0 used to count as no time: such a job was recorded and could not be shown any more.
     """
     job = Job("late", Schedule.parse(text), Do.CHECKPOINT)
-    with pytest.raises(InvalidArgument, match="that time has passed"):
+    with pytest.raises(InvalidArgument, match="scheduled time has passed"):
         job.prove(1_700_000_000 * S)
     assert next_us(job, [], 0) == job.schedule.once_us, "one that an earlier version recorded is told"
 
@@ -121,9 +121,9 @@ def test_a_time_that_has_passed_is_refused_before_it_is_recorded(text: str) -> N
 @pytest.mark.parametrize(
     ("job", "said"),
     [
-        (replace(EVERY, policies=(PolicyName.LOAD,)), "a job that does checkpoint does not take policies"),
+        (replace(EVERY, policies=(PolicyName.LOAD,)), "a checkpoint job does not take policies"),
         (replace(EVERY, partitions=(3,)), "does not take partitions"),
-        (replace(EVERY, do=Do.DRAIN, to="edge-0", partitions=(3,)), "a job that does drain does not take partitions"),
+        (replace(EVERY, do=Do.DRAIN, to="edge-0", partitions=(3,)), "a drain job does not take partitions"),
         (replace(EVERY, do=Do.REBALANCE, to="edge-0"), "does not take a target"),
     ],
 )
@@ -134,5 +134,5 @@ def test_what_a_job_would_ignore_is_refused(job: Job, said: str) -> None:
 
 def test_a_job_whose_record_would_say_something_else_is_not_recorded() -> None:
     EVERY.prove(0)
-    with pytest.raises(InvalidArgument, match="would not be read as it is"):
+    with pytest.raises(InvalidArgument, match="would not be read back unchanged"):
         Job("nightly", replace(EVERY.schedule, text="every 61"), Do.CHECKPOINT).prove(0)

@@ -478,7 +478,9 @@ def test_a_source_that_is_gone_after_its_seal_had_arrived() -> None:
 
 def test_ownership_at_an_epoch_that_was_not_granted_is_a_fault() -> None:
     machine = move(*TO_SEALED)
-    with pytest.raises(InvalidTransition, match=r"owns at 7, 6 was granted.*a bug in stateflow, please report it"):
+    with pytest.raises(
+        InvalidTransition, match=r"owns at epoch 7, 6 was granted.*a bug in stateflow, please report it"
+    ):
         machine.handle(m.TargetOwned(7, ""))
     assert machine.phase is Phase.FENCED
 
@@ -624,12 +626,12 @@ def test_an_ownership_is_recorded_with_epoch_and_digest() -> None:
 @pytest.mark.parametrize(
     ("machine", "wrong", "words"),
     [
-        (FENCED, {"granted_epoch": 5}, "what is granted is newer"),
-        (ABORTED, {"error": None}, "says why"),
-        (OWNING, {"sealed": False}, "had the seal"),
-        (OWNING, {"kind": Kind.STANDBY}, "is no standby"),
-        (FENCED, {"granted": False}, "nothing is fenced"),
-        (FENCED, {"granting": True}, "asked for no more"),
+        (FENCED, {"granted_epoch": 5}, "the granted epoch is newer"),
+        (ABORTED, {"error": None}, "has an error"),
+        (OWNING, {"sealed": False}, "has sealed"),
+        (OWNING, {"kind": Kind.STANDBY}, "is not a standby"),
+        (FENCED, {"granted": False}, "has a recorded grant"),
+        (FENCED, {"granting": True}, "no longer requested"),
         (WARMING, {"cancelling": True}, "before the fence"),
     ],
 )

@@ -202,7 +202,7 @@ def test_rows_of_a_site_without_replica_go_to_the_nearest() -> None:
     near = {("mars", "edge"): 1.0, ("mars", "cloud"): 80.0}
     (wish,), _ = by_locality(View({p: "cloud-0"}, replicas(edge=1, cloud=1), {p: coming(mars=5.0)}, rtt_ms=near))
     assert wish.target == "edge-0"
-    assert wish.reason == "edge is nearer to its rows: 1.0 ms a round trip, 80.0 from cloud"
+    assert wish.reason == "edge is nearer to its rows: 1.0 ms per round trip, 80.0 from cloud"
 
 
 def test_a_move_that_costs_more_than_it_brings_is_none() -> None:
@@ -237,7 +237,10 @@ def test_of_two_sites_the_one_that_is_measured_to_be_nearer() -> None:
     _, view = away("cloud", "far", "near", edge=10.0)
     measured = {("cloud", "edge"): 60.0, ("far", "edge"): 30.0, ("edge", "near"): 5.0}
     (wish,) = decide([LOCALITY], replace(view, rtt_ms=measured))
-    assert (wish.target, wish.reason) == ("near-0", "near is nearer to its rows: 5.0 ms a round trip, 60.0 from cloud")
+    assert (wish.target, wish.reason) == (
+        "near-0",
+        "near is nearer to its rows: 5.0 ms per round trip, 60.0 from cloud",
+    )
     full = {"near-0": Room(own=0)}
     (wish,) = decide([LOCALITY], replace(view, rtt_ms=measured, room=full))
     assert wish.target == "far-0", "the next one, where the nearest is full"

@@ -58,7 +58,7 @@ def test_who_joins_has_its_share_of_what_still_waits() -> None:
     waiting = moves(6, Cause.DRAIN)
     found = planned(waiting, "abc", {"b": 6})
     assert [(number, target) for number, target, _ in found] == [(0, "c"), (1, "c"), (2, "c")]
-    assert found[0][2] == "c has less than b"
+    assert found[0][2] == "c is less loaded than b"
     assert planned(moves(6, Cause.MIGRATE, "cloud"), "abc", {"b": 6}) == [], "people asked for that"
     assert planned(waiting, "abc", {"b": 6, "c": 6}) == []
     assert planned(waiting, "abe", {"b": 6}) == [], "one without weight is given nothing"

@@ -52,12 +52,12 @@ def test_a_name_is_its_first_directorys_for_as_long_as_that_may_run_or_has_repli
         others = [replace(BEAT, directory=Directory("d2", "there")), replace(BEAT, directory=Directory("d1", "copy"))]
         others = [replace(each, incarnation="i2") for each in others]
         for other, what in zip(others, ("another data directory", "a copy of this data directory"), strict=True):
-            with pytest.raises(NameTaken, match=f"an agent of this name runs, with {what}"):
+            with pytest.raises(NameTaken, match=f"an agent of this name is running with {what}"):
                 await agents.heard(other)
         await agents.heard(replace(BEAT, incarnation="i3"))  # the same agent, restarted
         await agents.spawn(Request("gw"))
         clock.advance(LAPSED_S)
-        with pytest.raises(NameTaken, match="which has its replicas"):
+        with pytest.raises(NameTaken, match="which holds its replicas"):
             await agents.heard(others[0])
         await agents.heard(others[1])  # the agent moved to another machine
         clock.advance(LAPSED_S)
@@ -117,7 +117,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
             await agents.restart("gw-3")
         with pytest.raises(InvalidArgument, match="there is no replica 'gw-9'"):
             await agents.stop("gw-9", force=True)
-        with pytest.raises(NameTaken, match="may be running"):
+        with pytest.raises(NameTaken, match="may still be running"):
             await agents.forget("gw")
         with pytest.raises(ForeignLedger):
             await agents.heard(replace(BEAT, directory=Directory("d1", "here", "another")))

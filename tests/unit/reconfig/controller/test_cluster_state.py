@@ -652,18 +652,18 @@ def _owned_at(cluster: ClusterState, owner: str, epoch: int) -> None:
 @pytest.mark.parametrize(
     ("corrupt", "words"),
     [
-        (_more_partitions, "has the partitions of its operator"),
+        (_more_partitions, "covers its operator's partitions"),
         (_second_move, "one move at a time"),
-        (_standby_at_the_owner, "not at the owner"),
-        (lambda cluster: _owned_at(cluster, "nobody", 2), "who owns is known"),
-        (lambda cluster: _owned_at(cluster, "b", 9), "newer than what is owned"),
-        (lambda cluster: cluster.roster.replicas.pop("b"), "source and target are known"),
-        (lambda cluster: cluster.deployed.pop("Op"), "of a partition that exists"),
-        (lambda cluster: cluster.standbys.update(Gone=1), "wanted of what is deployed"),
-        (lambda cluster: cluster.undeployed.update(Op=1), "newer than those of what was undeployed"),
-        (lambda cluster: cluster.planned.update(Op=(cluster.deployed["Op"], None)), "deployed or to be, not both"),
-        (lambda cluster: cluster.epochs_granted.clear(), "what was granted is known"),
-        (lambda cluster: cluster.roster.spawned.update(r=Spawned("r", "gone")), "of an agent that is known"),
+        (_standby_at_the_owner, "not on its owner"),
+        (lambda cluster: _owned_at(cluster, "nobody", 2), "owners are registered"),
+        (lambda cluster: _owned_at(cluster, "b", 9), "newer than the owned one"),
+        (lambda cluster: cluster.roster.replicas.pop("b"), "source and target are registered"),
+        (lambda cluster: cluster.deployed.pop("Op"), "a moved partition exists"),
+        (lambda cluster: cluster.standbys.update(Gone=1), "belong to deployed operators"),
+        (lambda cluster: cluster.undeployed.update(Op=1), "newer than those of the undeployed operator"),
+        (lambda cluster: cluster.planned.update(Op=(cluster.deployed["Op"], None)), "either deployed or planned"),
+        (lambda cluster: cluster.epochs_granted.clear(), "granted epochs are recorded"),
+        (lambda cluster: cluster.roster.spawned.update(r=Spawned("r", "gone")), "has a known agent"),
     ],
 )
 def test_what_no_ledger_folds_to_is_named(
@@ -683,7 +683,7 @@ def test_a_corrupted_cluster_is_caught_by_the_next_record(ledger: Ledger) -> Non
     cluster.register(ReplicaInfo("a", "site-a", "a:1"), Home("directory-a", "here"))
     cluster.finish_deployment(cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "a")))
     _owned_at(cluster, "nobody", 2)
-    with pytest.raises(InvariantBroken, match="who owns is known"):
+    with pytest.raises(InvariantBroken, match="owners are registered"):
         cluster.want_standbys("Op", 1)
 
 

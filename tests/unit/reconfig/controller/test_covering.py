@@ -79,7 +79,7 @@ def test_a_plan_is_of_what_is_there_now() -> None:
     assert asyncio.run(plan("", 2, "")).nodes == ("a", "b")
     assert asyncio.run(plan("s", 1, "")).scope == {"Op": [0, 1], "Other": []}
     assert asyncio.run(plan("b", 1, "Op")).nodes == ("b",)
-    with pytest.raises(InvalidArgument, match="nobody there owns"):
+    with pytest.raises(InvalidArgument, match="no replica there owns"):
         asyncio.run(plan("s", 1, "Other"))
 
 
@@ -141,7 +141,7 @@ def test_what_nobody_serves_is_said_in_the_end(monkeypatch: pytest.MonkeyPatch) 
     fleet.fails = {"Op/1": AWAY}
     outcome = fleet.carry(MOVED, {"Op": [0, 1]})
     assert outcome.done == {"Op": [0]}
-    assert outcome.error == "Op/1 at a: it was served by nobody for 0.05 s"
+    assert outcome.error == "Op/1 at a: no replica served it for 0.05 s"
     assert [each.undone for each in outcome.faults] == [True]
 
 

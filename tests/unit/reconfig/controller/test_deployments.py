@@ -373,7 +373,7 @@ def test_what_is_confined_leaves_a_replica_for_its_sites_or_not_at_all(sites: Cl
     with pytest.raises(Unavailable, match=r"no other replica at the sites of Count answers \(replica=a sites=x\)"):
         sites.run(sites.server.reconfigurations.drain("a", MoveOptions()))
     assert sites.run(sites.server.reconfigurations.rebalance("Count", MoveOptions())) == []
-    with pytest.raises(InvalidArgument, match="2 replicas, 1 answer at x, to which it is confined"):
+    with pytest.raises(InvalidArgument, match="2 replicas, 1 answer at x, to which the operator is confined"):
         sites.run(sites.server.standbys.want("Count", 1))
     assert not sites.cluster.history
     assert not sites.cluster.standbys

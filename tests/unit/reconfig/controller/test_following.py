@@ -117,7 +117,7 @@ def test_a_ledger_that_was_put_back_to_an_earlier_day_is_read_anew(ledger: Ledge
             follower.clock.advance(2.0)
             told = await follower.following.overview(0)
             assert (told.status().deployments, [each.name for each in told.status().replicas]) == ((), ["a"])
-            with pytest.raises(Unavailable, match="has not read yet what its caller knows"):
+            with pytest.raises(Unavailable, match="is behind its caller's"):
                 await follower.following.overview(follower.writer.newest)
         follower.following.close()
 
@@ -153,7 +153,7 @@ def test_records_that_it_does_not_understand_are_no_state(ledger: Ledger) -> Non
         await follower.following.overview(0)
         ledger.put("riddle/1", App("reconfig.controller", "9"), RecordState.NEW, None, {})
         follower.clock.advance(2.0)
-        with pytest.raises(StateflowError, match="cannot be followed: KeyError"):
+        with pytest.raises(StateflowError, match="cannot be interpreted: KeyError"):
             await follower.following.overview(0)
         follower.following.close()
 

@@ -58,13 +58,13 @@ def test_a_job_that_cannot_be_begun_holds_up_none_behind_it(ledger: Ledger, capl
         asyncio.run(book.jobs._look())
     assert book.carried_on == ["a", "c"]
     assert [line.getMessage().partition(";")[0] for line in caplog.records] == [
-        "job b is not begun: ValueError: who knows"
+        "job b not started: ValueError: who knows"
     ]
 
 
 def test_what_is_refused_is_not_recorded(ledger: Ledger) -> None:
     book = Book(ledger)
-    with pytest.raises(InvalidArgument, match="that time has passed"):
+    with pytest.raises(InvalidArgument, match="scheduled time has passed"):
         asyncio.run(book.jobs.create(Job("late", Schedule.parse("once 1970-01-01T00:00:00Z"), Do.CHECKPOINT)))
     assert book.jobs.reports() == []
     assert list(ledger.records()) == []

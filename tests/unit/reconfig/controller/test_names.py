@@ -69,10 +69,12 @@ def test_the_same_directory_is_welcome_at_any_time(controller: Controller) -> No
 
 
 def test_another_directory_is_refused_before_and_after_the_lease(controller: Controller) -> None:
-    with pytest.raises(NameTaken, match=r"may be serving \(replica=a directory=d2 belongs_to=d1 address=a:1\): .*--n"):
+    with pytest.raises(
+        NameTaken, match=r"may still be serving \(replica=a directory=d2 belongs_to=d1 address=a:1\): .*--n"
+    ):
         controller.names.check(ELSEWHERE, OTHER)
     controller.clock.advance(LAPSED_S)
-    with pytest.raises(NameTaken, match=r"which has its state .*`stateflow replace a`"):
+    with pytest.raises(NameTaken, match=r"which holds its state .*`stateflow replace a`"):
         controller.names.check(ELSEWHERE, OTHER)
     (refused,) = controller.names.refused()
     assert (refused.info, refused.home, refused.error.code) == (ELSEWHERE, OTHER, "name_taken")
@@ -85,7 +87,7 @@ def test_a_command_gives_the_name_to_the_one_that_asks(controller: Controller, l
     names, cluster, clock = controller.names, controller.cluster, controller.clock
     with pytest.raises(InvalidArgument, match="no replica 'z'"):
         names.successor("z", "")
-    with pytest.raises(InvalidArgument, match="no other data directory asks"):
+    with pytest.raises(InvalidArgument, match="no other data directory claims"):
         names.successor("a", "")
     for home in (OTHER, COPY):
         with pytest.raises(NameTaken):
@@ -96,9 +98,9 @@ def test_a_command_gives_the_name_to_the_one_that_asks(controller: Controller, l
     for home in (OTHER, Home("d3", "there")):
         with pytest.raises(NameTaken):
             names.check(ELSEWHERE, home)
-    with pytest.raises(InvalidArgument, match="say which, with --directory: d2, d3"):
+    with pytest.raises(InvalidArgument, match="choose one with --directory: d2, d3"):
         names.successor("a", "")
-    with pytest.raises(InvalidArgument, match="no other data directory asks"):
+    with pytest.raises(InvalidArgument, match="no other data directory claims"):
         names.successor("a", "d1")
     assert names.successor("a", "d2") == "d2"
     cluster.replace("a", "d2")
@@ -184,7 +186,7 @@ def test_a_copy_beside_its_original_needs_a_command(controller: Controller) -> N
     assert not names.awaited("a"), "nobody has what the original has"
     clock.advance(LAPSED_S)
     for _ in range(2):
-        with pytest.raises(NameTaken, match=r"one that was heard beside it .*`stateflow replace a`"):
+        with pytest.raises(NameTaken, match=r"one that was in use at the same time .*`stateflow replace a`"):
             names.check(ELSEWHERE, COPY)
     names.check(A, HOME)
     assert names.successor("a", "") == "d1"
@@ -203,7 +205,7 @@ def test_the_copy_waits_too_when_the_controller_was_started_again(controller: Co
 def test_a_name_that_has_nothing_to_lose_needs_no_command(ledger: Ledger) -> None:
     controller = Controller(ledger)
     controller.registered()
-    with pytest.raises(NameTaken, match="may be serving"):
+    with pytest.raises(NameTaken, match="may still be serving"):
         controller.names.check(ELSEWHERE, OTHER)
     controller.clock.advance(LAPSED_S)
     controller.names.check(ELSEWHERE, OTHER)
@@ -211,7 +213,7 @@ def test_a_name_that_has_nothing_to_lose_needs_no_command(ledger: Ledger) -> Non
     controller.names.check(ELSEWHERE, OTHER)
     move = PlannedMove("r", PartitionId("Op", 1), "b", "a", 1, 2, StrategyName.WARM_UP)
     controller.cluster.plan_move(move)
-    with pytest.raises(NameTaken, match="which has its state"):
+    with pytest.raises(NameTaken, match="which holds its state"):
         controller.names.check(ELSEWHERE, OTHER)
 
 
@@ -237,5 +239,5 @@ def test_a_name_without_a_known_directory_is_for_who_brings_its_partitions(ledge
 
 
 def test_who_names_no_directory_is_refused(controller: Controller) -> None:
-    with pytest.raises(InvalidArgument, match="does not say which data directory"):
+    with pytest.raises(InvalidArgument, match="does not name its data directory"):
         controller.names.check(A, Home())

@@ -212,9 +212,9 @@ def test_no_maintenance_ends_the_last_copy_that_is_wanted(
         return again.cluster.maintained()
 
     assert maintained("c") == {"c"}
-    assert ("Op has at most 1 of 2 standbys while c is given nothing" in caplog.text) == (standbys == 2)
+    assert ("Op has at most 1 of 2 standbys while c is in maintenance" in caplog.text) == (standbys == 2)
     if standbys:
-        with pytest.raises(Unavailable, match=r"beside b only one replica .*standby Op 0"):
+        with pytest.raises(Unavailable, match=r"besides b only one replica .*standby Op 0"):
             maintained("b")
         assert again.cluster.maintained() == {"c"}
     else:
@@ -338,7 +338,7 @@ def test_a_bandwidth_is_that_of_all_copies_together_whichever_operators_they_are
     ("asked", "said"),
     [
         ({"do": Do.DRAIN, "to": "nobody"}, "there is no site or replica 'nobody'"),
-        ({"do": Do.DRAIN, "to": "edge"}, "'edge' is a site.*name one replica"),
+        ({"do": Do.DRAIN, "to": "edge"}, "'edge' is a site.*name a replica"),
         ({"do": Do.MIGRATE, "to": "nobody", "partitions": (0,)}, "there is no site or replica 'nobody'"),
         ({"do": Do.MIGRATE, "to": "b", "partitions": (0, 9)}, "9"),
     ],

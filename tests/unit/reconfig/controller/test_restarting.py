@@ -102,7 +102,7 @@ def test_the_process_that_is_still_there_is_not_the_next_one(fleet: Fleet) -> No
 
 def test_a_node_that_was_not_well_is_waited_for_before_it_is_touched(fleet: Fleet) -> None:
     fleet.orphaned = True
-    with pytest.raises(Unavailable, match="has no owner that serves"):
+    with pytest.raises(Unavailable, match="has no serving owner"):
         fleet.restart()
     assert fleet.spawned.generation == 1, "nothing was commanded"
 

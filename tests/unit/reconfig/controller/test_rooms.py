@@ -59,7 +59,7 @@ A = here(dict.fromkeys(range(4), 10 * MIB), DiskView("d1", 1000 * MIB))
 def test_it_is_said_who_has_how_much_and_what_would_come() -> None:
     said = {"a": A, "b": here({}, DiskView("d2", 15 * MIB))}
     check(said, {0: "b"})
-    with pytest.raises(NoRoom, match=r"b: 15\.0 MiB free for state, 20\.0 MiB would come"):
+    with pytest.raises(NoRoom, match=r"b: 15\.0 MiB free for state, 20\.0 MiB needed"):
         check(said, {0: "b", 1: "b"})
 
 
@@ -86,7 +86,7 @@ def test_who_else_may_have_it_gets_what_has_no_room_where_it_was_to_go() -> None
     instead = dict.fromkeys(moves, (["b"], ["b", "c"]))
     made = fitted(context(said, "aaaa", {}), Choice(moves, instead))
     assert made == {partition(0): "b", partition(1): "c"}
-    with pytest.raises(NoRoom, match=r"c: 15\.0 MiB free for state, 20\.0 MiB would come"):
+    with pytest.raises(NoRoom, match=r"c: 15\.0 MiB free for state, 20\.0 MiB needed"):
         fitted(context(said, "aaaa", {2: "c"}), Choice(dict.fromkeys(moves, "c")))
 
 

@@ -35,7 +35,7 @@ def test_a_standby_that_differs_is_a_fault() -> None:
     made = piece(found("aa"), found("bb"), "b")
     assert made.counts["compared"] == 1
     assert made.wrong == (
-        "its state and that of its standby at b differ, both at sequence 7: restore it, or begin the standby anew",
+        "its state differs from its standby's at b, both at sequence 7: restore it, or rebuild the standby",
     )
 
 
