@@ -27,12 +27,14 @@ class SiteCache:
 
     def __init__(self, directory: Path, bytes_max: int) -> None:
         if bytes_max < 1:
-            raise InvalidArgument("a cache needs room", remedy="give its size in bytes, at least 1")
+            raise InvalidArgument("the cache size must be positive", remedy="pass its size in bytes, at least 1")
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidArgument(
-                f"the cache directory cannot be used: {error.strerror}", remedy="name a writable one", path=directory
+                f"the cache directory cannot be used: {error.strerror}",
+                remedy="name a writable directory",
+                path=directory,
             ) from error
         self._directory = directory
         self._bytes_max = bytes_max

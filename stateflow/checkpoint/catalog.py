@@ -92,14 +92,14 @@ class Catalog:
         """
         if found.size > MANIFEST_BYTES_MAX:
             raise CheckpointCorrupt(
-                f"the manifest has {found.size} bytes, which none has",
+                f"the manifest is too large: {found.size} bytes",
                 remedy="an older checkpoint is used",
                 place=found.name,
             )
         manifest = Manifest.decode(self._codec.unseal(self._objects.read(found.name), found.name), found.name)
         if manifest.id != found.partition or (not found.savepoint and manifest.order != found.order):
             raise CheckpointCorrupt(
-                f"the manifest is of {manifest.id} at {manifest.order}",
+                f"the manifest belongs to {manifest.id} at {manifest.order}",
                 remedy="an older checkpoint is used",
                 place=found.name,
             )

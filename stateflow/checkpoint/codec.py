@@ -43,7 +43,7 @@ def configured_key() -> bytes | None:
         key = b""
     if len(key) != 32:
         raise InvalidArgument(
-            f"{KEY_VARIABLE} is no key",
+            f"{KEY_VARIABLE} is not a valid key",
             remedy="set it to 64 hexadecimal digits: python -c 'import secrets; print(secrets.token_hex(32))'",
         )
     return key
@@ -59,7 +59,7 @@ class Codec:
 
     def __init__(self, compression: str = "none", key: bytes | None = None) -> None:
         if compression not in COMPRESSIONS:
-            raise InvalidArgument(f"there is no compression {compression!r}", remedy=f"use {' or '.join(COMPRESSIONS)}")
+            raise InvalidArgument(f"unknown compression {compression!r}", remedy=f"use {' or '.join(COMPRESSIONS)}")
         self._compression = compression
         self._cipher = None if key is None else _Cipher(key)
 

@@ -37,9 +37,9 @@ class Retention:
 
     def __post_init__(self) -> None:
         if self.keep < 1:
-            raise InvalidArgument("the newest checkpoint is always kept", remedy="keep 1 or more")
+            raise InvalidArgument("the newest checkpoint is always kept", remedy="keep at least 1")
         if not self.age_s >= 0:
-            raise InvalidArgument("an age cannot be negative", remedy="give seconds, 0 or more")
+            raise InvalidArgument("an age cannot be negative", remedy="pass seconds, 0 or more")
 
 
 def to_drop(checkpoints: Iterable[Found], whole: Collection[str], retention: Retention, now_us: int) -> list[Found]:
@@ -200,11 +200,11 @@ class Collector:
             swept = None if condemned is None else to_sweep(condemned, self._referenced(kept), holds)
             if report.unreadable:
                 report.held_up = (
-                    "manifests cannot be read, so that their blobs are not known: they go when newer checkpoints have "
-                    "replaced them, or at once with --drop-corrupt"
+                    "some manifests cannot be read, so their blobs are unknown: such manifests are dropped once newer "
+                    "checkpoints replace them, or at once with --drop-corrupt"
                 )
             elif swept is None:
-                report.held_up = "a mark of what is under way is torn: it is passed over a day after it was written"
+                report.held_up = "a hold of a running upload or restore is torn: it expires a day after it was written"
             else:
                 self._store.check()  # it is still this store, and so was the last listing
                 for name, size in swept.items():
@@ -228,9 +228,11 @@ class Collector:
         mark, and so has a process during which the store's clock jumped a day ahead.
         """
         if self._store.clock.monotonic() - began > MARK_LIFE_S / 2:
-            raise Unavailable("the collection took too long to go on", remedy="start it again", url=self._store.url)
+            raise Unavailable("the collection took too long", remedy="start it again", url=self._store.url)
         if self._objects.stat(mark) is None:
-            raise Unavailable("another collection took this one for dead", remedy="start it again", url=self._store.url)
+            raise Unavailable(
+                "another collection considered this one dead", remedy="start it again", url=self._store.url
+            )
 
     def _referenced(self, found: Iterable[Found]) -> set[str]:
         manifests = (self._read.get(each.name) for each in found)

@@ -58,7 +58,7 @@ class Fetching:
         except CheckpointCorrupt as error:
             raise _corrupt(manifest, file, "cannot be decoded") from error
         if found != (file.size, file.digest):
-            raise _corrupt(manifest, file, "has other content than it should")
+            raise _corrupt(manifest, file, "does not match its size and digest")
         if self._cache is not None:
             self._cache.put(file.digest, path)
 
@@ -125,5 +125,7 @@ def _corrupt(manifest: Manifest, file: ManifestFile, what: str) -> CheckpointCor
 
 def no_room(error: OSError, directory: Path) -> Unavailable:
     return Unavailable(
-        f"the local disk refuses: {error.strerror or error}", remedy="free space there and try again", path=directory
+        f"cannot write to the local disk: {error.strerror or error}",
+        remedy="free space there and try again",
+        path=directory,
     )

@@ -44,7 +44,7 @@ class Hold:
         try:
             self._objects.delete(self._name)
         except (Unavailable, FileNotFoundError) as error:
-            log.warning("a mark of what was relied on stays for a day: %s", error)
+            log.warning("hold not released, it expires after a day: %s", error)
 
     def __enter__(self) -> Hold:
         return self

@@ -46,14 +46,14 @@ def read_marker(objects: Objects) -> str | None:
     if not sound:
         raise CheckpointCorrupt(
             "the marker of the checkpoint store cannot be read",
-            remedy="put it back from a copy; without one remove it and run `stateflow checkpoint init`",
+            remedy="restore it from a copy; if there is none, remove it and run `stateflow checkpoint init`",
             url=objects.url,
             object=MARKER,
         )
     if format_ > FORMAT:
         raise CheckpointNewer(
-            f"the checkpoint store has format {format_}, this program knows up to {FORMAT}",
-            remedy="run the stateflow version that made it, or a newer one",
+            f"the checkpoint store has format {format_}, this program supports up to {FORMAT}",
+            remedy="run the stateflow version that created it, or a newer one",
             url=objects.url,
         )
     return str(id_)
@@ -81,17 +81,17 @@ def _checksum(id_: str, format_: int) -> str:
 
 def missing(url: str) -> CheckpointStoreMissing:
     return CheckpointStoreMissing(
-        "there is no checkpoint store: its marker is missing, and nothing was written",
-        remedy=f"is it mounted? If it is meant to be a new store: `stateflow checkpoint init --checkpoints {url}`",
+        "no checkpoint store there: its marker is missing, and nothing was written",
+        remedy=f"check that it is mounted; for a new store run `stateflow checkpoint init --checkpoints {url}`",
         url=url,
     )
 
 
 def another(url: str, found: str, known: str, note: Path | None) -> CheckpointStoreMissing:
     return CheckpointStoreMissing(
-        "another checkpoint store is there than the one that was used before",
+        "the checkpoint store is not the one used before",
         remedy="mount the right one"
-        + (f"; to go on with what is there now, remove {note}" if note is not None else ", or start again"),
+        + (f"; to continue with this one, remove {note}" if note is not None else ", or restart to use this one"),
         url=url,
         found=found,
         known=known,

@@ -108,11 +108,11 @@ class Manifest:
                     place=place,
                 )
             if format_ < 1 or not set(values) <= {each.name for each in fields(cls)}:
-                raise ValueError("the format is unknown")
+                raise ValueError("unknown format")
             _check_types(values)
             files = tuple(_file(each) for each in values.pop("files"))
             if len({file.name for file in files}) < len(files):
-                raise ValueError("two files have one name")
+                raise ValueError("two files have the same name")
             values["key"] = tuple(values.get("key", ()))
             return cls(files=files, **values)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -173,17 +173,17 @@ def _check_types(values: dict[str, Any]) -> None:
     """Checks the types of all fields, before other code meets a wrong one. Raises ValueError."""
     wrong = [name for name, value in values.items() if not _TYPES[name](value)]
     if wrong:
-        raise ValueError(f"wrongly typed: {', '.join(wrong)}")
+        raise ValueError(f"wrong type: {', '.join(wrong)}")
 
 
 def _file(values: dict[str, Any]) -> ManifestFile:
     file = ManifestFile(**values)
     if not (isinstance(file.name, str) and NAME.holds(file.name)):
-        raise ValueError("a file name is no name")
+        raise ValueError("invalid file name")
     if not (_is_count(file.size) and _is_text(file.digest) and _DIGEST.fullmatch(file.digest)):
-        raise ValueError("a file has no size or digest")
+        raise ValueError("invalid file size or digest")
     if not _is_text(file.blob) or (file.blob and not _BLOB.fullmatch(file.blob)):
-        raise ValueError("a blob's name is no name")
+        raise ValueError("invalid blob name")
     return file if file.blob else ManifestFile(file.name, file.size, file.digest, blob_name(file.digest))
 
 

@@ -106,7 +106,9 @@ class Objects:
         finally:
             self.delete(probe)
         if made is None:
-            raise Unavailable("the checkpoint store does not keep what is written", remedy="see to it", url=self.url)
+            raise Unavailable(
+                "the checkpoint store lost an object just written", remedy="check the store", url=self.url
+            )
         return made.modified_us
 
     def _call(
@@ -141,7 +143,7 @@ class Objects:
         if not outcome:
             raise Unavailable(
                 f"the checkpoint store did not answer within {timeout_s:.0f} s",
-                remedy="check that it runs and can be reached; the next checkpoint tries again",
+                remedy="check that it is running and reachable; the next checkpoint tries again",
                 url=self.url,
             )
         return outcome[0]
@@ -154,9 +156,9 @@ class Objects:
         full = isinstance(error, OSError) and error.errno in FULL
         said = Unavailable(
             f"the checkpoint store failed: {_first_line(error)}",
-            remedy="free space, or collect what is not needed with `stateflow checkpoint gc`"
+            remedy="free space, or delete unneeded checkpoints with `stateflow checkpoint gc`"
             if full
-            else "check that it can be reached and written; the next checkpoint tries again",
+            else "check that it is reachable and writable; the next checkpoint tries again",
             url=self.url,
         )
         said.__cause__ = error
@@ -180,11 +182,11 @@ def open_backend(url: str, *, create: bool = True, **options: Any) -> Backend:
         if not root.is_dir():
             if not create:
                 raise CheckpointStoreMissing(
-                    "there is no checkpoint store: there is no such directory", remedy="is it mounted?", url=url
+                    "no checkpoint store there: no such directory", remedy="check that it is mounted", url=url
                 )
             there = next(path for path in (root, *root.parents) if path.exists())
             if not there.is_dir():
-                raise _unusable(url, f"{there} is no directory")
+                raise _unusable(url, f"{there} is not a directory")
         return LocalBackend(root)  # its directory is made with its marker, not before
     try:
         if scheme in _EXTRAS:
@@ -193,7 +195,7 @@ def open_backend(url: str, *, create: bool = True, **options: Any) -> Backend:
     except ImportError as error:
         raise ExtraMissing(
             f"{scheme}:// needs a package that is not installed: {_first_line(error)}",
-            remedy=_EXTRAS.get(scheme, "install the package it names"),
+            remedy=_EXTRAS.get(scheme, "install that package"),
             url=masked(url),
         ) from error
     except (ValueError, OSError) as error:
@@ -211,5 +213,5 @@ def place_of(url: str) -> str:
 
 def _unusable(url: str, why: str) -> InvalidArgument:
     return InvalidArgument(
-        f"checkpoints cannot be kept there: {why}", remedy="name a writable directory or fsspec URL", url=masked(url)
+        f"checkpoints cannot be stored there: {why}", remedy="name a writable directory or fsspec URL", url=masked(url)
     )

@@ -133,7 +133,7 @@ class CheckpointStore:
         found = read_marker(self.objects)
         if found is None and first_use and self._create and not self._id:
             found = make_marker(self.objects)
-            log.info("a new checkpoint store %s in %s", found, self.url)
+            log.info("checkpoint store %s created in %s", found, self.url)
         if found is None:
             raise missing(self.url)
         if found != self._id:
@@ -158,7 +158,7 @@ class CheckpointStore:
             if not isinstance(cause, _NEVER) and getattr(cause, "errno", None) != errno.EROFS:
                 raise
             raise InvalidArgument(
-                f"checkpoints cannot be kept there: {getattr(cause, 'strerror', None) or cause}",
+                f"checkpoints cannot be stored there: {getattr(cause, 'strerror', None) or cause}",
                 remedy="name a writable directory or fsspec URL",
                 url=self.url,
             ) from error
@@ -216,8 +216,8 @@ class CheckpointStore:
                 if hold.stands():
                     return Saved(whole, uploaded, whole.size)
         raise Unavailable(
-            "collections take what is under way for dead",
-            remedy="it is taken again; use a nearer store or more bandwidth, and see that its clock is right",
+            "collections repeatedly took this upload for dead",
+            remedy="use a nearer store or more bandwidth, and check the store's clock; the checkpoint is taken again",
             url=self.url,
         )
 
@@ -235,7 +235,7 @@ class CheckpointStore:
             hold = self._hold(manifest)
         except Unavailable as error:
             if not self._warned:
-                log.warning("what is read is not held against a collection: %s", error)
+                log.warning("cannot write a hold, a collection may delete blobs while they are read: %s", error)
             self._warned = True
             yield
             return
@@ -376,7 +376,7 @@ class CheckpointStore:
             there = Manifest.decode(self.codec.unseal(self.objects.read(place), place), place)
             if not there.is_same_state(manifest):
                 raise StaleCheckpoint(
-                    f"savepoint {savepoint} is there already, with another state of {manifest.id}",
+                    f"savepoint {savepoint} already exists with another state of {manifest.id}",
                     remedy="use another name, or delete it first",
                     url=self.url,
                 ) from error
@@ -432,7 +432,9 @@ class CheckpointStore:
         Every file is verified by its digest.
         """
         if to.check(first_use=True) == self.check():
-            raise InvalidArgument("that is the store it is in", remedy="name another one with --to", url=self.url)
+            raise InvalidArgument(
+                "source and target store are the same", remedy="name another store with --to", url=self.url
+            )
         copied = 0
         for manifest in self.savepoint(savepoint):
             with tempfile.TemporaryDirectory(prefix="stateflow-export-") as folder:
@@ -532,8 +534,8 @@ class Adoption:
     def _check_stands(self) -> None:
         if not self._hold.stands():
             raise StaleCheckpoint(
-                "what was fetched is held no more, and may have been collected",
-                remedy="it is fetched again",
+                "the hold on the fetched blobs is gone, they may have been collected",
+                remedy="the checkpoint is fetched again",
                 partition=self._manifest.id,
             )
 
@@ -549,7 +551,7 @@ class Adoption:
 
 def _stale(manifest: Manifest, there: tuple[int, int]) -> StaleCheckpoint:
     return StaleCheckpoint(
-        f"checkpoint {there} is there, {manifest.order} is not newer",
+        f"the store has checkpoint {there}, {manifest.order} is not newer",
         remedy="restore that one, or give this cluster a checkpoint URL of its own"
         if there[0] > manifest.epoch
         else "nothing to do",

@@ -115,7 +115,7 @@ def check_ready(bid: str, to: BatchStatus, *, listed: bool, open: int) -> None:
     """Checks that the batch's entities allow this status. Raises InvalidTransition."""
     if to is BatchStatus.IN_PROGRESS and not listed:
         raise InvalidTransition(
-            "the list of what the batch has to do is not complete",
+            "the batch's list of entities is incomplete",
             remedy="list the rest in GENERATE_IID, with complete=True",
             batch=bid,
         )
@@ -156,7 +156,7 @@ def plan_retry(bid: str, status: BatchStatus, *, listed: bool, allow_cancelled: 
     if status in (BatchStatus.PAUSED, BatchStatus.FAILED) or (status is BatchStatus.CANCELLED and allow_cancelled):
         return RetryPlan(not listed, cancelled | {EntityStatus.WAITING, EntityStatus.IN_PROGRESS, EntityStatus.FAILED})
     remedy = "pass allow_cancelled" if status is BatchStatus.CANCELLED else "wait until it has ended"
-    raise InvalidTransition(f"a batch that is {status} is not retried", remedy=remedy, batch=bid)
+    raise InvalidTransition(f"a batch that is {status} cannot be retried", remedy=remedy, batch=bid)
 
 
 # -- progress -------------------------------------------------------------------------------------------------
@@ -217,6 +217,6 @@ def parse_affinity(text: str) -> Affinity:
             raise ValueError
     except ValueError:
         raise InvalidArgument(
-            f"{shown(text)} is no affinity", remedy="write edge-1, gpu:2-4 or gpu:2-4 soft 30"
+            f"{shown(text)} is not a valid affinity", remedy="write edge-1, gpu:2-4 or gpu:2-4 soft 30"
         ) from None
     return Affinity(match["place"], low, high, "soft" if soft else "hard", after)

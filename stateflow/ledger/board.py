@@ -127,7 +127,9 @@ class Board:
         as they are."""
         seen = self._seen(Kind.BATCH, bid)
         if seen.row["status"] != BatchStatus.GENERATE_IID:
-            raise InvalidTransition("entities are listed in GENERATE_IID", remedy="move the batch there", batch=bid)
+            raise InvalidTransition(
+                "entities can only be listed in GENERATE_IID", remedy="move the batch there", batch=bid
+            )
         names = list(dict.fromkeys(entities))
         with self.ledger.database.reading() as connection:
             known = set(connection.execute(select(ENTITY.c.entity).where(ENTITY.c.bid == bid)).scalars())
@@ -148,7 +150,7 @@ class Board:
         """
         to, item_id = _status(EntityStatus, status), entity_id(bid, entity)
         if ms is not None and not 0 <= ms < 2**63:
-            raise InvalidArgument(f"ms cannot be {shown(ms)}", remedy="use milliseconds from 0 on", entity=entity)
+            raise InvalidArgument(f"ms cannot be {shown(ms)}", remedy="use milliseconds, 0 or more", entity=entity)
         seen = self._seen(Kind.ENTITY, item_id)
         while True:
             now = EntityStatus(seen.row["status"])
@@ -280,15 +282,15 @@ class Board:
         """
         to, seen = _status(JobStatus, to), self._seen(Kind.JOB, job_id)
         if to in (JobStatus.PROCESSED, JobStatus.FAILED) and worker is None:
-            raise InvalidArgument(f"only its worker says that a job is {to}", remedy="pass worker=", job=job_id)
+            raise InvalidArgument(f"only the worker of a job may report it {to}", remedy="pass worker=", job=job_id)
         ended = None if to is JobStatus.WAITING else self.ledger.clock.now_us()
         self._move_job(seen, to, {"ended_us": ended}, worker)
 
     def _move_job(self, seen: _Seen, to: JobStatus, columns: dict[str, Any], worker: str | None = None) -> None:
         if worker is not None and worker != seen.row["worker"]:
             raise LeaseLost(
-                "the job is another worker's by now",
-                remedy="leave it",
+                "the job belongs to another worker now",
+                remedy="stop working on it",
                 job=seen.item.item_id,
                 worker=worker,
                 holder=seen.row["worker"],
@@ -316,8 +318,8 @@ class Board:
             theirs = change.item.records[0].app.name
             if theirs != APP.name:
                 raise IllegalRecord(
-                    f"it is {theirs}'s, which decides what becomes of it",
-                    remedy="use `stateflow batch cancel`; a reconfiguration is changed by `stateflow reconfig`",
+                    f"the item belongs to {theirs}, which decides its status",
+                    remedy="use `stateflow batch cancel`, or `stateflow reconfig` for a reconfiguration",
                     item=change.item.item_id,
                 )
         seen = {change.item.item_id: change.item.records[-1].seq for change in changes}
@@ -371,7 +373,7 @@ def _status(kind: type[S], status: S | str) -> S:
     try:
         return kind(status)
     except ValueError:
-        raise InvalidArgument(f"{shown(status)} is no status", remedy=f"use {', '.join(kind)}") from None
+        raise InvalidArgument(f"unknown status {shown(status)}", remedy=f"use {', '.join(kind)}") from None
 
 
 def _check_texts(**given: str | None) -> None:
@@ -384,7 +386,7 @@ def _check_names(at_most: int, **given: str | None) -> None:
     for name, text in given.items():
         if text is not None and not rules.is_id(text, at_most):
             raise InvalidArgument(
-                f"{name} has 1 to {at_most} characters, no control character and no space at its end",
+                f"{name} must have 1 to {at_most} characters, no control character and no trailing space",
                 remedy="choose another",
                 given=shown(text),
             )

@@ -127,7 +127,7 @@ def _declared(document: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]
     if not isinstance(name, str) or not isinstance(profiles.get(name), Mapping):
         raise InvalidArgument(
             f"there is no connection profile {name!r}",
-            remedy=f"name one under connections: {', '.join(map(str, profiles)) or 'there is none yet'}",
+            remedy=f"name one under connections: {', '.join(map(str, profiles)) or 'there are none yet'}",
         )
     return kind, profiles[name], name
 
@@ -137,7 +137,9 @@ def profile_url(kind: str, profile: Mapping[str, Any], environment: Mapping[str,
     unknown = sorted(set(profile) - _PROFILE)
     if unknown:
         raise InvalidArgument(
-            f"a connection profile has no {unknown[0]!r}", remedy=f"use {', '.join(sorted(_PROFILE))}", profile=name
+            f"unknown field {unknown[0]!r} in a connection profile",
+            remedy=f"use {', '.join(sorted(_PROFILE))}",
+            profile=name,
         )
     filled = {key: _filled(key, value, environment, name) for key, value in profile.items()}
     return _url(kind, filled, name)
@@ -151,24 +153,26 @@ def _url(kind: str, profile: Mapping[str, Any], name: str) -> URL:
         try:
             url = make_url(profile["url"])
         except (ArgumentError, ValueError):
-            raise InvalidArgument("its url is no database URL", remedy="see its profile", profile=name) from None
+            raise InvalidArgument(
+                "the url is not a database URL", remedy="correct it in the profile", profile=name
+            ) from None
         found = url.drivername.partition("+")[0]
         if {"mariadb": "mysql", "postgres": "postgresql"}.get(found, found) != TYPES[kind].driver:
             raise InvalidArgument(
-                f"its url is one of {found}, and a {kind} has a database of {TYPES[kind].driver}",
-                remedy="name the type that belongs to the URL",
+                f"the url names a {found} database, but {kind} needs {TYPES[kind].driver}",
+                remedy="use the type that matches the URL",
                 profile=name,
             )
         return url
     if not profile.get("database"):
-        raise InvalidArgument("a connection profile names a database", remedy="add database:", profile=name)
+        raise InvalidArgument("a connection profile must name a database", remedy="add database:", profile=name)
     driver, options = TYPES[kind].driver, {**TYPES[kind].options, **(profile.get("options") or {})}
     if driver == "sqlite":
         return URL.create("sqlite", database=str(profile["database"]), query=options)
     try:
         port = int(profile["port"]) if profile.get("port") else None
     except ValueError:
-        raise InvalidArgument(f"{profile['port']!r} is no port", remedy="use a number", profile=name) from None
+        raise InvalidArgument(f"{profile['port']!r} is not a port", remedy="use a number", profile=name) from None
     return URL.create(
         driver,
         username=profile.get("username"),
@@ -188,7 +192,9 @@ def _filled(key: str, value: Any, environment: Mapping[str, str], profile: str) 
         value = None if value is None else str(value)
     if key == "password" and value is not None and not _VARIABLE.fullmatch(value):
         raise InvalidArgument(
-            "a password is written in a file", remedy="put it into the environment and write ${NAME}", profile=profile
+            "a connection profile contains a plain-text password",
+            remedy="set it in the environment and write ${NAME}",
+            profile=profile,
         )
 
     def look_up(match: re.Match[str]) -> str:
@@ -204,7 +210,7 @@ def _document(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
         return source
     document = read_document(Path(source), lambda _: True)
     if not isinstance(document, Mapping):
-        raise InvalidArgument(f"{source} declares nothing", remedy="add state_manager: and connections:")
+        raise InvalidArgument(f"{source} declares no ledger", remedy="add state_manager: and connections:")
     return document
 
 

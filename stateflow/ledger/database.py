@@ -98,7 +98,7 @@ class Database:
             with self.engine.connect() as connection:
                 yield connection
         except SQLAlchemyError as error:
-            raise self._said(error, "read", "see to its database") from self.cause(error)
+            raise self._said(error, "read", "check its database") from self.cause(error)
         except OverflowError as error:
             raise _too_large() from error
 
@@ -127,7 +127,7 @@ class Database:
                 if attempt == ATTEMPTS_MAX:
                     raise Unavailable(
                         f"the ledger stayed busy for {ATTEMPTS_MAX} attempts",
-                        remedy="try again, and verify the ledger if it stays so; nothing was written",
+                        remedy="try again; if it stays busy, verify the ledger; nothing was written",
                         ledger=self.shown,
                     ) from self.cause(error)
             time.sleep(self._rng.random() * min(BACKOFF_MAX_S, 0.005 * 2**attempt))
@@ -143,8 +143,8 @@ class Database:
             self._inode = found
         if (found is None and self._inode is not None) or found != self._inode:
             raise LedgerReplaced(
-                "the ledger's file was deleted or moved" if found is None else "the ledger's file is another one now",
-                remedy="put it back, or start again to use what is there; nothing was written",
+                "the ledger's file was deleted or moved" if found is None else "the ledger's file was replaced",
+                remedy="put it back, or restart to use what is there; nothing was written",
                 ledger=self.shown,
             )
 
@@ -174,11 +174,11 @@ class Database:
     def _not_written(self, error: SQLAlchemyError, committing: bool) -> StateflowError:
         if committing and getattr(error, "connection_invalidated", False):
             return WriteUncertain(
-                "the database went away while the ledger was written",
-                remedy="read the item again: it may or may not have been",
+                "the connection to the database broke during a commit",
+                remedy="read the item again to see whether it was written",
                 ledger=self.shown,
             )
-        return self._said(error, "written", "see to its database; nothing was written")
+        return self._said(error, "written", "check its database; nothing was written")
 
     def _said(self, error: SQLAlchemyError, done: str, remedy: str) -> StateflowError:
         line = self._line(error)
@@ -187,8 +187,9 @@ class Database:
             return _too_large()
         if code in _READ_ONLY[self.dialect] or "read-only" in line:
             return LedgerReadOnly(
-                "the ledger can only be read",
-                remedy="have it let this user write, a file's directory too, or name another; nothing was written",
+                "the ledger is read-only",
+                remedy="grant this user write access, for a file to its directory too, or name another ledger; nothing "
+                "was written",
                 ledger=self.shown,
             )
         return Unavailable(f"the ledger cannot be {done}: {line}", remedy=remedy, ledger=self.shown)
@@ -197,8 +198,8 @@ class Database:
         code = _code(self.dialect, getattr(error, "orig", None)) if isinstance(error, DBAPIError) else None
         if code in _READ_ONLY["sqlite"] and self._file is not None and not self.is_missing():
             return LedgerReadOnly(
-                "the ledger or its directory cannot be written, and SQLite reads it then only while nobody writes it",
-                remedy=f"then as {_read_only_url(Path(self._file))}",
+                "the ledger or its directory is not writable, and SQLite then reads it only while no process writes it",
+                remedy=f"if none does, use {_read_only_url(Path(self._file))}",
                 ledger=self.shown,
             )
         return InvalidArgument(
@@ -260,7 +261,7 @@ def _parse(url: str) -> URL:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # their messages quote the URL, and with it the password
         raise InvalidArgument(
-            "the ledger cannot be opened: this is no database URL", remedy=_OPEN_REMEDY, ledger=_scheme(url)
+            "the ledger cannot be opened: not a database URL", remedy=_OPEN_REMEDY, ledger=_scheme(url)
         ) from None
     return parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
 
@@ -346,7 +347,7 @@ def _code(dialect: str, error: Any) -> str | int | None:
 
 
 def _too_large() -> InvalidArgument:
-    return InvalidArgument("a number is beyond 64 bits", remedy="use a smaller one; nothing was written")
+    return InvalidArgument("a number exceeds 64 bits", remedy="use a smaller one; nothing was written")
 
 
 def _check_texts(connection: Connection, _: Any, __: str, parameters: Any, ___: Any, ____: bool) -> None:
@@ -357,5 +358,5 @@ def _check_texts(connection: Connection, _: Any, __: str, parameters: Any, ___: 
     for value in parameters.values() if isinstance(parameters, Mapping) else parameters or ():
         if isinstance(value, str) and not rules.is_text(value):
             raise InvalidArgument(
-                f"{shown(value)} cannot be in a ledger", remedy="leave out NUL and halves of characters"
+                f"{shown(value)} cannot be stored in a ledger", remedy="remove NUL and lone surrogates"
             )

@@ -69,7 +69,7 @@ def identity(connection: Connection) -> str:
     """Returns the ledger's id, which is made once. Raises LedgerCorrupt when it is missing."""
     found = connection.execute(select(IDENTITY.c.id)).scalar()
     if found is None:
-        raise LedgerCorrupt("the ledger has lost its id", remedy="restore its tables from a backup")
+        raise LedgerCorrupt("the ledger's id is missing", remedy="restore its tables from a backup")
     return str(found)
 
 
@@ -128,8 +128,8 @@ def check(connection: Connection, ledger: str, term: int, holder: str) -> None:
 
 def replaced(ledger: str) -> LedgerReplaced:
     return LedgerReplaced(
-        "there is another ledger now where this one was opened",
-        remedy="put it back, or start again to use the one that is there; nothing was written",
+        "the ledger was replaced by another one after it was opened",
+        remedy="put it back, or restart to use the new one; nothing was written",
         ledger=ledger,
     )
 
@@ -137,8 +137,8 @@ def replaced(ledger: str) -> LedgerReplaced:
 def lost(connection: Connection, term: int) -> HoldLost:
     now = current(connection)
     return HoldLost(
-        f"the hold on the ledger was taken by {now.holder}" if now.holder.id else "the hold on the ledger ended",
-        remedy="ask the one that has it",
+        f"the leader lease was taken by {now.holder}" if now.holder.id else "the leader lease has ended",
+        remedy="ask the current leader",
         term=term,
         newest=now.term,
         leader=now.holder.address or None,

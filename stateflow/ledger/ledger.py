@@ -75,7 +75,9 @@ class Ledger:
     ) -> None:
         self.run_id = uuid.uuid4().hex if run_id is None else run_id
         if not rules.is_id(author, 128) or (self.run_id and not rules.is_id(self.run_id, 64)):
-            raise InvalidArgument("an author has 1 to 128 characters, a run id at most 64", remedy="choose others")
+            raise InvalidArgument(
+                "an author must have 1 to 128 characters, a run id at most 64", remedy="choose others"
+            )
         self._author, self._clock, self.lease_s = author, clock, _lease(lease_s)
         self.database = Database(url, rng=rng or random.Random(), busy_timeout_s=busy_timeout_s)
         self._held: tuple[int, str] | None = None  # term and holder
@@ -143,8 +145,8 @@ class Ledger:
         for entry in ordered:
             if Kind.of(entry.payload_schema) is not Kind.ITEM:
                 raise InvalidPayload(
-                    f"the schema {entry.payload_schema!r} is the ledger's own",
-                    remedy="name another",
+                    f"the schema {entry.payload_schema!r} is reserved for the ledger",
+                    remedy="use another schema",
                     item=entry.item_id,
                 )
         return self.append(ordered, None if check is None else lambda _: check(), term)
@@ -177,7 +179,7 @@ class Ledger:
         held = self._held
         if term is not None and (held is None or held[0] != term):
             raise HoldLost(
-                "what was decided in an earlier term is not recorded any more", remedy="read it anew", term=term
+                "a decision of an earlier term cannot be recorded", remedy="read the ledger again", term=term
             )
         if held is None:
             return self.database.write(work)
@@ -224,7 +226,7 @@ class Ledger:
         InvalidArgument."""
         body = payloads.check_schema(name, schema)
         if not rules.is_id(name, 128):
-            raise InvalidArgument("a schema's name has 1 to 128 characters", remedy="choose another")
+            raise InvalidArgument("a schema name must have 1 to 128 characters", remedy="choose another")
 
         def register(connection: Any) -> Mapping[str, Any]:
             known = reading.load_schema(connection, name)
@@ -233,7 +235,9 @@ class Ledger:
             return schema if known is None else known
 
         if self.database.write(register) != schema:
-            raise InvalidArgument("the name has another schema already", remedy="choose a new name", schema=name)
+            raise InvalidArgument(
+                "the name is already registered with another schema", remedy="choose a new name", schema=name
+            )
 
     # -- who decides --------------------------------------------------------------------------------------
 
@@ -283,7 +287,7 @@ class Ledger:
 
     def _mine(self) -> tuple[int, str]:
         if self._held is None:
-            raise HoldLost("this ledger was not opened to decide", remedy="take its hold first")
+            raise HoldLost("the leader lease of this ledger was not taken", remedy="call take_hold first")
         return self._held
 
     # -- reading ------------------------------------------------------------------------------------------
@@ -463,7 +467,7 @@ class Ledger:
                 rules.skips(who, Who.of(app)) for who in heads[item_id].skipped
             )
             if done:
-                raise IllegalRecord("it was done meanwhile", remedy="leave it", item=item_id)
+                raise IllegalRecord("the item is already processed or skipped", remedy="leave it", item=item_id)
 
         try:
             return self.append([Entry(item_id, app, RecordState.PROCESSING, None, payload)], still_to_do)[0]
@@ -539,12 +543,12 @@ def _state(state: RecordState | str) -> RecordState:
     try:
         return RecordState(state)
     except ValueError:
-        raise InvalidArgument(f"{state!r} is no state", remedy=f"use {', '.join(RecordState)}") from None
+        raise InvalidArgument(f"unknown state {state!r}", remedy=f"use {', '.join(RecordState)}") from None
 
 
 def _lease(seconds: float) -> float:
     if not (0 < seconds <= LEASE_MAX_S or seconds == math.inf):
         raise InvalidArgument(
-            f"a lease of {shown(seconds)} s is none", remedy=f"use more than 0 and up to {LEASE_MAX_S:,}, or math.inf"
+            f"a lease cannot last {shown(seconds)} s", remedy=f"use more than 0 and up to {LEASE_MAX_S:,}, or math.inf"
         )
     return seconds

@@ -223,7 +223,7 @@ def _check_names(**asked: str | None) -> None:
     for name, text in asked.items():
         if text is not None and not rules.is_id(text, 255):
             raise InvalidArgument(
-                f"{name} has 1 to 255 characters, no control character and no space at its end",
+                f"{name} must have 1 to 255 characters, no control character and no trailing space",
                 remedy="choose another",
                 given=shown(text),
             )

@@ -42,15 +42,15 @@ def encode(payload: Any, item_id: str) -> str | None:
         text = json.dumps(payload, sort_keys=True, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidPayload(
-            f"the payload is no JSON: {error}", remedy="use dicts, lists, text, numbers and None", item=item_id
+            f"the payload is not JSON: {error}", remedy="use dicts, lists, strings, numbers and None", item=item_id
         ) from error
     if not text.isascii():
         text = _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
     size = stored_bytes(text)
     if size > PAYLOAD_BYTES_MAX:
         raise InvalidPayload(
-            f"the payload has {size:,} bytes, and a record takes {PAYLOAD_BYTES_MAX:,}",
-            remedy="keep it elsewhere, and put its place into the record",
+            f"the payload has {size:,} bytes, the limit is {PAYLOAD_BYTES_MAX:,}",
+            remedy="store it elsewhere, and put a reference into the record",
             item=item_id,
         )
     return text
@@ -77,12 +77,12 @@ def check(payload: Any, name: str, schema: Mapping[str, Any] | None, item_id: st
     """Checks a payload against the schema that it names. Raises InvalidPayload."""
     if schema is None:
         raise InvalidPayload(
-            f"there is no payload schema {name!r}", remedy="register it with ledger.register_schema", item=item_id
+            f"unknown payload schema {name!r}", remedy="register it with ledger.register_schema", item=item_id
         )
     wrong = problem(payload, schema)
     if wrong is not None:
         raise InvalidPayload(
-            f"the payload is not what its schema asks for: {wrong}", remedy="correct it", item=item_id, schema=name
+            f"the payload violates its schema: {wrong}", remedy="correct the payload", item=item_id, schema=name
         )
 
 
@@ -92,7 +92,7 @@ def _validator(schema: Mapping[str, Any]) -> Draft202012Validator:
 
 
 def _said(error: Exception) -> str:
-    return "it refers to itself without end" if isinstance(error, RecursionError) else str(error)[:200]
+    return "it refers to itself endlessly" if isinstance(error, RecursionError) else str(error)[:200]
 
 
 def _check_references(schema: Mapping[str, Any]) -> None:
@@ -123,5 +123,5 @@ def check_schema(name: str, schema: Mapping[str, Any]) -> str:
     except (SchemaError, TypeError, ValueError, RecursionError, re.error, Unresolvable) as error:
         said = error.message if isinstance(error, SchemaError) else _said(error)
         raise InvalidArgument(
-            f"this is no JSON schema: {said[:200]}", remedy="see json-schema.org, 2020-12", schema=name
+            f"not a JSON schema: {said[:200]}", remedy="see json-schema.org, 2020-12", schema=name
         ) from error

@@ -89,7 +89,7 @@ def load_heads(connection: Connection, ids: Iterable[str], *, for_update: bool =
                 found.setdefault(mark.item_id, {}).setdefault(mark.verdict, set()).add(who)
         for row in rows:
             if for_update and row.archived:
-                raise IllegalRecord("the item is archived", remedy="records come under another id", item=row.item_id)
+                raise IllegalRecord("the item is archived", remedy="use another id", item=row.item_id)
             verdicts = found.get(row.item_id, {})
             heads[row.item_id] = Head(
                 row.item_id,

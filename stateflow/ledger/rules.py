@@ -160,7 +160,7 @@ def check_item_id(item_id: object) -> None:
     """Checks an item's id. Raises IllegalRecord."""
     if not is_item_id(item_id):
         raise IllegalRecord(
-            f"an item id is text of 1 to {ITEM_ID_MAX:,} bytes in UTF-8, without NUL and without a space at its end",
+            f"an item id must be text of 1 to {ITEM_ID_MAX:,} bytes in UTF-8, without NUL or a trailing space",
             remedy="choose another",
             item=repr(item_id)[:60],
         )
@@ -169,7 +169,9 @@ def check_item_id(item_id: object) -> None:
 def check_app(app: App, state: RecordState) -> None:
     """Checks the application of a record in this state. Raises IllegalRecord."""
     if app.name == EVERYONE and state is not SKIPPED:
-        raise IllegalRecord(f"{EVERYONE!r} is no application", remedy="use it to skip an item for everyone")
+        raise IllegalRecord(
+            f"{EVERYONE!r} is not an application", remedy="use it only to skip an item for all applications"
+        )
     for what, text, at_most, may_lack in (
         ("name", app.name, APP_NAME_MAX, False),
         ("version", app.version, APP_VERSION_MAX, app.version == ""),
@@ -177,7 +179,8 @@ def check_app(app: App, state: RecordState) -> None:
     ):
         if not may_lack and not is_id(text, at_most):
             raise IllegalRecord(
-                f"an application's {what} has 1 to {at_most} characters, no control character and no space at its end",
+                f"an application's {what} must have 1 to {at_most} characters, no control character and no trailing "
+                "space",
                 remedy="choose another",
                 app=repr(app.name)[:60],
             )
@@ -194,20 +197,23 @@ def check(head: Head | None, item_id: str, app: App, state: RecordState, previou
     if found not in LEGAL_PREVIOUS[state]:
         wanted = " or ".join(sorted("none" if each is None else str(each) for each in LEGAL_PREVIOUS[state]))
         raise IllegalRecord(
-            f"the previous record of {state} is {wanted}, not {found or 'none'}",
+            f"the previous record of {state} must be {wanted}, not {found or 'none'}",
             remedy="read the item's records again",
             item=item_id,
         )
     if previous is not None and previous.item_id != item_id:
         raise IllegalRecord(
-            "the previous record is of another item", remedy="pass its own", item=item_id, other=previous.item_id
+            "the previous record belongs to another item",
+            remedy="pass one of this item",
+            item=item_id,
+            other=previous.item_id,
         )
     if head is None and state is not NEW:
         raise IllegalRecord(
-            "there is no such item, and the first record of an item is NEW", remedy="put NEW first", item=item_id
+            "there is no such item, and the first record of an item must be NEW", remedy="put NEW first", item=item_id
         )
     if head is not None and state is NEW:
-        raise IllegalRecord("the item is there already", remedy="read it", item=item_id)
+        raise IllegalRecord("the item already exists", remedy="read it", item=item_id)
     if head is None or state is SKIPPED:
         return
     if state is PROCESSING:
@@ -220,7 +226,7 @@ def check(head: Head | None, item_id: str, app: App, state: RecordState, previou
 def lease_lost(lock: Record, blocking_record_id: int | None) -> LeaseLost:
     """Builds the error for the release of a lock that a RESOLVED has answered."""
     return LeaseLost(
-        "the item was resolved from under its holder",
+        "the item was resolved before its holder released it",
         remedy="read the item again",
         item=lock.item_id,
         record=lock.record_id,
@@ -238,17 +244,17 @@ def _check_acquire(head: Head, app: App) -> None:
         )
     if any(skips(recorded, Who.of(app)) for recorded in head.skipped):
         raise IllegalRecord(
-            "the item is to be skipped by this application", remedy="leave it alone", item=head.item_id, app=app.name
+            "this application must skip the item", remedy="leave it alone", item=head.item_id, app=app.name
         )
 
 
 def _check_answer(head: Head, app: App, state: RecordState, previous: Record) -> None:
     if head.blocking_record_id != previous.record_id:
         where = {"item": head.item_id, "record": previous.record_id, "blocking_record": head.blocking_record_id}
-        raise Locked("the previous record was answered already", remedy="read the item again", **where)
+        raise Locked("the previous record is already answered", remedy="read the item again", **where)
     if state is not RESOLVED and Who.of(app) != Who.of(previous.app):
         raise IllegalRecord(
-            "only the application that holds an item releases it",
+            "only the application that holds an item may release it",
             remedy="release it as the application and instance that acquired it, or resolve it",
             item=head.item_id,
             app=app.name,
@@ -277,4 +283,4 @@ def path(now: RecordState, to: RecordState) -> tuple[RecordState, ...]:
         if sequence[-1] is to:
             return sequence
         reached.extend((*sequence, each) for each in _NEXT[sequence[-1]] if each not in sequence)
-    raise ValueError(f"nothing leads to {to}")
+    raise ValueError(f"no sequence leads to {to}")

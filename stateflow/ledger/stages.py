@@ -72,13 +72,13 @@ def named(positional: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]
     """Returns all arguments by their names. Raises InvalidArgument."""
     if len(positional) > len(POSITIONS):
         raise InvalidArgument(
-            f"a stage takes {len(POSITIONS)} arguments without names, not {len(positional)}",
+            f"a stage takes {len(POSITIONS)} positional arguments, not {len(positional)}",
             remedy=f"they are {', '.join(POSITIONS)}",
         )
     placed = dict(zip(POSITIONS, positional, strict=False))
     twice = sorted(set(placed) & set(given))
     if twice:
-        raise InvalidArgument(f"{twice[0]} is given twice", remedy="give it once, by its name or by its place")
+        raise InvalidArgument(f"{twice[0]} is given twice", remedy="pass it once, by name or by position")
     return {**placed, **given}
 
 
@@ -102,7 +102,7 @@ def _stored(name: str, value: Any) -> Any:
         return microseconds(name, value)
     if name == "record_count":
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-            raise InvalidArgument(f"record_count cannot be {shown(value)}", remedy="use a whole number from 0 on")
+            raise InvalidArgument(f"record_count cannot be {shown(value)}", remedy="use a whole number, 0 or more")
         return value
     if name in ("action", "status"):
         kind: type[StrEnum] = Action if name == "action" else Status
@@ -117,19 +117,19 @@ def _stored(name: str, value: Any) -> Any:
     text = str(value)
     if name in _LENGTHS and not rules.is_id(text, _LENGTHS[name]):
         raise InvalidArgument(
-            f"{name} has 1 to {_LENGTHS[name]} characters, no control character and no space at its end",
+            f"{name} must have 1 to {_LENGTHS[name]} characters, no control character and no trailing space",
             remedy="choose another",
             given=shown(value),
         )
     if name in _IDS and not rules.is_item_id(text):
         raise InvalidArgument(
-            f"{name} has 1 to {ITEM_ID_MAX:,} bytes in UTF-8, without NUL and without a space at its end",
+            f"{name} must have 1 to {ITEM_ID_MAX:,} bytes in UTF-8, without NUL or a trailing space",
             remedy="choose another",
             given=shown(value),
         )
     if not 0 < len(text) <= _TEXT_MAX or not rules.is_text(text):
         raise InvalidArgument(
-            f"{name} has 1 to {_TEXT_MAX:,} characters, without NUL and halves of characters",
+            f"{name} must have 1 to {_TEXT_MAX:,} characters, without NUL or lone surrogates",
             remedy="correct it",
             given=shown(value),
         )

@@ -39,11 +39,11 @@ def microseconds(name: str, value: Any) -> int:
     if isinstance(us, bool) or not isinstance(us, int):
         raise InvalidArgument(
             f"{name} cannot be {shown(value)}",
-            remedy="use a datetime or ISO text with its zone, e.g. datetime.now(timezone.utc)",
+            remedy="use a datetime or ISO text with a time zone, e.g. datetime.now(timezone.utc)",
         )
     if not is_time(us):
         raise InvalidArgument(
-            f"{name} cannot be {shown(value)}: that is not within the years 2 to 9998",
-            remedy="whole numbers are microseconds since 1970-01-01 UTC",
+            f"{name} cannot be {shown(value)}: not within the years 2 to 9998",
+            remedy="pass whole numbers as microseconds since 1970-01-01 UTC",
         )
     return us

@@ -39,7 +39,9 @@ def prepare(database: Database, *, create: bool) -> Opened:
     """
     if not create and database.is_missing():  # connecting would make the SQLite file
         raise InvalidArgument(
-            "there is no ledger", remedy="make it with `stateflow ledger init`, or name another", ledger=database.shown
+            "there is no ledger",
+            remedy="create it with `stateflow ledger init`, or name another",
+            ledger=database.shown,
         )
     try:
         with database.engine.connect() as connection:
@@ -53,7 +55,7 @@ def prepare(database: Database, *, create: bool) -> Opened:
         return Opened.READY
     if version is not None and version not in _KNOWN:
         raise LedgerTooNew(
-            f"the ledger's schema is {version!r}, and this program knows it up to {REVISION!r}",
+            f"the ledger's schema is {version!r}, this program supports up to {REVISION!r}",
             remedy="use the newer stateflow that wrote it",
             ledger=database.shown,
         )
@@ -61,13 +63,13 @@ def prepare(database: Database, *, create: bool) -> Opened:
         return database.write(_upgrade)
     if present:
         raise LedgerTooOld(
-            f"the ledger's schema is {version or 'of before 0001'!r}, and this program needs {REVISION!r}",
-            remedy="end what still uses it, then upgrade it with `stateflow ledger init`",
+            f"the ledger's schema is {version or 'older than 0001'!r}, this program needs {REVISION!r}",
+            remedy="stop all processes that use it, then upgrade it with `stateflow ledger init`",
             ledger=database.shown,
         )
     raise InvalidArgument(
         "there is no ledger in this database",
-        remedy="make one with `stateflow ledger init`, or name another",
+        remedy="create one with `stateflow ledger init`, or name another",
         ledger=database.shown,
     )
 
@@ -125,8 +127,8 @@ def _lock(connection: Connection, dialect: str) -> None:
         got = connection.execute(text(words), values)
         if dialect == "mysql" and got.scalar() != 1:
             raise Unavailable(
-                f"another program prepares the ledger, and has not ended within {_LOCK_WAIT_S} s",
-                remedy="see what it does, and open the ledger again",
+                f"another program is preparing the ledger and did not finish within {_LOCK_WAIT_S} s",
+                remedy="check that program, then open the ledger again",
             )
 
 

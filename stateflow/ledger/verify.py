@@ -44,12 +44,12 @@ def faults_of(item_id: str, records: Sequence[Record]) -> list[Fault]:
     legal: list[Record] = []
     for place, record in enumerate(records):
         if record.seq != place:
-            fault("sequence_broken", f"number {record.seq} stands where {place} belongs", record)
+            fault("sequence_broken", f"sequence number {record.seq} where {place} is expected", record)
         if record.state not in _STATES:
-            fault("unknown_state", f"{record.state!r} is no state", record)
+            fault("unknown_state", f"unknown state {record.state!r}", record)
             continue
         if Kind.of(record.payload_schema) is not kind:
-            fault("mixed_kinds", f"a record of a {Kind.of(record.payload_schema)} in a {kind}", record)
+            fault("mixed_kinds", f"a record of kind {Kind.of(record.payload_schema)} in an item of kind {kind}", record)
         if not is_time(record.timestamp_us):
             fault("bad_time", f"its time, {record.timestamp_us} µs, is not within the years 2 to 9998", record)
         legal.append(record)
@@ -70,10 +70,12 @@ def _may_stand(record: Record, by_id: Mapping[int, Record], head: Head | None, f
     if record.previous_record_id is not None:
         previous = by_id.get(record.previous_record_id)
         if previous is None:
-            fault("unknown_previous", f"there is no record {record.previous_record_id} of this item", record)
+            fault(
+                "unknown_previous", f"previous record {record.previous_record_id} is not a record of this item", record
+            )
             return False
         if previous.seq >= record.seq:
-            fault("previous_is_later", f"record {previous.record_id} is not before it", record)
+            fault("previous_is_later", f"previous record {previous.record_id} is not earlier", record)
             return False
     try:
         rules.check(head, record.item_id, record.app, record.state, previous)
@@ -89,7 +91,7 @@ def payload_faults(row: Any, schemas: Schemas) -> Iterator[Fault]:
     try:
         payload = None if row.payload is None else json.loads(row.payload)
     except ValueError as error:
-        yield Fault("invalid_payload", f"the payload is no JSON: {error}", row.item_id, row.record_id)
+        yield Fault("invalid_payload", f"the payload is not JSON: {error}", row.item_id, row.record_id)
         return
     if row.payload_schema is None:
         return
@@ -120,7 +122,7 @@ def verify(connection: Connection) -> Iterator[Fault]:
             yield from payload_faults(row, schemas)
         yield from _elsewhere(connection, item_id, found, records)
         if archived and not all(row.archived for row in rows):
-            yield Fault("half_archived", "some of its records are archived, some are not", item_id)
+            yield Fault("half_archived", "only some of its records are archived", item_id)
         yield from _head_faults(item_id, records, archived, heads.at(item_id), verdicts.at(item_id))
         if not found:
             yield from _view_faults(connection, records)
@@ -145,7 +147,7 @@ def _elsewhere(
             for table in (RECORD, ARCHIVE):
                 query = select(table.c.item_id).where(table.c.record_id == previous_id)
                 for other in connection.execute(query).scalars():
-                    what = f"record {previous_id} is of item {other!r}"
+                    what = f"previous record {previous_id} belongs to item {other!r}"
                     yield Fault("previous_of_another_item", what, item_id, fault.record_id)
 
 
@@ -164,7 +166,7 @@ def _head_faults(
         folded = rules.fold(readable)
         right = {tuple(verdict_row(item_id, *each).values()) for each in verdicts_of(folded)}
         if right != {tuple(row) for row in verdicts}:
-            yield Fault("verdicts_differ", "who processed or skips it differs from the records", item_id)
+            yield Fault("verdicts_differ", "its verdicts in the projection differ from the records", item_id)
 
 
 def _view_faults(connection: Connection, records: Sequence[Record]) -> Iterator[Fault]:
@@ -191,12 +193,12 @@ def _lease_faults(connection: Connection) -> Iterator[Fault]:
         ITEM.c.blocking_state == RecordState.PROCESSING.value,
     )
     for row in connection.execute(select(LEASE).where(~held.exists())):
-        yield Fault("stray_lease", "a lease without the lock that it is for", row.item_id, row.record_id)
+        yield Fault("stray_lease", "a lease without its lock", row.item_id, row.record_id)
 
 
 def _orphans(rows: Iterator[Any]) -> Iterator[Fault]:
     for row in rows:
-        yield Fault("head_without_records", "the projection has an item that has no records", row.item_id)
+        yield Fault("head_without_records", "the projection has an item without records", row.item_id)
 
 
 def _stray_verdicts(rows: Iterator[Any]) -> Iterator[Fault]:

@@ -47,7 +47,7 @@ def held(ledger: Ledger, lock: Record, work: Callable[[Item], Any]) -> Record:
     except BaseException as error:
         failure = ApplicationError(
             f"work on the item raised {type(error).__name__}: {_message(error)[:300]}",
-            remedy="mend the cause, then resolve the item",
+            remedy="fix the cause, then resolve the item",
             item=lock.item_id,
             app=lock.app.name,
             run=ledger.run_id,
@@ -60,7 +60,7 @@ def held(ledger: Ledger, lock: Record, work: Callable[[Item], Any]) -> Record:
         return ledger.put(lock.item_id, lock.app, RecordState.PROCESSED, lock, payload)
     except Locked as error:
         raise LeaseLost(
-            "the lock was answered by another while its holder worked", remedy="read the item again", **error.where
+            "another process released the lock while its holder worked", remedy="read the item again", **error.where
         ) from error
 
 
@@ -94,10 +94,10 @@ def renewed(ledger: Ledger, lock: Record) -> Iterator[None]:
         while not done.wait(ledger.lease_s / 3):
             try:
                 if not ledger.renew(lock):
-                    log.warning("the lock on %s is lost; work on it goes on, and is refused at its end", lock.item_id)
+                    log.warning("lock on %s lost, the result of its work will be refused", lock.item_id)
                     return
             except StateflowError as error:  # if the lease ends, the release reports it
-                log.warning("the lock on %s could not be renewed: %s", lock.item_id, error)
+                log.warning("lock on %s could not be renewed: %s", lock.item_id, error)
 
     thread = threading.Thread(target=renew, name=f"lease of {lock.item_id[:40]}", daemon=True)
     thread.start()

@@ -168,14 +168,16 @@ class _Append:
             state = RecordState(entry.state)
         except ValueError:
             raise IllegalRecord(
-                f"{entry.state!r} is no state", remedy=f"use {', '.join(RecordState)}", item=entry.item_id
+                f"unknown state {entry.state!r}", remedy=f"use {', '.join(RecordState)}", item=entry.item_id
             ) from None
         rules.check_app(entry.app, state)
         head, previous = self._heads.get(entry.item_id), self._previous(entry)
         kind = Kind.of(entry.payload_schema)
         if head is not None and head.kind is not kind:
             raise IllegalRecord(
-                f"the item is a {head.kind}, the record one of a {kind}", remedy="use its own calls", item=entry.item_id
+                f"the item is of kind {head.kind}, the record of kind {kind}",
+                remedy="use the calls for its kind",
+                item=entry.item_id,
             )
         try:
             rules.check(head, entry.item_id, entry.app, state, previous)
@@ -222,7 +224,9 @@ class _Append:
                 return self._written[id(entry.previous)]
             except KeyError:
                 raise IllegalRecord(
-                    "the previous entry comes later or is not among these", remedy="order them", item=entry.item_id
+                    "the previous entry comes later in the list or is missing from it",
+                    remedy="list it first",
+                    item=entry.item_id,
                 ) from None
         record_id = _id_of(entry.previous)
         if record_id is None:
@@ -231,14 +235,16 @@ class _Append:
             return self._known[record_id]
         except KeyError:
             raise IllegalRecord(
-                "there is no such previous record", remedy="read the item again", item=entry.item_id, record=record_id
+                "the previous record does not exist", remedy="read the item again", item=entry.item_id, record=record_id
             ) from None
 
     def _payload(self, entry: Entry) -> str | None:
         text, name = payloads.encode(entry.payload, entry.item_id), entry.payload_schema
         if name is not None:
             if not rules.is_id(name, 128):
-                raise InvalidPayload("a schema's name has 1 to 128 characters", remedy="shorten it", item=entry.item_id)
+                raise InvalidPayload(
+                    "a schema name must have 1 to 128 characters", remedy="shorten it", item=entry.item_id
+                )
             if name not in self._schemas:
                 self._schemas[name] = load_schema(self._connection, name)
             payloads.check(None if text is None else json.loads(text), name, self._schemas[name], entry.item_id)

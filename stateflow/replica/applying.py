@@ -244,7 +244,7 @@ class Applier:
         try:
             return await call.exchange.receive(silence_s)
         except TimeoutError as error:
-            what = f"the rest of a batch's rows did not come within {silence_s:g} s"
+            what = f"the remaining rows of a batch did not arrive within {silence_s:g} s"
             raise Unavailable(what, remedy="send the batch again") from error
 
     def _whole(self, call: _Call, came: Piece) -> Frame | None:

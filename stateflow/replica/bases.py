@@ -94,7 +94,7 @@ class Peer:
                         if xxhash.xxh64_intdigest(data) != checksum:
                             raise _corrupt("a piece of a base file arrived damaged", file, begun)
                         if begun + len(data) > file.size:
-                            raise _corrupt(f"more than its {file.size} bytes came of a base file", file, begun)
+                            raise _corrupt(f"a base file is longer than its {file.size} bytes", file, begun)
                         out.write(data)
                         begun += len(data)
                         self._arrived(len(data))
@@ -104,13 +104,13 @@ class Peer:
                             await asyncio.sleep(wait)
         except TimeoutError as error:
             raise Unavailable(
-                f"{self._source.address} accepted, but sent nothing of a base file for {self._silence_s:g} s",
-                remedy="see whether it and the link to it are well; what arrived is kept for the next attempt",
+                f"{self._source.address} accepted but sent no data of a base file for {self._silence_s:g} s",
+                remedy="check the source replica and the network; the bytes received are kept for the next attempt",
                 file=file.name,
                 arrived=f"{begun} of {file.size} bytes",
             ) from error
         if begun != file.size:
-            raise _corrupt(f"a base file ended before its {file.size} bytes had come", file, begun)
+            raise _corrupt(f"a base file ended before its {file.size} bytes arrived", file, begun)
 
     async def _next(self, pieces: AsyncIterator[tuple[bytes, int]]) -> tuple[bytes, int] | None:
         """Returns the next piece; None: there are no more. Raises TimeoutError after ``silence_s``."""
@@ -119,7 +119,7 @@ class Peer:
 
 
 def _corrupt(what: str, file: BaseFile, offset: int) -> TransferCorrupt:
-    return TransferCorrupt(what, remedy="it is sent again", file=file.name, offset=offset)
+    return TransferCorrupt(what, remedy="the file is fetched again", file=file.name, offset=offset)
 
 
 class Store:
@@ -145,7 +145,11 @@ class Store:
         try:
             found = await loop.run_in_executor(self._executor, self._fetch, file, path)
         except (Unavailable, CheckpointCorrupt) as error:
-            log.warning("base file %s comes from its source instead: %s", file.name, error)
+            log.warning(
+                "base file %s not usable from the checkpoint store, fetching it from the source replica: %s",
+                file.name,
+                error,
+            )
             return False
         if found and (wait := self._rate_limit.wait_s(self._clock.monotonic(), file.size)):
             self.waited_s += wait
@@ -200,7 +204,7 @@ class Nearest:
                 speed.seconds += self._clock.monotonic() - started - (source.waited_s - waited)
                 self.fetched[source.name] += file.size
                 return source.name
-        raise TransferCorrupt("no source has the base file", remedy="the transfer starts again", file=file.name)
+        raise TransferCorrupt("no source has the base file", remedy="the transfer restarts", file=file.name)
 
     def _order(self, file: BaseFile, path: Path) -> list[BaseSource]:
         everything = self._sources[-1]

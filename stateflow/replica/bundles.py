@@ -39,7 +39,7 @@ class Bundles:
     async def _fetch(self, digest: str) -> None:
         controller = self.controller
         if controller is None:
-            raise Unavailable("no controller was heard yet that has the bundle", remedy="try again", bundle=digest)
+            raise Unavailable("no leading controller to fetch the bundle from yet", remedy="try again", bundle=digest)
         packed, count = bytearray(), 1
         number = 0
         while number < count:
@@ -50,6 +50,6 @@ class Bundles:
             packed += part
             number += 1
             if len(packed) > PACKED_MAX:
-                raise BundleDamaged("a bundle has no end", remedy="deploy it again", bundle=digest)
+                raise BundleDamaged("the bundle exceeds the size limit", remedy="deploy it again", bundle=digest)
         await self._threads.in_files(self._store.keep, digest, bytes(packed))
-        log.info("the bundle %s is here: %d KB", digest[:12], len(packed) >> 10)
+        log.info("bundle %s fetched: %d KB", digest[:12], len(packed) >> 10)

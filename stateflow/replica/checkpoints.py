@@ -87,7 +87,7 @@ class CheckpointShell:
 
     async def tidily(self) -> None:
         """Drops expired checkpoints, and marks those missing from the store to be taken again, until cancelled."""
-        settings, troubles = self._node.settings, Troubles(log, "the checkpoint store is not tidied")
+        settings, troubles = self._node.settings, Troubles(log, "checkpoint cleanup failed")
         while True:
             await asyncio.sleep(settings.checkpoint_tidy_interval_s * self._random.uniform(1 - JITTER, 1 + JITTER))
             with troubles.survived():
@@ -100,21 +100,21 @@ class CheckpointShell:
         found = store.catalog.checkpoints()
         gone = published - {(each.partition, each.order) for each in found}
         if gone:
-            log.error("%d checkpoints are not in %s any more, and are taken again", len(gone), store.url)
+            log.error("%d checkpoints are missing from %s and will be taken again", len(gone), store.url)
             self._node.checkpointer.forget(gone)
         if not settings.checkpoint_keep or whose_turn(found) not in self._node.owned():
             return
         done = collect(store, Retention(settings.checkpoint_keep, settings.checkpoint_keep_s))
         if done.checkpoints_dropped or done.blobs_deleted:
             log.info(
-                "%d checkpoints and %d blobs are dropped, %d and %d are kept",
+                "checkpoint cleanup: %d checkpoints and %d blobs dropped, %d and %d kept",
                 done.checkpoints_dropped,
                 done.blobs_deleted,
                 done.checkpoints_kept,
                 done.blobs_kept,
             )
         if done.held_up:
-            log.error("no blob of %s is dropped: %s", store.url, done.held_up)
+            log.error("no blob dropped from %s: %s", store.url, done.held_up)
 
     async def _take(
         self, partitions: list[PartitionId], savepoint: str, *, on_demand: bool

@@ -84,10 +84,10 @@ def _chunk(file: Any, size: int) -> tuple[bytes, int]:
 
 def _check_log(changes: ChangeLog) -> None:
     if changes.closed:
-        raise MoveUnknown("the move was cancelled or began anew", remedy="start it again", move=changes.move_id)
+        raise MoveUnknown("the move was cancelled or restarted", remedy="start it again", move=changes.move_id)
     if changes.overflowed:
         raise MoveUnknown(
-            "changes came faster than they were fetched",
-            remedy="raise the change log's limit",
+            "changes arrived faster than the target fetched them",
+            remedy="raise STATEFLOW_REPLICA_CHANGE_LOG_BYTES_MAX",
             move=changes.move_id,
         )

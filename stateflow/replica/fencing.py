@@ -37,7 +37,7 @@ class Fencer:
             lifecycle = self._node.lifecycle(partition)
             sealed = lifecycle.state is State.SEALED
             if not sealed and lifecycle.state is not State.FENCING:
-                raise MoveUnknown("the fence was cancelled", remedy="none", move=fence.move_id)
+                raise MoveUnknown("the fence was cancelled", remedy="nothing to do", move=fence.move_id)
         # until the seal itself began: this task may wake long after the target began to serve
         return max(0.0, self._node.sealed_at(partition) - started) * 1e3
 
@@ -46,7 +46,7 @@ class Fencer:
         followed = sender.is_followed(fence.partition, fence.move_id, fence.standby_move)
         if serves and not fence.cold and not followed:
             raise MoveUnknown(
-                "the target does not follow this partition now", remedy="start the move again", move=fence.move_id
+                "the target does not follow this partition", remedy="start the move again", move=fence.move_id
             )
         return sender.fence(
             fence.partition,

@@ -95,7 +95,7 @@ class Lane(Executor):
         future: Future[T] = Future()
         with self._lock:
             if self._shut:
-                raise RuntimeError("it does nothing any more")
+                raise RuntimeError("the lane is shut down")
             self._turns.give(caller, (future, work))
             self._given.put(True)
             if self._thread is None:

@@ -79,7 +79,7 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
         controller: address of the controller, or comma-separated addresses of several, of which the leader is asked.
     """
     node, info, threads = member.node, member.info, member.threads
-    troubles, registered = Troubles(log, "what the controller said cannot be carried out"), False
+    troubles, registered = Troubles(log, "the controller's orders cannot be carried out"), False
     free = ""  # the ledger that this replica belonged to, if no partition here could be wanted back by a controller
     beats = -1
     claimed: Holding | None = None  # partitions reported to the controller because its ledger does not know them
@@ -135,11 +135,11 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
             except (StaleTerm, ForeignLedger) as error:  # the answer counts as not heard
                 if isinstance(error, ForeignLedger) and node.is_empty and not free:
                     free = node.authority.seen[0]
-                    log.warning("nothing is here of %s, the ledger that this replica belonged to", free)
+                    log.warning("this replica has no state of its ledger %s any more and may join another ledger", free)
                     continue
                 free = ""
                 if troubles.is_new(error.code):
-                    log.error("the controller at %s is ignored: %s", asked, error)
+                    log.error("controller at %s ignored: %s", asked, error)
                 failed = error
             except Exception as error:  # noqa: BLE001 - logged; the next round may go better
                 troubles.met(error)
@@ -179,7 +179,7 @@ async def _register(
     for gone in told.superseded:
         if await threads.in_files(node.successor.supersede, gone.partition, gone.epoch, gone.owner, gone.burnt):
             log.warning(
-                "%s went to %s at epoch %d while this replica was not heard",
+                "%s moved to %s at epoch %d while this replica was out of contact",
                 gone.partition,
                 gone.owner.name,
                 gone.epoch,

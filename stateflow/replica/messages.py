@@ -72,13 +72,13 @@ class FrameReader:
         if self._batch is None:
             self._begin(request)
         if self._goes_on:
-            self._check(not request.partitions, "rows go on, and others come")
+            self._check(not request.partitions, "new partitions before the previous rows are complete")
             self._goes_on = request.more
-            self._check(not (request.more and request.last), "a batch ends in the middle of its rows")
+            self._check(not (request.more and request.last), "a batch ends before its rows are complete")
             return Piece(None, request.rows, not request.more)
         frame = self._frame(request)
         self._goes_on = request.more
-        self._check(not (request.more and request.last), "a batch ends in the middle of its rows")
+        self._check(not (request.more and request.last), "a batch ends before its rows are complete")
         return Piece(frame, request.rows, not request.more)
 
     def _frame(self, request: rpb.ApplyRequest) -> Frame:
@@ -87,25 +87,30 @@ class FrameReader:
         several = request.epochs, request.counts, request.afters, request.digests
         epochs, counts, afters, digests = map(list, several)
         count = len(partitions)
-        self._check(len(epochs) == len(counts) == count, "partitions, epochs and counts of rows are not as many")
-        self._check(len(afters) in (0, count) and len(digests) in (0, count), "some are said less of than others")
+        self._check(len(epochs) == len(counts) == count, "partitions, epochs and row counts differ in number")
+        self._check(
+            len(afters) in (0, count) and len(digests) in (0, count),
+            "afters or digests are not given for all partitions",
+        )
         if partitions:
             ascend = partitions[0] > self._newest and all(map(lt, partitions, partitions[1:]))
-            self._check(ascend, "partitions do not ascend: one comes twice, or too late")
+            self._check(ascend, "partition numbers are not strictly ascending")
             self._newest = partitions[-1]
-        self._check(bool(request.rows) == any(counts), "there are rows of no partition, or partitions without theirs")
+        self._check(bool(request.rows) == any(counts), "rows and row counts contradict each other")
         return Frame(
             self._operator, self._batch, self._schema, partitions, epochs, counts, afters, digests, request.rows
         )
 
     def _check(self, holds: bool, what: str) -> None:
         if not holds:
-            raise InvalidArgument(what, remedy="see who sends them, and which version", operator=self._operator)
+            raise InvalidArgument(
+                what, remedy="check which client sends them, and its version", operator=self._operator
+            )
 
     def _begin(self, request: rpb.ApplyRequest) -> None:
         header = request.header
         if not request.HasField("header"):
-            raise InvalidArgument("a batch begins with its header", remedy="send it in the first message")
+            raise InvalidArgument("the first message of a batch has no header", remedy="send the header first")
         self._batch = batch_of(header)
         self._operator, self._schema = header.operator, header.input_schema
 

@@ -116,8 +116,8 @@ class SourceReplica:
                     size = sum(map(len, begun))
                     if size > bytes_max:
                         raise TransferCorrupt(
-                            f"a change set does not end within {size} bytes",
-                            remedy="see the source; or raise STATEFLOW_REPLICA_CHANGE_LOG_BYTES_MAX here",
+                            f"a change set is incomplete after {size} bytes",
+                            remedy="check the source, or raise STATEFLOW_REPLICA_CHANGE_LOG_BYTES_MAX here",
                             snapshot=snapshot_id,
                         )
                     seal = seal_of(frame.seal) if frame.HasField("seal") else None
@@ -125,7 +125,7 @@ class SourceReplica:
                     if seal is not None:
                         return
                 await call.code()
-            raise Unavailable("the change log ended without a seal", remedy="it is asked for again")
+            raise Unavailable("the change log ended without a seal", remedy="the target retries")
         finally:
             call.cancel()
 

@@ -108,14 +108,16 @@ class Pull:
                 if not persistence.begins_anew():
                     yield await self._failed(cause)
                     return
-                log.info("move %s begins anew: %s", self._move.move_id, cause)
+                log.info("move %s restarts: %s", self._move.move_id, cause)
             except Unavailable as error:
                 if not persistence.goes_on(self._clock.monotonic() - self._heard_at):
                     yield await self._failed(error)
                     return
                 if self._waited_for != error.what:
                     self._waited_for = error.what
-                    log.warning("move %s: %s waits: %s", self._move.move_id, self._move.partition, error)
+                    log.warning(
+                        "move %s: copy of %s interrupted, retrying: %s", self._move.move_id, self._move.partition, error
+                    )
                 await asyncio.sleep(RETRY_INTERVAL_S)
             except StateflowError as error:
                 yield await self._failed(error)
@@ -363,8 +365,8 @@ class Pull:
             async with asyncio.timeout(self._timeout):  # wait_for() would keep an error and its frames in a cycle
                 reading = await anext(readings)
         except TimeoutError as error:
-            what = f"the change log was silent for {self._timeout:g} s"
-            raise Unavailable(what, remedy="see whether the source runs") from error
+            what = f"no data from the change log for {self._timeout:g} s"
+            raise Unavailable(what, remedy="check that the source replica runs") from error
         except MoveUnknown as error:
             raise _Restart from error
         self._heard()

@@ -90,12 +90,12 @@ class RunningPull:
     async def _give_up(self) -> None:
         self.task.cancel()
         await self.pull.abandon()  # does nothing if the target owns by now
-        log.warning("move %s is given up: nobody asks for it any more", self.move_id)
+        log.warning("move %s abandoned: no controller waits for it", self.move_id)
 
 
 def _was_cancelled(move_id: str) -> Progress:
     return Progress(
-        Phase.FAILED, fault=MoveAborted("this move was cancelled here", remedy="start a new one", move=move_id)
+        Phase.FAILED, fault=MoveAborted("the move was cancelled here", remedy="start a new one", move=move_id)
     )
 
 
@@ -195,7 +195,7 @@ class Pulls:
         """Gives up the copy of a move that is over, and whose cancellation was lost."""
         lifecycle = self._node.lifecycle(partition)
         if lifecycle.state is State.WARMING and lifecycle.move_id == move_id:
-            log.warning("move %s of %s is over: its copy is given up", move_id, partition)
+            log.warning("move %s of %s is over, its copy is abandoned", move_id, partition)
             await self._threads.in_quick(self._node.cancel, partition, move_id)
 
     async def close(self) -> None:

@@ -117,11 +117,11 @@ async def _first_to_end(duties: list[asyncio.Task[None]], stop: asyncio.Event) -
         return None
     duty = next(iter(done))
     why = None if duty.cancelled() else duty.exception()
-    log.critical("this replica ends: %s ended by itself", duty.get_name(), exc_info=why)
+    log.critical("replica stops: %s ended unexpectedly", duty.get_name(), exc_info=why)
     stop.set()
     if why is not None:
         return unexpected(why)
-    return StateflowError(f"{duty.get_name()} ended by itself", remedy=REPORT_LOG)
+    return StateflowError(f"{duty.get_name()} ended unexpectedly", remedy=REPORT_LOG)
 
 
 async def recover(service: ReplicaService, info: ReplicaInfo, controller: str, stop: asyncio.Event) -> bool:
@@ -157,7 +157,7 @@ def duties(
 
 
 async def _drop_unread(node: ReplicaNode, threads: Threads) -> None:
-    troubles = Troubles(log, "what nobody reads is not dropped")
+    troubles = Troubles(log, "cannot drop unread snapshots")
     while True:
         await asyncio.sleep(node.settings.transfer_timeout_s / 4)
         with troubles.survived():

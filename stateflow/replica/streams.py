@@ -110,8 +110,8 @@ class CallStream:
             return self._calls.get(number)
         if number <= self._newest:
             raise InvalidArgument(
-                "a batch came that is no call of its stream",
-                remedy="use the stateflow version that the replica has; a later call has a larger number",
+                "a request belongs to no call of its stream",
+                remedy="use the replica's stateflow version, and number calls in ascending order",
                 call=number,
             )
         self._newest = number
@@ -140,8 +140,8 @@ class CallStream:
     async def _serve(self, call: _Call, is_one_too_many: bool) -> None:
         try:
             if is_one_too_many:
-                what = f"{CALLS_MAX} batches of this stream are under way"
-                raise Unavailable(what, remedy="it is tried again")
+                what = f"{CALLS_MAX} batches of this stream are already running"
+                raise Unavailable(what, remedy="the request is retried")
             await self._taken.wait()
             await self._applier.run(call)
             error = None
@@ -169,7 +169,7 @@ class CallStream:
             async with self._writing:
                 await self._write(response)
         except Exception as error:
-            raise Unavailable("who sent the batch is gone", remedy="nobody waits for it") from error
+            raise Unavailable("the sender of the batch is gone", remedy="nothing to do") from error
         finally:
             self._untaken -= size
             if self._untaken <= UNTAKEN_BYTES_MAX:

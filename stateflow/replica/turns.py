@@ -57,7 +57,9 @@ class Turns:
         try:
             return await self.run(do)
         except LeftBehind as error:
-            raise Unavailable("the partition is held up here", remedy="see the replica's log; ask again") from error
+            raise Unavailable(
+                "the request did not finish on this replica", remedy="check the replica's log, then try again"
+            ) from error
 
     def spare(self, work: Callable[[], object]) -> None:
         """Runs ``work`` between two batches, without waiting for it. Does nothing when the replica stops."""
@@ -90,7 +92,7 @@ class Turns:
 
 
 def stops(partition: PartitionId | None = None) -> Unavailable:
-    return Unavailable("the replica stops", remedy="ask again; nothing was done", partition=partition)
+    return Unavailable("the replica is stopping", remedy="try again; nothing was done", partition=partition)
 
 
 async def free_caches(cache: CachePool, turns: Turns) -> None:

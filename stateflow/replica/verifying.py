@@ -31,7 +31,7 @@ from stateflow.storage.faults import meaning
 from stateflow.types import OperatorSpec, PartitionId
 
 log = logging.getLogger(__name__)
-MEND = "mend the operator and deploy it again; the version that is deployed serves on"
+MEND = "fix the operator and deploy it again; the deployed version keeps serving"
 
 
 class VerifyShell:
@@ -101,7 +101,7 @@ class TrialShell:
             beginning.add_done_callback(self._unasked)
             raise
         except Exception as error:  # noqa: BLE001 - the partition's fault, not the version's
-            log.warning("%s is not tried: %s", partition, meaning(error) or error)
+            log.warning("trial on %s skipped: %s", partition, meaning(error) or error)
             return False
         if trial is None:
             return False
@@ -116,7 +116,7 @@ class TrialShell:
         except FAILURES:
             raise
         except Exception as error:  # noqa: BLE001 - as above
-            log.warning("%s is not tried: %s", partition, meaning(error) or error)
+            log.warning("trial on %s skipped: %s", partition, meaning(error) or error)
             return False
         finally:
             pace.lane.submit(trials.end, trial)  # after the piece that is under way
@@ -167,9 +167,9 @@ class _Pace:
     def _too_slow(self, partition: PartitionId) -> OperatorStuck:
         limit_s = self._node.settings.batch_timeout_s
         return OperatorStuck(
-            f"the new version takes longer than {limit_s:g} s to migrate the partition's state, and a batch may not",
-            remedy="make migrate_state faster, or raise STATEFLOW_REPLICA_BATCH_TIMEOUT_S at all replicas; the version "
-            "that is deployed serves on",
+            f"the new version takes longer to migrate the partition's state than a batch may take, {limit_s:g} s",
+            remedy="make migrate_state faster, or raise STATEFLOW_REPLICA_BATCH_TIMEOUT_S on all replicas; the "
+            "deployed version keeps serving",
             operator=partition.operator,
             partition=partition.partition,
             replica=self._node.info.name,

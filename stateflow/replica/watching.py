@@ -61,7 +61,7 @@ class Watch:
 
     async def run(self) -> None:
         """Checks regularly, until cancelled."""
-        limit_s, troubles = self._node.settings.batch_timeout_s, Troubles(log, "batches are not watched")
+        limit_s, troubles = self._node.settings.batch_timeout_s, Troubles(log, "batch watchdog failed")
         while True:
             await asyncio.sleep(min(LOOK_S, limit_s / 4) if limit_s else LOOK_S)
             with troubles.survived():
@@ -79,7 +79,7 @@ class Watch:
             return
         now, in_hand = self._clock.monotonic(), bool(hands.in_hand())
         if stalled_s(self._turns.busy_since, in_hand, self._node.served_at, now) > limit_s:
-            log.error("the thread for batches does not come back: another one goes on")
+            log.error("batch thread is stuck, continuing in a new thread")
             hands.leave_behind()
             self._turns.leave_behind()
 
@@ -103,20 +103,20 @@ class Watch:
             if not (taken := hand.taken):
                 raise
             # for example the seal that waited for the batch: its caller asks again, and the thread is gone all the same
-            Troubles(log, f"{hand.partition} was taken away, and not all of that done").met(error)
+            Troubles(log, f"{hand.partition} was taken from a stuck thread, but not completely").met(error)
         if taken:
             log.error("%s", self._node.batches.refusal(hand.partition))
         elif hand.ended:
             return
         else:
-            log.error("a write of %s does not come back", hand.partition)
+            log.error("write of %s is stuck, continuing in a new thread", hand.partition)
         hand.left = True
         self._turns.leave_behind()
 
     async def end_all(self) -> None:
         """Ends all running batches: the replica stops, and they take too long."""
         for hand in self._node.batches.hands.in_hand():
-            with Troubles(log, "a batch is not given up").survived():
+            with Troubles(log, "cannot end a running batch").survived():
                 await self.end(hand)
 
 

@@ -96,7 +96,7 @@ class CommitLog:
             self._retire()
         with self._mutex:
             if self._closed:
-                raise Unavailable("the replica stops", remedy="send the batch again; it was not applied")
+                raise Unavailable("the replica is stopping", remedy="send the batch again; it was not applied")
             full = self._write(commits, sync=True)
             for commit in commits:
                 self._unwritten.setdefault(commit.partition, []).append(commit)
@@ -161,7 +161,7 @@ class CommitLog:
         """Writes one frame and returns whether a segment was full. Callers hold the lock."""
         data = encode(self._next, records)
         if len(data) > FRAME_BYTES_MAX:
-            raise ValueError(f"commits of {len(data)} bytes together")
+            raise ValueError(f"commits of {len(data)} bytes exceed the frame limit")
         active = self._segments[-1]
         if self._torn:
             self._files.truncate(active.size)
@@ -221,9 +221,7 @@ class CommitLog:
                 if self._sync(partition):
                     synced.add(partition)
             except Exception as error:  # noqa: BLE001 - a partition that cannot be synced holds up no other
-                log.error(
-                    "%s cannot be synced, and what was logged of it stays in the commit log: %s", partition, error
-                )
+                log.error("%s cannot be synced, its commits stay in the commit log: %s", partition, error)
                 failed.append((partition, error))
         with self._mutex:
             for segment in full:

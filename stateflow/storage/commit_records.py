@@ -100,11 +100,11 @@ def decode(name: str, data: bytes) -> Segment | None:
     if not _is_sealed(header, SEGMENT_HEADER):
         if len(data) < SEGMENT_HEADER or not any(data):
             return None
-        raise _damaged(name, 0, "its header is not what was written")
+        raise _damaged(name, 0, "corrupt segment header")
     magic, version, first = _SEGMENT.unpack_from(header)
     if magic != SEGMENT_MAGIC or version != VERSION:
         raise CommitLogDamaged(
-            f"it has version {version}, this program reads {VERSION}", remedy="run a newer stateflow", segment=name
+            f"the log has version {version}, this program reads {VERSION}", remedy="run a newer stateflow", segment=name
         )
     found = Segment(first, first, SEGMENT_HEADER, False)
     while found.end < len(data):
@@ -145,19 +145,19 @@ def _check_torn(name: str, data: bytes, found: Segment) -> None:
     """Checks that unreadable bytes may be the end of a write that was cut off. Raises CommitLogDamaged."""
     end, header = found.end, _header(data, found.end)
     if header is not None and header[0] != found.after:
-        raise _damaged(name, end, f"frame {header[0]} comes where {found.after} should be")
+        raise _damaged(name, end, f"frame {header[0]} where {found.after} is expected")
     at = data.find(FRAME_MAGIC, end + 1)
     while at >= 0:
         behind = _header(data, at)
         if behind is not None and found.after < behind[0] and _frame(data, at, behind[0]) is not None:
-            raise _damaged(name, end, f"frame {found.after} is not what was written, and {behind[0]} comes behind it")
+            raise _damaged(name, end, f"frame {found.after} is corrupt, and {behind[0]} follows it")
         at = data.find(FRAME_MAGIC, at + 1)
     if len(data) - end < FRAME_HEADER:
         return
     if header is not None and end + FRAME_HEADER + header[1] > len(data):
         return
     if not _lacks_a_sector(data, end):
-        raise _damaged(name, end, f"frame {found.after}, the last one, is not what was written")
+        raise _damaged(name, end, f"frame {found.after}, the last one, is corrupt")
 
 
 def _lacks_a_sector(data: bytes, start: int) -> bool:
@@ -179,7 +179,7 @@ def _records(name: str, payload: bytes, offset: int) -> list[Record]:
             kind, number, epoch, sequence, named, size = _RECORD.unpack_from(payload, at)
             at += _RECORD.size
             if at + named + size > len(payload) or kind not in (COMMITTED, GONE):
-                raise ValueError("a record that is none")
+                raise ValueError("unknown kind or wrong length")
             partition = PartitionId(payload[at : at + named].decode(), number)
             at += named
             records.append(
@@ -187,7 +187,7 @@ def _records(name: str, payload: bytes, offset: int) -> list[Record]:
             )
             at += size
     except (struct.error, ValueError) as error:
-        raise _damaged(name, offset, f"a frame holds {error}") from error
+        raise _damaged(name, offset, f"invalid record in a frame: {error}") from error
     return records
 
 
@@ -223,8 +223,8 @@ class Logged:
         for expected, commit in enumerate(lacking, sequence + 1):
             if commit.sequence != expected:
                 raise CommitLogDamaged(
-                    f"commit {expected} is in neither database nor log, and {commit.sequence} is in the log",
-                    remedy="the partition is put aside, and goes to a standby or the newest checkpoint",
+                    f"commit {expected} is in neither database nor log, but {commit.sequence} is in the log",
+                    remedy="the copy is quarantined; the partition fails over to a standby or the newest checkpoint",
                     partition=partition,
                     epoch=epoch,
                 )
@@ -254,16 +254,16 @@ def read(segments: Sequence[tuple[int, bytes]]) -> Found:
         name = segment_name(number)
         segment = decode(name, data)
         if position and number != segments[position - 1][0] + 1:
-            raise _damaged(name, 0, "the segment before it is missing")
+            raise _damaged(name, 0, "the preceding segment is missing")
         if segment is None:
             if position + 1 < len(segments):
-                raise _damaged(name, 0, "it is empty, and others follow")
+                raise _damaged(name, 0, "the segment is empty, and others follow")
             break
         if segment.first == segment.after < after and position + 1 == len(segments):
             break  # its creation failed, and the log continued in the segment before
         if position and segment.first != after:
             raise _damaged(
-                torn_in or name, 0, f"it ends before frame {after}, the next segment begins with {segment.first}"
+                torn_in or name, 0, f"the segment ends before frame {after}, the next one begins with {segment.first}"
             )
         for record in segment.records:
             logged.add(record)
@@ -278,8 +278,8 @@ def segment_name(number: int) -> str:
 def _damaged(name: str, offset: int, why: str) -> CommitLogDamaged:
     return CommitLogDamaged(
         f"the commit log is damaged: {why}",
-        remedy="put the file back as it was; or take the directory `commits` away, by which partitions may lack what "
-        "they acknowledged before a loss of power, and start the replica again",
+        remedy="restore the file and start the replica again; or move the directory `commits` away first, then "
+        "partitions may lack commits acknowledged before a power loss",
         segment=name,
         offset=offset,
     )

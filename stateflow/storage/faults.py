@@ -28,7 +28,7 @@ LOST = frozenset(
 )
 #: errors of a database whose files are missing or cannot be read
 UNREADABLE = frozenset({errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR})
-DAMAGED = "it is put aside into `evidence/`, and the partition goes to a standby or the newest checkpoint"
+DAMAGED = "the copy is quarantined in `evidence/`; the partition fails over to a standby or the newest checkpoint"
 
 
 def meaning(error: BaseException) -> StateflowError | None:
@@ -54,11 +54,11 @@ def _of_database(error: BaseException) -> StateflowError | None:
         return None
     text = str(error)  # not of other errors: their __str__ may be an operator's, and do anything
     if text.startswith("Corruption: "):
-        return StateDamaged(f"its files are not what was written: {_one_line(text)}", remedy=DAMAGED)
+        return StateDamaged(f"the database files are corrupt: {_one_line(text)}", remedy=DAMAGED)
     if text.startswith("IO error: "):
         number = next((n for n, said in _SAID.items() if said in text), 0)
         if number in UNREADABLE:
-            return StateDamaged(f"its files cannot be read: {_one_line(text)}", remedy=DAMAGED)
+            return StateDamaged(f"the database files cannot be read: {_one_line(text)}", remedy=DAMAGED)
         return _of_system(number, _one_line(text), None)
     return None
 
@@ -83,33 +83,33 @@ def _raised_here(error: BaseException) -> bool:
 def _of_system(number: int, said: str, path: object) -> StateflowError | None:
     if number in FULL:
         return DiskFull(
-            f"the disk has no room: {said}",
-            remedy="make room there; nothing that was acknowledged is lost, and what failed can be tried again",
+            f"the disk is full: {said}",
+            remedy="free space, then try again; nothing acknowledged is lost",
             path=path,
         )
     if number in REFUSED or number == errno.EIO:
         return DiskRefused(
-            f"the file system refuses: {said}",
-            remedy="see that it is mounted for writing and belongs to the user of this process, then try again",
+            f"the file system refuses access: {said}",
+            remedy="check that it is mounted read-write and belongs to the user of this process, then try again",
             path=path,
         )
     if number in FEW_FILES:
         return TooFewFiles(
             f"no more files can be opened: {said}",
-            remedy="raise the limit (`ulimit -n`, LimitNOFILE= in a unit) and start the process again",
+            remedy="raise the limit (`ulimit -n`, LimitNOFILE= in a systemd unit) and start the process again",
             path=path,
         )
     if number == errno.ENOMEM:
         return _no_memory(said)
     if number in LOST:
-        return Unavailable(f"a connection was lost: {said}", remedy="see whether the other end runs, and try again")
+        return Unavailable(f"a connection was lost: {said}", remedy="check that the other end runs, then try again")
     return None
 
 
 def _no_memory(said: str) -> OutOfMemory:
     return OutOfMemory(
-        f"there is not enough memory: {said}",
-        remedy="give the process more, or less to do at a time (smaller batches, STATEFLOW_REPLICA_CACHE_BYTES), and "
+        f"out of memory: {said}",
+        remedy="give the process more memory, or let it use less (smaller batches, STATEFLOW_REPLICA_CACHE_BYTES), and "
         "try again",
     )
 

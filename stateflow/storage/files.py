@@ -37,7 +37,7 @@ def file_limits(databases: int, limit: int) -> FileLimits:
         needed = databases * (PER_DATABASE + RUNS_MAX) + RESERVED
         raise TooFewFiles(
             f"{databases} partitions need about {needed} open files, the limit is {limit}",
-            remedy=f"raise it with `ulimit -n {needed}` (LimitNOFILE= in a unit) and start the replica again, "
+            remedy=f"raise it with `ulimit -n {needed}` (LimitNOFILE= in a systemd unit) and start the replica again, "
             "or use more replicas",
         )
     return FileLimits(min(tables, TABLES_MAX), min(max(tables, RUNS_MIN), RUNS_MAX))

@@ -104,7 +104,7 @@ class RocksEngine:
         if not create and not (directory / "CURRENT").exists():
             raise StateMissing("there is no partition database", remedy="restore it from a checkpoint", path=directory)
         if not create and not any(directory.glob("*.log")):
-            raise StateDamaged("its write-ahead log is missing", remedy=DAMAGED, path=directory)
+            raise StateDamaged("the write-ahead log is missing", remedy=DAMAGED, path=directory)
         strict, lenient = DBRecoveryMode.absolute_consistency(), DBRecoveryMode.tolerate_corrupted_tail_records()
         if up_to_damage:
             strict = DBRecoveryMode.point_in_time()

@@ -342,7 +342,7 @@ class CheckpointContract(BackendContract):
         with pytest.raises(CheckpointMissing, match=r"lacks partitions \[1\]"):
             store.savepoint("s1")
         newer = small(tmp_path, a="other")
-        with pytest.raises(StaleCheckpoint, match="is there already"):
+        with pytest.raises(StaleCheckpoint, match="already exists"):
             store.save(manifest_of(newer, 1, 2, PartitionId("Op", 0)), newer, savepoint="s1")
 
     # -- collecting -----------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class HoldContract:
             assert (seen.term, seen.holder) == (1, ONE)
             assert 0 < seen.left_s <= LONG_S
             assert seen.since_us > 0
-            with pytest.raises(HoldLost, match="not opened to decide"):
+            with pytest.raises(HoldLost, match="leader lease of this ledger was not taken"):
                 other.renew_hold(LONG_S)
             other.put("of-others", APP, "NEW")  # a ledger opened only to record needs no hold
         fresh.renew_hold(LONG_S)

@@ -183,7 +183,7 @@ def test_nobody_takes_over_but_by_command(sites: Sites) -> None:
     found = {key for key, _ in read_keys(sites)}
     assert found >= set(sites.model.n)
     log = sites.data_dir / f"{EDGE}.log"
-    eventually(lambda: log.read_text().count("went to cloud-0 at epoch") == len(mine), "it says what it lost")
+    eventually(lambda: log.read_text().count("moved to cloud-0 at epoch") == len(mine), "it says what it lost")
 
 
 def read_keys(sites: Sites) -> set[tuple[str, int]]:

@@ -114,7 +114,7 @@ def test_a_store_that_is_not_mounted_is_said_and_not_made_anew(local: LocalClust
     for mount_point in (False, True):
         if mount_point:
             place.mkdir()
-        with pytest.raises(CheckpointStoreMissing, match="is it mounted"):
+        with pytest.raises(CheckpointStoreMissing, match="check that it is mounted"):
             local.cluster.checkpoint("Tally")
         failed = local.cluster.restore("Tally")
         assert {each.error.partition(":")[0] for each in failed} == {"checkpoint_store_missing"}

@@ -56,7 +56,7 @@ def test_a_full_disk_behind_stdout(tmp_path: Path, arguments: tuple[str, ...]) -
         done = stateflow(*arguments, cwd=tmp_path, out=full)
     finally:
         os.close(full)
-    assert one_line(done).startswith("disk_full: the disk has no room: No space left on device")
+    assert one_line(done).startswith("disk_full: the disk is full: No space left on device")
 
 
 def test_a_pipe_that_nobody_reads(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_with_a_commit_log_what_databases_have_logged_may_be_damaged_and_it_may_
         assert done.returncode == 1
         (line,) = done.stderr.splitlines()
         assert line.startswith("commit_log_damaged: the commit log is damaged: frame "), line
-        assert "comes behind it (segment=" in line
+        assert "follows it (segment=" in line
         for path, data in before.items():
             path.write_bytes(data)
         local.restart("cloud-0")

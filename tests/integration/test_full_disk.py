@@ -42,7 +42,7 @@ def test_a_full_disk_at_start_is_one_line(mount: Mount) -> None:
     disk = mount("full", 1 << 20)
     fill(disk)
     line = said(disk / "data")
-    assert line.startswith("disk_full: the disk has no room: No space left on device"), line
+    assert line.startswith("disk_full: the disk is full: No space left on device"), line
     assert "bug in stateflow" not in line
 
 

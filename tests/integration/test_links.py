@@ -201,7 +201,7 @@ async def _fetch_from_a_silent_source(path: Path) -> None:
         async with connect(f"127.0.0.1:{port}") as channel:
             source = SourceReplica(channel, "there:1", 5.0)
             peer = Peer(source, "s", RateLimit(0), SYSTEM_CLOCK, 0.5, arrived.append)
-            with pytest.raises(Unavailable, match=r"sent nothing of a base file for 0.5 s .*arrived=3 of 9 bytes"):
+            with pytest.raises(Unavailable, match=r"sent no data of a base file for 0.5 s .*arrived=3 of 9 bytes"):
                 await peer.fetch(BaseFile("1.sst", 9, "-"), path)
     finally:
         await server.stop(0)

@@ -371,7 +371,7 @@ def test_a_disk_that_is_full_in_the_middle(spark: SparkSession, mount: Mount, mi
         here.wait()
         ballast = fill(disk)
         here.let()
-        with pytest.raises(Exception, match="disk_full: the disk has no room"):
+        with pytest.raises(Exception, match="disk_full: the disk is full"):
             run.result(PATIENCE_S)
         ballast.unlink()
         assert is_whole(collected(applied()))

@@ -565,7 +565,7 @@ def check(directory: Dir, up_to_damage: bool = False) -> None:
     missing = [name for name in manifest.data.decode().split() if name not in directory.entries]
     log = directory.log
     if missing or (log is not None and log.readable < len(log.records) and not up_to_damage):
-        raise StateDamaged("its files are not what was written", remedy="-", missing=missing)
+        raise StateDamaged("the database files are corrupt", remedy="-", missing=missing)
 
 
 class Store:

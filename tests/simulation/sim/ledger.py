@@ -50,13 +50,13 @@ class MemoryLedger:
         if (None if previous is None else previous.state) not in LEGAL_PREVIOUS[state]:
             raise IllegalRecord("it cannot follow", remedy="-", item=item_id)
         if previous is not None and previous.item_id != item_id:
-            raise IllegalRecord("the previous record is of another item", remedy="-", item=item_id)
+            raise IllegalRecord("the previous record belongs to another item", remedy="-", item=item_id)
         newest = self._heads.get(item_id)
         if newest is None and previous is not None:
             raise Locked("the item has no records here", remedy="-", item=item_id)
         if newest is not None:
             if previous is None and state is RecordState.NEW:
-                raise IllegalRecord("the item is there already", remedy="-", item=item_id)
+                raise IllegalRecord("the item already exists", remedy="-", item=item_id)
             if previous is not None and previous.seq != newest.seq:
                 raise Locked("another writer was first", remedy="-", item=item_id)
             if state is RecordState.PROCESSING and blocking(list(self.records(item_id))):
@@ -190,7 +190,7 @@ class Handle:
         self._step()
         self._reach()
         if self._meets(Outage.READ_ONLY):
-            raise LedgerReadOnly("the ledger can only be read", remedy="-")
+            raise LedgerReadOnly("the ledger is read-only", remedy="-")
         if (cut := self._meets(Outage.UNCERTAIN)) and self._random.random() < UNCERTAIN_IN_OUTAGE:
             raise self._random.choice((Unavailable, WriteUncertain))("the ledger went away before a commit", remedy="-")
         done = work()

@@ -53,7 +53,7 @@ def test_a_store_that_is_not_mounted_is_not_made_anew(tmp_path: Path) -> None:
     for empty in (False, True):
         if empty:
             mounted.mkdir()
-        with pytest.raises(CheckpointStoreMissing, match="is it mounted"):
+        with pytest.raises(CheckpointStoreMissing, match="check that it is mounted"):
             replica.checkpoint(str(mounted))
         assert mounted.exists() is empty
         assert not empty or not list(mounted.iterdir()), "nothing is written"

@@ -164,7 +164,7 @@ def test_a_manifest_that_is_too_large_is_not_read(store: CheckpointStore) -> Non
         file.truncate(MANIFEST_BYTES_MAX + 1)
     passed_over: list[StateflowError] = []
     assert [each.sequence for each in store.newest(PartitionId("Op", 0), passed_over)] == [1]
-    assert "which none has" in str(passed_over[0])
+    assert "the manifest is too large" in str(passed_over[0])
 
 
 def test_a_partition_without_a_checkpoint_is_missed(store: CheckpointStore) -> None:
@@ -240,7 +240,7 @@ def test_what_inflates_is_not_inflated(tmp_path: Path) -> None:
     bomb = zstandard.ZstdCompressor(level=3).compress(bytes(400_000_000))
     assert len(bomb) < 50_000
     (Path(store.url) / "blobs" / manifest.files[0].blob).write_bytes(bomb)
-    with pytest.raises(CheckpointCorrupt, match="other content"):
+    with pytest.raises(CheckpointCorrupt, match="does not match its size and digest"):
         store.restore(manifest, tmp_path / "restored")
     assert (tmp_path / "restored" / "a").stat().st_size <= manifest.files[0].size
 

@@ -179,7 +179,7 @@ def test_a_corrupt_blob_is_found(checkpoints: CheckpointStore, tmp_path: Path) -
     manifest = saved(checkpoints, small(tmp_path, a="aaaa", b="bbbb"))
     bad = next(file for file in manifest.files if file.name == "b")
     blobs(checkpoints)[bad.digest].write_text("bbbx")
-    with pytest.raises(CheckpointCorrupt, match="has other content") as caught:
+    with pytest.raises(CheckpointCorrupt, match="does not match its size and digest") as caught:
         checkpoints.restore(manifest, tmp_path / "restored")
     assert bad.digest in caught.value.what
     assert caught.value.where == {"operator": "Op", "partition": 3, "epoch": 1, "sequence": 1}

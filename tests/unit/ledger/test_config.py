@@ -75,7 +75,7 @@ def test_a_type_opens_its_profile_or_url(tmp_path: Path) -> None:
     again = SqLiteStateManager(f"sqlite:///{tmp_path}/ledger.db", create=False)
     assert again.get_current_state("j") is not None
     again.ledger.close()
-    with pytest.raises(InvalidArgument, match="its url is one of postgresql, and a SqLiteStateManager"):
+    with pytest.raises(InvalidArgument, match="the url names a postgresql database, but SqLiteStateManager"):
         SqLiteStateManager("postgresql://me:hunter2@db/x")
 
 
@@ -91,13 +91,13 @@ def test_a_url_may_stand_for_all() -> None:
         ({"state_manager": {"type": "OracleStateManager"}}, "cannot be 'OracleStateManager'"),
         ({"state_manager": {"type": "MySQLStateManager"}}, "state_manager.conf is missing"),
         (document() | {"connections": {"other": {}}}, "no connection profile 'state_manager'.*other"),
-        (document(colour="red"), "has no 'colour'"),
-        (document(password="hunter2"), "a password is written in a file"),
-        (document(password="x${LEDGER_PASSWORD}"), "a password is written in a file"),
+        (document(colour="red"), "unknown field 'colour'"),
+        (document(password="hunter2"), "contains a plain-text password"),
+        (document(password="x${LEDGER_PASSWORD}"), "contains a plain-text password"),
         (document(host="${NOWHERE}"), "NOWHERE is not set"),
-        (document(database=None), "names a database"),
-        (document(port="many"), "'many' is no port"),
-        (document(url="nonsense ${LEDGER_PASSWORD}"), "no database URL"),
+        (document(database=None), "must name a database"),
+        (document(port="many"), "'many' is not a port"),
+        (document(url="nonsense ${LEDGER_PASSWORD}"), "not a database URL"),
     ],
 )
 def test_what_is_refused(broken: dict[str, Any], said: str) -> None:
@@ -110,7 +110,7 @@ def test_what_is_refused(broken: dict[str, Any], said: str) -> None:
 def test_files_that_declare_nothing(tmp_path: Path, text: str) -> None:
     file = tmp_path / "broken.yml"
     file.write_text(text)
-    with pytest.raises(InvalidArgument, match=r"is not valid YAML|declares nothing"):
+    with pytest.raises(InvalidArgument, match=r"is not valid YAML|declares no ledger"):
         state_manager_from_yaml(file)
     with pytest.raises(InvalidArgument, match="cannot be read"):
         state_manager_from_yaml(tmp_path / "missing.yml")
@@ -121,5 +121,5 @@ def test_affinities() -> None:
     gpu = parse_affinity("gpu:2-4 soft 30")
     assert (gpu.place, gpu.recommended, gpu.at_most, gpu.mode, gpu.falls_back_after_s) == ("gpu", 2, 4, "soft", 30.0)
     for text in ("", "gpu:", "gpu:0", "gpu:4-2", "gpu soft", "gpu hard 3", "gpu soft x", "a b c"):
-        with pytest.raises(InvalidArgument, match="is no affinity"):
+        with pytest.raises(InvalidArgument, match="is not a valid affinity"):
             parse_affinity(text)

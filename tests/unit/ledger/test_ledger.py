@@ -103,7 +103,7 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{"author": ""}, {"author": "x" * 129}, {"run_id": "x" * 65}])
 def test_authors_and_runs_that_are_refused(url: str, options: dict[str, str]) -> None:
-    with pytest.raises(InvalidArgument, match="an author has 1 to 128 characters"):
+    with pytest.raises(InvalidArgument, match="an author must have 1 to 128 characters"):
         Ledger(url, **options)  # type: ignore[arg-type]
 
 
@@ -155,7 +155,7 @@ def test_a_file_that_can_only_be_read(url: str) -> None:
         assert [record.item_id for record in reader.records()] == ["item"]
         assert reader.verify() == []
         for write in (lambda: reader.put("other", APP, NEW), lambda: reader.skip("item"), reader.rebuild):
-            with pytest.raises(LedgerReadOnly, match=r"^ledger_read_only: the ledger can only be read"):
+            with pytest.raises(LedgerReadOnly, match=r"^ledger_read_only: the ledger is read-only"):
                 write()
         assert reader.fetch() == ["item"]
 
@@ -180,10 +180,10 @@ def test_a_file_in_a_directory_that_can_only_be_read(url: str) -> None:
     os.seteuid(65534)
     try:
         with pytest.raises(
-            LedgerReadOnly, match=r"cannot be written.*as sqlite:///file(?::|%3A)/.*immutable=1"
+            LedgerReadOnly, match=r"is not writable.*use sqlite:///file(?::|%3A)/.*immutable=1"
         ) as caught:
             Ledger(url, create=False)
-        with Ledger(caught.value.remedy.removeprefix("then as "), create=False) as reader:
+        with Ledger(caught.value.remedy.removeprefix("if none does, use "), create=False) as reader:
             assert reader.fetch() == ["item"]
     finally:
         os.seteuid(0)
@@ -213,7 +213,7 @@ def test_a_user_who_may_only_read(kind: str, tmp_path: Path) -> None:
             with Ledger(as_reader) as reader:
                 assert (reader.fetch(), reader.verify()) == (["item"], [])
                 for write in (lambda: reader.put("other", APP, NEW), lambda: reader.skip("item"), reader.rebuild):
-                    with pytest.raises(LedgerReadOnly, match=r"^ledger_read_only: the ledger can only be read"):
+                    with pytest.raises(LedgerReadOnly, match=r"^ledger_read_only: the ledger is read-only"):
                         write()
         finally:
             execute(ends[kind])

@@ -223,7 +223,7 @@ def test_a_rest_that_does_not_come_is_not_waited_for() -> None:
     async def never() -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(Unavailable, match="the rest of a batch's rows"):
+    with pytest.raises(Unavailable, match="the remaining rows of a batch"):
         serve(Node({}, hold_s=SOON_S), Sender(in_pieces({0: [1]}, 4)[:1], never))
 
 

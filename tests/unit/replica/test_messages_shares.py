@@ -99,7 +99,7 @@ def test_every_word_of_a_header_reaches_the_batch() -> None:
 
 
 def test_a_stream_without_a_header_and_a_reserved_source_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="begins with its header"):
+    with pytest.raises(InvalidArgument, match="has no header"):
         FrameReader().read(rpb.ApplyRequest())
     with pytest.raises(InvalidArgument, match="reserved name"):
         FrameReader().read(request([], header={"source": "stateflow:migration"}))

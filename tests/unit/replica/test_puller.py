@@ -63,7 +63,7 @@ def file(name: str, size: int = len(EVIL), digest: str = DIGEST) -> dict[str, An
         ([file("RESTORING")], EVIL, "is not a valid file name"),
         ([file("000001.sst", digest="../../evil")], EVIL, "is not a valid digest"),
         ([file("000001.sst"), file("000001.sst")], EVIL, "a base has a file twice"),
-        ([file("000001.sst", size=5)], EVIL * 1000, "more than its 5 bytes"),
+        ([file("000001.sst", size=5)], EVIL * 1000, "longer than its 5 bytes"),
         ([file("000001.sst", size=1 << 47)], EVIL, "are free"),
         ([file("000001.sst", size=1 << 60)], EVIL, "is not a valid size"),
     ],

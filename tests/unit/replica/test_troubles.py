@@ -92,7 +92,7 @@ def test_the_thread_of_a_batch_that_was_taken_away_is_left_although_its_seal_can
         try:
             await applier.watch.end(hand)
             await asyncio.wait_for(applier.turns.in_turn(lambda: None), LONG_S)
-            with pytest.raises(StateflowError, match="held up"):
+            with pytest.raises(StateflowError, match="did not finish"):
                 await stuck
         finally:
             held.set()

@@ -334,7 +334,7 @@ def test_a_log_that_is_damaged_is_said_and_nothing_is_served(place: Place, ackno
     data[len(data) // 2] ^= 1
     log.write_bytes(data)
     place.settings = place.settings.model_copy(update={"acknowledge": acknowledge})
-    with pytest.raises(CommitLogDamaged, match="comes behind it"):
+    with pytest.raises(CommitLogDamaged, match="follows it"):
         place.start()
     (place.root / "LOCK").unlink()
     shutil.rmtree(place.root / FOLDER)  # the remedy that the error names

@@ -169,7 +169,7 @@ def test_damage_met_by_a_batch_seals_the_partition_off(place: Place) -> None:
     node = place.start()
     assert node.lifecycle(P).state is State.OWNED
     sst.write_bytes(sst.read_bytes()[:-60] + bytes(60))
-    with pytest.raises(StateDamaged, match="its files are not what was written") as caught:
+    with pytest.raises(StateDamaged, match="the database files are corrupt") as caught:
         send(node, 3)
     assert "evidence" in caught.value.remedy
     assert node.lifecycle(P).state is State.ABSENT

@@ -315,11 +315,11 @@ def test_a_replica_that_stops_begins_no_other_part_and_waits_for_the_one_in_hand
         await asyncio.wait_for(closing, LONG_S)
         assert await applier.turns.is_over()
         await call
-        with pytest.raises(Unavailable, match="the replica stops"):
+        with pytest.raises(Unavailable, match="the replica is stopping"):
             await behind
         assert node.applied == [0]
         assert to.codes == ["", "unavailable", "unavailable"]
-        with pytest.raises(Unavailable, match="the replica stops"):
+        with pytest.raises(Unavailable, match="the replica is stopping"):
             await applier.turns.in_turn(lambda: None)
         late = Sender(shares(1))
         await applier.run(late)

@@ -287,7 +287,7 @@ def test_a_checkpoint_of_a_former_deployment_is_not_taken(two: Two, checkpoints:
 
 
 def test_without_a_checkpoint_nothing_is_taken_over(two: Two, checkpoints: CheckpointStore) -> None:
-    with pytest.raises(CheckpointStoreMissing, match="is it mounted"):
+    with pytest.raises(CheckpointStoreMissing, match="check that it is mounted"):
         two.b.successor.from_checkpoint(two.spec, P, "t1", 2, checkpoints)
     checkpoints.check(first_use=True)
     with pytest.raises(StateMissing, match="no checkpoint"):

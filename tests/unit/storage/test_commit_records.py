@@ -98,7 +98,7 @@ def test_frames_that_do_not_follow_on_each_other_are_damage(kept: tuple[int, ...
 
 def test_zeros_in_the_middle_are_damage() -> None:
     data, ends = segment(FRAMES)
-    with pytest.raises(CommitLogDamaged, match="comes behind it"):
+    with pytest.raises(CommitLogDamaged, match="follows it"):
         decode("s", data[: ends[0]] + bytes(ends[1] - ends[0]) + data[ends[1] :])
 
 
@@ -109,7 +109,7 @@ def test_a_frame_that_is_proved_and_holds_no_records_is_refused() -> None:
 
     header = module._FRAME.pack(module.FRAME_MAGIC, 1, len(payload), module.crc32(payload))
     forged = segment_header(1) + header + module._CRC.pack(module.crc32(header)) + payload
-    with pytest.raises(CommitLogDamaged, match="a record that is none"):
+    with pytest.raises(CommitLogDamaged, match="unknown kind or wrong length"):
         decode("s", forged)
 
 
@@ -117,7 +117,7 @@ def test_a_newer_version_is_refused_as_that() -> None:
     from stateflow.storage import commit_records as module
 
     header = module._SEGMENT.pack(module.SEGMENT_MAGIC, 2, 1)
-    with pytest.raises(CommitLogDamaged, match="it has version 2"):
+    with pytest.raises(CommitLogDamaged, match="the log has version 2"):
         decode("s", header + module._CRC.pack(module.crc32(header)))
 
 
@@ -143,13 +143,13 @@ def test_segments_are_read_as_one() -> None:
 def test_a_segment_that_is_missing_in_the_middle_is_damage() -> None:
     segments = log(FRAMES[:1], FRAMES[1:2], FRAMES[2:])
     assert read(segments[1:]).logged.of(P) == [commit(2), commit(3)]  # the oldest segments are removed first
-    with pytest.raises(CommitLogDamaged, match="the segment before it is missing"):
+    with pytest.raises(CommitLogDamaged, match="the preceding segment is missing"):
         read([segments[0], segments[2]])
 
 
 def test_a_segment_that_ends_too_early_is_damage_unless_the_next_one_goes_on_there() -> None:
     (one, data), (two, rest) = log(FRAMES[:2], FRAMES[2:])
-    with pytest.raises(CommitLogDamaged, match="ends before frame 6, the next segment begins with 7"):
+    with pytest.raises(CommitLogDamaged, match="ends before frame 6, the next one begins with 7"):
         read([(one, data[:-1]), (two, rest)])
     at_the_cut = segment(FRAMES[2:], 6)[0]
     assert read([(one, data[:-1]), (two, at_the_cut)]).logged.of(P) == [commit(1), commit(3)]

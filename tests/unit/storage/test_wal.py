@@ -63,7 +63,7 @@ def test_a_damaged_log_is_refused(killed: Path, tmp_path: Path, damage: str) -> 
     shutil.copytree(killed, tmp_path / "db")
     log = _log(tmp_path / "db")
     log.write_bytes(DAMAGES[damage](log.read_bytes()))
-    with pytest.raises(StateDamaged, match="its files are not what was written"):
+    with pytest.raises(StateDamaged, match="the database files are corrupt"):
         RocksEngine().open(tmp_path / "db")
     with pytest.raises(StateDamaged):
         RocksEngine().open_read_only(tmp_path / "db")
@@ -107,7 +107,7 @@ def test_of_two_logs_the_second_one_says_nothing_without_the_whole_first(killed:
 def test_a_log_that_is_gone_is_refused(killed: Path, tmp_path: Path) -> None:
     shutil.copytree(killed, tmp_path / "db")
     _log(tmp_path / "db").unlink()
-    with pytest.raises(StateDamaged, match="its write-ahead log is missing"):
+    with pytest.raises(StateDamaged, match="the write-ahead log is missing"):
         RocksEngine().open(tmp_path / "db")
 
 

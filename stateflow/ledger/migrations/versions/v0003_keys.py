@@ -113,4 +113,4 @@ def _hold_again() -> None:
 
 
 def downgrade() -> None:
-    raise NotImplementedError("ids may be longer by now than what was there before had room for")
+    raise NotImplementedError("ids may exceed the length that the previous schema allows")

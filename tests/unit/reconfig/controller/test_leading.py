@@ -31,7 +31,7 @@ from stateflow.settings import ControllerSettings
 
 SETTINGS = ControllerSettings(lease_margin=0.1, hold_s=5.0, retry_interval_s=0.001)
 ME, OTHER = Holder("me", "here", "a:1"), Holder("other", "there", "b:1")
-READ_ONLY = LedgerReadOnly("the ledger can only be read", remedy="let this user write it")
+READ_ONLY = LedgerReadOnly("the ledger is read-only", remedy="let this user write it")
 AWAY = Unavailable("the ledger is away", remedy="see to its database")
 
 
