@@ -174,7 +174,7 @@ class _Backfill:
 
     def _half_way(self, local: LocalCluster) -> bool:
         """Tells whether the partitions contain half of the pieces that the run will send."""
-        from stateflow.spark.pieces import PIECE_BYTES
+        from stateflow.spark.task import PIECE_BYTES
 
         pieces = self._rows * ROW_BYTES / TASKS / PIECE_BYTES
         reached = [

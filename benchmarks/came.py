@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stateflow.runtime.host import Applied
-from stateflow.runtime.outcomes import Outcome
+from stateflow.partition.batches import Outcome
+from stateflow.partition.processor import Applied
 
 
 class Came:

@@ -29,9 +29,9 @@ import zstandard
 from benchmarks.operators import Keep
 from benchmarks.record import Correctness, Record, Target, ratio, spread
 from stateflow.checkpoint import CheckpointStore, Manifest
+from stateflow.operator.operator import describe
+from stateflow.partition.replica import ReplicaNode
 from stateflow.replica.checkpoints import RESTORES_AT_ONCE
-from stateflow.runtime.operator import describe
-from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.testing import LocalCluster
 from stateflow.types import PartitionId, ReplicaInfo

@@ -29,14 +29,14 @@ from benchmarks.direct_common import (
 )
 from benchmarks.operators import CountSum, CountSumColumns
 from stateflow import Operator
+from stateflow.operator.arrow import BatchReader, read_schema
+from stateflow.operator.operator import describe, output_schema
+from stateflow.operator.output import OutputReader
+from stateflow.partition.environment import Garbage
+from stateflow.partition.positions import Batch
+from stateflow.partition.replica import ReplicaNode
+from stateflow.partition.slices import Part, Shares
 from stateflow.partitioner import partition_of
-from stateflow.runtime.arrow import BatchReader, read_schema
-from stateflow.runtime.garbage import Garbage
-from stateflow.runtime.operator import describe, output_schema
-from stateflow.runtime.output import OutputReader
-from stateflow.runtime.positions import Batch
-from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.shares import Part, Shares
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
 

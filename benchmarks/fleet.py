@@ -23,9 +23,9 @@ from benchmarks.load import Load, Source, correctness_of
 from benchmarks.operators import Ballast
 from benchmarks.record import Correctness, Record, Target, spread
 from stateflow.client import Cluster, Reconfiguration
-from stateflow.environment import environment
 from stateflow.errors import StateflowError
 from stateflow.ledger import Hold, Ledger
+from stateflow.security.variables import environment
 from stateflow.settings import ControllerSettings
 from stateflow.testing import LocalCluster
 from tests.crash_matrix.proxy import Proxy, Trap

@@ -19,7 +19,7 @@ from benchmarks.nexmark_events import Auction, Bid, Event, Person, events
 from benchmarks.nexmark_queries import OPERATORS, Q5_EVERY, Q5_SIZE, Q8_SIZE
 from benchmarks.record import Correctness, Record, Target, ratio, spread
 from stateflow.client import StreamClient
-from stateflow.runtime.timers import to_datetime, to_us
+from stateflow.operator.timers import to_datetime, to_us
 from stateflow.testing import LocalCluster
 
 QUERIES = ("Q3", "Q4", "Q5", "Q8")

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from stateflow import Operator, SlidingWindows, TumblingWindows, state
-from stateflow.runtime.timers import to_us
+from stateflow.operator.timers import to_us
 
 Q3_STATES, Q3_CATEGORY = frozenset({"OR", "ID", "CA"}), 10
 Q5_SIZE, Q5_EVERY = timedelta(milliseconds=400), timedelta(milliseconds=100)

@@ -26,7 +26,7 @@ from benchmarks.operators import CountSum
 from benchmarks.overload_sender import HOSTILE_KEYS, OPERATOR
 from benchmarks.record import Correctness, Record, Target
 from stateflow.local.certificates import Certificates
-from stateflow.local.fork_server import readable
+from stateflow.local.process import readable
 from stateflow.testing import LocalCluster
 
 PARTITIONS = 8

@@ -18,14 +18,14 @@ from benchmarks.latency import picker
 from benchmarks.load import Load, Source, summary
 from benchmarks.operators import CountSum
 from stateflow.client import Cluster
-from stateflow.client.sorting import by_partition
+from stateflow.client.stream import by_partition
 from stateflow.errors import StateflowError
+from stateflow.partition.positions import Batch
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.batches import requests_of
+from stateflow.rpc.rows import requests_of
 from stateflow.rpc.secure import blocking_channel
 from stateflow.rpc.wire import CHANNEL_OPTIONS
-from stateflow.runtime.positions import Batch
 
 OPERATOR = CountSum.__name__
 #: rows of a flooding batch, and how many threads flood at a time

@@ -19,9 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.record import Correctness, Record, Target, spread
-from reconfig.evening import UNEVEN_MAX
-from reconfig.placement import PolicyName, decide, uneven
-from reconfig.view import Seen, View
+from reconfig.decisions.placement import UNEVEN_MAX, PolicyName, Seen, View, decide, uneven
 from stateflow.ring import propose, rebalance
 from stateflow.types import PartitionId, ReplicaInfo
 

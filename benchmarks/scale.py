@@ -26,12 +26,12 @@ from benchmarks.operators import BUSY_US, Busy, CountSum, CountSumColumns
 from benchmarks.record import Correctness, Record, Target, ratio, spread
 from benchmarks.state_large import VALUE_BYTES, Archive
 from stateflow import Operator
+from stateflow.operator.arrow import read_batch
+from stateflow.operator.operator import output_schema
+from stateflow.partition.positions import Batch
 from stateflow.partitioner import partition_of
 from stateflow.router import Router
 from stateflow.rpc.rows import BatchRows
-from stateflow.runtime.arrow import read_batch
-from stateflow.runtime.operator import output_schema
-from stateflow.runtime.positions import Batch
 from stateflow.testing import LocalCluster
 
 PARTS = ("replicas", "workers", "keys", "state")

@@ -23,8 +23,8 @@ import pyarrow as pa
 from benchmarks.operators import CountSum, CountSumColumns
 from benchmarks.record import REPOSITORY, Correctness, Record, Target, ratio, spread
 from stateflow import Operator, state
-from stateflow.runtime.host import PartitionHost
-from stateflow.runtime.positions import Batch
+from stateflow.partition.positions import Batch
+from stateflow.partition.processor import PartitionHost
 from stateflow.state import KeyedState, declarations_of
 from stateflow.storage import MemoryStore, RocksEngine
 from stateflow.types import PartitionId

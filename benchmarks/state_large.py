@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from benchmarks.came import Came
 from stateflow import Operator, state
+from stateflow.operator.operator import describe
+from stateflow.partition.positions import Batch
+from stateflow.partition.replica import ReplicaNode
+from stateflow.partition.slices import Part, Shares
 from stateflow.partitioner import partition_of
-from stateflow.runtime.operator import describe
-from stateflow.runtime.positions import Batch
-from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.shares import Part, Shares
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
 

@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from stateflow import state
     from stateflow.client import Cluster, StreamClient
     from stateflow.errors import StateflowError
-    from stateflow.runtime.operator import BatchOperator, Context, Operator
-    from stateflow.runtime.timers import Timer, TimerColumns
-    from stateflow.runtime.windows import SessionWindows, SlidingWindows, TumblingWindows, Window
+    from stateflow.operator.operator import BatchOperator, Context, Operator
+    from stateflow.operator.timers import Timer, TimerColumns
+    from stateflow.operator.windows import SessionWindows, SlidingWindows, TumblingWindows, Window
     from stateflow.state import (
         Namespace,
         TrackedCounter,
@@ -49,9 +49,9 @@ __all__ = [
 _PLACES = {
     "stateflow.client": ("Cluster", "StreamClient"),
     "stateflow.errors": ("StateflowError",),
-    "stateflow.runtime.operator": ("BatchOperator", "Context", "Operator"),
-    "stateflow.runtime.timers": ("Timer", "TimerColumns"),
-    "stateflow.runtime.windows": ("SessionWindows", "SlidingWindows", "TumblingWindows", "Window"),
+    "stateflow.operator.operator": ("BatchOperator", "Context", "Operator"),
+    "stateflow.operator.timers": ("Timer", "TimerColumns"),
+    "stateflow.operator.windows": ("SessionWindows", "SlidingWindows", "TumblingWindows", "Window"),
     "stateflow.state": (
         *("Namespace", "TrackedCounter", "TrackedList", "TrackedMap", "TrackedReducing", "TrackedSet", "TrackedValue"),
     ),

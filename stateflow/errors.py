@@ -296,7 +296,7 @@ class InvalidTransition(StateflowError):
 
 class InvariantBroken(StateflowError):
     """A condition that always holds does not: only a bug in stateflow leads there. Raised by ``validate()`` alone, see
-    :mod:`stateflow.validating`."""
+    :mod:`stateflow.transitions`."""
 
     code = "invariant_broken"
 

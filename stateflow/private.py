@@ -1,17 +1,52 @@
-"""Files that only their owner may read: state, ledgers, checkpoints, and files with their passwords."""
+"""Protection of private data: masking of secrets in texts, and files that only their owner may read.
+
+:func:`masked` masks secrets in URLs before they reach errors, logs, records and replies. Private files are state,
+ledgers, checkpoints, and files with their passwords.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import stat
 from pathlib import Path
 
 from stateflow.errors import InvalidArgument
 
+log = logging.getLogger(__name__)
 #: for a process that keeps state: its directories are 0700, its files 0600
 UMASK = 0o077
-log = logging.getLogger(__name__)
+MASK = "***"
+_PASSWORD = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@:]*):[^\s/?#]*@")
+#: in the names of options and parameters that hold a secret
+_SECRET = (
+    r"passw(?:or)?d|passphrase|\bpwd|secret|token|api[_.-]?key|access[_.-]?key|private[_.-]?key|credential|signature"
+    r"|\bsig\b|jaas"
+)
+_NAME = re.compile(rf"(?i){_SECRET}")
+_PARAMETER = re.compile(rf"(?i)([?&;][^=&;\s#]*(?:{_SECRET})[^=&;\s#]*=)[^&;\s#)\]'\"]*")
+
+
+# -- Masking of secrets ----------------------------------------------------------------------------------------------
+
+
+def masked(text: str) -> str:
+    """Returns ``text`` with the passwords and secret parameters of all URLs in it as ``***``; user names stay."""
+    return _PARAMETER.sub(rf"\1{MASK}", _PASSWORD.sub(rf"\1:{MASK}@", text))
+
+
+def is_masked(text: str) -> bool:
+    """Tells whether a secret was masked in the text."""
+    return f":{MASK}@" in text or f"={MASK}" in text
+
+
+def names_a_secret(name: str) -> bool:
+    """Tells whether the value of an option or key of this name must not be shown."""
+    return _NAME.search(name) is not None
+
+
+# -- Private files ---------------------------------------------------------------------------------------------------
 
 
 def keep_private(path: Path) -> None:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stateflow.errors import StateflowError
-from stateflow.pace import Remaining, remaining
 from stateflow.ring import newcomers
+from stateflow.schedule import Remaining, remaining
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, node_of
 
 #: fields of errors → their names in a dictionary, which has the errors as lines

@@ -1,12 +1,17 @@
-"""Due times of jobs, computed from their records, without I/O. Times are microseconds since 1970-01-01 UTC.
+"""Due times of jobs, and estimates of remaining work, computed from records without I/O.
+
+Times are microseconds since 1970-01-01 UTC.
 
 A job that was due several times while no controller could begin it, or while it still ran, runs once, for the last of
 these times: one run does all that is due, and repeating it would achieve nothing more. cronsim interprets cron lines:
 it follows Debian's cron, also on days with 23 or 25 hours.
+
+Estimates are for work whose parts end one after another: its pace, and the time that the rest will take.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,6 +22,9 @@ from cronsim import CronSim, CronSimError
 from stateflow.errors import InvalidArgument
 from stateflow.types import shown
 
+Z = 1.959964  # quantile of a normal variable, two-sided 95 %
+#: with fewer finished parts there is no estimate
+FINISHED_MIN = 2
 #: seconds; jobs are checked every half second, and work done more often than this is not a job
 EVERY_MIN_S = 0.1
 #: seconds: a hundred years
@@ -24,6 +32,53 @@ EVERY_MAX_S = 3_155_760_000
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 _REMEDY = "write once 2030-01-01T18:00:00Z, every 20s (15m, 2h, 7d), or cron 0 18 * * 1-5 Europe/Berlin"
+
+
+# -- Remaining work --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """Seconds of work until all parts have ended: expected, and with 95 % confidence from ``low_s`` to ``high_s``."""
+
+    s: float
+    low_s: float
+    high_s: float
+
+
+def pace_per_s(finished: int, worked_s: float) -> float | None:
+    """Returns parts per second of work; None before one has ended."""
+    return finished / worked_s if finished and worked_s > 0 else None
+
+
+def remaining(total: int, finished: int, worked_s: float) -> Remaining | None:
+    """Estimates the remaining work, for ends that come at random at a constant rate. None before two have ended.
+
+    The time for k ends is gamma distributed. So the quotient of the time for those to come and the time for those that
+    were has an F distribution with 2 (total - finished) and 2 finished degrees of freedom (Casella and Berger,
+    Statistical Inference, 5.3).
+    """
+    pace, left = pace_per_s(finished, worked_s), total - finished
+    if pace is None or finished < FINISHED_MIN:
+        return None
+    if left <= 0:
+        return Remaining(0.0, 0.0, 0.0)
+    expected = left / pace
+    return Remaining(expected, *(expected * _f_quantile(z, 2 * left, 2 * finished) for z in (-Z, Z)))
+
+
+def _f_quantile(z: float, first: int, second: int) -> float:
+    """Returns the quantile of the F distribution that corresponds to ``z`` of a normal variable.
+
+    After Paulson, "An approximate normalization of the analysis of variance distribution", 1942.
+    """
+    a, b = 2 / (9 * first), 2 / (9 * second)
+    below = (1 - b) ** 2 - z * z * b
+    spread = z * math.sqrt(max(0.0, a * (1 - b) ** 2 + b * (1 - a) ** 2 - z * z * a * b))
+    return max(0.0, ((1 - a) * (1 - b) + spread) / below) ** 3
+
+
+# -- Due times of jobs -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,55 @@
-"""Transition tables: state machines as data.
+"""Transition tables, which are state machines as data, and checks of invariants.
 
 A machine's page, its diagram and the test of its completeness are derived from the same rows; see
 docs/state-machines.md. For each phase and type of event the rows are tried in the order they are written in; the first
 whose guard holds is taken. A table is complete when the rows of each such pair end in one without a guard.
+
+Objects that decide have a ``validate()`` that checks what always holds of them: state machines, the partition registry,
+an assignment, the controller's knowledge. With the setting ``STATEFLOW_DEBUG_VALIDATE`` replicas and controllers call
+it by :func:`check` after each change.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from stateflow.errors import StateflowError
+from stateflow.errors import InvariantBroken, StateflowError
 
+log = logging.getLogger(__name__)
 P = TypeVar("P", bound=StrEnum)  # phases
 M = TypeVar("M")  # the machine
 A = TypeVar("A")  # the machine's answers
 I = TypeVar("I")  # instructions to its shell  # noqa: E741
 T = TypeVar("T")
+
+
+# -- Checks of invariants --------------------------------------------------------------------------------------------
+
+
+class Validated(Protocol):
+    def validate(self) -> None:
+        """Checks the object's invariants. Raises InvariantBroken."""
+        ...
+
+
+def check(changed: Validated) -> None:
+    """Checks a changed object. Raises InvariantBroken, and reports it, as the caller may keep the error to itself."""
+    try:
+        changed.validate()
+    except InvariantBroken as error:
+        report(error)
+        raise
+
+
+def report(error: InvariantBroken) -> None:
+    log.critical("%s", error)
+
+
+# -- Transition tables -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

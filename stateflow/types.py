@@ -211,7 +211,7 @@ class OperatorSpec:
     dropped: tuple[tuple[str, int], ...] = ()  # (state, how often deployments dropped it), by name
     source: str = ""  # text of the class and what it uses; empty: it is imported
     source_digest: str = ""  # SHA-256
-    source_mac: str = ""  # HMAC with the key of the client that deployed it, see stateflow.runtime.code_key
+    source_mac: str = ""  # HMAC with the key of the client that deployed it, see stateflow.code.loading
     recorded_us: int = 0
     bundle: str = ""  # SHA-256 of its code's bundle; empty: replicas have the code, or it is the text
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from stateflow.operator.arrow import read_batch, read_schema
+from stateflow.partition.batches import Outcome
+from stateflow.partition.positions import Batch, digests_of
+from stateflow.partition.processor import Applied
+from stateflow.partition.replica import ReplicaNode
+from stateflow.partition.slices import Part, Shares
 from stateflow.rpc.rows import BatchRows
-from stateflow.runtime.arrow import read_batch, read_schema
-from stateflow.runtime.digests import digests_of
-from stateflow.runtime.host import Applied
-from stateflow.runtime.outcomes import Outcome
-from stateflow.runtime.positions import Batch
-from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.shares import Part, Shares
 from stateflow.types import PartitionId
 
 

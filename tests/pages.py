@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-#: their code is that of stateflow/examples, see tests/unit/project/test_examples.py
+#: their code is that of stateflow/examples, see tests/unit/project/test_writing_examples.py
 OF_EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: how the title of a block ends that is of another system: readers see it, and no test runs it

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from reconfig import failover, migration
-from stateflow.runtime import lifecycle
+from reconfig.decisions import failover, migration
+from stateflow.partition import lifecycle
 from stateflow.transitions import Order
 
 PAGE = Path(__file__).parents[1] / "docs" / "state-machines.md"
@@ -15,8 +15,9 @@ TABLES = (migration.TABLE, failover.TABLE, lifecycle.TABLE)
 HEAD = """\
 # State machines
 
-Written by `python -m tests.state_machines` from the tables that the machines run by: `reconfig/migration.py`,
-`reconfig/failover.py` and `stateflow/runtime/lifecycle.py`. [Moving state](moving-state.md) tells the story.
+Written by `python -m tests.state_machines` from the tables that the machines run by:
+`reconfig/decisions/migration.py`, `reconfig/decisions/failover.py` and `stateflow/partition/lifecycle.py`. [Moving
+state](moving-state.md) tells the story.
 
 For one phase and event the rows are tried from above; the first whose condition holds is taken. *Stays*: in the phase,
 though other facts may change. *Ignored*: nothing changes, for the reason given. *Refused* and *impossible*: the event

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyspark
 import pytest
 
-from stateflow.spark.versions import Feature
+from stateflow.spark.session import Feature
 
 
 def lacks(feature: Feature) -> str:

@@ -11,7 +11,7 @@ import typer.main
 from typer.core import TyperArgument, TyperGroup
 
 from stateflow.cli.app import app
-from stateflow.cli.examples import EXAMPLES
+from stateflow.cli.group import EXAMPLES
 
 TYPES = {"float": "NUMBER", "int": "NUMBER", "Path": "PATH"}
 #: of rich

@@ -13,12 +13,12 @@ FORMATS = {
     "stateflow.changes": "Change set",
     "stateflow.storage.commit_records": "Commit log",
     "stateflow.state.cells": "Cells: state in a partition's database",
-    "stateflow.runtime.layout": "Other entries of a partition's database",
-    "stateflow.runtime.output": "Stored output",
-    "stateflow.runtime.identity": "Data directory: whose it is",
+    "stateflow.partition.layout": "Other entries of a partition's database",
+    "stateflow.operator.output": "Stored output",
+    "stateflow.partition.data_directory": "Data directory: whose it is",
     "stateflow.checkpoint.manifest": "Checkpoint: manifest",
     "stateflow.checkpoint.codec": "Checkpoint: blobs",
-    "stateflow.runtime.bundles": "Bundle: an operator's code",
+    "stateflow.code.bundles": "Bundle: an operator's code",
     "stateflow.client.outbox": "Outbox of a forwarding client",
 }
 #: classes whose fields are the format

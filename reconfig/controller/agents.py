@@ -1,4 +1,4 @@
-"""Agents: which are there, the replicas that each should run, and commands that change these.
+"""Agents: which are there, the replicas that each should run, commands that change these, and rolling restarts.
 
 The ledger holds the wanted replicas. An agent reports in each heartbeat what it has, and the reply names every replica
 that it should have; so a command needs no answer of its own, and none is lost. An agent's name belongs to the data
@@ -17,9 +17,12 @@ import grpc.aio
 
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
+from reconfig.controller.folds import Outcome
 from reconfig.controller.members import Members
 from reconfig.controller.roster import Home
-from reconfig.room import Offer, lacks, no_room, place
+from reconfig.controller.takeovers import Takeovers
+from reconfig.decisions.capacity import Offer, lacks, no_room_for, place
+from reconfig.decisions.sweeps import Begin, Chore, Plan
 from stateflow.errors import (
     ForeignLedger,
     InvalidArgument,
@@ -30,11 +33,15 @@ from stateflow.errors import (
     UnknownSite,
 )
 from stateflow.fleet import AgentInfo, Beat, Child, Orders, Request, Spawned
+from stateflow.partition.control import Command
 from stateflow.rpc.agents import AgentCaller
-from stateflow.runtime.authority import Command
 from stateflow.types import check_name, node_of
 
 log = logging.getLogger(__name__)
+#: seconds between looks at a node that restarts
+LOOK_S = 0.1
+#: failed starts in a row after which a restart counts as failed
+DEATHS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +269,7 @@ class Agents:
                 why = lacks(offer, spawned, 0, settings.spawn_worker_bytes, 0)
                 if why:
                     request = Request(spawned.agent, 1, spawned.workers, spawned.weight, spawned.memory_bytes)
-                    raise no_room(request, 0, [(spawned.agent, why)])
+                    raise no_room_for(request, 0, [(spawned.agent, why)])
             return await self._command(replace(spawned, running=True))
 
     async def _command(self, wanted: Spawned) -> Spawned:
@@ -314,3 +321,83 @@ class Agents:
             async with contextlib.aclosing(caller.logs(command, replica, lines, follow)) as pieces:
                 async for data in pieces:
                     yield data
+
+
+# -- Rolling restarts ------------------------------------------------------------------------------------------------
+
+
+class Restarting:
+    """Restarts one node of a rolling restart, the chore ``restart`` of a sweep.
+
+    The node's agent restarts it. The next node follows when this one serves again what it owns.
+    """
+
+    #: pause before the next node, in seconds, in which this one serves what waited for it
+    settle_s = 1.0
+
+    def __init__(self, context: ControllerContext, agents: Agents, takeovers: Takeovers) -> None:
+        self._context, self._agents, self._takeovers = context, agents, takeovers
+
+    def plan(self, site: str, limit: int, operator: str) -> Plan:
+        """Plans the restart of every replica that an agent runs, at a site or everywhere. Raises InvalidArgument."""
+        roster = self._context.cluster.roster
+        agents = {name for name, info in roster.agents.items() if site in ("", info.site, name)}
+        nodes = [each.replica for _, each in sorted(roster.spawned.items()) if each.running and each.agent in agents]
+        if not nodes:
+            where = f"at {site}" if site else "anywhere"
+            raise InvalidArgument(f"no agent runs a replica {where}", remedy="see `stateflow agent list`")
+        return Plan(Chore.RESTART, tuple(nodes), site, limit)
+
+    async def carry(self, sweep_id: str, node: str, begin: Begin | None) -> Outcome | None:
+        """Restarts a node, and waits until it serves again. See :meth:`reconfig.controller.sweeping.Does.carry`."""
+        members, cluster = self._context.members, self._context.cluster
+        before: dict[str, str] = {}
+        if begin is not None:
+            # a node that does not serve now is not restarted: it might get worse, and would be waited for in vain
+            await self._serves(node, {}, None)
+            before = {name: members.session(name) for name in self._workers(node)}
+            if not await begin():
+                return None
+        await self._serves(node, before, cluster.roster.spawned.get(node))
+        return Outcome()
+
+    async def _serves(self, node: str, before: dict[str, str], wanted: Spawned | None) -> None:
+        """Waits until a node serves as it is wanted. Raises Unavailable, and what :meth:`_lacks` raises."""
+        settings, clock = self._context.settings, self._context.clock
+        until = clock.monotonic() + settings.opening_timeout_s
+        while (lacks := self._lacks(node, before, wanted)) is not None:
+            if clock.monotonic() > until:
+                raise Unavailable(
+                    f"{node} does not serve after {settings.opening_timeout_s:g} s: {lacks}",
+                    remedy=f"see `stateflow logs {node}`",
+                )
+            await asyncio.sleep(LOOK_S)
+
+    def _lacks(self, node: str, before: dict[str, str], wanted: Spawned | None) -> str | None:
+        """Returns what a node lacks to serve; None: nothing.
+
+        Raises MoveConflict where another command came, and the error by which the node fails to start.
+        """
+        cluster, members = self._context.cluster, self._context.members
+        now = cluster.roster.spawned.get(node)
+        if now is None or not now.running or (wanted is not None and now.generation != wanted.generation):
+            raise MoveConflict("another command superseded this one", remedy="see `stateflow agent list`", replica=node)
+        child = self._agents.child(node)
+        if child is None:
+            return f"agent {now.agent} has not reported its state"
+        if wanted is not None and child.spawned.generation != wanted.generation:
+            return "its agent has not restarted it"
+        if child.deaths >= DEATHS_MAX and child.fault is not None:
+            raise child.fault
+        if child.state != "RUNNING":
+            return f"it is {child.state}"
+        for name in self._workers(node):
+            if not members.alive(name) or members.session(name) == before.get(name):
+                return f"{name} has not registered"
+            for partition in cluster.assigned(name):
+                if self._takeovers.concerns(partition):
+                    return f"{partition} has no serving owner"
+        return None
+
+    def _workers(self, node: str) -> list[str]:
+        return [name for name in sorted(self._context.cluster.roster.replicas) if node_of(name) == node]

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from reconfig.batch import NONE, Limits
-from reconfig.work import Change, PlannedMove, PlannedRestore, ReconfigurationState, to_payload
+from reconfig.decisions.plan import NONE, Limits
+from reconfig.decisions.work import Change, PlannedMove, PlannedRestore, ReconfigurationState, to_payload
 from stateflow.errors import MoveCancelled
 from stateflow.ledger import App, Entry, Record, RecordState
 from stateflow.ledger.batches import RECORD_STATE, BatchStatus, EntityStatus, worked_us

@@ -62,43 +62,22 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from reconfig.alone import Failover, Failovers
-from reconfig.autopilot import Orders
-from reconfig.batch import Limits, limits_of
-from reconfig.controller.batch_book import (
-    APP,
-    Batch,
-    Recorded,
-    because,
-    begun,
-    ended,
-    entry,
-    retaken,
-    taken_up,
-)
-from reconfig.controller.job_book import JobBook
-from reconfig.controller.restore_book import RestoreBook
+from reconfig.controller.batch_book import APP, Batch, Recorded, because, begun, ended, entry, retaken, taken_up
+from reconfig.controller.folds import JobBook, Outcome, RestoreBook, SweepBook
 from reconfig.controller.roster import Home, Roster
-from reconfig.controller.sweep_book import Outcome, SweepBook
-from reconfig.jobs import Job, Run, RunState, Stage
-from reconfig.maintenance import Maintenance
-from reconfig.sweeps import Chore, Plan
-from reconfig.work import (
-    Change,
-    Planned,
-    PlannedMove,
-    PlannedRestore,
-    PlannedStandby,
-    planned_of,
-    to_payload,
-)
+from reconfig.decisions.failover import Failover, Failovers
+from reconfig.decisions.jobs import Job, Run, RunState, Stage
+from reconfig.decisions.joining import Orders
+from reconfig.decisions.plan import Limits, limits_of
+from reconfig.decisions.sweeps import Chore, Maintenance, Plan
+from reconfig.decisions.work import Change, Planned, PlannedMove, PlannedRestore, PlannedStandby, planned_of, to_payload
 from stateflow.assignment import Assignment
 from stateflow.errors import REPORT_LINE, InvariantBroken, LeaseLost, Locked, OperatorNotDeployed, WriteUncertain
 from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger import Entry, Ledger, Record, RecordState
 from stateflow.ledger.batches import BatchStatus
+from stateflow.transitions import check
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
-from stateflow.validating import check
 
 
 @dataclass(slots=True)
@@ -178,7 +157,7 @@ class ClusterState:
     #: raises if nothing may be written any more, as no controller would carry out what was decided
     check: Callable[[], None] = lambda: None
     unsure: WriteUncertain | None = None  # set: this state may differ from the ledger, and must not be acted on
-    validated: bool = False  # invariants are checked after each record, see :mod:`stateflow.validating`
+    validated: bool = False  # invariants are checked after each record, see :mod:`stateflow.transitions`
 
     @classmethod
     def read(

@@ -13,10 +13,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import grpc.aio
 
 from reconfig.controller.cluster_state import ClusterState
-from reconfig.controller.members import Members
-from reconfig.controller.names import Names
+from reconfig.controller.members import Members, Names
 from reconfig.controller.replicas import Replicas
-from reconfig.tenure import Tenure
+from reconfig.decisions.tenure import Tenure
 from stateflow.clock import Clock
 from stateflow.errors import (
     HoldLost,
@@ -30,8 +29,8 @@ from stateflow.errors import (
     WriteUncertain,
 )
 from stateflow.ledger import Ledger, Record
-from stateflow.rpc.admission import caller
-from stateflow.runtime.authority import Command
+from stateflow.partition.control import Command
+from stateflow.rpc.serving import caller
 from stateflow.settings import ControllerSettings
 from stateflow.types import PartitionId, ReplicaInfo, node_of
 

@@ -1,54 +1,159 @@
-"""A controller for one term, put together from its parts."""
+"""A controller for one term, put together from its parts, and the reports that it makes as the leader."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import grpc.aio
 
-from reconfig.affinity import Node
-from reconfig.alone import Failover
-from reconfig.capacity import Choice
-from reconfig.controller.adopting import Adopter
-from reconfig.controller.agents import Agents
-from reconfig.controller.checkpoints import Checkpoints
-from reconfig.controller.claims import Claims
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.agents import Agents, Restarting
+from reconfig.controller.claims import Adopter, Claims
+from reconfig.controller.cluster_state import ClusterState, Deployed
 from reconfig.controller.context import LOOK_S, ClusterStates, ControllerContext
-from reconfig.controller.covering import Covering
-from reconfig.controller.deployments import Deployments
-from reconfig.controller.executor import Executor
-from reconfig.controller.giving_up import GivingUp
+from reconfig.controller.deployments import Deployments, Leaving, Versions
+from reconfig.controller.executor import Executor, Replanning
+from reconfig.controller.history import maintained
 from reconfig.controller.jobs import Jobs
-from reconfig.controller.leaving import Leaving
 from reconfig.controller.measuring import Measuring
-from reconfig.controller.placing import Placing
-from reconfig.controller.rebalancing import AutoRebalance
+from reconfig.controller.placing import AutoRebalance, Placing
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.registration import Registration
-from reconfig.controller.replanning import Replanning
-from reconfig.controller.restarting import Restarting
 from reconfig.controller.restores import Restores
 from reconfig.controller.run_registry import RunRegistry
-from reconfig.controller.scrubbing import Scrubbing
 from reconfig.controller.standbys import Standbys
-from reconfig.controller.survey import Survey
-from reconfig.controller.sweeping import Sweeps
-from reconfig.controller.takeovers import Takeovers
-from reconfig.controller.verifying import Verifications
-from reconfig.controller.versions import Versions
-from reconfig.placement import PolicyName
-from reconfig.sweeps import Chore
-from reconfig.tenure import Tenure
+from reconfig.controller.sweeping import Checkpoints, Covering, Scrubbing, Sweeps, Verifications
+from reconfig.controller.takeovers import GivingUp, Takeovers
+from reconfig.decisions.capacity import Choice
+from reconfig.decisions.failover import Failover, Lack, Why, unserved
+from reconfig.decisions.jobs import Node
+from reconfig.decisions.placement import PolicyName
+from reconfig.decisions.sweeps import Chore
+from reconfig.decisions.tenure import Tenure
 from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.code.loading import check_signed
+from stateflow.fleet import Child
 from stateflow.ledger import Ledger
-from stateflow.reports import ClusterReport, Deployment, FollowerReport, JobReport, JobRun, Placement, Reconfiguration
+from stateflow.reports import (
+    ClusterReport,
+    DeployingOperator,
+    Deployment,
+    FollowerReport,
+    JobReport,
+    JobRun,
+    Placement,
+    Reconfiguration,
+    RefusedReplica,
+    ReplicaStatus,
+    UnservedPartitions,
+)
 from stateflow.rpc.wire import connect
-from stateflow.runtime.code_key import check_signed
 from stateflow.settings import ControllerSettings
-from stateflow.types import OperatorSpec, PartitionId
+from stateflow.types import OperatorSpec, PartitionId, node_of
+
+
+class Survey:
+    """Reports what the leader knows of its cluster: operators, replicas, reconfigurations, and what is amiss.
+
+    Args:
+        deployments: names the deployments and trials under way.
+        child: returns what its agent said of a replica; None: nothing, or the replica has no agent.
+    """
+
+    def __init__(
+        self,
+        context: ControllerContext,
+        runs: RunRegistry,
+        standbys: Standbys,
+        takeovers: Takeovers,
+        deployments: Deployments,
+        measuring: Measuring,
+        child: Callable[[str], Child | None] = lambda _: None,
+    ) -> None:
+        self._context, self._runs, self._standbys, self._takeovers = context, runs, standbys, takeovers
+        self._deployments, self._measuring, self._child = deployments, measuring, child
+
+    def deployment(self, deployed: Deployed) -> Deployment:
+        assignment, replicas = deployed.assignment, self._context.cluster.roster.replicas
+        return Deployment(
+            replace(deployed.spec, source=""),  # routers have no use for it
+            assignment.version,
+            tuple(replicas[name] for name in assignment.owners),
+            assignment.epochs,
+            self._unserved([deployed]),
+            deployed.sites,
+            failover="manual" if self._context.cluster.failovers.is_manual(deployed.spec.name) else "automatic",
+        )
+
+    def _unserved(self, operators: Iterable[Deployed]) -> tuple[UnservedPartitions, ...]:
+        lacks: dict[PartitionId, Lack] = {}
+        for deployed in operators:
+            silent = {name for name in set(deployed.assignment.owners) if not self._context.members.alive(name)}
+            for number, owner in enumerate(deployed.assignment.owners):
+                partition = PartitionId(deployed.spec.name, number)
+                lack = self._takeovers.lack(partition)
+                if lack is None and owner in silent:
+                    opening = self._context.members.is_opening(owner)
+                    alone = self._context.may_be_alone(owner, deployed.spec.name)
+                    lack = Lack(owner, Why.OPENING if opening else Why.ALONE if alone else Why.SILENT)
+                if lack is not None:
+                    lacks[partition] = lack
+        return tuple(
+            UnservedPartitions(operator, tuple(partitions), lack.owner, error)
+            for operator, partitions, lack, error in unserved(lacks)
+        )
+
+    def _has_ended(self, name: str) -> bool:
+        """Tells whether an agent has ended a replica by command, though it may have been heard a moment ago."""
+        child = self._child(node_of(name))
+        return child is not None and child.state == "STOPPED" and self._context.cluster.roster.is_stopping(name)
+
+    def status(self) -> ClusterReport:
+        context, cluster, members = self._context, self._context.cluster, self._context.members
+        owned = context.cluster.owned_counts()
+        now, room = context.clock.monotonic(), self._measuring.room_bytes()
+        return ClusterReport(
+            maintenance=maintained(cluster),
+            replicas=tuple(
+                ReplicaStatus(
+                    info.name,
+                    info.site,
+                    info.address,
+                    info.weight,
+                    members.alive(info.name) and not self._has_ended(info.name),
+                    members.heard_s(info.name),
+                    owned.get(info.name, 0),
+                    members.is_opening(info.name),
+                    cluster.roster.is_stopping(info.name),
+                    room.get(info.name),
+                    members.version(info.name),
+                )
+                for info in sorted(cluster.roster.replicas.values(), key=lambda info: info.name)
+            ),
+            deployments=tuple(self.deployment(each) for _, each in sorted(cluster.deployed.items())),
+            reconfigurations=tuple(running.report() for running in self._runs.running.values() if not running.over),
+            standbys=tuple(self._standbys.views()),
+            refused=tuple(
+                RefusedReplica(
+                    refused.info.name, refused.info.address, refused.home.directory, refused.error, now - refused.at
+                )
+                for refused in context.names.refused()
+            ),
+            deploying=(
+                *(
+                    DeployingOperator(name, planned.spec.partitions, self._deployments.created.get(name, 0))
+                    for name, (planned, _) in sorted(cluster.planned.items())
+                ),
+                *(
+                    DeployingOperator(name, trial.partitions, 0, trial.partitions - len(trial.left))
+                    for name, trial in sorted(self._deployments.trials.items())
+                ),
+            ),
+            links=self._measuring.links(),
+            damaged=tuple(cluster.sweeps.damaged()),
+        )
 
 
 class Controller:
@@ -175,7 +280,7 @@ class Controller:
         """Returns a placement with its costs, see :meth:`Placing.costs`."""
         return await self.placing.costs(choice, reasons, self._executor.cost())
 
-    # -- reports of any controller, see also :class:`~reconfig.controller.overview.Overview` ----------------
+    # -- reports of any controller, see also :class:`~reconfig.controller.following.Overview` ----------------
 
     follower: FollowerReport | None = None  # None: it leads
 

@@ -1,21 +1,45 @@
-"""Deploys operators: creates their partitions at the owners, or upgrades them to another version."""
+"""Deploys, upgrades and undeploys operators, keeps the bundles of their code, and forgets replicas.
+
+A deployment is recorded with its owners, then the partitions are created at these, then its end is recorded. Creating
+can be repeated: the next controller resumes a deployment that was interrupted. One that failed is recorded as failed,
+and what was created is deleted. A new version is tried on all stored state before its upgrade is recorded; then every
+replica is told. An undeployment is recorded first, and replicas delete what they have when they are told. Replicas that
+do not answer must register again, and are told then.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 from reconfig.controller.claims import Claims
 from reconfig.controller.cluster_state import ClusterState, Deployed
 from reconfig.controller.context import ControllerContext
+from reconfig.controller.standbys import Standbys
+from reconfig.controller.takeovers import Takeovers
 from stateflow import ring
-from stateflow.errors import AlreadyDeployed, LeaseLost, ReleaseMismatch, StateflowError, Unavailable
+from stateflow.code.bundles import PACKED_MAX, check
+from stateflow.errors import (
+    AlreadyDeployed,
+    BundleMissing,
+    InvalidArgument,
+    LeaseLost,
+    MoveConflict,
+    NameTaken,
+    PartitionsLive,
+    ReleaseMismatch,
+    StateflowError,
+    Unavailable,
+    VersionUnknown,
+)
 from stateflow.ledger import RecordState
-from stateflow.types import OperatorSpec, ranges
+from stateflow.partition.control import PartitionView
+from stateflow.types import BUNDLE_PART, OperatorSpec, PartitionId, node_of, ranges
 
 log = logging.getLogger(__name__)
 #: partitions per request: each takes several durable writes, which are slow on an SD card
@@ -24,6 +48,11 @@ CREATED_AT_ONCE = 32
 IDLE_ROUNDS = 2
 #: delay after the expected end of a lease before it is checked, in seconds
 LAPSING_S = 0.05
+#: age at which a bundle that no version names is dropped; a younger one may be about to be deployed
+UNUSED = timedelta(hours=1)
+
+
+# -- Deployments and upgrades ----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -288,3 +317,255 @@ def _may_follow(deployed: OperatorSpec, spec: OperatorSpec) -> bool:
     """Tells whether the new version is the same as the old one for routers and stored keys. States may differ."""
     same = ("partitions", "key", "output_schema", "side_schemas")
     return all(getattr(deployed, name) == getattr(spec, name) for name in same)
+
+
+# -- Versions --------------------------------------------------------------------------------------------------------
+
+
+class Versions:
+    """Stores bundles of operators' code, which replicas fetch, and deploys earlier versions again.
+
+    The ledger's database keeps the bundles. Methods raise Unavailable where the ledger does not answer.
+    """
+
+    def __init__(self, context: ControllerContext, deployments: Deployments) -> None:
+        self._context, self._deployments = context, deployments
+
+    async def put(self, digest: str, number: int, count: int, data: bytes) -> None:
+        """Stores a part of a bundle. Raises InvalidArgument."""
+        if not (number < count <= -(-PACKED_MAX // BUNDLE_PART) and 0 < len(data) <= BUNDLE_PART):
+            raise InvalidArgument(
+                f"a bundle has {PACKED_MAX >> 20} parts of 1 MB at most",
+                remedy="install large dependencies at the sites",
+            )
+        await self._context.aside(self._context.cluster.ledger.put_bundle_part, digest, number, count, data)
+
+    async def part(self, digest: str, number: int) -> tuple[bytes, int]:
+        """Returns a part of a bundle, and the number of its parts. Raises BundleMissing."""
+        found = await self._context.aside(self._context.cluster.ledger.bundle_part, digest, number)
+        if found is None:
+            raise _missing(digest)
+        body, count = found
+        return body, count
+
+    async def check_here(self, spec: OperatorSpec) -> None:
+        """Checks, before anything is decided, that a version's bundle is here. Raises BundleMissing, BundleDamaged."""
+        if spec.bundle:
+            await self._context.aside(self._check, spec.bundle)
+
+    def _check(self, digest: str) -> None:
+        ledger, packed, count, number = self._context.cluster.ledger, bytearray(), 1, 0
+        while number < count:
+            found = ledger.bundle_part(digest, number)
+            if found is None:
+                raise _missing(digest)
+            packed += found[0]
+            count, number = found[1], number + 1
+        check(bytes(packed), digest)
+
+    def of(self, operator: str) -> list[OperatorSpec]:
+        """Returns the versions of an operator, in order; the last one serves. Raises OperatorNotDeployed."""
+        return list(self._context.cluster.operator(operator).versions)
+
+    async def upgrade(self, operator: str, number: int) -> Deployed:
+        """Deploys an earlier version again, which becomes the newest one. ``number``: counted from 1.
+
+        Raises OperatorNotDeployed, VersionUnknown, BundleMissing, and the error by which a replica refuses the version;
+        nothing is changed then.
+        """
+        spec = self.version(operator, number)
+        await self.check_here(spec)
+        return await self._deployments.deploy(spec)
+
+    def version(self, operator: str, number: int) -> OperatorSpec:
+        """Returns a version that was deployed, counted from 1. Raises OperatorNotDeployed, VersionUnknown."""
+        versions = self.of(operator)
+        if not 0 < number <= len(versions):
+            raise VersionUnknown(
+                f"there is no version {number}, the versions are 1 to {len(versions)}",
+                remedy=f"see `stateflow operator versions {operator}`",
+                operator=operator,
+            )
+        return versions[number - 1]
+
+    async def drop_unused(self) -> None:
+        """Drops bundles that no version names and that are older than ``UNUSED``."""
+        cluster = self._context.cluster
+        planned = [deployed for deployed, _ in cluster.planned.values()]
+        named = {spec.bundle for each in [*cluster.deployed.values(), *planned] for spec in each.versions}
+        try:
+            if dropped := await self._context.aside(self._context.cluster.ledger.drop_other_bundles, named, UNUSED):
+                log.info("%d parts of unused bundles dropped", dropped)
+        except StateflowError as error:
+            log.warning("unused bundles not dropped: %s", error)
+
+
+def _missing(digest: str) -> BundleMissing:
+    return BundleMissing(
+        "the ledger lacks the bundle, or a part of it", remedy="deploy the operator again", bundle=digest
+    )
+
+
+# -- Removal ---------------------------------------------------------------------------------------------------------
+
+
+class Leaving:
+    """Removes operators and replicas from the cluster for good: undeploys the former, forgets the latter."""
+
+    def __init__(self, context: ControllerContext, standbys: Standbys, takeovers: Takeovers) -> None:
+        self._context, self._standbys, self._takeovers = context, standbys, takeovers
+
+    # -- operators ----------------------------------------------------------------------------------------
+
+    async def undeploy(self, operator: str, delete_state: bool) -> tuple[int, list[str]]:
+        """Undeploys an operator and deletes its state.
+
+        The undeployment is recorded first: a replica that does not answer deletes what it has before it is let in
+        again.
+
+        Returns the number of the operator's partitions, and the replicas that did not answer. Raises
+        OperatorNotDeployed, MoveConflict, PartitionsLive, also without ``delete_state``; nothing is changed then.
+        """
+        async with self._context.deploying:
+            return await self._undeploy(operator, delete_state)
+
+    async def _undeploy(self, operator: str, delete_state: bool) -> tuple[int, list[str]]:
+        cluster = self._context.cluster
+        async with self._context.planning:
+            deployed = cluster.operator(operator)
+            self._check_still(operator)
+            if not delete_state:
+                raise PartitionsLive(
+                    f"its {deployed.spec.partitions} partitions are live, and their state would be deleted",
+                    remedy="take a savepoint if it may be needed again, and pass --delete-state (delete_state=True)",
+                    operator=operator,
+                    replicas=" ".join(sorted(set(deployed.assignment.owners))),
+                )
+            self._check_nobody_alone(deployed)
+            partitions = {PartitionId(operator, number) for number in range(deployed.spec.partitions)}
+            await self._standbys.end(partitions)
+            await self._context.record(ClusterState.undeploy, operator, cluster.newest_epoch(operator))
+            self._takeovers.undeployed(operator)
+        waiting = await self.drop(operator)
+        log.warning("operator %s undeployed, state of its %d partitions deleted", operator, len(partitions))
+        return len(partitions), waiting
+
+    def _check_nobody_alone(self, deployed: Deployed) -> None:
+        """Checks that no owner that does not answer may go on serving what would be deleted. Raises PartitionsLive."""
+        context, operator = self._context, deployed.spec.name
+        owners = sorted(set(deployed.assignment.owners))
+        alone = [name for name in owners if not context.members.alive(name) and context.may_be_alone(name, operator)]
+        if alone:
+            raise PartitionsLive(
+                f"{', '.join(alone)} does not answer, and may be serving partitions alone",
+                remedy="check that it runs; if it is gone for good, run "
+                f"`stateflow takeover {operator} --accept-loss` first",
+                operator=operator,
+            )
+
+    def _check_still(self, operator: str) -> None:
+        """Checks that no partition of the operator is moving or being restored. Raises MoveConflict."""
+        for planned in self._context.cluster.changes():
+            if planned.partition.operator == operator:
+                raise MoveConflict(
+                    "one of its partitions is moving",
+                    remedy="wait until the move ends, or cancel it: `stateflow reconfig cancel "
+                    f"{planned.reconfiguration}`",
+                    partition=planned.partition,
+                    reconfiguration=planned.reconfiguration,
+                )
+        for restore in self._context.cluster.restores.under_way:
+            if restore.partition.operator == operator:
+                self._context.check_not_restored(restore.partition)
+
+    async def drop(self, operator: str) -> list[str]:
+        """Tells replicas to delete what they have of an undeployed operator. Returns the replicas that did not answer.
+
+        Those have to register again, and are told then. A replica that has been silent for a while has to register,
+        too: its lease may still run, and its next heartbeat would renew the lease without telling it to delete.
+        """
+        alive = self._context.alive()
+        for silent in self._context.cluster.roster.replicas.keys() - alive.keys():
+            self._context.members.expel(silent)
+        epoch, names = self._context.cluster.undeployed[operator], sorted(alive)
+        calls = (self._context.replicas.drop(name, operator, epoch) for name in names)
+        results = dict(zip(names, await asyncio.gather(*calls, return_exceptions=True), strict=True))
+        for name, result in results.items():
+            if isinstance(result, StateflowError):
+                log.warning(
+                    "replica %s will delete its state of %s when it registers again: %s", name, operator, result
+                )
+                self._context.members.expel(name)
+            elif isinstance(result, BaseException):
+                raise result
+        return [
+            name
+            for name in sorted(self._context.cluster.roster.replicas)
+            if isinstance(results.get(name, ""), Exception | str)
+        ]
+
+    def dropped(self, views: Iterable[PartitionView]) -> dict[str, int]:
+        """Returns which undeployed operators a registering replica still has: operator → newest epoch to delete.
+
+        Args:
+            views: what the replica has.
+        """
+        undeployed, held = self._context.cluster.undeployed, [(view.partition.operator, view.epoch) for view in views]
+        gone = {operator for operator, epoch in held if epoch <= undeployed.get(operator, 0)}
+        return {operator: undeployed[operator] for operator in sorted(gone)}
+
+    # -- replicas -----------------------------------------------------------------------------------------
+
+    async def forget(self, replica: str) -> None:
+        """Forgets a replica, or all workers of a node.
+
+        Raises InvalidArgument, NameTaken while one may serve, PartitionsLive, MoveConflict; nothing is changed then.
+        """
+        cluster, members = self._context.cluster, self._context.members
+        async with self._context.planning:
+            self._check_not_started_again(replica)
+            if replica not in cluster.roster.replicas and replica not in cluster.roster.spawned:
+                known = ", ".join(sorted(set(map(node_of, cluster.roster.replicas)))) or "none"
+                raise InvalidArgument(f"there is no replica {replica!r}", remedy=f"use one of {known}")
+            names = [replica, *(each for each in sorted(cluster.roster.replicas) if each != replica == node_of(each))]
+            for name in names:
+                self._check_ended(name)
+            for name in names:
+                await self._context.record(ClusterState.forget, name)
+                members.forget(name)
+                self._context.names.replaced(name)
+        log.warning("replica %s forgotten; a replica of that name is a new one from now on", " ".join(names))
+
+    def _check_not_started_again(self, replica: str) -> None:
+        """Checks that no agent is to run the replica, as it would start it again. Raises NameTaken."""
+        spawned = self._context.cluster.roster.spawned.get(replica)
+        if spawned is not None and spawned.running:
+            raise NameTaken(
+                "its agent keeps the replica running",
+                remedy=f"stop it first: `stateflow stop {replica}`",
+                replica=replica,
+                agent=spawned.agent,
+            )
+
+    def _check_ended(self, replica: str) -> None:
+        cluster, members = self._context.cluster, self._context.members
+        if members.may_serve(replica):
+            raise NameTaken(
+                "the replica may still be serving",
+                remedy="drain it if it has partitions, stop it, and run the command again when its lease has lapsed",
+                replica=replica,
+                address=cluster.roster.replicas[replica].address,
+                lease_s=f"{members.lease_left_s(replica):.1f}",
+            )
+        owned = cluster.assigned(replica)
+        if owned:
+            raise PartitionsLive(
+                f"the replica owns {len(owned)} partitions",
+                remedy="start it with its data directory and drain it, or wait until they are taken over; if the "
+                f"directory is lost, `stateflow replace {replica}` gives the name to another",
+                replica=replica,
+            )
+        if not cluster.is_free(replica):
+            raise MoveConflict(
+                "partitions are moving to or from the replica", remedy="wait until their moves end", replica=replica
+            )

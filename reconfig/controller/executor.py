@@ -1,35 +1,182 @@
-"""Carries out reconfigurations, round by round, and learns from their moves how long later ones will take."""
+"""The executor of reconfigurations: gives turns to their moves, runs them round by round, and learns from them.
+
+:class:`Turns` holds the moves that wait, and lets them begin in the order that :mod:`reconfig.decisions.plan` decides.
+That a move begins is recorded before it does. :class:`Executor` runs the moves to their end, and learns how long later
+ones will take. A move that breaks off begins again from its records in the ledger, as after a restart of the
+controller. :class:`Replanning` records another target for a move that waits, which is withheld from its turn meanwhile;
+then the move gives up its place and begins again from its records.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import Context
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
-from reconfig import migration as m
-from reconfig.batch import Limits, Part
-from reconfig.budget import Experience, FixedCost
+from reconfig.controller.batch_book import is_waiting
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.history import report_to_record
-from reconfig.controller.move_runner import MoveRunner
 from reconfig.controller.run_registry import Running, RunRegistry
-from reconfig.controller.runner import Hooks
+from reconfig.controller.runners import Hooks, MoveRunner
 from reconfig.controller.spans import reconfiguring
-from reconfig.controller.turns import Turns
-from reconfig.links import Links
-from reconfig.work import Copy, Planned, PlannedMove
+from reconfig.decisions import migration as m
+from reconfig.decisions.budget import Experience, FixedCost, Links
+from reconfig.decisions.plan import Limits, Part, next_turns, replan
+from reconfig.decisions.work import Copy, Planned, PlannedMove
 from stateflow.errors import BudgetUnreachable, StateflowError
 from stateflow.ledger import RecordState
 from stateflow.reports import MoveReport
 from stateflow.rpc.wire import unexpected
-from stateflow.types import PartitionId
+from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
 #: duration of one hold of a stopped operator, in seconds; the hold is renewed before it ends
 HOLD_S = 3.0
+
+
+# -- Turns -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _Ticket:
+    part: Part
+    planned: Planned
+    turn: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    withheld: bool = False
+
+
+class Turns:
+    """Moves that wait for their turn in batches, and those that have it.
+
+    Args:
+        limits: returns the limits of a batch, by its id.
+        of_all: limits of all batches together.
+        goes_on: tells whether a batch is running, and not paused or over.
+        begin: records that moves begin; done when that is durable.
+    """
+
+    def __init__(
+        self,
+        limits: Callable[[str], Limits],
+        of_all: Limits,
+        goes_on: Callable[[str], bool],
+        begin: Callable[[Sequence[Planned]], Awaitable[Any]],
+        spawn: Callable[[Any], Any],
+    ) -> None:
+        self._limits, self._of_all, self._goes_on = limits, of_all, goes_on
+        self._begin, self._spawn = begin, spawn
+        self._waiting: dict[str, _Ticket] = {}  # by ledger item, in the order of their arrival
+        self._under_way: dict[str, _Ticket] = {}
+        self._looks = False  # a look is scheduled, after all that comes or ends in this pass of the event loop
+
+    @asynccontextmanager
+    async def turn(self, part: Part, planned: Planned) -> AsyncIterator[bool]:
+        """Waits for the turn of a move, and holds it to the end of the block. Raises what recording raises.
+
+        Yields False where the move was withdrawn and must not begin.
+        """
+        ticket = _Ticket(part, planned)
+        self._waiting[planned.item_id] = ticket
+        self.look()
+        try:
+            yield await ticket.turn
+        finally:
+            for those in (self._waiting, self._under_way):
+                if those.get(planned.item_id) is ticket:  # and not that of a move planned in its place
+                    del those[planned.item_id]
+            self.look()
+
+    def withdraw(self, batch: str) -> None:
+        """Withdraws all waiting moves of a batch: they do not begin."""
+        left = [item for item, each in self._waiting.items() if each.part.batch == batch]
+        for item in left:
+            _tell(self._waiting.pop(item), False)
+
+    def has(self, planned: Planned) -> bool:
+        """Tells whether a move waits, and begins when its turn comes."""
+        return self._ticket(planned) is not None
+
+    def _ticket(self, planned: Planned) -> _Ticket | None:
+        """Returns the ticket of a move; None: the move does not wait, or was told already whether it begins."""
+        ticket = self._waiting.get(planned.item_id)
+        return ticket if ticket is not None and ticket.planned == planned and not ticket.turn.done() else None
+
+    @contextmanager
+    def withheld(self, planned: Planned) -> Iterator[bool]:
+        """Keeps a move from beginning during the block. Yields False where it does not wait, or begins already."""
+        ticket = self._ticket(planned)
+        if ticket is None:
+            yield False
+            return
+        ticket.withheld = True
+        try:
+            yield True
+        finally:
+            ticket.withheld = False
+            self.look()
+
+    def leave(self, planned: Planned) -> None:
+        """Withdraws a move, if it waits: it does not begin."""
+        if (ticket := self._ticket(planned)) is not None:
+            _tell(ticket, False)
+
+    def look(self) -> None:
+        """Schedules a look at whose turn it is. Call it when a batch is paused, resumes, or has other limits.
+
+        One look serves all moves that come or end together, as a round has thousands. It runs in an empty context, so
+        that its records have no author: no caller asked for what begins by itself.
+        """
+        if not self._looks:
+            self._looks = True
+            asyncio.get_running_loop().call_soon(self._look, context=Context())
+
+    def _look(self) -> None:
+        self._looks = False
+        batches = {each.part.batch for each in self._waiting.values()}
+        going = {batch for batch in batches if self._goes_on(batch)}
+        waiting = [
+            each
+            for each in self._waiting.values()
+            if each.part.batch in going and not (each.withheld or each.turn.done())
+        ]
+        if not waiting:
+            return
+        limits = {batch: self._limits(batch) for batch in going}
+        under_way = [each.part for each in self._under_way.values()]
+        places = next_turns([each.part for each in waiting], under_way, limits, self._of_all)
+        chosen = [waiting[place] for place in places]
+        if chosen:
+            for ticket in chosen:
+                item = ticket.planned.item_id
+                self._under_way[item] = self._waiting.pop(item)
+            self._spawn(self._let_begin(chosen))
+
+    async def _let_begin(self, chosen: Sequence[_Ticket]) -> None:
+        """Records that the chosen moves begin, all in one step, and tells them."""
+        try:
+            await self._begin([each.planned for each in chosen])
+        except Exception as error:  # noqa: BLE001 - each is told
+            for ticket in chosen:
+                if not ticket.turn.done():
+                    ticket.turn.set_exception(error)
+            return
+        for ticket in chosen:
+            _tell(ticket, True)
+
+
+def _tell(ticket: _Ticket, begins: bool) -> None:
+    if not ticket.turn.done():  # else no task waits for it any more
+        ticket.turn.set_result(begins)
+
+
+# -- Runs ------------------------------------------------------------------------------------------------------------
 
 
 class Executor:
@@ -234,3 +381,58 @@ class Executor:
         for result in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(result, StateflowError):
                 log.warning("a replica could not be told to hold %s: %s", operator, result)  # a hold ends by itself
+
+
+# -- Other targets ---------------------------------------------------------------------------------------------------
+
+
+class Replanning:
+    """Gives moves that wait for their turn another target, where :mod:`reconfig.decisions.plan` decides so."""
+
+    def __init__(self, context: ControllerContext, executor: Executor) -> None:
+        self._context, self._executor = context, executor
+
+    async def watch(self) -> None:
+        await self._context.again_and_again(self._look, "waiting moves not replanned")
+
+    async def _look(self) -> None:
+        if not self._waiting():
+            return
+        cluster, members = self._context.cluster, self._context.members
+        async with self._context.planning:
+            gone = {name for name in cluster.roster.replicas if members.lapsed(name) and not members.is_opening(name)}
+            sites = {name: info.site for name, info in cluster.roster.replicas.items()}
+            found = list(replan(self._waiting(), self._context.fit(), gone, sites, self._shares(), self._may_be_at))
+        able = await self._context.learnt({(anew.target, anew.move.partition.operator) for anew in found})
+        async with self._context.planning:
+            fit = self._context.fit()
+            for anew in found:
+                if anew.target not in fit or (anew.target, anew.move.partition.operator) not in able:
+                    continue
+                with self._executor.turns.withheld(anew.move) as waits:
+                    if not (waits and self._waits(anew.move)):
+                        continue  # its turn has come meanwhile
+                    await self._context.record(ClusterState.retarget, anew.move, anew.target, anew.reason)
+                    log.warning("move %s retargeted to %s: %s", anew.move.move_id, anew.target, anew.reason)
+                    self._executor.turns.leave(anew.move)
+
+    def _waiting(self) -> list[PlannedMove]:
+        moves = (each.planned for each in self._context.cluster.open_moves.values())
+        return [move for move in moves if isinstance(move, PlannedMove) and self._waits(move)]
+
+    def _waits(self, move: PlannedMove) -> bool:
+        open_move = self._context.cluster.open_moves.get(move.item_id)
+        if open_move is None or open_move.granted or not is_waiting(open_move.record):
+            return False
+        return open_move.planned == move and self._executor.turns.has(move)
+
+    def _shares(self) -> dict[str, int]:
+        """Returns how many partitions each replica will own when all planned changes have ended."""
+        shares = self._context.cluster.owned_counts()
+        for change in self._context.cluster.changes():
+            shares[change.source] = shares.get(change.source, 0) - 1
+            shares[change.target] = shares.get(change.target, 0) + 1
+        return shares
+
+    def _may_be_at(self, partition: PartitionId, info: ReplicaInfo) -> bool:
+        return self._context.cluster.operator(partition.operator).may_be_at(info)

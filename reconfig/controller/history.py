@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from reconfig import failover as f
-from reconfig import migration as m
 from reconfig.controller.batch_book import Recorded
 from reconfig.controller.cluster_state import ClusterState
-from reconfig.work import Change, Planned, PlannedMove, PlannedTakeover
+from reconfig.decisions import failover as f
+from reconfig.decisions import migration as m
+from reconfig.decisions.work import Change, Planned, PlannedMove, PlannedTakeover
 from stateflow.errors import from_wire
 from stateflow.ledger import Record, RecordState
 from stateflow.reports import MaintenanceReport, MoveReport, Reconfiguration

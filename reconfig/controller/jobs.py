@@ -12,18 +12,17 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from reconfig.affinity import Affinity, Go, Node, choose
-from reconfig.controller.checkpoints import Checkpoints
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
+from reconfig.controller.folds import told
 from reconfig.controller.history import past
-from reconfig.controller.job_book import told
 from reconfig.controller.placing import Placing
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.run_registry import RunRegistry
-from reconfig.jobs import Do, Job, Run, RunState, Stage, due, next_at_us
-from reconfig.placement import PolicyName
-from reconfig.work import ReconfigurationState
+from reconfig.controller.sweeping import Checkpoints
+from reconfig.decisions.jobs import Affinity, Do, Go, Job, Node, Run, RunState, Stage, choose, due, next_at_us
+from reconfig.decisions.placement import PolicyName
+from reconfig.decisions.work import ReconfigurationState
 from stateflow.errors import REPORT_LOG, AlreadyThere, InvalidArgument, OperatorNotDeployed, StateflowError
 from stateflow.reports import JobReport, JobRun
 from stateflow.types import node_of

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from reconfig.controller.context import ClusterStates
 from reconfig.controller.controller import Controller
-from reconfig.tenure import Tenure, Unrenewed
+from reconfig.decisions.tenure import Tenure, Unrenewed
 from stateflow.clock import Clock
 from stateflow.errors import (
     HoldLost,

@@ -9,20 +9,21 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from reconfig import migration as m
-from reconfig import plan, policies
-from reconfig.capacity import Choice
 from reconfig.controller.cluster_state import ClusterState, Deployed, OpenMove
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.executor import Executor
 from reconfig.controller.history import past
-from reconfig.controller.move_runner import MoveRunner
-from reconfig.controller.rooms import Heard, heard, loads_of, unheard, with_room
+from reconfig.controller.measuring import Heard, heard, loads_of, unheard, with_room
 from reconfig.controller.run_registry import Running, RunRegistry
-from reconfig.maintenance import Maintenance, ordered
-from reconfig.plan import Load, Transfer
-from reconfig.view import Wish
-from reconfig.work import Asked, Cause, PlannedMove, ReconfigurationState
+from reconfig.controller.runners import MoveRunner
+from reconfig.decisions import migration as m
+from reconfig.decisions import plan
+from reconfig.decisions import plan as policies
+from reconfig.decisions.capacity import Choice
+from reconfig.decisions.placement import Wish
+from reconfig.decisions.plan import Load, Transfer
+from reconfig.decisions.sweeps import Maintenance, ordered
+from reconfig.decisions.work import Asked, Cause, PlannedMove, ReconfigurationState
 from stateflow import ring
 from stateflow.errors import AlreadyThere, InMaintenance, InvalidArgument, MoveConflict, StateflowError, Unavailable
 from stateflow.moves import MoveOptions
@@ -53,7 +54,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Options of a maintenance, see :class:`~reconfig.maintenance.Maintenance`."""
+    """Options of a maintenance, see :class:`~reconfig.decisions.sweeps.Maintenance`."""
 
     for_s: float = 0.0
     one_of: str = ""

@@ -6,15 +6,15 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from reconfig.alone import NOTHING, Said
 from reconfig.controller.claims import Claims, Piece
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
-from reconfig.controller.leaving import Leaving
+from reconfig.controller.deployments import Leaving
 from reconfig.controller.roster import Home
 from reconfig.controller.takeovers import Superseded, Takeovers
+from reconfig.decisions.failover import NOTHING, Said
 from stateflow.errors import ForeignLedger
-from stateflow.runtime.view import PartitionView
+from stateflow.partition.control import PartitionView
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)

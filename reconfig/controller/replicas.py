@@ -12,34 +12,14 @@ from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.members import Members
 from stateflow.clock import Clock
 from stateflow.errors import LeaseLost, StateflowError, Unavailable
-from stateflow.reports import Taken
-from stateflow.rpc import common_pb2 as pb
-from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.control import (
-    cancellation_to_pb,
-    cancelled_of,
-    command_to_pb,
-    disk_of,
-    fence_to_pb,
-    fenced_of,
-    preparation_to_pb,
-    progress_of,
-    restore_to_pb,
-    restored_of,
-    taken_of,
-    taken_over_of,
-    takeover_to_pb,
-    verification_of,
-    view_of,
-)
-from stateflow.rpc.wire import answered, connected, remote_error, replica_to_pb, spec_to_pb
-from stateflow.runtime.authority import Command
-from stateflow.runtime.control import (
+from stateflow.partition.control import (
     Cancellation,
     Cancelled,
+    Command,
+    DiskView,
     Fence,
     Fenced,
+    PartitionView,
     Preparation,
     Progress,
     Restore,
@@ -48,7 +28,28 @@ from stateflow.runtime.control import (
     TakeOver,
     Verification,
 )
-from stateflow.runtime.view import DiskView, PartitionView
+from stateflow.reports import Taken
+from stateflow.rpc import common_pb2 as pb
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc import replica_pb2_grpc
+from stateflow.rpc.reports import (
+    cancellation_to_pb,
+    cancelled_of,
+    command_to_pb,
+    disk_of,
+    fence_to_pb,
+    fenced_of,
+    preparation_to_pb,
+    progress_of,
+    reply_of_restore,
+    restore_to_pb,
+    taken_of,
+    taken_over_of,
+    takeover_to_pb,
+    verification_of,
+    view_of,
+)
+from stateflow.rpc.wire import answered, connected, remote_error, replica_to_pb, spec_to_pb
 from stateflow.settings import ControllerSettings
 from stateflow.tracing import carried
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
@@ -234,11 +235,11 @@ class Replicas:
 
     async def fetch(self, name: str, restore: Restore) -> Restored:
         """Lets a replica fetch and prove a checkpoint."""
-        return restored_of(await self._call(name, "Restore", restore_to_pb(restore, own=False), RESTORE_TIMEOUT_S))
+        return reply_of_restore(await self._call(name, "Restore", restore_to_pb(restore, own=False), RESTORE_TIMEOUT_S))
 
     async def own(self, name: str, restore: Restore) -> Restored:
         """Lets a replica own and serve what it fetched and proved."""
-        return restored_of(await self._call(name, "Restore", restore_to_pb(restore, own=True), RESTORE_TIMEOUT_S))
+        return reply_of_restore(await self._call(name, "Restore", restore_to_pb(restore, own=True), RESTORE_TIMEOUT_S))
 
     async def surrender(self, name: str, fence: Fence) -> None:
         """Stops a replica serving a partition for good, as the target has its state from elsewhere."""

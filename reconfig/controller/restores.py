@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
-from reconfig.work import PlannedRestore
+from reconfig.decisions.work import PlannedRestore
 from stateflow.errors import (
     InvalidArgument,
     LeaseLost,
@@ -26,10 +26,10 @@ from stateflow.errors import (
     StateflowError,
     Unavailable,
 )
-from stateflow.masking import is_masked, masked
+from stateflow.partition.control import NEWEST, Cancellation, Fence, Restore, Restored, Wanted
+from stateflow.private import is_masked, masked
 from stateflow.reports import RestoredPartition
 from stateflow.rpc.wire import unexpected
-from stateflow.runtime.control import NEWEST, Cancellation, Fence, Restore, Restored, Wanted
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from reconfig.affinity import Node
 from reconfig.controller.batch_book import entry
-from reconfig.maintenance import Maintenance
+from reconfig.decisions.jobs import Node
+from reconfig.decisions.sweeps import Maintenance
 from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger import Entry, Record, RecordState
 from stateflow.types import ReplicaInfo, node_of

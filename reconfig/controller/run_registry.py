@@ -13,10 +13,9 @@ from typing import Any
 
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.history import past, progress_of, stood
-from reconfig.controller.move_runner import MoveRunner
-from reconfig.controller.takeover_runner import TakeoverRunner
-from reconfig.policies import Strategy
-from reconfig.work import PlannedMove, ReconfigurationState
+from reconfig.controller.runners import MoveRunner, TakeoverRunner
+from reconfig.decisions.plan import Strategy
+from reconfig.decisions.work import PlannedMove, ReconfigurationState
 from stateflow.errors import MoveConflict, MoveUnknown
 from stateflow.metrics.figures import PAUSE_BUCKETS, Histogram
 from stateflow.reports import Reconfiguration

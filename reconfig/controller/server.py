@@ -1,28 +1,163 @@
-"""A controller's process, which leads or waits to lead, and answers in both cases."""
+"""The process of a controller: leads or waits to lead, and answers in both cases.
+
+The ledger names the process that leads, its holder. A process on the same machine that waits to lead notices that the
+holder has ended (:func:`is_gone`), and need not wait until the holder's leader lease has lapsed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
+import uuid
+from collections import Counter
+from pathlib import Path
 
 from reconfig.controller.context import ClusterStates
 from reconfig.controller.controller import Controller
-from reconfig.controller.figures import Figures
 from reconfig.controller.following import Following
 from reconfig.controller.leading import Leading
-from reconfig.controller.processes import here, is_gone
 from reconfig.controller.service import ControllerService
-from reconfig.tenure import Tenure
+from reconfig.decisions.tenure import Tenure
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.ledger import Holder, Ledger
-from stateflow.rpc.health import add_health
-from stateflow.rpc.limits import CallLimits
-from stateflow.rpc.serving import new_server
+from stateflow.metrics.figures import Values
+from stateflow.release import VERSION
+from stateflow.reports import ReplicaStatus
+from stateflow.rpc.serving import CallLimits, add_health, new_server
 from stateflow.rpc.wire import bind
 from stateflow.settings import ControllerSettings, ServerSettings
 from stateflow.tracing import begin_tracing, end_tracing
 
 log = logging.getLogger(__name__)
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+# -- Holders ---------------------------------------------------------------------------------------------------------
+
+
+def here(address: str) -> Holder:
+    """Returns this process as a holder.
+
+    Where the system does not tell when it started, no other process ever takes it for ended.
+    """
+    pid = os.getpid()
+    return Holder(
+        uuid.uuid4().hex, socket.gethostname(), address, pid, _started(pid) or 0, _read(_BOOT).strip(), _namespace()
+    )
+
+
+def is_gone(other: Holder) -> bool:
+    """Tells whether another process has certainly ended.
+
+    It has if it ran since this boot, in this process's namespace, and does not run any more. A process that cannot be
+    looked at, as files are missing or /proc hides the processes of other users, is not taken for ended.
+    """
+    if not other.started or not other.boot or not other.namespace:
+        return False
+    if other.boot != _read(_BOOT).strip() or other.namespace != _namespace():
+        return False
+    try:
+        return _parsed(_stat(other.pid).read_text()) != other.started
+    except FileNotFoundError:
+        return not _runs(other.pid)
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _started(pid: int) -> int | None:
+    """Returns when a process was started, in ticks since boot; None: it does not run, or the system does not tell."""
+    try:
+        return _parsed(_stat(pid).read_text())
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _stat(pid: int) -> Path:
+    return Path(f"/proc/{pid}/stat")
+
+
+def _parsed(stat: str) -> int | None:
+    """Returns when a process was started, in ticks since boot; None: it is dead or a zombie.
+
+    Raises ValueError, IndexError.
+    """
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _runs(pid: int) -> bool:
+    """Tells whether a process with this number exists, whichever user runs it."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is another user's
+        return True
+    return True
+
+
+def _namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+# -- Metrics ---------------------------------------------------------------------------------------------------------
+
+
+class Figures:
+    """Metrics of a controller: whether it leads and, if it does, figures of its cluster."""
+
+    def __init__(self, leading: Leading, address: str, site: str, limits: CallLimits) -> None:
+        self._leading, self._address, self._site, self._limits = leading, address, site, limits
+
+    async def __call__(self) -> Values:
+        controller = self._leading.serving if self._leading.leads else None
+        common: Values = {
+            "stateflow_info": {("controller", self._address, self._site, VERSION): 1},
+            "stateflow_leads": {(): int(controller is not None)},
+            **self._limits.figures(),
+        }
+        return common if controller is None else common | _of_cluster(controller)
+
+
+def _of_cluster(controller: Controller) -> Values:
+    status = controller.survey.status()
+    unserved = {
+        (each.name,): sum(len(reason.partitions) for reason in each.unserved) for each in status.status().operators
+    }
+    return {
+        "stateflow_replicas": Counter((_state(each),) for each in status.replicas),
+        "stateflow_replica_partitions": {(each.name,): each.partitions for each in status.replicas},
+        "stateflow_replica_heartbeat_seconds": {
+            (each.name,): each.last_heartbeat_s for each in status.replicas if each.last_heartbeat_s >= 0
+        },
+        "stateflow_partitions_unserved": unserved,
+        "stateflow_partitions_damaged": {(): len(status.damaged)},
+        "stateflow_moves_running": {(): len(controller.cluster.open_moves)},
+        "stateflow_moves_total": controller.runs.ended,
+        "stateflow_move_pause_seconds": {(kind,): pauses for kind, pauses in controller.runs.pauses.items()},
+        "stateflow_standbys": Counter((each.operator, str(each.phase)) for each in status.standbys),
+    }
+
+
+def _state(replica: ReplicaStatus) -> str:
+    if replica.alive:
+        return "alive"
+    return "stopped" if replica.stopped else "opening" if replica.opening else "silent"
+
+
+# -- The process -----------------------------------------------------------------------------------------------------
 
 
 async def serve(

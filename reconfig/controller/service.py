@@ -12,9 +12,6 @@ from typing import Any, Protocol, TypeVar
 
 import grpc.aio
 
-from reconfig.alone import Failover, Said
-from reconfig.autopilot import Orders
-from reconfig.capacity import Choice
 from reconfig.controller.claims import Piece
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.controller import Controller
@@ -25,12 +22,16 @@ from reconfig.controller.registration import Admitted, Answer, Arrival, Beat, In
 from reconfig.controller.restores import Request
 from reconfig.controller.roster import Home
 from reconfig.controller.takeovers import Superseded
-from reconfig.jobs import Do, Job
-from reconfig.placement import policies_named
-from reconfig.sweeps import Chore, chore_named
-from reconfig.work import ReconfigurationState
+from reconfig.decisions.capacity import Choice
+from reconfig.decisions.failover import Failover, Said
+from reconfig.decisions.jobs import Do, Job
+from reconfig.decisions.joining import Orders
+from reconfig.decisions.placement import policies_named
+from reconfig.decisions.sweeps import Chore, chore_named
+from reconfig.decisions.work import ReconfigurationState
 from stateflow.errors import InvalidArgument
 from stateflow.moves import MoveOptions
+from stateflow.partition.control import Wanted
 from stateflow.release import FIRST
 from stateflow.reports import (
     AutopilotReport,
@@ -46,9 +47,7 @@ from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.admission import caller
 from stateflow.rpc.agents import beat_of, orders_to_pb, request_of, spawned_to_pb, view_to_pb
-from stateflow.rpc.control import taken_to_pb, view_of
 from stateflow.rpc.reports import (
     adopted_to_pb,
     autopilot_of,
@@ -64,8 +63,11 @@ from stateflow.rpc.reports import (
     run_to_pb,
     standby_to_pb,
     sweep_to_pb,
+    taken_to_pb,
     version_to_pb,
+    view_of,
 )
+from stateflow.rpc.serving import caller
 from stateflow.rpc.wire import (
     PAGE_BYTES,
     after_of,
@@ -78,7 +80,6 @@ from stateflow.rpc.wire import (
     tell_newest,
     unary,
 )
-from stateflow.runtime.control import Wanted
 from stateflow.security.roles import check_owners
 from stateflow.types import PartitionId, shown
 

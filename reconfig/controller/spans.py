@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from reconfig.work import Planned, PlannedStandby
+from reconfig.decisions.work import Planned, PlannedStandby
 from stateflow.about import about
 from stateflow.reports import MoveReport
 from stateflow.tracing import Made, tracing

@@ -11,15 +11,15 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from reconfig import migration as m
-from reconfig import plan
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.executor import Executor
-from reconfig.controller.move_runner import MoveRunner
 from reconfig.controller.run_registry import Running
-from reconfig.failover import Standby
-from reconfig.work import Copy, PlannedStandby, PlannedTakeover, ReconfigurationState
+from reconfig.controller.runners import MoveRunner
+from reconfig.decisions import migration as m
+from reconfig.decisions import plan
+from reconfig.decisions.failover import Standby
+from reconfig.decisions.work import Copy, PlannedStandby, PlannedTakeover, ReconfigurationState
 from stateflow.errors import InvalidArgument, MoveAborted
 from stateflow.reports import Reconfiguration, StandbyReport
 from stateflow.types import PartitionId, node_of

@@ -1,28 +1,55 @@
-"""Runs sweeps: long work on many nodes, some at a time, while they serve. The next leader resumes a sweep."""
+"""Sweeps and their chores: long work on many nodes, some at a time, while they serve.
+
+:class:`Sweeps` begins sweeps, at most one of each chore at a time, and the next leader resumes them. Each node's begin
+and outcome are recorded. A chore is a :class:`Does`: :class:`Covering` does those that are about partitions, by
+:class:`Checkpoints` or :class:`Verifications`; :mod:`reconfig.controller.agents` has the restart of nodes.
+:class:`Scrubbing` begins verifications at intervals.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import Protocol
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
-from reconfig.controller.sweep_book import Outcome
-from reconfig.sweeps import Begin, Chore, Plan
-from stateflow.errors import InvalidArgument, MoveConflict, MoveUnknown, StateflowError
+from reconfig.controller.folds import MOVED, Known, Outcome
+from reconfig.controller.standbys import Standbys
+from reconfig.decisions.sweeps import Begin, Chore, Partitions, Plan, shares, without
+from stateflow.errors import InvalidArgument, MoveConflict, MoveUnknown, StateflowError, Unavailable
 from stateflow.ledger.batches import EntityStatus
-from stateflow.reports import Rolling, Sweep
+from stateflow.partition.control import Verification
+from stateflow.reports import PartitionFault, Rolling, Sweep, Taken
 from stateflow.rpc.wire import unexpected
+from stateflow.types import PartitionId, node_of
 
 log = logging.getLogger(__name__)
+#: seconds since the last pass that did a partition, after which the partitions that are left are given up
+PATIENCE_S = 30.0
+#: seconds between looks at whether the sweep was cancelled
+SWEEP_LOOK_S = 0.5
+#: failures in a row after which a replica is asked no more: then the replica fails, or its store, not a partition
+FAILURES_MAX = 3
+#: the most faults of a node that are recorded one by one, as they stay in the ledger for ever
+FAULTS_MAX = 100
+#: seconds between two checks whether a verification is due; fewer where the interval is short
+SCRUB_LOOK_S = 60.0
+#: attempts to compare with a standby, which may have passed the moment that the owner reads
+ATTEMPTS = 3
 #: what is under way, for the message that refuses a second sweep of its chore
 _GOING = {
     Chore.RESTART: "replicas are being restarted",
     Chore.CHECKPOINT: "checkpoints are being taken",
     Chore.VERIFY: "partitions are being verified",
 }
+
+
+# -- Sweeps ----------------------------------------------------------------------------------------------------------
 
 
 class Does(Protocol):
@@ -143,3 +170,345 @@ class Sweeps:
             log.error("%s of %s failed: %s", known.chore, node, outcome.error)
         ms = round(1e3 * (clock.monotonic() - began))
         await self._context.record(ClusterState.end_swept, sweep_id, node, outcome, ms)
+
+
+# -- Chores about partitions -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The outcome for one partition. ``counts``: figures to add up. ``wrong``: faults found, in words."""
+
+    counts: Mapping[str, int]
+    wrong: tuple[str, ...] = ()
+
+
+#: does one partition at a replica; None: the replica does not own it any more. Raises the error of a failure
+Do = Callable[[str, PartitionId], Coroutine[Any, Any, Piece | None]]
+
+
+@dataclass(slots=True)
+class _Tally:
+    done: Partitions = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    faults: list[PartitionFault] = field(default_factory=list)
+    given_up: Partitions = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, partition: PartitionId, replica: str, piece: Piece) -> None:
+        self.done.setdefault(partition.operator, []).append(partition.partition)
+        self.counts.update({"partitions": 1, **piece.counts})
+        for line in piece.wrong:
+            self._fault(partition, replica, line, undone=False)
+
+    def fail(self, partition: PartitionId, replica: str, why: str) -> None:
+        """Notes a partition that was not done, which says nothing about the partition's condition."""
+        self._fault(partition, replica, why, undone=True)
+
+    def _fault(self, partition: PartitionId, replica: str, line: str, *, undone: bool) -> None:
+        if len(self.faults) < FAULTS_MAX:
+            self.faults.append(PartitionFault(partition.operator, partition.partition, replica, line, undone))
+        self.lines.append(f"{partition} at {replica}: {line}" if replica else f"{partition}: {line}")
+        self.given_up.setdefault(partition.operator, []).append(partition.partition)
+
+    def outcome(self, cancelled: bool) -> Outcome:
+        error = ""
+        if self.lines:
+            more = len(self.lines) - 1
+            error = self.lines[0] + (f"; and {more} more" if more else "")
+        return Outcome(error, self.done, dict(self.counts), tuple(self.faults), cancelled and not error)
+
+
+class Covering:
+    """A chore about partitions: their owners do it, node by node; partitions that moved meanwhile come last.
+
+    Args:
+        do: does one partition at its owner.
+    """
+
+    settle_s = 0.0
+
+    def __init__(self, context: ControllerContext, chore: Chore, do: Do) -> None:
+        self._context, self._chore, self._do = context, chore, do
+
+    def plan(self, site: str, limit: int, operator: str) -> Plan:
+        """Plans a sweep of the partitions that replicas at ``site`` own; empty: of all. Raises OperatorNotDeployed,
+        UnknownSite, InvalidArgument."""
+        cluster = self._context.cluster
+        if operator:
+            cluster.operator(operator)
+        there = {n for n, info in cluster.roster.replicas.items() if site in ("", info.site, n, node_of(n))}
+        if site and not there:
+            self._context.check_site(site)
+        scope = {
+            name: [number for number, owner in enumerate(owners) if owner in there]
+            for name, owners in self._owners().items()
+            if operator in ("", name)
+        }
+        nodes = sorted({node_of(name) for name in shares(scope, self._owners())})
+        if not nodes:
+            raise InvalidArgument(
+                "no replica there owns a partition", remedy="see `stateflow status`", site=site or None
+            )
+        return Plan(self._chore, tuple(nodes), site, limit, operator, scope)
+
+    async def carry(self, sweep_id: str, node: str, begin: Begin | None) -> Outcome | None:
+        if begin is not None and not await begin():
+            return None
+        await self._context.acquainted()
+        known, tally = self._context.cluster.sweeps.there[sweep_id], _Tally()
+        if node == MOVED:
+            await self._rest(known, tally)
+        else:
+            for name, partitions in shares(known.left(), self._owners()).items():
+                if node_of(name) == node:
+                    await self._at(known, name, partitions, tally)
+        return tally.outcome(known.cancelled)
+
+    async def _at(self, known: Known, name: str, partitions: Partitions, tally: _Tally, *, last: bool = False) -> None:
+        """Carries out the chore for partitions at one replica, one after another.
+
+        Args:
+            last: the partitions are retried, so that a retryable error is not a fault yet.
+        """
+        failures = 0
+        for partition in _each(partitions):
+            if known.cancelled or failures == FAILURES_MAX:
+                return
+            try:
+                self._check_alive(name)
+                piece = await self._unless_cancelled(known, self._do(name, partition))
+            except StateflowError as error:
+                self._context.check_leads()
+                failures += 1
+                if not (last and error.retryable):
+                    tally.fail(partition, name, str(error))
+                if not self._context.members.alive(name):
+                    return
+                continue
+            failures = 0
+            if piece is not None:
+                tally.add(partition, name, piece)
+
+    async def _unless_cancelled(self, known: Known, work: Coroutine[Any, Any, Piece | None]) -> Piece | None:
+        """Waits for the work on a partition, but not once the sweep is cancelled, as the work may take hours. None also
+        if it was cancelled."""
+        doing = self._context.spawn(work)
+        try:
+            while not known.cancelled:
+                if (await asyncio.wait([doing], timeout=SWEEP_LOOK_S))[0]:
+                    return doing.result()
+            return None
+        finally:
+            doing.cancel()
+
+    async def _rest(self, known: Known, tally: _Tally) -> None:
+        """Carries out the chore for the partitions that no node has done, as they moved meanwhile. Those that are still
+        at a failed node are left out, as that node's failure was reported."""
+        clock = self._context.clock
+        until, done = float("inf"), -1
+        failed = {task.node for task in known.of(EntityStatus.FAILED)}
+        while True:
+            left = without(without(known.left(), tally.done), tally.given_up)
+            todo = {n: parts for n, parts in shares(left, self._owners()).items() if node_of(n) not in failed}
+            if not todo or known.cancelled:
+                return
+            if clock.monotonic() > until:
+                for name, partitions in todo.items():
+                    for partition in _each(partitions):
+                        tally.fail(partition, name, f"no replica served it for {PATIENCE_S:g} s")
+                return
+            for name, partitions in todo.items():
+                await self._at(known, name, partitions, tally, last=True)
+            if tally.counts["partitions"] > done:  # a pass may take hours, and other partitions are served by then
+                until, done = clock.monotonic() + PATIENCE_S, tally.counts["partitions"]
+            await asyncio.sleep(self._context.settings.retry_interval_s)
+
+    def _check_alive(self, name: str) -> None:
+        """Checks that a replica answers, so that no call waits for a connection to one that is gone. Raises
+        Unavailable."""
+        if not self._context.members.alive(name):
+            raise Unavailable(f"{name} does not answer", remedy="check that it runs, and run the command again")
+
+    def _owners(self) -> dict[str, tuple[str, ...]]:
+        return {name: each.assignment.owners for name, each in self._context.cluster.deployed.items()}
+
+
+def _each(partitions: Partitions) -> list[PartitionId]:
+    return [PartitionId(operator, number) for operator, numbers in partitions.items() for number in numbers]
+
+
+# -- Verification at intervals ---------------------------------------------------------------------------------------
+
+
+class Scrubbing:
+    """Begins a sweep that verifies every partition, whenever one is due.
+
+    Damage is so found before a move or a restart needs the partition.
+
+    The sweep is like one by command: one node at a time, replicas read at most ``verify_bytes_per_s`` and make way for
+    batches, and the next leader resumes it.
+    """
+
+    def __init__(self, context: ControllerContext, sweeps: Sweeps) -> None:
+        self._context, self._sweeps = context, sweeps
+
+    async def watch(self) -> None:
+        interval_s = self._context.settings.verify_interval_s
+        while interval_s:
+            await asyncio.sleep(min(SCRUB_LOOK_S, interval_s / 4))
+            if not self.is_due(interval_s):
+                continue
+            try:
+                sweep_id = await self._sweeps.begin(Chore.VERIFY, "", 1)
+                log.info("sweep/%s: verifying every partition, as every %g s", sweep_id, interval_s)
+            except StateflowError as error:  # no replica answers: it is tried again
+                log.warning("verification not started, will be retried: %s", error)
+
+    def is_due(self, interval_s: float) -> bool:
+        """Tells whether a verification of everything is due, and none is under way.
+
+        It is when the last one began longer ago than the interval, or when there was none and the oldest deployed
+        version is older than the interval.
+        """
+        cluster = self._context.cluster
+        book = cluster.sweeps
+        if not cluster.deployed or book.under_way(Chore.VERIFY):
+            return False
+        last_us = book.whole_us.get(Chore.VERIFY)
+        if last_us is None:
+            last_us = min(cluster.versions_us.get(name, 0) for name in cluster.deployed)
+        return cluster.now_us() - last_us > interval_s * 1e6
+
+
+# -- Verification ----------------------------------------------------------------------------------------------------
+
+
+class Verifications:
+    """Verifies partitions: the owner reads one, and its state is compared with a standby's at the same moment."""
+
+    def __init__(self, context: ControllerContext, standbys: Standbys) -> None:
+        self._context, self._standbys = context, standbys
+
+    async def verify_one(self, name: str, partition: PartitionId) -> Piece | None:
+        """Verifies a partition at a replica. Returns what was found; None: the replica no longer owns the partition.
+
+        What is wrong with the partition is in the result. Raises the error because of which the replica cannot verify.
+        """
+        standby = self._standby_of(partition)
+        for attempt in range(ATTEMPTS):
+            async with aclosing(self._context.replicas.verify(name, partition)) as pages:
+                moment = await anext(pages, None)
+                if moment is None:
+                    return None
+                if standby is None:
+                    return piece(await _found(pages, name), None)
+                async with aclosing(self._context.replicas.verify(standby, partition, moment.sequence)) as copied:
+                    at = await _first(copied)
+                    if at is None or at.sequence == moment.sequence or attempt == ATTEMPTS - 1:
+                        together = at is not None and at.sequence == moment.sequence
+                        copy = _copied(copied, standby) if together else _nothing()
+                        found, other = await _both(_found(pages, name), copy)
+                        return piece(found, other, standby)
+        raise AssertionError("the last attempt returns")
+
+    def _standby_of(self, partition: PartitionId) -> str | None:
+        """Returns a replica with a standby that has caught up and answers; None: there is none."""
+        alive = self._context.alive()
+        names = [each.replica for each in self._standbys.copies(partition) if each.following and each.replica in alive]
+        return names[0] if names else None
+
+
+def piece(found: Verification, copy: Verification | None, standby: str = "") -> Piece:
+    """Returns the result of one partition.
+
+    Args:
+        found: what its owner found.
+        copy: what its standby found, at the same moment; None: it was not compared.
+    """
+    wrong = list(map(str, found.faults))
+    counts = {"bytes_read": found.bytes_read, "cells": found.cells, "compared": 0}
+    if copy is not None:
+        wrong += [f"its standby at {standby}: {each}" for each in copy.faults]
+        if found.digest and copy.digest:
+            counts["compared"] = 1
+            if found.digest != copy.digest:
+                wrong.append(
+                    f"its state differs from its standby's at {standby}, both at sequence {found.sequence}: "
+                    f"restore it, or rebuild the standby"
+                )
+    return Piece(counts, tuple(wrong))
+
+
+async def _first(pages: AsyncGenerator[Verification]) -> Verification | None:
+    """Returns the first page of a standby; None: it has none, or cannot be asked, and is not compared."""
+    try:
+        return await anext(pages, None)
+    except StateflowError as error:
+        log.warning("standby not compared: %s", error)
+        return None
+
+
+async def _copied(pages: AsyncGenerator[Verification], standby: str) -> Verification | None:
+    try:
+        return await _found(pages, standby)
+    except StateflowError as error:
+        log.warning("standby at %s not compared: %s", standby, error)
+        return None
+
+
+async def _both(
+    found: Coroutine[Any, Any, Verification], copy: Coroutine[Any, Any, Verification | None]
+) -> tuple[Verification, Verification | None]:
+    """Awaits both results. If one fails, the other has ended as well, as pages that a task awaits cannot be closed."""
+    copying = asyncio.ensure_future(copy)
+    try:
+        return await found, await copying
+    finally:
+        copying.cancel()
+        await asyncio.wait([copying])
+
+
+async def _nothing() -> None:
+    return None
+
+
+async def _found(pages: AsyncGenerator[Verification], name: str) -> Verification:
+    found = await anext(pages, None)
+    if found is None or not found.done:
+        raise Unavailable(f"{name} did not finish the verification", remedy="run the command again")
+    return found
+
+
+# -- Checkpoints -----------------------------------------------------------------------------------------------------
+
+
+class Checkpoints:
+    """Takes checkpoints on request, at the owners of the partitions."""
+
+    def __init__(self, context: ControllerContext) -> None:
+        self._context = context
+
+    async def take(self, operator: str = "", partitions: Collection[int] = (), savepoint: str = "") -> Taken:
+        """Takes a checkpoint and returns what was taken.
+
+        Args:
+            operator: empty: all operators, at every replica that answers.
+            partitions: partitions of the operator; empty: all.
+            savepoint: name of a savepoint to take; empty: a checkpoint.
+
+        Raises OperatorNotDeployed, and the error of a replica that fails.
+        """
+        context, started = self._context, self._context.clock.monotonic()
+        await context.acquainted()
+        names = set(context.cluster.operator(operator).assignment.owners) if operator else context.alive().keys()
+        asked = (context.replicas.checkpoint(name, operator, partitions, savepoint) for name in sorted(names))
+        taken = Taken.together(await asyncio.gather(*asked))
+        return replace(taken, report=replace(taken.report, duration_s=context.clock.monotonic() - started))
+
+    async def take_one(self, name: str, partition: PartitionId) -> Piece | None:
+        """Takes a checkpoint of one partition at a replica. None: the replica does not own it any more. Raises the
+        error of the replica if that fails."""
+        taken = await self._context.replicas.checkpoint(name, partition.operator, [partition.partition])
+        report = taken.report
+        return Piece({"bytes_new": report.bytes_new, "bytes_total": report.bytes_total}) if taken.numbers else None

@@ -1,30 +1,37 @@
-"""Failover: gives a new owner to partitions whose owner is gone for good or has lost them."""
+"""Failover: gives a new owner to partitions whose owner is gone for good, has lost them, or is given up by command.
+
+A partition that no owner serves is an *orphan*: its owner's lease has lapsed, its owner has lost it, or a move or
+restore that ended without an owner left it sealed. :meth:`Takeovers.watch` finds orphans, and begins a takeover of each
+one, once moves and restores of the partition have ended. A takeover that failed is tried again after a growing delay. A
+partition is an orphan no longer when a takeover has completed, its owner came back with it, or it has another owner.
+
+Under manual failover, only a command (:class:`GivingUp`) begins a takeover, except that an owner serves again what it
+sealed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from reconfig import failover as f
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.executor import Executor
-from reconfig.controller.move_runner import MoveRunner
 from reconfig.controller.run_registry import Running, RunRegistry
+from reconfig.controller.runners import MoveRunner, TakeoverRunner
 from reconfig.controller.standbys import Standbys
-from reconfig.controller.takeover_runner import TakeoverRunner
-from reconfig.work import PlannedMove, PlannedTakeover, ReconfigurationState
-from stateflow.errors import InvalidArgument, StateflowError, Unavailable
+from reconfig.decisions import failover as f
+from reconfig.decisions.work import PlannedMove, PlannedTakeover, ReconfigurationState
+from stateflow.errors import InvalidArgument, LossPossible, StateflowError, Unavailable, UnknownPartition
 from stateflow.ledger import RecordState
+from stateflow.partition.control import Cancellation, PartitionView
+from stateflow.partition.lifecycle import SERVED, State
 from stateflow.reports import Reconfiguration
-from stateflow.runtime.control import Cancellation
-from stateflow.runtime.lifecycle import SERVED, State
-from stateflow.runtime.view import PartitionView
-from stateflow.types import How, PartitionId, ReplicaInfo
+from stateflow.types import How, PartitionId, ReplicaInfo, ranges
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +70,12 @@ class Superseded:
 RESOLUTIONS = ("serve-source", "restore")
 TICK_S = 0.25
 MOST_DOUBLINGS = 4  # of the delay between two attempts, which is 80 s at most by default
+#: what a takeover starts from, in words for users
+_FROM = {
+    How.LOCAL: "from its complete sealed copy",
+    How.STANDBY: "from its standby copy",
+    How.CHECKPOINT: "from the newest checkpoint",
+}
 
 
 class Takeovers:
@@ -518,3 +531,82 @@ class Takeovers:
                     planned.epoch, f.Why.SEALED if planned.how == How.LOCAL else f.Why.LAPSED
                 )
                 self._begin(*self._prepare(planned, machine), first)
+
+
+# -- By command ------------------------------------------------------------------------------------------------------
+
+
+class GivingUp:
+    """Takes partitions from owners that do not answer, by command."""
+
+    def __init__(self, context: ControllerContext, runs: RunRegistry, takeovers: Takeovers) -> None:
+        self._context, self._runs, self._takeovers = context, runs, takeovers
+
+    async def by_command(self, operator: str, numbers: Sequence[int], accepted: bool) -> list[Reconfiguration]:
+        """Gives partitions to another owner if theirs does not answer or has lost them, even if it serves them alone.
+
+        Args:
+            numbers: partitions; empty: all whose owner does not answer or has lost them.
+            accepted: whether the loss of what their owners have served since they were last heard is accepted.
+
+        Raises OperatorNotDeployed, UnknownPartition, InvalidArgument where the owner of one answers, LossPossible,
+        MoveConflict where one is being restored, Unavailable. Takeovers that have begun by then go on.
+        """
+        found = self._given_up(operator, numbers)
+        if not accepted:
+            owners = ", ".join(sorted({owner for _, owner, _ in found}))
+            raise LossPossible(
+                f"what {owners} may have served since its last heartbeat is lost, "
+                "unless a standby or checkpoint has it",
+                remedy="pass --accept-loss (accept_loss=True), or start it with its data directory",
+                operator=operator,
+                partitions=ranges([partition.partition for partition, _, _ in found]),
+            )
+        for partition, _, _ in found:
+            self._context.check_not_restored(partition)
+        begun = [await self._takeovers.give_up(*each) for each in found]
+        return [self._runs.found(each).report() for each in begun if each]
+
+    def proposed(self, operator: str, numbers: Sequence[int]) -> tuple[dict[PartitionId, str], dict[PartitionId, str]]:
+        """Returns what :meth:`by_command` would do: by partition, its target, and what its state would come from.
+
+        Raises the errors that :meth:`by_command` raises, without LossPossible.
+        """
+        targets: dict[PartitionId, str] = {}
+        origins: dict[PartitionId, str] = {}
+        coming: Counter[str] = Counter()
+        for partition, _, _ in self._given_up(operator, numbers):
+            self._context.check_not_restored(partition)
+            if (choice := self._takeovers.choice(partition, coming)) is None:
+                raise Unavailable(
+                    "no replica that answers can take over", remedy="start a replica", partition=partition
+                )
+            coming[choice.target] += 1
+            targets[partition], origins[partition] = choice.target, _FROM[choice.how]
+        return targets, origins
+
+    def _given_up(self, operator: str, numbers: Sequence[int]) -> list[tuple[PartitionId, str, int]]:
+        """Returns the partitions whose owner does not answer or has lost them, each with its owner and epoch."""
+        cluster, members = self._context.cluster, self._context.members
+        deployed = cluster.operator(operator)
+        found: list[tuple[PartitionId, str, int]] = []
+        for number in sorted(set(numbers)) or range(deployed.spec.partitions):
+            if number >= deployed.spec.partitions:
+                raise UnknownPartition(
+                    f"there is no partition {number}, the operator has {deployed.spec.partitions}",
+                    remedy="see `stateflow status`",
+                    operator=operator,
+                )
+            partition = PartitionId(operator, number)
+            owner, epoch = deployed.assignment.owner(number)
+            if self._takeovers.is_orphan(partition) or members.lapsed(owner):
+                found.append((partition, owner, epoch))
+            elif numbers:
+                raise InvalidArgument(
+                    f"{owner} answers, or its lease is valid for another {max(0.0, members.lease_left_s(owner)):.0f} s",
+                    remedy="move the partition with `stateflow migrate`, or wait until the lease has lapsed",
+                    partition=partition,
+                )
+        if not found:
+            raise InvalidArgument("every partition is served", remedy="see `stateflow status`", operator=operator)
+        return found

@@ -1,11 +1,28 @@
-"""An agent's process: learns from the controller which replicas it is to run, and runs them."""
+"""An agent: the process that starts, watches and ends the replicas of one machine, as the controller wants them.
+
+An agent claims its data directory, so that no other agent uses it. Two loops then run until the agent is asked to end:
+
+* The *heartbeat* reports the machine, the data directory and the state of each replica to the controller. The
+  controller sets the interval; a change here is reported at once. The answer contains the replicas that are wanted. The
+  agent checks the ledger and the term of the answer, writes the orders to the file ``AGENT``, and only then obeys them.
+  Without a valid answer it keeps its last orders, and asks another controller where there is one. An agent without
+  replicas follows any ledger.
+* The *converging loop* carries out the actions of :class:`~stateflow.agent.converging.Convergence`: it starts, ends and
+  kills processes. No replica starts while a former process holds its directory. A replica whose memory cannot be
+  limited as asked is killed. A thread for each process reads where the process listens, and waits for its end.
+
+At the end the agent ends its replicas. If the agent is killed, its replicas notice that by their standard input, and
+end.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import os
 import platform
+import shutil
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -16,13 +33,10 @@ from typing import IO
 
 import grpc.aio
 
-from stateflow.agent import limits as limiting
-from stateflow.agent import machine
+from stateflow.agent import processes as limiting
 from stateflow.agent.converging import Begin, Convergence, End, Kill
 from stateflow.agent.figures import Figures, targets_of
-from stateflow.agent.limits import Limits
-from stateflow.agent.logs import Reader
-from stateflow.agent.store import Store
+from stateflow.agent.processes import Limits, Reader, Store
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import (
     DataDirLocked,
@@ -30,20 +44,17 @@ from stateflow.errors import (
     StateflowError,
     Unavailable,
 )
-from stateflow.fleet import AgentInfo, Beat, Directory, Orders, Spawned
-from stateflow.launching import Command, Launcher, Listening, Started, heard
+from stateflow.fleet import AgentInfo, Beat, Command, Directory, Launcher, Listening, Orders, Spawned, Started, heard
 from stateflow.metrics.figures import Values
+from stateflow.partition.control import Authority
+from stateflow.partition.control import Command as Commanded
+from stateflow.partition.environment import Closable, claim, place_of
 from stateflow.release import VERSION
 from stateflow.rpc.agents import ControllerCaller, add_agent_service
-from stateflow.rpc.controllers import Round, addresses_of
-from stateflow.rpc.health import add_health
-from stateflow.rpc.limits import CallLimits
+from stateflow.rpc.clients import Round, addresses_of
 from stateflow.rpc.secure import check_reach
-from stateflow.rpc.serving import new_server
+from stateflow.rpc.serving import CallLimits, add_health, new_server
 from stateflow.rpc.wire import bind, connect, reached_at, unexpected
-from stateflow.runtime.authority import Authority
-from stateflow.runtime.authority import Command as Commanded
-from stateflow.runtime.environment import Closable, claim, place_of
 from stateflow.settings import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -51,6 +62,38 @@ log = logging.getLogger(__name__)
 BEAT_S = 1.0
 #: for readers of a log: seconds between signs of life, and between two looks for new lines
 ALIVE_S, LOOK_S = 5.0, 0.25
+
+# -- Resources of the machine ----------------------------------------------------------------------------------------
+
+
+def cores() -> int:
+    """Returns the number of cores that this process may use."""
+    try:
+        return max(len(os.sched_getaffinity(0)), 1)
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def memory_bytes(group: Path | None) -> int:
+    """Returns the memory of the machine, or the limit of the control group if that is less; 0: unknown."""
+    try:
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 0
+    try:
+        allowed = int((group / "memory.max").read_text()) if group is not None else whole
+    except (OSError, ValueError):  # "max"
+        allowed = whole
+    return min(whole, allowed)
+
+
+def disk_bytes(directory: Path) -> tuple[int, int]:
+    """Returns the size of the disk that a directory is on, and its free bytes."""
+    usage = shutil.disk_usage(directory)
+    return usage.total, usage.free
+
+
+# -- The agent -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +188,7 @@ class Agent:
             self._claimed.close()
 
     async def _said_figures(self, info: AgentInfo, call_limits: CallLimits) -> Values:
-        _, free = await asyncio.to_thread(machine.disk_bytes, self._config.data_dir)
+        _, free = await asyncio.to_thread(disk_bytes, self._config.data_dir)
         return self._figures.of(info, self._convergence.children(), free) | call_limits.figures()
 
     def _info(self, address: str) -> AgentInfo:
@@ -155,9 +198,9 @@ class Agent:
             config.site,
             address,
             dict(config.labels),
-            config.cores or machine.cores(),
-            config.memory_bytes or machine.memory_bytes(group),
-            machine.disk_bytes(config.data_dir)[0],
+            config.cores or cores(),
+            config.memory_bytes or memory_bytes(group),
+            disk_bytes(config.data_dir)[0],
             VERSION,
             platform.python_version(),
             self._limits.kind,
@@ -195,7 +238,7 @@ class Agent:
                 self._told.clear()
 
     async def _beat_of(self, info: AgentInfo) -> Beat:
-        _, free = await asyncio.to_thread(machine.disk_bytes, self._config.data_dir)
+        _, free = await asyncio.to_thread(disk_bytes, self._config.data_dir)
         kept = self._store.kept
         ledger = kept.ledger if kept.wanted else ""  # an agent without replicas follows any ledger
         return Beat(

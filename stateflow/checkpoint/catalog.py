@@ -1,4 +1,4 @@
-"""Contents of a store: manifests by partition, savepoints, blobs, and the marks that make collecting safe.
+"""Contents of a store: its marker, manifests by partition, savepoints, blobs, and marks that make collecting safe.
 
 =========================================================  ===================================================
 ``blobs/<2>/<digest>[.zst][.<key id>][.g<generation>]``     content, named by the xxh3_128 of its plain form
@@ -9,6 +9,21 @@
 ``condemned/<id>.json``                                     blobs a collection under way may delete
 ``tmp/``                                                    of a local directory: files being written
 =========================================================  ===================================================
+
+The marker has an id and is created once. It tells a store from the empty directory under its mount point, and two
+spellings of one place from two places.
+
+A *hold*, an object in ``intents/``, tells collections which digests a process relies on. The process writes it before
+it reads or uploads them. The protocol needs no locks and no clock that is right:
+
+1. a process that relies on blobs writes a hold, *then* reads which blobs are condemned;
+2. a collection condemns blobs, *then* reads the holds. Of the two, the later one sees the other: the process stores a
+   condemned blob again under another name, the collection spares a held one;
+3. a hold that is a day old, by the clock of the store, belongs to a process that died. A collection *removes* it
+   before it reads the manifests for the last time;
+4. a process that published something looks *afterwards* whether its hold stands. If it does, a collection can remove
+   the hold only later, and then reads what was published. If not, a collection took the process for dead, and the
+   process does everything again.
 """
 
 from __future__ import annotations
@@ -16,13 +31,18 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
+import xxhash
+
+from stateflow.checkpoint.backend import TEMPORARY, Objects
 from stateflow.checkpoint.codec import Codec
 from stateflow.checkpoint.manifest import Manifest, Order, parse_name
-from stateflow.checkpoint.objects import TEMPORARY, Objects
-from stateflow.errors import CheckpointCorrupt, CheckpointNewer, StateflowError
+from stateflow.errors import CheckpointCorrupt, CheckpointNewer, CheckpointStoreMissing, StateflowError, Unavailable
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -30,8 +50,15 @@ MANIFESTS, SAVEPOINTS, BLOBS, INTENTS, CONDEMNED = "manifests", "savepoints", "b
 __all__ = ["BLOBS", "CONDEMNED", "INTENTS", "MANIFESTS", "SAVEPOINTS", "TEMPORARY", "Catalog", "Found", "Mark"]
 #: a larger manifest is damaged; that of a partition with a hundred thousand files is smaller
 MANIFEST_BYTES_MAX = 32 << 20
+#: a hold older than this, by the clock of the store, belongs to a process that died
+MARK_LIFE_S = 24 * 3600.0
+MARKER: Final = "STORE"
+FORMAT: Final = 1
+_ID: Final = re.compile(r"[0-9a-f]{32}")
 _PLACE = re.compile(rf"{MANIFESTS}/([^/]+)/p(\d+)/[^/]+\Z")
 _SAVEPOINT = re.compile(rf"{SAVEPOINTS}/([^/]+)/([^/]+)/p(\d+)\.json\Z")
+
+# -- Manifests and marks ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +176,110 @@ def savepoint_place(name: str, partition: PartitionId) -> str:
 
 def _by(partition: PartitionId) -> tuple[str, int]:
     return partition.operator, partition.partition
+
+
+# -- Holds -----------------------------------------------------------------------------------------------------------
+
+
+class Hold:
+    """A hold on digests, from its creation on. Raises Unavailable where the store cannot be written."""
+
+    def __init__(self, objects: Objects, digests: Iterable[str]) -> None:
+        self._objects = objects
+        self._name = f"{INTENTS}/{uuid.uuid4().hex}.json"
+        objects.create(self._name, json.dumps(sorted(set(digests))).encode())
+
+    def stands(self) -> bool:
+        """Returns whether the hold still exists. False: a collection took its process for dead."""
+        return self._objects.stat(self._name) is not None
+
+    def release(self) -> None:
+        try:
+            self._objects.delete(self._name)
+        except (Unavailable, FileNotFoundError) as error:
+            log.warning("hold not released, it expires after a day: %s", error)
+
+    def __enter__(self) -> Hold:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+# -- Marker of a store -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A store that was used before: its place and its id."""
+
+    place: str
+    id: str
+
+
+def read_marker(objects: Objects) -> str | None:
+    """Returns the store's id; None: there is no marker. Raises CheckpointCorrupt, CheckpointNewer."""
+    try:
+        data = objects.read(MARKER)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        marker = json.loads(data)
+        id_, format_ = marker["id"], marker["format"]
+        sound = isinstance(format_, int) and isinstance(id_, str) and _ID.fullmatch(id_) is not None
+        sound = sound and marker["checksum"] == _checksum(id_, format_)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        sound = False
+    if not sound:
+        raise CheckpointCorrupt(
+            "the marker of the checkpoint store cannot be read",
+            remedy="restore it from a copy; if there is none, remove it and run `stateflow checkpoint init`",
+            url=objects.url,
+            object=MARKER,
+        )
+    if format_ > FORMAT:
+        raise CheckpointNewer(
+            f"the checkpoint store has format {format_}, this program supports up to {FORMAT}",
+            remedy="run the stateflow version that created it, or a newer one",
+            url=objects.url,
+        )
+    return str(id_)
+
+
+def make_marker(objects: Objects) -> str:
+    """Creates the marker of a new store and returns its id. Where two processes do so at once, both get the id of the
+    first."""
+    try:
+        id_ = uuid.uuid4().hex
+        objects.create(MARKER, json.dumps({"format": FORMAT, "id": id_, "checksum": _checksum(id_, FORMAT)}).encode())
+    except FileExistsError:
+        pass
+    made = read_marker(objects)
+    if made is None:
+        raise missing(objects.url)
+    return made
+
+
+def _checksum(id_: str, format_: int) -> str:
+    """Checksum of a marker, so that a damaged one is not taken for another store's."""
+    digest: str = xxhash.xxh3_64_hexdigest(f"{format_} {id_}".encode())
+    return digest
+
+
+def missing(url: str) -> CheckpointStoreMissing:
+    return CheckpointStoreMissing(
+        "no checkpoint store there: its marker is missing, and nothing was written",
+        remedy=f"check that it is mounted; for a new store run `stateflow checkpoint init --checkpoints {url}`",
+        url=url,
+    )
+
+
+def another(url: str, found: str, known: str, note: Path | None) -> CheckpointStoreMissing:
+    return CheckpointStoreMissing(
+        "the checkpoint store is not the one used before",
+        remedy="mount the right one"
+        + (f"; to continue with this one, remove {note}" if note is not None else ", or restart to use this one"),
+        url=url,
+        found=found,
+        known=known,
+    )

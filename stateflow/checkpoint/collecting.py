@@ -3,7 +3,7 @@
 Mark and sweep. A blob is referenced if any readable manifest or savepoint names it; it is spared if an upload, a
 restore or a reader under way relies on it. The order of steps makes a collection safe beside these: remove the holds of
 dead processes, list blobs, condemn the unreferenced ones, read the holds, read the manifests once more, delete the
-condemned blobs that are still neither referenced nor held. See :mod:`stateflow.checkpoint.holds` for the other side.
+condemned blobs that are still neither referenced nor held. See :mod:`stateflow.checkpoint.catalog` for the other side.
 
 Only the clock of the store counts, as this machine's may be wrong. A checkpoint counts as kept when all of its blobs
 are there. While a manifest that retention keeps cannot be read, nothing is swept, as its blobs are not known.
@@ -17,8 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stateflow.checkpoint.catalog import BLOBS, CONDEMNED, INTENTS, TEMPORARY, Catalog, Found, Mark
-from stateflow.checkpoint.holds import MARK_LIFE_S
+from stateflow.checkpoint.catalog import BLOBS, CONDEMNED, INTENTS, MARK_LIFE_S, TEMPORARY, Catalog, Found, Mark
 from stateflow.checkpoint.manifest import Manifest, digest_of
 from stateflow.checkpoint.store import CheckpointStore
 from stateflow.errors import CheckpointCorrupt, InvalidArgument, Unavailable

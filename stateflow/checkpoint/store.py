@@ -1,10 +1,14 @@
 """Checkpoint store: uploads what is missing and publishes last; restores only what is verified.
 
+A save writes a hold, uploads and publishes, and starts over if the hold is gone before or after the publication.
 Publication is one exclusive new object. Its name orders it by (epoch, sequence), and a name that is taken is not
 written again, so that neither a repeated nor a late upload changes what others read.
 
-Collections (:mod:`stateflow.checkpoint.collecting`) may run at any time. :mod:`stateflow.checkpoint.holds` explains why
-they delete nothing that is being uploaded, read or adopted.
+A restore reports a file (:class:`Fetching`) only when it is written, verified by its digest and, if it is to be
+durable, on disk. The new owner of a partition publishes an adopted checkpoint as its own first (:class:`Adoption`).
+
+Collections (:mod:`stateflow.checkpoint.collecting`) may run at any time. Holds
+(:mod:`stateflow.checkpoint.catalog`) are why they delete nothing that is being uploaded, read or adopted.
 """
 
 from __future__ import annotations
@@ -16,23 +20,45 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from stateflow.checkpoint.backend import Backend, Stored, Throttle
-from stateflow.checkpoint.cache import SiteCache
-from stateflow.checkpoint.catalog import BLOBS, CONDEMNED, TEMPORARY, Catalog, folder_of, savepoint_place
+import xxhash
+
+from stateflow.checkpoint.backend import (
+    FULL,
+    TIMEOUT_S,
+    Backend,
+    Objects,
+    SiteCache,
+    Stored,
+    Throttle,
+    open_backend,
+    place_of,
+)
+from stateflow.checkpoint.catalog import (
+    BLOBS,
+    CONDEMNED,
+    TEMPORARY,
+    Catalog,
+    Hold,
+    Known,
+    another,
+    folder_of,
+    make_marker,
+    missing,
+    read_marker,
+    savepoint_place,
+)
 from stateflow.checkpoint.codec import Codec, configured_key
-from stateflow.checkpoint.fetching import Fetching, Written, in_memory, no_room, synced
-from stateflow.checkpoint.holds import Hold
-from stateflow.checkpoint.identity import Known, another, make_marker, missing, read_marker
 from stateflow.checkpoint.manifest import Manifest, ManifestFile, blob_name, manifest_name
-from stateflow.checkpoint.objects import TIMEOUT_S, Objects, open_backend, place_of
 from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.durable import sync
 from stateflow.errors import (
     CheckpointCorrupt,
     CheckpointMissing,
@@ -43,7 +69,7 @@ from stateflow.errors import (
     Unavailable,
     WrongKey,
 )
-from stateflow.masking import masked
+from stateflow.private import masked
 from stateflow.types import PartitionId, check_name
 
 log = logging.getLogger(__name__)
@@ -52,6 +78,122 @@ ATTEMPTS = 3
 RESTORE_THREADS = 4
 #: errors that do not go away with time
 _NEVER = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
+#: bytes hashed at a time, few enough to stay in a core's cache
+HASHED_BYTES = 256 << 10
+#: context around the verification of a file that is written, such as its sync
+Written = Callable[[Path], AbstractContextManager[None]]
+
+# -- Fetching --------------------------------------------------------------------------------------------------------
+
+
+def in_memory(_: Path) -> AbstractContextManager[None]:
+    """A ``Written`` that does nothing, for files that need not survive power loss."""
+    return nullcontext()
+
+
+class Fetching:
+    """Fetches files of checkpoints from one store.
+
+    Args:
+        cache: a site's copies, tried before the store; None: no cache.
+    """
+
+    def __init__(self, objects: Objects, codec: Codec, cache: SiteCache | None) -> None:
+        self._objects, self._codec, self._cache = objects, codec, cache
+
+    def fetch(self, manifest: Manifest, file: ManifestFile, path: Path, written: Written = in_memory) -> None:
+        """Fetches one file of a checkpoint and verifies it by its digest. Raises CheckpointCorrupt, Unavailable.
+
+        Args:
+            written: entered once all of the file is written, left before it counts as fetched.
+        """
+        try:
+            if self._cache is not None and self._cache.get(file.digest, path):
+                with written(path):
+                    return
+        except OSError as error:
+            raise no_room(error, path.parent) from error
+        try:
+            found = (self._copy if self._codec.is_plain(file.blob) else self._decode)(file, path, written)
+        except FileNotFoundError as error:
+            raise _corrupt(manifest, file, "is missing") from error
+        except CheckpointCorrupt as error:
+            raise _corrupt(manifest, file, "cannot be decoded") from error
+        if found != (file.size, file.digest):
+            raise _corrupt(manifest, file, "does not match its size and digest")
+        if self._cache is not None:
+            self._cache.put(file.digest, path)
+
+    def _copy(self, file: ManifestFile, path: Path, written: Written) -> tuple[int, str]:
+        """Copies a plain blob; returns size and digest of the copy.
+
+        The kernel copies it. Then it is read in pieces that stay in a core's cache, while the disk takes it. Passing it
+        through Python would cost another copy.
+        """
+        with _opened(path) as out:
+            try:
+                self._objects.download(f"{BLOBS}/{file.blob}", out, file.size)
+            except Unavailable as error:
+                if isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL:
+                    raise no_room(error.__cause__, path.parent) from error
+                raise
+        hasher, size, piece = xxhash.xxh3_128(), 0, memoryview(bytearray(HASHED_BYTES))
+        with written(path), path.open("rb", buffering=0) as copied:
+            while count := copied.readinto(piece):
+                hasher.update(piece[:count])
+                size += count
+        return size, hasher.hexdigest()
+
+    def _decode(self, file: ManifestFile, path: Path, written: Written) -> tuple[int, str]:
+        hasher, size = xxhash.xxh3_128(), 0
+        with _opened(path) as out:
+            for data in self._codec.decode(self._objects.chunks(f"{BLOBS}/{file.blob}"), file.blob):
+                hasher.update(data)
+                size += len(data)
+                if size > file.size:  # wrong content, of any length
+                    break
+                try:
+                    out.write(data)
+                except OSError as error:
+                    raise no_room(error, path.parent) from error
+        with written(path):
+            return size, hasher.hexdigest()
+
+
+def _opened(path: Path) -> FileIO:
+    try:
+        return path.open("wb", buffering=0)
+    except OSError as error:  # as no_room, or FileNotFoundError would pass for a missing blob
+        raise no_room(error, path.parent) from error
+
+
+@contextmanager
+def synced(disk: Executor, path: Path) -> Iterator[None]:
+    syncing = disk.submit(sync, path)
+    yield
+    syncing.result()
+
+
+def _corrupt(manifest: Manifest, file: ManifestFile, what: str) -> CheckpointCorrupt:
+    return CheckpointCorrupt(
+        f"blob {file.blob} ({file.name}) {what}",
+        remedy="restore an older checkpoint",
+        operator=manifest.operator,
+        partition=manifest.partition,
+        epoch=manifest.epoch,
+        sequence=manifest.sequence,
+    )
+
+
+def no_room(error: OSError, directory: Path) -> Unavailable:
+    return Unavailable(
+        f"cannot write to the local disk: {error.strerror or error}",
+        remedy="free space there and try again",
+        path=directory,
+    )
+
+
+# -- Store -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,18 +15,31 @@ from rich.text import Text
 
 from stateflow.cli import show
 from stateflow.cli.group import Commands
-from stateflow.cli.options import LOCAL, Controller, Insecure, Json, byte_count, labels_of
-from stateflow.cli.output import console, emit, errors, guarded, keep_stdout, log_to_stderr, size
+from stateflow.cli.output import (
+    LOCAL,
+    Controller,
+    Insecure,
+    Json,
+    byte_count,
+    console,
+    emit,
+    errors,
+    guarded,
+    keep_stdout,
+    labels_of,
+    log_to_stderr,
+    size,
+)
 from stateflow.cli.processes import StopWithParent, Verbose, say_ready, stop_on_signal
 from stateflow.cli.sweeps import follow_nodes
 from stateflow.client import AgentReport, ChildReport, Cluster, RollingRestart, Spawning
+from stateflow.code.loading import check_outside
 from stateflow.errors import InvalidArgument, MoveAborted
-from stateflow.launching import Listening
+from stateflow.fleet import Listening
 from stateflow.private import UMASK
-from stateflow.runtime.code import check_outside
 from stateflow.settings import ReplicaSettings
-from stateflow.settings.variables import check_variables
-from stateflow.storage.files import raise_limit
+from stateflow.settings.base import check_variables
+from stateflow.storage.rocks import raise_limit
 from stateflow.types import WORKERS_MAX, check_name
 
 app = Commands()
@@ -85,9 +98,9 @@ def agent(
             "an agent needs a site and a data directory", remedy="pass --site SITE --data-dir DIRECTORY"
         )
     check_outside("an agent")
-    from stateflow.agent import limits
+    from stateflow.agent import processes
     from stateflow.agent.agent import Agent, Config
-    from stateflow.agent.local import LocalLauncher
+    from stateflow.agent.processes import LocalLauncher
 
     if stop_with_parent:
         keep_stdout()
@@ -115,7 +128,7 @@ def agent(
 
     async def run() -> None:
         stop = stop_on_signal(stop_with_parent, stop_s + STOP_S)
-        one = Agent(config, limits.limits(limits.own_group()), LocalLauncher())
+        one = Agent(config, processes.limits(processes.own_group()), LocalLauncher())
 
         def ready(address: str) -> None:
             say_ready(Listening(address), f"agent {named} at {site}", as_json)

@@ -16,10 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from stateflow.cli.group import Commands
-from stateflow.cli.options import Insecure
-from stateflow.cli.output import console, show_everything, telling
-from stateflow.cli.panels import BRIEFLY, PANELS
+from stateflow.cli.group import BRIEFLY, PANELS, Commands
+from stateflow.cli.output import Insecure, console, show_everything, telling
 from stateflow.release import VERSION
 
 #: environment variable that a shell sets to ask for completions

@@ -11,8 +11,7 @@ from rich.console import Group
 
 from stateflow.cli.group import Commands
 from stateflow.cli.ledger import DEFAULT, Url, opened_at, styled
-from stateflow.cli.options import LOCAL, Controller, Json
-from stateflow.cli.output import console, emit, shown_time
+from stateflow.cli.output import LOCAL, Controller, Json, console, emit, shown_time
 from stateflow.cli.show import new_table, titled
 from stateflow.client import Cluster
 from stateflow.client.words import call_off, runner_of

@@ -9,8 +9,7 @@ import typer
 from rich.text import Text
 
 from stateflow.cli.group import Commands
-from stateflow.cli.options import LOCAL, Controller, Json
-from stateflow.cli.output import console, emit
+from stateflow.cli.output import LOCAL, Controller, Json, console, emit
 from stateflow.cli.show import new_table, titled
 
 app = Commands()
@@ -26,8 +25,7 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Write a small project that runs at once: an operator, its test, a pipeline, data, and how to go on."""
-    from stateflow.project.examples import example_named
-    from stateflow.project.writing import write_project
+    from stateflow.project.writing import example_named, write_project
 
     chosen = None if example is None else example_named(example)
     written = write_project(directory, chosen)
@@ -42,7 +40,7 @@ def init(
 @app.command()
 def examples(as_json: Json = False) -> None:
     """List the examples that `stateflow init --example` writes: what each shows, and which states it uses."""
-    from stateflow.project.examples import EXAMPLES
+    from stateflow.project.writing import EXAMPLES
 
     if as_json:
         emit({"examples": [{"name": each.name, "shows": each.shows, "uses": each.uses} for each in EXAMPLES]})

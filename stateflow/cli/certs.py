@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stateflow.cli.group import Commands
-from stateflow.cli.options import Json
-from stateflow.cli.output import console, emit
+from stateflow.cli.output import Json, console, emit
 from stateflow.cli.show import new_table
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.private import state_directory

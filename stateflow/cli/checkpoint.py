@@ -15,10 +15,21 @@ from stateflow.checkpoint import CheckpointStore, Codec, Manifest, Retention, Si
 from stateflow.checkpoint import collect as collect_store
 from stateflow.checkpoint.codec import configured_key
 from stateflow.cli.group import Commands
-from stateflow.cli.options import LOCAL, Checkpoints, Controller, Json, position, seconds
-from stateflow.cli.output import console, emit, shown_time, size
+from stateflow.cli.output import (
+    LOCAL,
+    Checkpoints,
+    Controller,
+    Json,
+    console,
+    emit,
+    one_by_one,
+    position,
+    seconds,
+    shown_time,
+    size,
+    waiting,
+)
 from stateflow.cli.sweeps import Limit, Site, follow_sweep
-from stateflow.cli.waiting import one_by_one, waiting
 from stateflow.client import CheckpointReport, Cluster, RestoredPartition
 from stateflow.client.words import partition_numbers
 from stateflow.errors import (
@@ -29,13 +40,12 @@ from stateflow.errors import (
     Unavailable,
     WrongKey,
 )
-from stateflow.masking import masked
-from stateflow.private import url_of
-from stateflow.runtime.layout import BATCH_RUN, REAL_TIME
-from stateflow.runtime.offline import Verified, without_checkpoint
-from stateflow.runtime.offline import drop_damaged as drop_still_damaged
-from stateflow.runtime.offline import verify as verify_manifest
-from stateflow.runtime.positions import RESERVED
+from stateflow.partition.checkpoints import Verified, without_checkpoint
+from stateflow.partition.checkpoints import drop_damaged as drop_still_damaged
+from stateflow.partition.checkpoints import verify as verify_manifest
+from stateflow.partition.layout import BATCH_RUN, REAL_TIME
+from stateflow.partition.positions import RESERVED
+from stateflow.private import masked, url_of
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ranges
 

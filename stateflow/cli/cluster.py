@@ -10,7 +10,7 @@ import typer
 
 from stateflow.cli import show
 from stateflow.cli.group import Commands
-from stateflow.cli.options import (
+from stateflow.cli.output import (
     LOCAL,
     Controller,
     DryRun,
@@ -22,17 +22,19 @@ from stateflow.cli.options import (
     Patience,
     PerLink,
     PerNode,
+    Shown,
     Strategy,
+    console,
+    emit,
     move_options,
+    waiting,
 )
-from stateflow.cli.output import console, emit
-from stateflow.cli.waiting import Shown, waiting
 from stateflow.client import Cluster
 from stateflow.client.packing import comes_along, pack
 from stateflow.client.words import partition_numbers
+from stateflow.code.loading import is_text
 from stateflow.errors import InvalidArgument, OperatorNotDeployed
-from stateflow.runtime.code import is_text
-from stateflow.runtime.operator import DEFAULT_PARTITIONS, load
+from stateflow.operator.operator import DEFAULT_PARTITIONS, load
 
 app = Commands()
 

@@ -1,26 +1,36 @@
 """Settings of a command, made of its command line, the environment and the file of settings, for every command alike.
 
 An option that is a field of a model has the field's variable, or its key in the file, as its default. The command takes
-its value as a parameter. All other settings are in the models, which the code that needs them makes.
+its value as a parameter. All other settings are in the models, which the code that needs them makes. A command reads
+its settings before its options are parsed: :class:`Configured`. ``--print-config`` writes the settings in effect as a
+file of settings: :func:`effective`.
+
+*Completion.* The Tab key completes commands and options, and names that a cluster, a ledger or a checkpoint store
+knows. The user waits for the answer, so each of these is asked for a moment only. Without an answer nothing is offered
+and no error is printed: the command itself will say what is wrong.
 """
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import tomli_w
 import typer
+from pydantic import SecretStr
 from rich.text import Text
 
-from stateflow.cli.completing import UNCONFIGURED
-from stateflow.cli.effective import Part, effective
-from stateflow.cli.options import LISTEN, allow_plain_text, labels_of
-from stateflow.cli.output import errors, flush, telling
+from stateflow.cli.output import LISTEN, allow_plain_text, errors, flush, labels_of, telling
 from stateflow.errors import StateflowError
 from stateflow.local.place import running_in
+from stateflow.private import MASK, masked
 from stateflow.release import VERSION
 from stateflow.settings import (
     CONFIG,
@@ -43,8 +53,223 @@ from stateflow.settings import (
     Settings,
     configured_by,
 )
-from stateflow.settings.base import leave_unchecked
-from stateflow.settings.variables import STRICT, check_variables, is_strict
+from stateflow.settings.base import STRICT, check_variables, is_strict, leave_unchecked
+
+# -- Settings in effect, written as a file ---------------------------------------------------------------------------
+
+HEADER = """\
+# {what}: effective settings.
+# In parentheses: the origin of each. Load the file with --config FILE.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A model, and those of its values that flags gave."""
+
+    model: Settings
+    given: Mapping[str, Any]
+
+
+def effective(what: str, parts: Sequence[Part]) -> str:
+    """Returns settings as TOML. Secrets are masked and commented out: a process that reads the file takes them from
+    where they are now.
+
+    Args:
+        what: the program that has these settings.
+    """
+    sections: dict[str, list[Part]] = {}
+    for part in parts:
+        sections.setdefault(part.model.section, []).append(part)
+    return HEADER.format(what=what) + "".join(_section(name, found) for name, found in sections.items())
+
+
+def _section(name: str, parts: Sequence[Part]) -> str:
+    lines, tables = [f"\n[{name}]\n"], []
+    for part in parts:
+        for key, info in type(part.model).model_fields.items():
+            value = getattr(part.model, key)
+            origin = type(part.model).origin(key, part.given)
+            comment = f"# {info.description} ({origin})\n"
+            if isinstance(value, dict):
+                tables += ["\n", comment, tomli_w.dumps({name: {key: value}})]
+            else:
+                lines += [comment, _line(key, value)]
+    return "".join(lines + tables)
+
+
+def _line(key: str, value: Any) -> str:
+    if isinstance(value, SecretStr):
+        value, shown = value.get_secret_value(), MASK
+    else:
+        shown = masked(value) if isinstance(value, str) else value
+    if value and shown != value:
+        return f"# omitted, contains a secret: {key} = {tomli_w.dumps({'': shown})[5:]}"
+    return tomli_w.dumps({key: value})
+
+
+# -- Completion ------------------------------------------------------------------------------------------------------
+
+Offers = Iterable[tuple[str, str]]
+#: source of offers, which gets the command line so far
+Ask = Callable[["Said"], Offers]
+ANSWER_S = 1.0
+#: seconds in which a controller that can be reached is reached
+CONNECT_S = 0.5
+#: key in a context's ``meta``: its settings cannot be read, so the cluster is not known
+UNCONFIGURED = "stateflow.unconfigured"
+#: how many of the newest are offered from a long list
+NEWEST = 20
+
+
+class Said:
+    """The command line so far."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self._given = given
+
+    def of(self, name: str, variable: str = "", default: str = "") -> str:
+        return self._given.get(name) or os.environ.get(variable) or default
+
+    def cluster(self) -> Any:
+        from stateflow.cli.output import LOCAL
+        from stateflow.rpc.cluster_client import ClusterClient
+
+        return ClusterClient(self.of("controller", "STATEFLOW_CONTROLLER", LOCAL), CONNECT_S)
+
+
+def operators(said: Said) -> Offers:
+    return [(each.name, f"{each.partitions} partitions") for each in said.cluster().status().operators]
+
+
+def replicas(said: Said) -> Offers:
+    return [(each.name, f"at {each.site}") for each in said.cluster().status().replicas]
+
+
+def sites(said: Said) -> Offers:
+    return [(site, "site") for site in dict.fromkeys(each.site for each in said.cluster().status().replicas)]
+
+
+def places(said: Said) -> Offers:
+    """Returns sites and replicas to which partitions can be moved."""
+    found = said.cluster().status().replicas
+    return [
+        *((site, "site") for site in dict.fromkeys(each.site for each in found)),
+        *((each.name, f"at {each.site}") for each in found),
+    ]
+
+
+def agents(said: Said) -> Offers:
+    return [(each.name, f"at {each.site}") for each in said.cluster().agents()]
+
+
+def where_agents_are(said: Said) -> Offers:
+    found = said.cluster().agents()
+    return [
+        *((site, "site") for site in dict.fromkeys(each.site for each in found)),
+        *((each.name, f"agent at {each.site}") for each in found),
+    ]
+
+
+def resting(said: Said) -> Offers:
+    return [(each.node, "in maintenance") for each in said.cluster().status().maintenance]
+
+
+def reconfigurations(said: Said) -> Offers:
+    return [(each.id, f"{each.operator}, {each.state.lower()}") for each in said.cluster().reconfigurations(NEWEST)]
+
+
+def jobs(said: Said) -> Offers:
+    return [(each.name, f"{each.do}, {each.schedule}") for each in said.cluster().jobs()]
+
+
+def runs(said: Said) -> Offers:
+    return [(run.id, job.name) for job in said.cluster().jobs() for run in job.runs[-NEWEST:]]
+
+
+def batches(said: Said) -> Offers:
+    from stateflow.cli.ledger import opened_at
+    from stateflow.ledger import Board
+
+    with opened_at(said.of("url", "STATEFLOW_LEDGER")) as opened:
+        return [(row["bid"], f"{row['name']}, {row['status']}") for row in Board(opened).batches(None, limit=NEWEST)]
+
+
+def savepoints(said: Said) -> Offers:
+    from stateflow.checkpoint import CheckpointStore
+    from stateflow.private import url_of
+
+    store = CheckpointStore(url_of(said.of("url", "STATEFLOW_CHECKPOINTS")), create=False)
+    store.check()
+    return [(name, f"{len(partitions)} partitions") for name, partitions in store.savepoints().items()]
+
+
+#: by the parameter's name, where its command has no entry of its own
+PARAMETERS: dict[str, Ask] = {
+    "agent": agents,
+    "bid": batches,
+    "operator": operators,
+    "replica": replicas,
+    "savepoint": savepoints,
+    "site": sites,
+}
+OF_COMMANDS: dict[str, dict[str, Ask]] = {
+    "checkpoint restore": {"to": places},
+    "job create": {"to": places},
+    "maintenance end": {"node": resting},
+    "migrate": {"to": places},
+    "savepoint delete": {"name": savepoints},
+    "savepoint export": {"name": savepoints},
+    "spawn": {"at": where_agents_are},
+    **{f"job {each}": {"name": jobs} for each in ("info", "pause", "resume", "run-now", "delete")},
+    "job result": {"run": runs},
+    **{
+        f"reconfig {each}": {"id": reconfigurations}
+        for each in ("info", "details", "pause", "resume", "edit", "retry", "cancel", "resolve")
+    },
+}
+
+
+def completed(called: str, function: Callable[..., Any]) -> None:
+    """Makes a command's parameters offer completions.
+
+    Args:
+        called: the command, as on the command line.
+    """
+    known = PARAMETERS | OF_COMMANDS.get(called, {})
+    asks = {name: known[name] for name in inspect.signature(function).parameters if name in known}
+    hints = typing.get_type_hints(function, include_extras=True) if asks else {}
+    for name, ask in asks.items():
+        for each in getattr(hints[name], "__metadata__", ()):
+            if hasattr(each, "autocompletion"):  # what typer.Argument and Option return
+                each.autocompletion = _offering(ask)
+        function.__annotations__[name] = hints[name]  # annotations read again as text would be other objects
+
+
+def _offering(ask: Ask) -> Callable[..., list[tuple[str, str]]]:
+    def offer(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+        if UNCONFIGURED in ctx.meta:
+            return []
+        return [each for each in answered(lambda: ask(Said(ctx.params))) if each[0].startswith(incomplete)]
+
+    return offer
+
+
+def answered(ask: Callable[[], Offers], within_s: float = ANSWER_S) -> list[tuple[str, str]]:
+    """Returns the offers; none where asking fails or takes too long."""
+    found: list[tuple[str, str]] = []
+
+    def work() -> None:
+        with contextlib.suppress(Exception):
+            found.extend(ask())
+
+    asking = threading.Thread(target=work, daemon=True)
+    asking.start()
+    asking.join(within_s)
+    return list(found)
+
+
+# -- Settings of a command -------------------------------------------------------------------------------------------
 
 _EVERY: tuple[type[Settings], ...] = (ConnectionSettings, ServerSettings, LogSettings, ClientSettings)
 #: models of each process of a cluster, all checked before it begins

@@ -10,11 +10,10 @@ import typer
 from rich.text import Text
 
 from stateflow.cli.group import Commands
-from stateflow.cli.options import LOCAL, Controller, Insecure, Json
-from stateflow.cli.output import console, emit, log_to_stderr
+from stateflow.cli.output import LOCAL, Controller, Insecure, Json, console, emit, log_to_stderr
 from stateflow.cli.processes import STOP_S, stop_on_signal
 from stateflow.private import url_of
-from stateflow.settings.variables import check_variables
+from stateflow.settings.base import check_variables
 
 app = Commands()
 

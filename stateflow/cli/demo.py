@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from stateflow.cli.group import Commands
-from stateflow.cli.options import Json, milliseconds
-from stateflow.cli.output import emit
+from stateflow.cli.output import Json, emit, milliseconds
 from stateflow.errors import InvalidArgument
 
 app = Commands()
@@ -46,7 +45,7 @@ def demo(
 ) -> None:
     """Run the whole story on this machine: real flights, five processes, moves while it streams, a crash, the proof."""
     from stateflow.demo.extras import check_extras
-    from stateflow.demo.telling import Telling, console_of
+    from stateflow.demo.surroundings import Telling, console_of
 
     check_extras()
     loading = Telling(console_of(as_json)).of("loading modules")

@@ -8,7 +8,7 @@ import typer
 
 from stateflow.cli import show
 from stateflow.cli.group import Commands
-from stateflow.cli.options import (
+from stateflow.cli.output import (
     LOCAL,
     Controller,
     Json,
@@ -17,9 +17,13 @@ from stateflow.cli.options import (
     Order,
     Patience,
     Strategy,
+    console,
+    emit,
+    errors,
+    fields_of,
     move_options,
+    shown_time,
 )
-from stateflow.cli.output import console, emit, errors, fields_of, shown_time
 from stateflow.client import Cluster
 from stateflow.client.words import partition_numbers
 from stateflow.reports import JobReport, JobRun

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from stateflow.cli.group import Commands
-from stateflow.cli.options import LOCAL, Controller, Json
-from stateflow.cli.output import console, emit
+from stateflow.cli.output import LOCAL, Controller, Json, console, emit
 from stateflow.client import Cluster
 
 app = Commands()

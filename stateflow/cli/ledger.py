@@ -21,8 +21,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from stateflow.cli.group import Commands
-from stateflow.cli.options import Json, default_ledger
-from stateflow.cli.output import console, emit, shown_time
+from stateflow.cli.output import Json, console, default_ledger, emit, shown_time
 from stateflow.cli.show import new_table, plain, titled
 from stateflow.errors import IllegalRecord, InvalidArgument
 from stateflow.private import UMASK, keep_private, url_of

@@ -8,8 +8,7 @@ import typer
 
 from stateflow.cli import show
 from stateflow.cli.group import Commands
-from stateflow.cli.options import LOCAL, Controller, Json
-from stateflow.cli.output import console, emit, fields_of, shown_time
+from stateflow.cli.output import LOCAL, Controller, Json, console, emit, fields_of, shown_time
 from stateflow.client import Cluster
 
 app = Commands("maintenance", help="Nodes in maintenance; `stateflow drain NODE --maintenance` begins one.")

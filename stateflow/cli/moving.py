@@ -1,4 +1,4 @@
-"""Commands that move partitions, and that show where they are."""
+"""Commands about nodes and partitions: where they are, moving them, standbys, and lost replicas and ledgers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from stateflow.cli import show
 from stateflow.cli.group import Commands
-from stateflow.cli.options import (
+from stateflow.cli.output import (
     LOCAL,
     Controller,
     DryRun,
@@ -24,10 +24,12 @@ from stateflow.cli.options import (
     PerNode,
     Policies,
     Strategy,
+    console,
+    emit,
+    fields_of,
     move_options,
     seconds,
 )
-from stateflow.cli.output import console, emit, fields_of
 from stateflow.client import Cluster, Migration
 from stateflow.client.words import redistribute, would_redistribute
 from stateflow.errors import InvalidArgument

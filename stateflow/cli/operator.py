@@ -8,8 +8,7 @@ import typer
 
 from stateflow.cli import show
 from stateflow.cli.group import Commands
-from stateflow.cli.options import LOCAL, Controller, Json
-from stateflow.cli.output import console, emit, shown_time
+from stateflow.cli.output import LOCAL, Controller, Json, console, emit, shown_time
 from stateflow.client import Cluster
 from stateflow.reports import OperatorVersion
 

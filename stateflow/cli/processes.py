@@ -1,4 +1,4 @@
-"""Commands that run a process of a cluster."""
+"""Commands that run a process of a cluster or probe one, and the way in which such a process stops."""
 
 from __future__ import annotations
 
@@ -22,20 +22,30 @@ from rich.text import Text
 from stateflow.cli import checkpoint
 from stateflow.cli import ledger as ledger_commands
 from stateflow.cli.group import Commands
-from stateflow.cli.options import LISTEN, LOCAL, Controller, Insecure, Json, default_ledger
-from stateflow.cli.output import console, emit, keep_stdout, log_to_stderr
+from stateflow.cli.output import (
+    LISTEN,
+    LOCAL,
+    Controller,
+    Insecure,
+    Json,
+    console,
+    default_ledger,
+    emit,
+    keep_stdout,
+    log_to_stderr,
+)
+from stateflow.code.loading import INSIDE, check_outside
 from stateflow.errors import InvalidArgument, StateflowError
-from stateflow.launching import Listening
+from stateflow.fleet import Listening
 from stateflow.node.workers import Node, Workers, claim_node, directory_of, left_behind
+from stateflow.partition.replica import ReplicaNode
+from stateflow.partition.takeover import Lease
 from stateflow.private import UMASK, url_of
 from stateflow.replica import server
-from stateflow.rpc.health import ask_health
-from stateflow.runtime.code import INSIDE, check_outside
-from stateflow.runtime.lease import Lease
-from stateflow.runtime.replica import ReplicaNode
+from stateflow.rpc.serving import ask_health
 from stateflow.settings import ControllerSettings, ReplicaSettings
-from stateflow.settings.variables import check_variables
-from stateflow.storage.files import raise_limit
+from stateflow.settings.base import check_variables
+from stateflow.storage.rocks import raise_limit
 from stateflow.types import WORKERS_MAX, ReplicaInfo, check_name, worker_name
 
 log = logging.getLogger(__name__)
@@ -131,7 +141,7 @@ def controller(
 def _page_of(listen: str, ledger: str, ready: asyncio.Future[str], as_json: bool) -> Iterator[None]:
     """Serves the live page in a thread, once the controller can be reached. Raises as Dashboard does."""
     from stateflow.dashboard import Dashboard, DashboardOptions
-    from stateflow.security.connections import tls_files
+    from stateflow.security.plain import tls_files
 
     if tls_files() is not None:
         raise InvalidArgument(

@@ -13,8 +13,7 @@ from rich.text import Text
 from stateflow.cli import show
 from stateflow.cli.group import Commands
 from stateflow.cli.moving import wait_for
-from stateflow.cli.options import LOCAL, Controller, Json
-from stateflow.cli.output import console, emit, shown_time, size
+from stateflow.cli.output import LOCAL, Controller, Json, console, emit, shown_time, size
 from stateflow.client import Cluster, MoveReport, Reconfiguration
 from stateflow.errors import InvalidArgument
 

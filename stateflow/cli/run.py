@@ -15,9 +15,8 @@ import yaml
 from rich.console import RenderableType
 
 from stateflow.cli.group import Commands
-from stateflow.cli.output import console, emit
+from stateflow.cli.output import console, emit, waiting
 from stateflow.cli.show import new_table, titled
-from stateflow.cli.waiting import waiting
 from stateflow.errors import InvalidArgument
 
 if TYPE_CHECKING:

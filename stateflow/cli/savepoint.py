@@ -10,9 +10,7 @@ from rich.text import Text
 from stateflow.checkpoint import CheckpointStore
 from stateflow.cli.checkpoint import Operator, columns, opened, show_taken
 from stateflow.cli.group import Commands
-from stateflow.cli.options import LOCAL, Checkpoints, Controller, Json
-from stateflow.cli.output import console, emit, size
-from stateflow.cli.waiting import waiting
+from stateflow.cli.output import LOCAL, Checkpoints, Controller, Json, console, emit, size, waiting
 from stateflow.client import Cluster
 
 app = Commands("savepoint", help="Named checkpoints, kept until they are deleted.")

@@ -10,11 +10,10 @@ from rich.text import Text
 
 from stateflow.cli import show
 from stateflow.cli.group import Commands
-from stateflow.cli.options import LOCAL, Controller, Json
-from stateflow.cli.output import console, emit, size
+from stateflow.cli.output import LOCAL, Controller, Json, console, emit, size
 from stateflow.client import Cluster
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.runtime.timers import to_datetime
+from stateflow.operator.timers import to_datetime
 
 app = Commands("source", help="Sources of an operator: queries, batch runs, stream clients.")
 Operator = Annotated[str, typer.Argument(help="Name of the operator.")]

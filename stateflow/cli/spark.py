@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from stateflow.cli.group import Commands
-from stateflow.cli.options import Json
-from stateflow.cli.output import console, emit
+from stateflow.cli.output import Json, console, emit
 
 app = Commands("spark", help="Spark queries: their executors and checkpoints.")
 

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from stateflow.cli.group import Commands
 from stateflow.cli.ledger import DEFAULT, Url, opened_at, styled
-from stateflow.cli.options import Json
-from stateflow.cli.output import console, emit
+from stateflow.cli.output import Json, console, emit
 from stateflow.cli.show import new_table, titled
 from stateflow.errors import IllegalRecord
 

@@ -16,17 +16,15 @@ from rich.text import Text
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.cli.group import Commands
-from stateflow.cli.options import LOCAL, Controller, Json
-from stateflow.cli.output import console, emit, errors, size
-from stateflow.cli.waiting import waiting
+from stateflow.cli.output import LOCAL, Controller, Json, console, emit, errors, size, waiting
 from stateflow.client import Cluster
 from stateflow.client.words import entries_under
 from stateflow.errors import InvalidArgument, StateflowError
+from stateflow.operator.arrow import read_table
+from stateflow.operator.operator import load
+from stateflow.partition.checkpoints import read_checkpoint
+from stateflow.partition.entries import joined
 from stateflow.private import url_of
-from stateflow.runtime.arrow import read_table
-from stateflow.runtime.offline import read_checkpoint
-from stateflow.runtime.operator import load
-from stateflow.runtime.reading import joined
 from stateflow.types import shown
 
 app = Commands("state", help="Read state, of a live cluster or of a checkpoint.")

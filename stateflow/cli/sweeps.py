@@ -9,9 +9,7 @@ from rich.text import Text
 
 from stateflow.cli import show
 from stateflow.cli.group import Commands
-from stateflow.cli.options import LOCAL, Controller, Json
-from stateflow.cli.output import console, emit, errors, size
-from stateflow.cli.waiting import waiting
+from stateflow.cli.output import LOCAL, Controller, Json, console, emit, errors, size, waiting
 from stateflow.client import Cluster, RollingRestart, Sweep, Sweeping
 
 app = Commands()

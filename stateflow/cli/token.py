@@ -11,8 +11,7 @@ import typer
 
 from stateflow.cli.certs import Dir, authority_directory, fields_of
 from stateflow.cli.group import Commands
-from stateflow.cli.options import Json, seconds
-from stateflow.cli.output import console, emit
+from stateflow.cli.output import Json, console, emit, seconds
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import BadCertificate
 
@@ -60,8 +59,8 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show whose token it is, and until when it is valid. The token itself is not shown."""
-    from stateflow.security.connections import of_file, tls_files
     from stateflow.security.files import TlsFiles, utc
+    from stateflow.security.plain import of_file, tls_files
 
     if file is not None:
         files: TlsFiles | None = TlsFiles(of_file(file))

@@ -17,10 +17,10 @@ from stateflow import moves
 from stateflow.client import sources
 from stateflow.client.commands import POLL_S, Migration, RollingRestart, Spawning, Sweeping
 from stateflow.client.forwarding import ForwardingClient
-from stateflow.client.given import iterable_given
 from stateflow.client.packing import Bundle
 from stateflow.client.sources import OutputDropReport, SourceReport
-from stateflow.client.stream import StreamClient
+from stateflow.client.stream import StreamClient, iterable_given
+from stateflow.code.loading import signed
 from stateflow.errors import (
     AlreadyThere,
     BatchChanged,
@@ -34,6 +34,10 @@ from stateflow.errors import (
 )
 from stateflow.fleet import Request
 from stateflow.moves import MoveOptions
+from stateflow.operator.arrow import read_table
+from stateflow.operator.operator import DEFAULT_PARTITIONS, Operator, describe
+from stateflow.partition.entries import joined
+from stateflow.partition.positions import INITIAL
 from stateflow.partitioner import partition_of
 from stateflow.reports import (
     AdoptedOperator,
@@ -54,11 +58,6 @@ from stateflow.reports import (
 from stateflow.router import Router, backoff
 from stateflow.rpc.clients import ReplicaClient
 from stateflow.rpc.cluster_client import ClusterClient
-from stateflow.runtime.arrow import read_table
-from stateflow.runtime.code_key import signed
-from stateflow.runtime.operator import DEFAULT_PARTITIONS, Operator, describe
-from stateflow.runtime.positions import INITIAL
-from stateflow.runtime.reading import joined
 from stateflow.settings import ClientSettings, RouterSettings
 from stateflow.state import encode_row_key
 from stateflow.types import PARTITIONS_MAX, OperatorSpec, check_name

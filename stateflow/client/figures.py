@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.registry import Collector
 
 from stateflow.metrics.page import families
-from stateflow.router.figures import SENT
+from stateflow.router.router import SENT
 
 
 class ClientFigures(Collector):

@@ -30,8 +30,8 @@ from typing import NamedTuple
 import msgpack
 
 from stateflow.errors import DecodeError, PositionGap
+from stateflow.partition.layout import Session
 from stateflow.rpc.rows import BatchRows
-from stateflow.runtime.layout import Session
 
 KNOWN_VERSION = 2
 #: most batches whose partitions are remembered, with or without their rows

@@ -11,7 +11,7 @@ from stateflow.fleet import Request
 
 @dataclass(frozen=True, slots=True)
 class AgentLauncher:
-    """Starts and stops replicas by their names, see :class:`~stateflow.launching.Launcher`."""
+    """Starts and stops replicas by their names, see :class:`~stateflow.fleet.Launcher`."""
 
     cluster: Cluster
 

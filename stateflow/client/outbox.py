@@ -42,10 +42,10 @@ from stateflow.errors import (
     StateflowError,
     from_wire,
 )
+from stateflow.operator.arrow import read_schema
+from stateflow.operator.output import rows_in
 from stateflow.private import UMASK
 from stateflow.rpc.rows import PART_BYTES, BatchRows
-from stateflow.runtime.arrow import read_schema
-from stateflow.runtime.output import rows_in
 
 FORMAT = 1
 #: most parts, and bytes, that go as one batch

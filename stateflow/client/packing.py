@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from stateflow.code.bundles import PACKED_MAX, digest_of
+from stateflow.code.loading import is_text
 from stateflow.errors import BundleRefused
-from stateflow.runtime.bundles import PACKED_MAX, digest_of
-from stateflow.runtime.code import is_text
-from stateflow.runtime.operator import Operator
+from stateflow.operator.operator import Operator
 
 _DATE = (1980, 1, 1, 0, 0, 0)
 _TIMEOUT_S = 600.0

@@ -9,10 +9,10 @@ from time import sleep
 from typing import TypeVar
 
 from stateflow.errors import InvalidArgument, LeaseLost, NotOwner, Unavailable
+from stateflow.partition.positions import SourceView
 from stateflow.reports import Report
 from stateflow.router import Router, backoff
 from stateflow.rpc.clients import ReplicaClient
-from stateflow.runtime.retirement import SourceView
 
 T = TypeVar("T")
 

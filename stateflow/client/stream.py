@@ -1,4 +1,9 @@
-"""``StreamClient``: rows straight into an operator, with latency in milliseconds and without Spark."""
+"""``StreamClient``: rows straight into an operator, with latency in milliseconds and without Spark.
+
+Other clients share its parts: checks of what callers pass, the sorting of rows by partition, and questions to all
+partitions of an operator about a source. Partitions on the move, or without an owner, are asked again until they
+answer. :mod:`~stateflow.client.delivery` decides what the client sends, and this module performs its steps.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +11,235 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
+from time import sleep
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from stateflow.client.delivery import Deliver, Delivery, Look, Open, Step, Steps, perform
-from stateflow.client.everywhere import look, open_source
-from stateflow.client.given import number_given, rows_given, source_given
 from stateflow.client.history import History
-from stateflow.client.sorting import by_partition
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import InvalidArgument, brief
-from stateflow.router import Router
+from stateflow.errors import InvalidArgument, KeyColumnMissing, LeaseLost, NotOwner, StandbyMissing, Unavailable, brief
+from stateflow.operator.ddl import schema_of
+from stateflow.operator.exact import Misfit, column_of, type_of
+from stateflow.operator.output import OutputReader
+from stateflow.operator.timers import to_us
+from stateflow.partition.layout import REAL_TIME, Position, Session
+from stateflow.partition.positions import INITIAL, RESERVED
+from stateflow.partitioner import partition_of
+from stateflow.router import Router, backoff
+from stateflow.rpc.clients import ReplicaClient
 from stateflow.rpc.rows import BatchRows
-from stateflow.runtime.ddl import schema_of
-from stateflow.runtime.layout import Session
-from stateflow.runtime.output import OutputReader
-from stateflow.runtime.timers import to_us
 from stateflow.settings import RouterSettings
-from stateflow.types import check_name
+from stateflow.types import LABEL, SEQUENCE_MAX, OperatorSpec, check_name, shown
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+#: largest number that a caller may pass, so that as many numbers follow it. Microseconds since 1970 are far below
+GIVEN_MAX = SEQUENCE_MAX // 2
+
+
+# -- Checks of rows, source names and batch numbers that callers pass ------------------------------------------------
+
+
+def rows_given(rows: object) -> list[Mapping[str, Any]]:
+    """Returns the rows as a list. Raises InvalidArgument, naming the first that is no row."""
+    found = list(iterable_given(rows))
+    for index, row in enumerate(found):
+        if not isinstance(row, Mapping):
+            raise InvalidArgument(f"{shown(row)} is not a row", remedy="send dicts: column → value", row=index)
+        wrong = next((name for name in row if not isinstance(name, str)), None)
+        if wrong is not None:
+            raise InvalidArgument(f"{shown(wrong)} is not a column name", remedy="use strings", row=index)
+    return found
+
+
+def iterable_given(rows: object) -> Iterable[Any]:
+    """Checks that rows are an iterable of rows. Raises InvalidArgument."""
+    if isinstance(rows, Mapping):
+        raise InvalidArgument("this is one row, not a list of rows", remedy="send [row]")
+    if not isinstance(rows, Iterable) or isinstance(rows, str | bytes):
+        raise InvalidArgument(f"{shown(rows)} is not a list of rows", remedy="send a list of dicts")
+    return rows
+
+
+def source_given(source: object) -> str:
+    """Checks the name of a source. Raises InvalidArgument; the source of first state is allowed."""
+    if not isinstance(source, str):
+        raise InvalidArgument(f"{shown(source)} is not a source name", remedy=LABEL.how)
+    if source.startswith((RESERVED, REAL_TIME)) and source != INITIAL:
+        raise InvalidArgument(f"{source!r} is a reserved name", remedy="choose another name for the source")
+    return LABEL.check(source, "source name")
+
+
+def number_given(number: object, what: str = "sequence") -> int:
+    """Checks the number of a batch. Raises InvalidArgument."""
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= GIVEN_MAX:
+        raise InvalidArgument(
+            f"{shown(number)} is not a batch number",
+            remedy=f"use an int from 0 to {GIVEN_MAX}, which leaves numbers for later batches",
+            argument=what,
+        )
+    return number
+
+
+# -- Callers' rows by partition --------------------------------------------------------------------------------------
+
+
+def by_partition(spec: OperatorSpec, schema: pa.Schema | None, rows: list[Mapping[str, Any]]) -> BatchRows:
+    """Sorts rows by partition. Raises KeyColumnMissing, InvalidArgument, NullKey.
+
+    Args:
+        schema: schema of the rows; None: inferred from them.
+    """
+    if not rows:
+        return BatchRows.visit([])
+    table, numbers = numbered(spec, schema, rows)
+    order = sorted(range(len(numbers)), key=numbers.__getitem__)
+    ends = {numbers[index]: end for end, index in enumerate(order, 1)}  # the end of each partition's last row stays
+    batch = table.take(pa.array(order))
+    return BatchRows(batch.schema.serialize().to_pybytes(), batch, list(ends), list(ends.values()))
+
+
+def numbered(
+    spec: OperatorSpec, schema: pa.Schema | None, rows: list[Mapping[str, Any]]
+) -> tuple[pa.RecordBatch, list[int]]:
+    """Returns the rows, at least one, in one schema, and the partition of each.
+
+    Clients and the test harness both convert rows to batches here. Without a schema, the batch has every column of any
+    row. A column that a row lacks is null; values are taken exactly as they are, or refused. Arguments and errors as
+    with :func:`by_partition`.
+    """
+    for index, row in enumerate(rows):
+        if missing := [column for column in spec.key if column not in row]:
+            raise _no_key(spec, f"row {index} has no {missing[0]!r}")
+    names = dict.fromkeys(name for row in rows for name in row) if schema is None else dict.fromkeys(schema.names)
+    for column in spec.key:
+        if column not in names:
+            raise _no_key(spec, f"the schema has no {column!r}")
+    if schema is not None:
+        _check_names(spec, names, rows)
+    fields, arrays = [], []
+    for number, name in enumerate(names):
+        values = [row.get(name) for row in rows]
+        try:
+            field = pa.field(name, type_of(values, name in spec.key)) if schema is None else schema.field(number)
+            arrays.append(column_of(field).array(values))
+            fields.append(field)
+        except Misfit as misfit:
+            raise _refused(spec, name, misfit, schema is not None) from misfit
+    table = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields) if schema is None else schema)
+    # from the keys as the replica will see them: an int in a double column is a double
+    keys = zip(*(table.column(column).to_pylist() for column in spec.key), strict=True)
+    return table, [partition_of(values, spec.partitions) for values in keys]
+
+
+def _check_names(spec: OperatorSpec, names: Mapping[str, None], rows: list[Mapping[str, Any]]) -> None:
+    for index, row in enumerate(rows):
+        if not row.keys() <= names.keys():
+            unknown = next(name for name in row if name not in names)
+            raise InvalidArgument(
+                f"a row has column {unknown!r}, which is not in the schema",
+                remedy=f"leave it out, or add it to schema=, which has {', '.join(names)}",
+                operator=spec.name,
+                column=unknown,
+                row=index,
+            )
+
+
+def _refused(spec: OperatorSpec, name: str, misfit: Misfit, declared: bool) -> InvalidArgument:
+    what = misfit.what if declared else misfit.what.replace("is declared", "would be")
+    remedy = "fix the row, or declare another type in schema=" if declared else "pass schema=, or fix the rows"
+    return InvalidArgument(
+        f"the rows do not fit {'the' if declared else 'one'} schema: column {name!r}{misfit.path} {what}",
+        remedy=f"{misfit.how}; {remedy}" if misfit.how else remedy,
+        operator=spec.name,
+        column=f"{name}{misfit.path}",
+        row=misfit.row,
+    )
+
+
+def _no_key(spec: OperatorSpec, what: str) -> KeyColumnMissing:
+    return KeyColumnMissing(what, remedy="include every key column in each row", operator=spec.name)
+
+
+# -- Questions to all partitions about a source ----------------------------------------------------------------------
+
+
+def positions(router: Router, source: str) -> dict[int, int]:
+    """Returns partition → the last batch of ``source`` it contains; partitions that have seen none are left out."""
+    return {partition: position.batch for partition, position in look(router, source).items()}
+
+
+def look(router: Router, source: str) -> dict[int, Position]:
+    """Returns the position of a source, by partition."""
+    return _everywhere(router, lambda replica, asked: replica.positions(router.operator, source, asked))
+
+
+def open_source(router: Router, source: str, session: Session, settled: int | None = None) -> dict[int, Position]:
+    """Makes all partitions refuse older clients of the source from now on, and returns its position, by partition.
+
+    Args:
+        settled: see :meth:`~stateflow.rpc.clients.ReplicaClient.open_source`.
+
+    Raises SourceTaken, SourceRetired.
+    """
+    return _everywhere(
+        router,
+        lambda replica, asked: replica.open_source(router.operator, source, asked, session, settled=settled),
+    )
+
+
+def outputs(router: Router, source: str, after: int) -> dict[int, list[tuple[int, bytes]]]:
+    """Returns the kept outputs of a source, partition → (batch, output) of batches behind ``after``, in order."""
+
+    def ask(replica: ReplicaClient, asked: list[int]) -> dict[int, list[tuple[int, bytes]]]:
+        found: dict[int, list[tuple[int, bytes]]] = {}
+        for partition, batch, output in replica.outputs(router.operator, source, asked, after):
+            found.setdefault(partition, []).append((batch, output))
+        return found
+
+    return _everywhere(router, ask)
+
+
+def asked_of_moving(router: Router, partition: int, ask: Callable[[], T]) -> T:
+    """Asks the owner of a partition until one may answer, and returns its answer. Raises Unavailable."""
+    for pause in backoff(router.settings.unavailable_timeout_s, router.clock):
+        try:
+            return ask()
+        except (LeaseLost, NotOwner, StandbyMissing, Unavailable):
+            if pause is None:
+                if (why := router.table.unserved.get(partition)) is not None:
+                    raise why from None
+                raise
+            sleep(pause)
+            with suppress(Unavailable):  # go on with the known owners
+                router.refresh()
+    raise AssertionError
+
+
+def _everywhere(router: Router, ask: Callable[[ReplicaClient, list[int]], dict[int, T]]) -> dict[int, T]:
+    """Collects what the owners answer for their partitions."""
+    found: dict[int, T] = {}
+    by_address: dict[str, list[int]] = {}
+    for partition, route in enumerate(router.table.routes):
+        by_address.setdefault(route.address, []).append(partition)
+
+    def of(partitions: list[int]) -> dict[int, T]:
+        return ask(ReplicaClient(router.table.routes[partitions[0]].address), partitions)
+
+    for partitions in by_address.values():
+        try:
+            found |= of(partitions)
+        except (LeaseLost, NotOwner, StandbyMissing, Unavailable):  # some are moving, or their owner was away
+            for partition in partitions:
+                found |= asked_of_moving(router, partition, lambda partition=partition: of([partition]))  # type: ignore[misc]
+    return found
+
+
+# -- The client ------------------------------------------------------------------------------------------------------
 
 
 @brief

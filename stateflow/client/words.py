@@ -17,9 +17,9 @@ from stateflow.client.cluster import Cluster
 from stateflow.client.commands import Migration
 from stateflow.errors import EncodeError, InvalidArgument, UnknownPartition, UnsupportedKeyType
 from stateflow.moves import MoveOptions
+from stateflow.operator.arrow import read_table
+from stateflow.partition.entries import joined
 from stateflow.reports import Placement
-from stateflow.runtime.arrow import read_table
-from stateflow.runtime.reading import joined
 from stateflow.types import shown
 
 #: most columns of a key, and most keys that a list of them may stand for

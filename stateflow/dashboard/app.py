@@ -19,10 +19,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import Clock
-from stateflow.dashboard.access import COOKIE, Access, Sessions, check_host, check_same_page, shown_by
-from stateflow.dashboard.acts import Acts, Lookup, Move, Named, Sweep, read_body
-from stateflow.dashboard.records import Records
-from stateflow.dashboard.stored import checkpoints
+from stateflow.dashboard.acts import (
+    COOKIE,
+    Access,
+    Acts,
+    Lookup,
+    Move,
+    Named,
+    Sessions,
+    Sweep,
+    check_host,
+    check_same_page,
+    read_body,
+    shown_by,
+)
+from stateflow.dashboard.records import Records, checkpoints
 from stateflow.dashboard.view import error_view
 from stateflow.dashboard.watching import Watching
 from stateflow.errors import InvalidArgument, NotAllowed, StateflowError, Unavailable

@@ -1,12 +1,49 @@
-"""The ledger's contents for the page: batches, and items found by a search."""
+"""Contents of the ledger and of the checkpoint store for the page: batches, items found by a search, checkpoints."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from stateflow.checkpoint import CheckpointStore
 from stateflow.ledger import Board, Ledger, Record
+
+# -- Checkpoint store ------------------------------------------------------------------------------------------------
+
+#: limit of savepoints shown
+SAVEPOINTS_MAX = 100
+
+
+def checkpoints(store: CheckpointStore) -> dict[str, Any]:
+    """Returns counts and times of checkpoints by operator, and the names of savepoints.
+
+    ``oldest_us``: the time of the oldest among the partitions' newest checkpoints; a partition would go back at most to
+    that time.
+    """
+    newest: dict[str, dict[int, int]] = defaultdict(dict)
+    counts: dict[str, int] = defaultdict(int)
+    for found in store.catalog.checkpoints():
+        operator, number = found.partition.operator, found.partition.partition
+        counts[operator] += 1
+        newest[operator][number] = max(newest[operator].get(number, 0), found.modified_us)
+    return {
+        "operators": [
+            {
+                "operator": operator,
+                "checkpoints": counts[operator],
+                "partitions": len(times),
+                "oldest_us": min(times.values()),
+                "newest_us": max(times.values()),
+            }
+            for operator, times in sorted(newest.items())
+        ],
+        "savepoints": sorted(store.savepoints())[:SAVEPOINTS_MAX],
+    }
+
+
+# -- Ledger ----------------------------------------------------------------------------------------------------------
 
 #: batches shown, and batches read, newest first: most are reconfigurations, which the page shows elsewhere
 BATCHES_MAX, LOOKED_AT = 30, 300

@@ -21,8 +21,7 @@ from stateflow.dashboard.app import Parts, make_app
 from stateflow.dashboard.records import Records
 from stateflow.dashboard.watching import Looking, Watching
 from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument
-from stateflow.security.connections import connection_settings, tls_files
-from stateflow.security.plain import host_of, is_loopback
+from stateflow.security.plain import connection_settings, host_of, is_loopback, tls_files
 from stateflow.security.reading import described, read_certificates
 from stateflow.types import cannot_listen, listened_at
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from stateflow.client import Cluster, ClusterStatus, ReplicaStatistics, ReplicaStatus
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.dashboard.rates import Rates
 from stateflow.dashboard.records import Records
-from stateflow.dashboard.view import Seen, error_view, lines, snapshot
+from stateflow.dashboard.view import Rates, Seen, error_view, lines, snapshot
 from stateflow.errors import NotAllowed, StateflowError
 from stateflow.rpc.wire import unexpected
 

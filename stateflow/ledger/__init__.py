@@ -5,17 +5,17 @@ Three views of one set of records: items that are processed in steps (``Ledger``
 """
 
 from stateflow.ledger.board import Board
-from stateflow.ledger.config import (
+from stateflow.ledger.hold import Hold, Holder
+from stateflow.ledger.ledger import Ledger
+from stateflow.ledger.manager import (
     AzureSQLServerStateManager,
     MySQLStateManager,
     PostgreSQLStateManager,
     SqLiteStateManager,
     SQLServerStateManager,
+    StateManager,
     state_manager_from_yaml,
 )
-from stateflow.ledger.hold import Hold, Holder
-from stateflow.ledger.ledger import Ledger
-from stateflow.ledger.manager import StateManager
 from stateflow.ledger.records import App, Entry, Fault, Item, Record, RecordState
 
 __all__ = [

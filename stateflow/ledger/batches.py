@@ -1,6 +1,6 @@
-"""Status machines of batches, their entities and jobs. Pure; ``board`` keeps them in the ledger.
+"""Status machines of batches, their entities and jobs, and the ledger's views. Pure.
 
-::
+``board`` keeps batches, entities and jobs in the ledger::
 
     batch   WAITING_FOR_JOB → NEW → GENERATE_IID → IN_PROGRESS → DONE | FAILED | CANCELLED | PAUSED
     entity  WAITING → IN_PROGRESS → COMPLETED | FAILED | CANCELLED
@@ -8,19 +8,24 @@
 
 GENERATE_IID lists the entities. FAILED means that the batch itself failed: a failed entity is only counted, and the
 batch goes on. An entity may end without having been IN_PROGRESS.
+
+Stages, batches, entities and jobs are views (:data:`VIEWS`): one row per item; each record sets some of its columns.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
+
+from sqlalchemy import Table
 
 from stateflow.errors import InvalidArgument, InvalidTransition
-from stateflow.ledger.records import RecordState
-from stateflow.pace import Remaining
+from stateflow.ledger import schema
+from stateflow.ledger.records import Kind, Record, RecordState
+from stateflow.schedule import Remaining
 from stateflow.types import shown
 
 
@@ -220,3 +225,46 @@ def parse_affinity(text: str) -> Affinity:
             f"{shown(text)} is not a valid affinity", remedy="write edge-1, gpu:2-4 or gpu:2-4 soft 30"
         ) from None
     return Affinity(match["place"], low, high, "soft" if soft else "hard", after)
+
+
+# -- Views of the ledger ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Table of a view. ``created`` and ``updated``: the columns that hold the time of the first and of the newest
+    record."""
+
+    table: Table
+    key: str
+    created: str | None = None
+    updated: str | None = None
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+    def apply(self, row: dict[str, Any] | None, record: Record) -> dict[str, Any]:
+        """Returns the row after one more record. Pure."""
+        if row is None:
+            row = dict.fromkeys(self.table.columns.keys())
+            row |= {self.key: record.item_id, "first_record_id": record.record_id} | self.defaults
+            if self.created:
+                row[self.created] = record.timestamp_us
+        changes = record.payload["set"]
+        row = row | {column: changes[column] for column in changes if column in self.table.columns}
+        if self.updated:
+            row[self.updated] = record.timestamp_us
+        return row
+
+    def fold(self, records: list[Record]) -> dict[str, Any]:
+        row = None
+        for record in records:
+            row = self.apply(row, record)
+        assert row is not None
+        return row
+
+
+VIEWS: dict[Kind, View] = {
+    Kind.STAGE: View(schema.STAGE, "state_id", created="created_on", updated="updated_on"),
+    Kind.BATCH: View(schema.BATCH, "bid", created="created_us", defaults={"listed": 0}),
+    Kind.ENTITY: View(schema.ENTITY, "item_id"),
+    Kind.JOB: View(schema.JOB, "job_id", defaults={"tries": 0}),
+}

@@ -15,16 +15,12 @@ from sqlalchemy import RowMapping, Select, func, select
 
 from stateflow.errors import IllegalRecord, InvalidArgument, InvalidTransition, LeaseLost, Locked
 from stateflow.ledger import batches, rules
-from stateflow.ledger.batches import BatchStatus, EntityStatus, JobStatus, RetryPlan
+from stateflow.ledger.batches import VIEWS, BatchStatus, EntityStatus, JobStatus, RetryPlan
 from stateflow.ledger.ledger import Ledger
-from stateflow.ledger.reading import newest_first
 from stateflow.ledger.records import App, Entry, Item, Kind, RecordState
-from stateflow.ledger.schema import BATCH, ENTITY, JOB
-from stateflow.ledger.times import is_time
-from stateflow.ledger.views import VIEWS
-from stateflow.ledger.writing import unchanged
-from stateflow.pace import pace_per_s, remaining
-from stateflow.schedule import Schedule
+from stateflow.ledger.schema import BATCH, ENTITY, JOB, is_time
+from stateflow.ledger.statements import newest_first, unchanged
+from stateflow.schedule import Schedule, pace_per_s, remaining
 from stateflow.types import shown
 
 APP = App("stateflow.board")

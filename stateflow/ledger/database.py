@@ -24,7 +24,7 @@ from stateflow.errors import (
     WriteUncertain,
 )
 from stateflow.ledger import rules
-from stateflow.masking import masked
+from stateflow.private import masked
 from stateflow.types import shown
 
 T = TypeVar("T")

@@ -1,4 +1,12 @@
-"""The ledger as programs use it: items, their records, and work on them."""
+"""The ledger as programs use it: items, their records, and work on them.
+
+:class:`Ledger` adds records in transactions that check them against ``rules``, and, once it has taken its hold, that it
+still has the hold (``hold``). Work on an item runs under the item's lock, a PROCESSING record with a lease (``work``).
+
+The ledger also keeps the code bundles of operators beside the records that name them, so that every leader has them. A
+bundle is stored in parts, because databases limit the length of a statement. Its digest identifies it, so writes carry
+no term. Putting a part again changes only its age: the record that will name the bundle is about to come.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +18,7 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any, Literal, TypeVar
 
-from sqlalchemy import insert, select
+from sqlalchemy import Connection, delete, func, insert, select, update
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import (
@@ -22,18 +30,15 @@ from stateflow.errors import (
     LeaseLost,
     Locked,
 )
-from stateflow.ledger import bundles, payloads, queries, reading, rules, writing
 from stateflow.ledger import hold as holding
-from stateflow.ledger.archive import archive
+from stateflow.ledger import records as payloads
+from stateflow.ledger import rules, statements
 from stateflow.ledger.database import Database
 from stateflow.ledger.hold import Hold, Holder
-from stateflow.ledger.items import item_of, locked
-from stateflow.ledger.rebuild import rebuild
 from stateflow.ledger.records import App, Entry, Fault, Head, Item, Kind, Record, RecordState, Who
-from stateflow.ledger.schema import ARCHIVE, RECORD, SCHEMA
-from stateflow.ledger.times import microseconds
+from stateflow.ledger.schema import ARCHIVE, BUNDLE, ITEM, RECORD, SCHEMA, microseconds, now_us
 from stateflow.ledger.upgrade import prepare
-from stateflow.ledger.verify import verify
+from stateflow.ledger.verify import faults_of, payload_faults, rebuild, verify
 from stateflow.ledger.work import held
 from stateflow.types import shown
 
@@ -45,6 +50,89 @@ LEASE_S = 300.0
 LEASE_MAX_S = 3_155_760_000
 #: application of the records that a person or the ledger itself adds to an item
 SELF = App("stateflow.ledger")
+
+
+# -- Code bundles of operators ---------------------------------------------------------------------------------------
+
+
+def put(connection: Connection, digest: str, number: int, count: int, body: bytes) -> None:
+    """Stores a part of a bundle, ``number`` from 0; when the part is there already, only renews its time."""
+    where = (BUNDLE.c.digest == digest) & (BUNDLE.c.number == number)
+    if connection.execute(update(BUNDLE).where(where).values(stored_us=now_us())).rowcount == 0:
+        values = {"digest": digest, "number": number, "count": count, "body": body}
+        connection.execute(insert(BUNDLE).values(stored_us=now_us(), **values))
+
+
+def part(connection: Connection, digest: str, number: int) -> tuple[bytes, int] | None:
+    """Returns (body of a part, number of parts of the bundle); None when the part is not stored."""
+    where = (BUNDLE.c.digest == digest) & (BUNDLE.c.number == number)
+    row = connection.execute(select(BUNDLE.c.body, BUNDLE.c.count).where(where)).first()
+    return None if row is None else (bytes(row[0]), int(row[1]))
+
+
+def drop_others(connection: Connection, digests: Collection[str], older_than_us: int) -> int:
+    """Deletes all bundles but these whose newest part is at least that old. Returns how many parts it deleted."""
+    known = connection.execute(
+        select(BUNDLE.c.digest, func.max(BUNDLE.c.stored_us), now_us()).group_by(BUNDLE.c.digest)
+    ).all()
+    gone = [digest for digest, stored, now in known if digest not in digests and now - stored >= older_than_us]
+    if not gone:
+        return 0
+    return int(connection.execute(delete(BUNDLE).where(BUNDLE.c.digest.in_(gone))).rowcount)
+
+
+# -- Archive of the records of items that are done -------------------------------------------------------------------
+
+
+def archive(connection: Connection, before_us: int) -> int:
+    """Archives up to 200 items that are older, in the caller's transaction. Returns how many; 0 when there are no
+    more."""
+    found = statements.archivable(before_us, 200)
+    ids = list(connection.execute(found).scalars())
+    locked = {row.item_id for row in connection.execute(statements.heads_for_update(ids))} if ids else set()
+    ids = sorted(locked & set(connection.execute(found).scalars())) if ids else []
+    if ids:
+        columns = RECORD.columns.keys()
+        records = select(RECORD).where(RECORD.c.item_id.in_(ids))
+        connection.execute(insert(ARCHIVE).from_select(columns, records))
+        connection.execute(delete(RECORD).where(RECORD.c.item_id.in_(ids)))
+        connection.execute(update(ITEM).where(ITEM.c.item_id.in_(ids)).values(archived=1))
+    return len(ids)
+
+
+# -- Items from their rows -------------------------------------------------------------------------------------------
+
+
+def item_of(item_id: str, rows: list[tuple[Any, bool]], schemas: Mapping[str, Mapping[str, Any]]) -> Item:
+    """Builds an item from its rows, and checks it."""
+    records = tuple(statements.record_of(row, strict=False) for row, _ in rows)
+    faults = [*faults_of(item_id, records)]
+    for row, _ in rows:
+        faults += payload_faults(row, schemas)
+    return Item(
+        item_id,
+        records,
+        rules.state_of(records),
+        rules.blocking(records),
+        tuple(faults),
+        any(archived for _, archived in rows),
+        Kind.of(records[0].payload_schema),
+    )
+
+
+def locked(item: Item) -> Locked:
+    assert item.blocking is not None
+    error = Locked(
+        f"the item is {item.blocking.state}",
+        remedy="wait for its holder, or resolve it",
+        item=item.item_id,
+        blocking_record=item.blocking.record_id,
+    )
+    error.blocking_record = item.blocking
+    return error
+
+
+# -- The ledger ------------------------------------------------------------------------------------------------------
 
 
 class Ledger:
@@ -154,7 +242,7 @@ class Ledger:
     def append(
         self,
         entries: Sequence[Entry],
-        guard: writing.Guard | None = None,
+        guard: statements.Guard | None = None,
         term: int | None = None,
         author: str = "",
     ) -> list[Record]:
@@ -170,8 +258,8 @@ class Ledger:
                 _lease(entry.lease_s)
         if not entries:
             return []
-        stamp = writing.Stamp(author or self._author, self.run_id, self._clock.now_us(), self.lease_s)
-        return self._write(lambda connection: writing.append(connection, entries, stamp, guard), term)
+        stamp = statements.Stamp(author or self._author, self.run_id, self._clock.now_us(), self.lease_s)
+        return self._write(lambda connection: statements.append(connection, entries, stamp, guard), term)
 
     def _write(self, work: Callable[[Any], T], term: int | None = None) -> T:
         """Runs ``work`` in a transaction; a ledger that has taken its hold does so only while it has it. Raises
@@ -218,7 +306,7 @@ class Ledger:
         seconds = self.lease_s if lease_s is None else _lease(lease_s)
         if math.isinf(seconds):
             return False
-        statement = writing.renew_lease(lock.item_id, lock.record_id, seconds)
+        statement = statements.renew_lease(lock.item_id, lock.record_id, seconds)
         return self._write(lambda connection: int(connection.execute(statement).rowcount)) == 1
 
     def register_schema(self, name: str, schema: Mapping[str, Any]) -> None:
@@ -229,7 +317,7 @@ class Ledger:
             raise InvalidArgument("a schema name must have 1 to 128 characters", remedy="choose another")
 
         def register(connection: Any) -> Mapping[str, Any]:
-            known = reading.load_schema(connection, name)
+            known = statements.load_schema(connection, name)
             if known is None:
                 connection.execute(insert(SCHEMA).values(name=name, body=body))
             return schema if known is None else known
@@ -308,13 +396,13 @@ class Ledger:
         found: list[Item] = []
         with self.database.reading() as connection:
             schemas: dict[str, Mapping[str, Any]] = {}
-            for some in reading.chunks(filter(rules.is_item_id, ids)):  # no item has an invalid id
+            for some in statements.chunks(filter(rules.is_item_id, ids)):  # no item has an invalid id
                 rows: list[tuple[Any, bool]] = []
                 for table, archived in ((RECORD, False), (ARCHIVE, True)):
                     query = select(table).where(table.c.item_id.in_(some)).order_by(table.c.item_id, table.c.seq)
                     rows += [(row, archived) for row in connection.execute(query)]
                 for name in {row.payload_schema for row, _ in rows} - schemas.keys() - {None}:
-                    schema = reading.load_schema(connection, name)
+                    schema = statements.load_schema(connection, name)
                     schemas |= {} if schema is None else {name: schema}
                 rows.sort(key=lambda each: (each[0].item_id, each[0].seq))
                 found += [
@@ -340,9 +428,9 @@ class Ledger:
             return
         while True:
             with self.database.reading() as connection:
-                rows = connection.execute(reading.page_of_records(after, archived=archived)).all()
-            yield from map(reading.record_of, rows)
-            if len(rows) < reading.PAGE:
+                rows = connection.execute(statements.page_of_records(after, archived=archived)).all()
+            yield from map(statements.record_of, rows)
+            if len(rows) < statements.PAGE:
                 return
             after = rows[-1].record_id
 
@@ -351,9 +439,9 @@ class Ledger:
             seq = -1
             while True:
                 with self.database.reading() as connection:
-                    rows = connection.execute(reading.page_of_item(item_id, seq, archived=put_away)).all()
-                yield from (reading.record_of(row) for row in rows if row.record_id > after)
-                if len(rows) < reading.PAGE:
+                    rows = connection.execute(statements.page_of_item(item_id, seq, archived=put_away)).all()
+                yield from (statements.record_of(row) for row in rows if row.record_id > after)
+                if len(rows) < statements.PAGE:
                     break
                 seq = rows[-1].seq
 
@@ -362,19 +450,19 @@ class Ledger:
         query = select(RECORD).order_by(RECORD.c.record_id.desc()).limit(count)
         with self.database.reading() as connection:
             rows = connection.execute(query).all()
-        return [reading.record_of(row) for row in reversed(rows)]
+        return [statements.record_of(row) for row in reversed(rows)]
 
     def query(self, prepared_by: App | str | None = None, requester: App | str | None = None) -> list[str]:
         """Returns the ids of items that ``prepared_by`` has processed and ``requester`` may process now, in order."""
         with self.database.reading() as connection:
-            free, silent = queries.ready(_who(prepared_by), _who(requester))
+            free, silent = statements.ready(_who(prepared_by), _who(requester))
             return sorted({*connection.execute(free).scalars(), *connection.execute(silent).scalars()})
 
     def fetch(self, processed_by: App | str | None = None, state: RecordState | str | None = None) -> list[str]:
         """Returns the ids of items that an application has processed, or that are in a state, or both; in order."""
         wanted = None if state is None else _state(state)
         with self.database.reading() as connection:
-            return list(connection.execute(queries.fetched(_who(processed_by), wanted)).scalars())
+            return list(connection.execute(statements.fetched(_who(processed_by), wanted)).scalars())
 
     def unprocessed(
         self,
@@ -387,10 +475,10 @@ class Ledger:
         if on_blocked not in ("skip", "raise"):
             raise InvalidArgument(f"on_blocked cannot be {on_blocked!r}", remedy="use 'skip' or 'raise'")
         with self.database.reading() as connection:
-            _, silent = queries.ready(_who(prepared_by), _who(requester))
-            query = queries.unprocessed(_who(prepared_by), _who(requester))
+            _, silent = statements.ready(_who(prepared_by), _who(requester))
+            query = statements.unprocessed(_who(prepared_by), _who(requester))
             if on_blocked == "skip":
-                query, _ = queries.ready(_who(prepared_by), _who(requester))
+                query, _ = statements.ready(_who(prepared_by), _who(requester))
             free = set(connection.execute(silent).scalars())
             ids = {*connection.execute(query).scalars(), *free}
         items = [item for item in self.items(ids) if predicate is None or predicate(item)]
@@ -481,11 +569,11 @@ class Ledger:
     def resolve_expired(self) -> list[Record]:
         """Resolves every lock whose lease has ended, so that no item of a dead holder stays blocked."""
         with self.database.reading() as connection:
-            silent = connection.execute(reading.expired_leases()).all()
+            silent = connection.execute(statements.expired_leases()).all()
         resolved: list[Record] = []
         for item_id, record_id in silent:
             try:
-                resolved += self.append([writing.lease_ended(item_id, record_id, SELF)])
+                resolved += self.append([statements.lease_ended(item_id, record_id, SELF)])
             except Locked:
                 continue  # its holder or another writer was first
         return resolved
@@ -503,18 +591,18 @@ class Ledger:
     # -- bundles ------------------------------------------------------------------------------------------
 
     def put_bundle_part(self, digest: str, number: int, count: int, body: bytes) -> None:
-        """Stores a part of an operator's code bundle, see :mod:`stateflow.ledger.bundles`."""
-        self.database.write(lambda connection: bundles.put(connection, digest, number, count, body))
+        """Stores a part of an operator's code bundle, see :func:`put`."""
+        self.database.write(lambda connection: put(connection, digest, number, count, body))
 
     def bundle_part(self, digest: str, number: int) -> tuple[bytes, int] | None:
         """Returns (body of a part, number of parts of the bundle); None when the part is not stored."""
         with self.database.reading() as connection:
-            return bundles.part(connection, digest, number)
+            return part(connection, digest, number)
 
     def drop_other_bundles(self, digests: Collection[str], older_than: timedelta) -> int:
         """Deletes all older bundles but these. Returns how many parts it deleted."""
         older_us = round(older_than / timedelta(microseconds=1))
-        return self.database.write(lambda connection: bundles.drop_others(connection, digests, older_us))
+        return self.database.write(lambda connection: drop_others(connection, digests, older_us))
 
     def archive(self, older_than: timedelta | datetime) -> int:
         """Archives the records of items that are done and whose newest record is older; returns how many items.

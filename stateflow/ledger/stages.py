@@ -10,7 +10,7 @@ from typing import Any
 from stateflow.errors import InvalidArgument
 from stateflow.ledger import rules
 from stateflow.ledger.records import ITEM_ID_MAX, RecordState
-from stateflow.ledger.times import microseconds, to_time
+from stateflow.ledger.schema import microseconds, to_time
 from stateflow.types import shown
 
 

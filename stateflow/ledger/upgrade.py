@@ -12,8 +12,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from stateflow.errors import InvalidArgument, LedgerCorrupt, LedgerTooNew, LedgerTooOld, Unavailable
 from stateflow.ledger.database import Database
-from stateflow.ledger.rebuild import rebuild
 from stateflow.ledger.schema import HOLD, IDENTITY, METADATA, RECORD, REVISION, VERSION_TABLE
+from stateflow.ledger.verify import rebuild
 
 _KNOWN = ("0001", "0002", "0003", REVISION)
 _LOCK = 0x73666C6F77  # 'sflow'

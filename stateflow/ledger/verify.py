@@ -1,27 +1,83 @@
-"""Finds every fault of a ledger, and trusts nothing in it."""
+"""Check of a whole ledger, which finds every fault and trusts nothing; and the rebuild of projections from the records.
+
+Both walk over all items in the order of their ids, archived records included. The check compares each item's records
+with the rules, with the schemas of their payloads, and with the projections that follow from them.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, delete, insert, literal, select, union_all
 
 from stateflow.errors import StateflowError
-from stateflow.ledger import payloads, rules
-from stateflow.ledger.reading import PAGE, load_schema, record_of
-from stateflow.ledger.rebuild import rows_by_item
+from stateflow.ledger import records as payloads
+from stateflow.ledger import rules
+from stateflow.ledger.batches import VIEWS
 from stateflow.ledger.records import Fault, Head, Kind, Record, RecordState
-from stateflow.ledger.schema import ARCHIVE, ITEM, LEASE, RECORD, SCHEMA, VERDICT
+from stateflow.ledger.schema import ARCHIVE, ITEM, LEASE, PROJECTIONS, RECORD, SCHEMA, VERDICT, is_time
 from stateflow.ledger.stages import TIMES
-from stateflow.ledger.times import is_time
-from stateflow.ledger.views import VIEWS
-from stateflow.ledger.writing import head_row, verdict_row, verdicts_of
+from stateflow.ledger.statements import PAGE, head_row, load_schema, record_of, verdict_row, verdicts_of
 
 Schemas = Mapping[str, Mapping[str, Any]]
 _STATES = frozenset(RecordState)
 
+
+# -- Rebuild of the projections --------------------------------------------------------------------------------------
+
+
+def rows_by_item(connection: Connection) -> Iterator[tuple[str, list[Any], bool]]:
+    """Yields, in the order of item ids: the id, its rows, archived ones included, and whether it has archived ones."""
+    for item_id, group in groupby(_rows(connection), key=lambda row: row.item_id):
+        rows = list(group)
+        yield item_id, rows, any(row.archived for row in rows)
+
+
+def _rows(connection: Connection) -> Iterator[Any]:
+    at: tuple[str, int] | None = None
+    while True:
+        parts = []
+        for table, archived in ((RECORD, 0), (ARCHIVE, 1)):
+            query = select(table, literal(archived).label("archived"))
+            if at is not None:
+                # in this form the index finds the place; an OR of both cases reads, and sorts, all the rest
+                query = query.where(table.c.item_id >= at[0], (table.c.item_id > at[0]) | (table.c.seq > at[1]))
+            parts.append(select(query.order_by(table.c.item_id, table.c.seq).limit(PAGE).subquery()))
+        both = union_all(*parts).subquery()
+        page = connection.execute(select(both).order_by(both.c.item_id, both.c.seq).limit(PAGE)).all()
+        yield from page
+        if len(page) < PAGE:
+            return
+        at = page[-1].item_id, page[-1].seq
+
+
+def rebuild(connection: Connection) -> int:
+    """Rebuilds the projections in the caller's transaction. Returns the number of items. Raises LedgerCorrupt."""
+    for table in PROJECTIONS:
+        connection.execute(delete(table))
+    count = 0
+    for _, rows, archived in rows_by_item(connection):
+        records = [record_of(row) for row in rows]
+        _write(connection, records, archived)
+        count += 1
+    return count
+
+
+def _write(connection: Connection, records: list[Record], archived: bool) -> None:
+    head = rules.fold(records)
+    connection.execute(insert(ITEM), [head_row(head) | {"archived": int(archived)}])
+    verdicts = [verdict_row(head.item_id, verdict, who) for verdict, who in verdicts_of(head)]
+    if verdicts:
+        connection.execute(insert(VERDICT), verdicts)
+    if head.kind is not Kind.ITEM:
+        view = VIEWS[head.kind]
+        connection.execute(insert(view.table), [view.fold(records)])
+
+
+# -- Faults ----------------------------------------------------------------------------------------------------------
 
 # -- records, purely ------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from stateflow.errors import ApplicationError, LeaseLost, Locked, StateflowError
-from stateflow.ledger import payloads
+from stateflow.ledger import records
 from stateflow.ledger.records import App, Item, Record, RecordState
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def held(ledger: Ledger, lock: Record, work: Callable[[Item], Any]) -> Record:
     try:
         with renewed(ledger, lock):
             payload = work(item)
-        payloads.encode(payload, lock.item_id)  # work whose result cannot be recorded has failed
+        records.encode(payload, lock.item_id)  # work whose result cannot be recorded has failed
     except BaseException as error:
         failure = ApplicationError(
             f"work on the item raised {type(error).__name__}: {_message(error)[:300]}",

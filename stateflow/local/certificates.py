@@ -7,9 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from stateflow.durable import write_durably
-from stateflow.environment import environment
 from stateflow.security.identity import Identity
-from stateflow.security.variables import CRL, OWN_CERT, variables_of
+from stateflow.security.variables import CRL, OWN_CERT, environment, variables_of
 
 
 class Certificates:

@@ -1,4 +1,8 @@
-"""A controller and replicas as real processes on this machine."""
+"""Clusters of real processes on this machine.
+
+:class:`LocalCluster` starts controllers and replicas, deploys operators, and causes faults: it kills, freezes, restarts
+and replaces processes.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,12 @@ from typing import Any
 
 from stateflow.client import Cluster, Migration, StreamClient
 from stateflow.clock import SYSTEM_CLOCK
+from stateflow.code.loading import check_outside
 from stateflow.errors import InvalidArgument, NameTaken, StateflowError, Unavailable
 from stateflow.local.certificates import Certificates
 from stateflow.local.process import START_TIMEOUT_S, Process
 from stateflow.node.workers import WORKERS, nobody_in
-from stateflow.runtime.code import check_outside
-from stateflow.runtime.operator import Operator, check_class
+from stateflow.operator.operator import Operator, check_class
 from stateflow.security.plain import host_of
 from stateflow.settings import ReplicaSettings
 from stateflow.types import check_name, worker_name

@@ -1,7 +1,8 @@
 """The cluster of a program that names none: a controller, and a replica for each core, as processes of their own.
 
 One directory holds the ledger and all state. The processes end with the program, and its next run finds everything
-again. One program at a time uses a directory; it holds the directory's lock until its processes have ended.
+again. One program at a time uses a directory; it holds the directory's lock, ``EMBEDDED``, until its processes have
+ended. The file ``embedded.json`` in the directory says which program runs the cluster, and where its controller is.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from stateflow.errors import DataDirLocked, InvalidArgument, Unavailable
 from stateflow.local.cluster import LocalCluster
 from stateflow.local.place import FILE, running_in, said_in
 from stateflow.node.workers import nobody_in
+from stateflow.partition.environment import claim
 from stateflow.private import keep_private
-from stateflow.runtime.environment import claim
 from stateflow.settings import EmbeddedSettings, ReplicaSettings
 
 LOCK = "EMBEDDED"

@@ -1,18 +1,309 @@
-"""One process of a cluster on this machine."""
+"""One process of a cluster on this machine, and the fork server that starts such processes quickly.
+
+:class:`Process` starts a process, waits until it listens, and ends it. On Linux it has the process forked, unless it
+must start within another command.
+
+Most of the time in which a cluster starts goes into imports, repeated in every process. :class:`ForkServer` imports
+once, and forks processes from the one that has done all their imports. It resembles :mod:`multiprocessing.forkserver`,
+but does not run the caller's main module again in every process, so a script that starts a cluster need not guard its
+``__main__``. A forked process is a real process with its own memory; it is killed, stopped and waited for like any
+other.
+
+The fork server has one thread, and only imports; a child is forked before any other code has run. The fork server ends
+when the process that started it and all forked processes have ended. Forked processes have the limits, priority and
+processors that the starting process had when it started the fork server.
+
+A request is its length (``!I``) and a :class:`Request` as JSON, sent through a socket pair. Four files go with it: the
+process's standard input, output and error, and the writing end of its *life* pipe. The fork server writes the process
+id (``!i``) into the life pipe, and the exit code (``!i``) when the process has ended. A life pipe that ends without an
+exit code means that the fork server is gone; the process is then killed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import runpy
+import select
+import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
-from stateflow.agent.local import LocalLauncher
+from stateflow.agent.processes import LocalLauncher, Processes
 from stateflow.errors import InvalidArgument, Unavailable
-from stateflow.launching import Command, Launcher, Listening, Started, heard
-from stateflow.launching import Process as Child
-from stateflow.local.fork_server import ForkLauncher, readable
+from stateflow.fleet import Command, Launcher, Listening, Started, heard
+from stateflow.fleet import Process as Child
+
+#: prefixes of variables that a process reads late; any other variable may be needed when the process begins
+_READ_LATER = ("STATEFLOW_", "PYTEST_")
+_LENGTH = struct.Struct("!I")
+_EXIT = struct.Struct("!i")
+
+# -- The fork server as its clients use it ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request to fork ``python -m stateflow ARGUMENTS``."""
+
+    name: str
+    arguments: list[str]
+    environment: dict[str, str]
+    directory: str
+
+
+class Forked:
+    """A process that a fork server has forked."""
+
+    def __init__(self, pid: int, life: int, stdin: int, stdout: int) -> None:
+        self.pid = pid
+        self._life = life
+        weakref.finalize(self, os.close, life)
+        self._exit: int | None = None
+        self._reading = threading.Lock()
+        self.stdin: IO[str] | None = os.fdopen(stdin, "w")
+        self.stdout: IO[str] | None = os.fdopen(stdout)
+
+    def poll(self) -> int | None:
+        """Returns the exit code, negative for a signal, as with Popen; None while the process runs."""
+        return self._ended(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end of the process. Returns its exit code. Raises subprocess.TimeoutExpired."""
+        code = self._ended(timeout)
+        if code is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+        return code
+
+    def _ended(self, timeout_s: float | None) -> int | None:
+        if self._exit is None and readable([self._life], timeout_s):
+            with self._reading:
+                if self._exit is None:
+                    self._exit = self._read_exit()
+        return self._exit
+
+    def _read_exit(self) -> int:
+        said = _read(self._life, _EXIT.size)
+        if said:
+            return int(_EXIT.unpack(said)[0])
+        with contextlib.suppress(ProcessLookupError):  # the fork server is gone, and could not report the end
+            os.kill(self.pid, signal.SIGKILL)
+        return -signal.SIGKILL
+
+
+class ForkServer:
+    """Forks ``python -m stateflow`` processes; may be used by several threads. Linux only."""
+
+    def __init__(self) -> None:
+        self._environment = _from_the_beginning()
+        self._socket, theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"from {__name__} import main; main()", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    @property
+    def usable(self) -> bool:
+        """Tells whether the fork server runs, and its processes would have this process's present environment."""
+        return self._process.poll() is None and self._environment == _from_the_beginning()
+
+    def start(self, name: str, arguments: list[str], environment: dict[str, str], log: IO[str]) -> Forked:
+        """Forks a process, with ``log`` as its standard error. Raises Unavailable."""
+        request = json.dumps(asdict(Request(name, arguments, environment, str(Path.cwd())))).encode()
+        (their_in, stdin), (stdout, their_out), (life, their_life) = os.pipe(), os.pipe(), os.pipe()
+        try:
+            with self._lock:
+                socket.send_fds(
+                    self._socket, [_LENGTH.pack(len(request))], [their_in, their_out, log.fileno(), their_life]
+                )
+                self._socket.sendall(request)
+        except OSError as error:
+            raise self._gone() from error
+        finally:
+            for each in (their_in, their_out, their_life):
+                os.close(each)
+        pid = _read(life, _EXIT.size)
+        if not pid:
+            raise self._gone()
+        return Forked(_EXIT.unpack(pid)[0], life, stdin, stdout)
+
+    def close(self) -> None:
+        """Ends the fork server once its processes have ended. Running processes go on, but no new one can start."""
+        self._socket.close()
+
+    def _gone(self) -> Unavailable:
+        return Unavailable("the fork server has ended", remedy="see its standard error")
+
+
+_fork_server: ForkServer | None = None
+_lock = threading.Lock()
+
+
+def fork_server() -> ForkServer:
+    """Returns this process's fork server.
+
+    It is replaced when variables have changed that a process may need when it begins.
+    """
+    global _fork_server  # noqa: PLW0603 - one for all clusters of a process
+    with _lock:
+        if _fork_server is None or not _fork_server.usable:
+            if _fork_server is not None:
+                _fork_server.close()
+            _fork_server = ForkServer()
+        return _fork_server
+
+
+class ForkLauncher(Processes):
+    """A launcher that forks processes, see :class:`~stateflow.fleet.Launcher`. Linux only."""
+
+    def start(self, spec: Command) -> Started:
+        """Starts a process. Raises Unavailable, OSError."""
+        with spec.log.open("a") as log:
+            return Started(spec, fork_server().start(spec.name, list(spec.arguments), dict(spec.environment), log))
+
+
+def _forget() -> None:
+    """Drops the fork server in a process that was forked from this one, as it belongs to the parent."""
+    global _fork_server, _lock
+    _fork_server, _lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _from_the_beginning() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(_READ_LATER)}
+
+
+def readable(files: Iterable[int], timeout_s: float | None = None) -> set[int]:
+    """Returns the files that have something to read, or are at their end; empty: none within the timeout.
+
+    ``timeout_s``: None: waits for ever.
+    """
+    waiting = select.poll()  # select() supports no file descriptor above 1023
+    for file in files:
+        waiting.register(file, select.POLLIN)
+    return {file for file, _ in waiting.poll(None if timeout_s is None else timeout_s * 1e3)}
+
+
+def _read(file: int, size: int) -> bytes:
+    """Reads ``size`` bytes, or fewer where the file ends before."""
+    data = b""
+    while len(data) < size and (more := os.read(file, size - len(data))):
+        data += more
+    return data
+
+
+# -- The fork server's own process -----------------------------------------------------------------------------------
+
+
+def _serve(requests: socket.socket) -> Request | None:
+    """Forks processes on request. Returns the request in each forked process, and None in the server at the end."""
+    awake, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    lives: dict[int, int] = {}
+    own = _directories(os.environ)
+    base = [each for each in sys.path[1:] if each not in own]
+    taking = True
+    while taking or lives:
+        ready = readable([awake, requests.fileno()] if taking else [awake])
+        if awake in ready:
+            os.read(awake, 1024)
+            _reap(lives)
+        if requests.fileno() in ready:
+            header, files, _, _ = socket.recv_fds(requests, _LENGTH.size, 4)
+            if not header:
+                taking = False
+                continue
+            data = requests.recv(_LENGTH.unpack(header)[0], socket.MSG_WAITALL)
+            request = Request(**json.loads(data))
+            pid = os.fork()
+            if pid == 0:
+                requests.close()
+                for each in (awake, wake, *lives.values()):
+                    os.close(each)
+                _become(request, files, base)
+                return request
+            lives[pid] = files.pop()
+            for each in files:
+                os.close(each)
+            _say(lives[pid], pid)
+    return None
+
+
+def _reap(lives: dict[int, int]) -> None:
+    for pid in list(lives):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            _say(lives[pid], os.waitstatus_to_exitcode(status))
+            os.close(lives.pop(pid))
+
+
+def _say(life: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # no process reads any more
+        os.write(life, _EXIT.pack(number))
+
+
+def _become(request: Request, files: list[int], base: list[str]) -> None:
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    *standard, life = files
+    for number, file in enumerate(standard):
+        os.dup2(file, number)
+        os.close(file)
+    os.close(life)
+    os.chdir(request.directory)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    sys.path[:] = list(dict.fromkeys([request.directory, *_directories(request.environment), *base]))
+    sys.argv[:] = ["stateflow", *request.arguments]
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(f"sf {request.name}"[:15])
+
+
+def _directories(environment: Mapping[str, str]) -> list[str]:
+    return [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each]
+
+
+def _import_all() -> None:
+    """Imports what a controller and a replica import. Calls nothing: a library's threads would not survive a fork."""
+    import gc
+    import importlib
+
+    for module in ("stateflow.cli.app", "stateflow.cli.processes", "reconfig.controller.server", "stateflow.ledger"):
+        importlib.import_module(module)
+    with contextlib.suppress(ImportError):  # pyarrow imports it for the first array that it makes of Python objects
+        importlib.import_module("pandas")
+    gc.freeze()
+
+
+def main() -> None:
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    _import_all()
+    if _serve(requests) is not None:
+        runpy.run_module("stateflow", run_name="__main__")
+
+
+# -- One process of a cluster ----------------------------------------------------------------------------------------
 
 START_TIMEOUT_S = 60.0
 

@@ -1,4 +1,8 @@
-"""Serves ``/metrics``, a process's metrics in the formats of Prometheus (OpenMetrics and text), and ``/sd``."""
+"""The HTTP page ``/metrics``: a process's metrics in the formats of Prometheus (OpenMetrics and text); and ``/sd``.
+
+The process's event loop computes the metrics; a thread for each client answers HTTP. With TLS, clients need a
+certificate of the same authority, and replaced files take effect with the next client.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,7 @@ from stateflow.errors import BadCertificate, NotAllowed
 from stateflow.metrics.discovery import Target, answer
 from stateflow.metrics.figures import FIGURES, Figure, Histogram, Values
 from stateflow.metrics.own import PREFIX, OwnFigures, by_name
-from stateflow.security.connections import connection_settings, tls_files
-from stateflow.security.plain import check_served
+from stateflow.security.plain import check_served, connection_settings, tls_files
 from stateflow.settings import ConnectionSettings
 from stateflow.types import cannot_listen, listened_at
 

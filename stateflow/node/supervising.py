@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from stateflow.partition.lifecycle import State as Kept
 from stateflow.reports import PartitionReport
-from stateflow.runtime.lifecycle import State as Kept
 from stateflow.types import PartitionId
 
 #: a worker that was ready for so long, in seconds, is healthy: it is started again at once

@@ -34,11 +34,11 @@ from stateflow.errors import (
     StateflowError,
     Unavailable,
 )
-from stateflow.launching import Listening, heard
+from stateflow.fleet import Listening, heard
 from stateflow.node.supervising import Balance, Seen, Supervision, is_spare
+from stateflow.partition.environment import claim
 from stateflow.rpc.clients import ReplicaClient
 from stateflow.rpc.wire import reached_at, unexpected
-from stateflow.runtime.environment import claim
 from stateflow.types import PORT_MAX, WORKER, PartitionId, node_of, ranges, worker_name, worker_of
 
 log = logging.getLogger(__name__)

@@ -1,38 +1,53 @@
-"""Serving calls of Apply streams: rows in, committed outputs back.
+"""Application of the batches that Apply streams bring: rows in, committed outputs back.
 
-Batch slices that arrive ahead of their partition are held until it is here, for a limited time.
+A call is an :class:`Exchange`: the pieces of one batch, and their answers. :class:`Applier` serves a call:
+
+1. It receives pieces until the rows of some batch slices are complete. When the sender is silent in the middle of them
+   for ``hold_timeout_s``, the batch fails.
+2. Slices without rows whose partitions need no visit are answered at once.
+3. The others are applied in the batch thread. A call that has used up its time slice lets other callers go first,
+   between two of its partitions. When the thread does not come back, the slices it had begun are refused.
+4. With ``acknowledge=standby`` a commit is acknowledged once a standby has it, too.
+5. Each partition is answered, with an output or an error. An error of the batch as a whole ends the call.
+6. Slices that arrived ahead of their partition are held until it is here, for ``hold_timeout_s``, and refused then.
+
+Rows that wait, in steps 1 and 6, count towards ``waiting_bytes_max``. A replica has one span for each batch, with its
+commit as a child, and one for its part in a move.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import logging
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from itertools import islice, takewhile
+from typing import Any, Protocol, TypeAlias
+
+import grpc.aio
 
 from stateflow.about import Ids, about, begin_about
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError, Unavailable
-from stateflow.replica.confirmations import Confirmations
-from stateflow.replica.lane import LeftBehind
-from stateflow.replica.samples import Samples
-from stateflow.replica.spans import BatchSpan, answers_seen
-from stateflow.replica.turns import Turns, stops
-from stateflow.replica.watching import BEAT_S, Watch
+from stateflow.metrics.figures import BATCH_BUCKETS, Histogram
+from stateflow.partition.batches import Outcome as Came
+from stateflow.partition.environment import Garbage
+from stateflow.partition.local_partition import acknowledgement, held_up, late, moved, unconfirmed
+from stateflow.partition.positions import Batch
+from stateflow.partition.processor import Applied
+from stateflow.partition.replica import ReplicaNode
+from stateflow.partition.slices import Frame, Shares, Waiting
+from stateflow.replica.executor import BEAT_S, LeftBehind, Turns, Watch, stops
 from stateflow.rpc.wire import unexpected
-from stateflow.runtime.acknowledging import held_up, late, moved
-from stateflow.runtime.garbage import Garbage
-from stateflow.runtime.host import Applied
-from stateflow.runtime.outcomes import Outcome as Came
-from stateflow.runtime.positions import Batch
-from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.shares import Frame, Shares
-from stateflow.runtime.waiting import Waiting
-from stateflow.tracing import Tracing
+from stateflow.tracing import Made, Tracing, traceparent_in
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
+SAMPLES_KEPT = 100_000
+OPERATORS_MAX, OTHERS = 500, "(others)"
 #: when the replica stops: how long a thread whose batch was interrupted may take to come back, in seconds
 LAST_S = 0.5
 #: a call that takes longer lets other callers go first, between two of its partitions
@@ -41,6 +56,250 @@ SLICE_S = 0.005
 Outcome: TypeAlias = Applied | ReplicaInfo | StateflowError | None
 #: what the sender is told of one partition
 Answer: TypeAlias = tuple[PartitionId, Applied | StateflowError]
+
+# -- Durations of requests -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request. ``total_ms``: from its first message until the last output was handed back. ``held_ms``: the part of
+    it spent waiting for a partition to come here. ``at_us``: when it ended."""
+
+    number: int
+    at_us: int
+    operator: str
+    rows: int
+    total_ms: float
+    held_ms: float
+
+
+@dataclass(slots=True)
+class OfOperator:
+    """Totals of an operator's requests. ``held_s``: time spent waiting for partitions to come here."""
+
+    rows: int = 0
+    held_s: float = 0.0
+    took: Histogram = field(default_factory=lambda: Histogram(BATCH_BUCKETS))
+
+
+class Samples:
+    """Durations of requests: the newest ones, numbered, and totals by operator."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)
+        self._number = 0
+        #: rows of all requests
+        self.rows = 0
+        self.by_operator: dict[str, OfOperator] = {}
+
+    def add(self, operator: str, rows: int, started: float, held_from: float | None) -> None:
+        """Counts a request that has ended.
+
+        ``started`` and ``held_from`` are monotonic seconds. ``held_from``: since when the request waited for
+        partitions; None: it did not wait.
+        """
+        now = self._clock.monotonic()
+        self._number += 1
+        self.rows += rows
+        of = self.by_operator.get(operator)
+        if of is None:
+            if len(self.by_operator) >= OPERATORS_MAX:  # callers can make up names
+                operator = OTHERS
+            of = self.by_operator.setdefault(operator, OfOperator())
+        of.rows += rows
+        of.took.observe(now - started)
+        of.held_s += 0.0 if held_from is None else now - held_from
+        held_ms = 0.0 if held_from is None else (now - held_from) * 1e3
+        self._samples.append(Sample(self._number, self._clock.now_us(), operator, rows, (now - started) * 1e3, held_ms))
+
+    def after(self, number: int, newest: int = 0) -> list[Sample]:
+        """Returns the requests with a larger number, oldest first. ``newest``: at most this many, the newest; 0:
+        all."""
+        found = list(islice(takewhile(lambda each: each.number > number, reversed(self._samples)), newest or None))
+        return found[::-1]
+
+
+# -- Confirmations by standbys ---------------------------------------------------------------------------------------
+
+
+class Confirmations:
+    """Waits for standbys to confirm commits.
+
+    Args:
+        changed: returns an event that is set at the next change of a partition's lifecycle, or of its copies' progress.
+    """
+
+    def __init__(self, node: ReplicaNode, clock: Clock, changed: Callable[[PartitionId], asyncio.Event]) -> None:
+        self._node, self._clock, self._changed = node, clock, changed
+
+    @property
+    def is_needed(self) -> bool:
+        return self._node.settings.acknowledge == "standby"
+
+    def deadline(self) -> float:
+        """Returns the deadline of a wait that begins now, in monotonic seconds."""
+        return self._clock.monotonic() + self._node.settings.hold_timeout_s
+
+    async def of(self, partition: PartitionId, sequence: int, deadline: float) -> ReplicaInfo | StateflowError | None:
+        """Waits until a standby has durably everything up to ``sequence``.
+
+        Returns None then; otherwise the replica that owns the partition now, or the error that explains why not.
+        """
+        while True:
+            event = self._changed(partition)
+            confirmed = self._node.sender.confirmed(partition, sequence)
+            said = acknowledgement(sequence, confirmed, self._node.lifecycle(partition))
+            if said is not None:
+                return None if isinstance(said, int) else said
+            try:
+                await asyncio.wait_for(event.wait(), max(0.0, deadline - self._clock.monotonic()))
+            except TimeoutError:
+                return unconfirmed(partition, sequence, self._node.settings.hold_timeout_s)
+
+
+# -- Spans -----------------------------------------------------------------------------------------------------------
+
+
+class BatchSpan:
+    """The span of one batch. The batch thread reports to it, and the call that waits for that thread."""
+
+    def __init__(self, made: Made, clock: Clock) -> None:
+        self._made, self._clock = made, clock
+        self._commits = 0
+        self._committing_us = self._committed_us = 0  # begin of the first commit, end of the last; wall clock
+        self._spent = {"rows": 0, "partitions": 0, "replayed": 0, "refused": 0, "operator_us": 0, "commit_us": 0}
+
+    @classmethod
+    def begun(cls, tracing: Tracing | None, frame: Frame, started: float, clock: Clock) -> BatchSpan | None:
+        """Begins a span; None: the batch is not traced.
+
+        Args:
+            started: when the first message of the batch came, in monotonic seconds.
+        """
+        batch = frame.batch
+        if tracing is None or not batch.traceparent:
+            return None
+        made = tracing.begin(
+            "stateflow.apply",
+            parent=batch.traceparent,
+            kind="server",
+            began_us=clock.now_us() - round((clock.monotonic() - started) * 1e6),
+            operator=frame.operator,
+            source=batch.source,
+            batch=batch.number,
+        )
+        return cls(made, clock)
+
+    @property
+    def id(self) -> str:
+        return self._made.traceparent[36:52]
+
+    def committing(self) -> None:
+        self._commits += 1
+        self._committing_us = self._committing_us or self._clock.now_us()
+
+    def committed(self) -> None:
+        """Notes that one of the partitions has committed."""
+        self._committed_us = self._clock.now_us()
+
+    def came(self, outcome: Applied | StateflowError) -> None:
+        """Adds the outcome of one partition, as its sender is told."""
+        spent = self._spent
+        spent["partitions"] += 1
+        if isinstance(outcome, StateflowError):
+            spent["refused"] += 1
+            self._made.tell(code=outcome.code)
+            return
+        spent["rows"] += outcome.rows
+        spent["replayed"] += outcome.replayed
+        spent["operator_us"] += outcome.operator_us
+        spent["commit_us"] += outcome.commit_us
+
+    def passed(self, partitions: int) -> None:
+        self._made.tell(passed=partitions)
+
+    def held(self, partitions: int) -> None:
+        """Notes that batch slices wait for partitions on their way here."""
+        self._made.happened("held", partitions=partitions)
+
+    def end(self, error: BaseException | None) -> None:
+        made = self._made
+        if self._committed_us:
+            commit = made.child("stateflow.commit", self._committing_us, groups=self._commits)
+            commit.end(self._committed_us)
+        made.tell(**self._spent)
+        if error is not None:
+            made.failed(error)
+        made.end()
+
+
+def followed(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates a handler, unary or streaming, of a move's part on this replica.
+
+    Lines that it logs name the move. If the move is traced, the handler has a span below that of its caller. Belongs
+    inside ``unary`` or ``streaming``.
+    """
+
+    def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.isasyncgenfunction(method):
+
+            @functools.wraps(method)
+            async def stream(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
+                made = _begun(name, self.tracing, request, context)
+                try:
+                    async for message in method(self, request, context):
+                        yield message
+                except BaseException as error:
+                    if made is not None and not isinstance(error, GeneratorExit):
+                        made.failed(error)
+                    raise
+                finally:
+                    if made is not None:
+                        made.end()
+
+            return stream
+
+        @functools.wraps(method)
+        async def handler(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
+            made = _begun(name, self.tracing, request, context)
+            if made is None:
+                return await method(self, request, context)
+            try:
+                with made.current():
+                    return await method(self, request, context)
+            except BaseException as error:
+                made.failed(error)
+                raise
+            finally:
+                made.end()
+
+        return handler
+
+    return decorate
+
+
+def _begun(name: str, tracing: Tracing | None, request: Any, context: grpc.aio.ServicerContext) -> Made | None:
+    ids: dict[str, Any] = _attributes_of(request)
+    begin_about(lambda: ids)
+    traceparent = "" if tracing is None else traceparent_in(context.invocation_metadata())
+    if tracing is None or not traceparent:
+        return None
+    return tracing.begin(name, parent=traceparent, kind="server", **ids)
+
+
+def _attributes_of(request: Any) -> dict[str, Any]:
+    operator = request.operator if hasattr(request, "operator") else request.spec.name
+    return {"move": request.move_id, "operator": operator, "partition": request.partition}
+
+
+def answers_seen(span: BatchSpan | None, answers: Sequence[tuple[object, Applied | StateflowError]]) -> None:
+    if span is not None:
+        for _, outcome in answers:
+            span.came(outcome)
+
+
+# -- Calls -----------------------------------------------------------------------------------------------------------
 
 
 class Exchange(Protocol):

@@ -22,10 +22,10 @@ import xxhash
 from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile
 from stateflow.clock import Clock
 from stateflow.errors import CheckpointCorrupt, TransferCorrupt, Unavailable
+from stateflow.partition.change_feed import BaseFile
+from stateflow.partition.environment import RateLimit
+from stateflow.partition.registry import STORED
 from stateflow.replica.peers import SourceReplica
-from stateflow.runtime.rate_limit import RateLimit
-from stateflow.runtime.registry import STORED
-from stateflow.runtime.transfer import BaseFile
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)

@@ -13,14 +13,12 @@ import grpc.aio
 
 from stateflow.clock import Clock
 from stateflow.errors import BundleDamaged, ForeignLedger, HoldLost, StaleTerm, StateflowError, Unavailable
-from stateflow.replica.bundles import Bundles
-from stateflow.replica.peers import Controller, Directory, Heartbeat, Pulse, Unanswered
-from stateflow.replica.pulls import Pulls
-from stateflow.replica.threads import Threads
-from stateflow.replica.troubles import Troubles
-from stateflow.rpc.controllers import Round, addresses_of
-from stateflow.runtime.authority import Command
-from stateflow.runtime.replica import ReplicaNode
+from stateflow.partition.control import Command
+from stateflow.partition.replica import ReplicaNode
+from stateflow.replica.executor import Troubles
+from stateflow.replica.peers import Bundles, Controller, Directory, Heartbeat, Pulse, Threads, Unanswered
+from stateflow.replica.transfer_in import Pulls
+from stateflow.rpc.clients import Round, addresses_of
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)

@@ -1,19 +1,28 @@
-"""Clients of the processes a replica calls: the replica that a partition comes from, and the controller.
+"""Clients of the processes a replica calls, and thread pools for work that would block its event loop.
 
-Arguments and results are values of stateflow's own types. This is the only module here that makes calls, and so the
-only one that knows the stubs of other processes.
+A replica calls the replica that a partition comes from, and the controller. Arguments and results are values of
+stateflow's own types. Of the modules of this package only this one makes calls, and so only it knows the stubs of other
+processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+import asyncio
+import logging
+import statistics
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 
-from stateflow.errors import StateflowError, TransferCorrupt, Unavailable
+from stateflow.clock import Clock
+from stateflow.code.bundles import PACKED_MAX, BundleStore
+from stateflow.errors import BundleDamaged, StateflowError, TransferCorrupt, Unavailable
+from stateflow.partition.change_feed import Kept, Reading, SnapshotInfo
+from stateflow.partition.control import Command, PartitionView
 from stateflow.release import VERSION
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
@@ -31,10 +40,18 @@ from stateflow.rpc.wire import (
     spec_to_pb,
     view_to_pb,
 )
-from stateflow.runtime.authority import Command
-from stateflow.runtime.transfer import Kept, Reading, SnapshotInfo
-from stateflow.runtime.view import PartitionView
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+#: pings to each address, of which the median counts: the first may meet a program that has just started
+PINGS = 5
+#: a replica that is asked about more addresses measures only this many
+ADDRESSES_MAX = 64
+#: time limit of all pings to one address, connecting included
+WITHIN_S = 2.0
+#: a partition of no operator: inspecting it is answered at once, and costs nothing
+_NOTHING = PartitionId("ping", 0)
 
 #: time limit of a heartbeat; a registration or claim has twice as long
 CALL_TIMEOUT_S = 5.0
@@ -50,7 +67,7 @@ def _named(address: str) -> Iterator[None]:
         raise remote_error(error, address) from error
 
 
-# -- the source of a partition ----------------------------------------------------------------------------
+# -- Source of a partition -------------------------------------------------------------------------------------------
 
 
 class SourceReplica:
@@ -145,7 +162,7 @@ def _joined(begun: list[bytes], change_sets: list[bytes], continues: bool) -> li
     return change_sets
 
 
-# -- the controller ---------------------------------------------------------------------------------------
+# -- Controller ------------------------------------------------------------------------------------------------------
 
 
 class Unanswered(Exception):
@@ -158,8 +175,7 @@ class Unanswered(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """See :class:`~stateflow.runtime.identity.Identity`. ``ledger``: the ledger that the replica belongs to; empty:
-    none."""
+    """See :class:`.Identity`. ``ledger``: the ledger that the replica belongs to; empty: none."""
 
     id: str
     place: str
@@ -334,3 +350,113 @@ class Controller:
 
 def _directory_to_pb(directory: Directory) -> cpb.Directory:
     return cpb.Directory(id=directory.id, place=directory.place, ledger=directory.ledger)
+
+
+# -- Round trips -----------------------------------------------------------------------------------------------------
+
+
+class RoundTrips:
+    """Measures round trips from here to other replicas, at the controller's request."""
+
+    def __init__(self, connect: Callable[[str], grpc.aio.Channel], clock: Clock) -> None:
+        self._connect, self._clock = connect, clock
+
+    async def measure(self, addresses: Sequence[str]) -> list[float]:
+        """Returns the round trip to each address, in milliseconds; -1: no answer in time."""
+        found = await asyncio.gather(*map(self._to, addresses[:ADDRESSES_MAX]))
+        return [*found, *(-1.0 for _ in addresses[ADDRESSES_MAX:])]
+
+    async def _to(self, address: str) -> float:
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                return await self._pinged(address)
+        except (StateflowError, TimeoutError):
+            return -1.0
+
+    async def _pinged(self, address: str) -> float:
+        took: list[float] = []
+        async with self._connect(address) as channel:
+            other = SourceReplica(channel, address, WITHIN_S)
+            await other.connected()
+            for _ in range(PINGS):
+                began = self._clock.monotonic()
+                await other.ping(_NOTHING)
+                took.append((self._clock.monotonic() - began) * 1e3)
+        return statistics.median(took)
+
+
+# -- Thread pools ----------------------------------------------------------------------------------------------------
+
+
+class Threads:
+    """The thread pools of a replica.
+
+    ``files``: long work on files. ``quick``: work that a move's pause waits for. ``sizes``: measurements of disk usage;
+    those who wait for them take a replica without an answer for one without room.
+    """
+
+    def __init__(self) -> None:
+        self.files = ThreadPoolExecutor(4, thread_name_prefix="files")
+        self.quick = ThreadPoolExecutor(4, thread_name_prefix="moves")
+        self.sizes = ThreadPoolExecutor(1, thread_name_prefix="sizes")
+        self._loop = asyncio.get_running_loop()
+
+    async def in_files(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await self._loop.run_in_executor(self.files, work, *arguments)
+
+    async def in_quick(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await self._loop.run_in_executor(self.quick, work, *arguments)
+
+    async def in_sizes(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await self._loop.run_in_executor(self.sizes, work, *arguments)
+
+    def close(self) -> None:
+        for pool in (self.files, self.quick, self.sizes):  # a thread may wait for a partition that never comes back
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+# -- Code bundles ----------------------------------------------------------------------------------------------------
+
+
+class Bundles:
+    """Fetches code bundles of operators into the store, before the code is loaded here.
+
+    ``controller``: the leader heard last, which is asked; None: none yet.
+    """
+
+    def __init__(self, store: BundleStore, threads: Threads) -> None:
+        self._store, self._threads = store, threads
+        self.controller: Controller | None = None
+        self._fetching: dict[str, asyncio.Task[None]] = {}
+
+    async def ensure(self, spec: OperatorSpec) -> None:
+        """Returns when the operator's bundle is here.
+
+        A running fetch goes on when a caller stops waiting for it. Raises Unavailable, and BundleDamaged for a bundle
+        other than the deployed one.
+        """
+        digest = spec.bundle
+        if not digest or await self._threads.in_files(self._store.has, digest):
+            return
+        if digest not in self._fetching:
+            task = self._fetching[digest] = asyncio.ensure_future(self._fetch(digest))
+            task.add_done_callback(lambda _: self._fetching.pop(digest, None))
+        await asyncio.shield(self._fetching[digest])
+
+    async def _fetch(self, digest: str) -> None:
+        controller = self.controller
+        if controller is None:
+            raise Unavailable("no leading controller to fetch the bundle from yet", remedy="try again", bundle=digest)
+        packed, count = bytearray(), 1
+        number = 0
+        while number < count:
+            try:
+                part, count = await controller.bundle_part(digest, number)
+            except Unanswered as error:
+                raise error.meant from error
+            packed += part
+            number += 1
+            if len(packed) > PACKED_MAX:
+                raise BundleDamaged("the bundle exceeds the size limit", remedy="deploy it again", bundle=digest)
+        await self._threads.in_files(self._store.keep, digest, bytes(packed))
+        log.info("bundle %s fetched: %d KB", digest[:12], len(packed) >> 10)

@@ -1,39 +1,40 @@
-"""The replica's gRPC handlers: each translates a request, and hands the work to the object that does it."""
+"""The replica's gRPC handlers: each translates a request, and hands the work to the object that does it.
+
+Handlers of commands are :func:`commanded`. The work of a takeover is here, too: owning a partition whose owner is gone
+(:class:`Succession`).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 from collections.abc import AsyncIterator, Callable
 from random import Random  # noqa: TID251 - the type; which one is handed in
+from typing import Any
 
 import grpc.aio
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import StateflowError
-from stateflow.replica.applying import Applier
-from stateflow.replica.bundles import Bundles
-from stateflow.replica.changed import Changed
-from stateflow.replica.checkpoints import CheckpointShell
-from stateflow.replica.commands import commanded
-from stateflow.replica.feeding import Feeder
-from stateflow.replica.fencing import Fencer
+from stateflow.errors import InvalidArgument, StateflowError
+from stateflow.partition.change_feed import Kept
+from stateflow.partition.control import DiskView, Fenced, TakenOver, TakeOver
+from stateflow.partition.environment import Garbage
+from stateflow.partition.replica import ReplicaNode
+from stateflow.replica.applying import Applier, followed
+from stateflow.replica.checkpoints import CheckpointShell, TrialShell, VerifyShell
+from stateflow.replica.executor import free_caches
 from stateflow.replica.membership import Member
-from stateflow.replica.messages import frames_of, sample_to_pb
-from stateflow.replica.pulls import Pulls
-from stateflow.replica.round_trips import RoundTrips
+from stateflow.replica.peers import Bundles, RoundTrips, Threads
 from stateflow.replica.sources import Sources
-from stateflow.replica.spans import followed
-from stateflow.replica.streams import CallStream
-from stateflow.replica.succession import Succession
-from stateflow.replica.threads import Threads
-from stateflow.replica.turns import free_caches
-from stateflow.replica.verifying import TrialShell, VerifyShell
+from stateflow.replica.streams import CallStream, frames_of, sample_to_pb
+from stateflow.replica.transfer_in import Pulls
+from stateflow.replica.transfer_out import Changed, Feeder, Fencer
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.admission import caller
-from stateflow.rpc.control import (
+from stateflow.rpc.reports import (
     cancellation_of,
     cancelled_to_pb,
     command_of,
@@ -41,17 +42,18 @@ from stateflow.rpc.control import (
     fenced_to_pb,
     preparation_of,
     progress_to_pb,
+    reply_of_restore_to_pb,
     restore_of,
-    restored_to_pb,
     taken_over_to_pb,
     taken_to_pb,
     takeover_of,
     verification_to_pb,
 )
-from stateflow.rpc.matching import message_of
+from stateflow.rpc.serving import caller
 from stateflow.rpc.wire import (
     abort,
     connect,
+    message_of,
     pieces,
     positions_to_pb,
     session_of,
@@ -62,15 +64,84 @@ from stateflow.rpc.wire import (
     unary,
     view_to_pb,
 )
-from stateflow.runtime.control import Fenced
-from stateflow.runtime.garbage import Garbage
-from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.transfer import Kept
-from stateflow.runtime.view import DiskView
 from stateflow.tracing import Tracing
-from stateflow.types import PartitionId, ReplicaInfo
+from stateflow.types import How, PartitionId, ReplicaInfo
 
 SOURCES_PER_REPLY = 1000
+
+# -- Commands --------------------------------------------------------------------------------------------------------
+
+
+def commanded(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a handler, unary or streaming, that only the controller this replica obeys may call.
+
+    The authority of the sender is checked before the handler begins.
+    Belongs inside ``unary`` or ``streaming``, which report the refusal to the caller.
+    """
+    if inspect.isasyncgenfunction(method):
+
+        @functools.wraps(method)
+        async def stream(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
+            self.node.authority.check(command_of(request))
+            async for message in method(self, request, context):
+                yield message
+
+        return stream
+
+    @functools.wraps(method)
+    async def handler(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        self.node.authority.check(command_of(request))
+        return await method(self, request, context)
+
+    return handler
+
+
+# -- Takeover --------------------------------------------------------------------------------------------------------
+
+
+class Succession:
+    def __init__(self, node: ReplicaNode, checkpoints: CheckpointStore | None, threads: Threads, pulls: Pulls) -> None:
+        self._node, self._checkpoints, self._threads, self._pulls = node, checkpoints, threads, pulls
+
+    async def take_over(self, wanted: TakeOver) -> TakenOver:
+        """Owns the partition from a standby's copy, local files or a checkpoint.
+
+        Raises InvalidArgument where there is no checkpoint store, and the errors of the chosen way.
+        """
+        successor, partition = self._node.successor, wanted.partition
+        move_id, epoch, command = wanted.move_id, wanted.epoch, wanted.command
+        match wanted.how:
+            case How.STANDBY:
+                taken = await self._threads.in_quick(
+                    successor.from_standby, partition, move_id, epoch, wanted.standby_move, command
+                )
+                self._pulls.stop(partition)
+                return taken
+            case How.LOCAL:
+                return await self._threads.in_quick(successor.from_local, partition, move_id, epoch, command)
+            case How.CHECKPOINT:
+                return await self._threads.in_files(
+                    successor.from_checkpoint,
+                    wanted.spec,
+                    partition,
+                    move_id,
+                    epoch,
+                    self._store(),
+                    command,
+                    wanted.oldest_epoch,
+                )
+
+    def _store(self) -> CheckpointStore:
+        if self._checkpoints is None:
+            raise InvalidArgument(
+                "this replica has no checkpoint store",
+                remedy="start it with --checkpoints URL, or start the owner again",
+                replica=self._node.info.name,
+            )
+        return self._checkpoints
+
+
+# -- Handlers --------------------------------------------------------------------------------------------------------
 
 
 class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
@@ -174,7 +245,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     async def Restore(self, request: rpb.RestoreRequest, context: grpc.aio.ServicerContext) -> rpb.RestoreReply:
         restore, command = restore_of(request), command_of(request)
         shell = self.checkpointing
-        return restored_to_pb(await (shell.own(restore, command) if request.own else shell.prepare(restore)))
+        return reply_of_restore_to_pb(await (shell.own(restore, command) if request.own else shell.prepare(restore)))
 
     @streaming
     @commanded

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
 
-from stateflow.replica.confirmations import Confirmations
-from stateflow.replica.threads import Threads
-from stateflow.replica.turns import Turns
-from stateflow.runtime.acknowledging import left
-from stateflow.runtime.layout import Position, Session
-from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.retirement import SourceView
+from stateflow.partition.layout import Position, Session
+from stateflow.partition.local_partition import left
+from stateflow.partition.positions import SourceView
+from stateflow.partition.replica import ReplicaNode
+from stateflow.replica.applying import Confirmations
+from stateflow.replica.executor import Turns
+from stateflow.replica.peers import Threads
 from stateflow.types import PartitionId, ReplicaInfo
 
 
@@ -48,7 +48,7 @@ class Sources:
         like an answer, where acknowledgements do. Raises SourceTaken, StandbyMissing, SourceRetired.
 
         Args:
-            settled: see :meth:`~stateflow.runtime.sources.Sources.open`.
+            settled: see :meth:`~stateflow.partition.sources.Sources.open`.
         """
         at: dict[PartitionId, int] = {}
         for number in partitions:

@@ -1,9 +1,7 @@
 """Client-side routing: sends each partition's rows to its owner, and follows partitions that move."""
 
-from stateflow.router.asking import Asked
-from stateflow.router.reached import Reached, check_whole, newest_event_us
-from stateflow.router.router import Router, backoff
-from stateflow.router.session import BatchSession, Delivery, Route, RoutingTable
+from stateflow.router.router import Asked, Router, backoff
+from stateflow.router.session import BatchSession, Delivery, Reached, Route, RoutingTable, check_whole, newest_event_us
 
 __all__ = [
     "Asked",

@@ -1,25 +1,40 @@
-"""The router's I/O around :class:`~stateflow.router.session.BatchSession`.
+"""The router's I/O: it sends batches to the owners of partitions, and asks the owners for positions.
 
-It sends to the replicas' streams, and the thread that delivers a batch waits for the answers.
+:class:`Router` runs a :class:`~stateflow.router.session.BatchSession` for each batch. It sends to the replicas'
+streams, and the thread that delivers the batch waits for the answers. :class:`Asked` asks the owners of all partitions
+whether they contain a source's batch, or how far the source has come. :data:`SENT` counts by operator what all routers
+of this process sent.
 """
 
 from __future__ import annotations
 
 import logging
 import queue
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from time import sleep
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import StateflowError, Unavailable
+from stateflow.metrics.figures import BATCH_BUCKETS, Histogram, Values
+from stateflow.partition.layout import Position
+from stateflow.partition.positions import Batch
 from stateflow.reports import Deployment
-from stateflow.router.figures import SENT
-from stateflow.router.session import SILENCE_S_MIN, BatchSession, Delivery, Refresh, RoutingTable, Send, Wait, table_of
-from stateflow.rpc.batches import PASSED, Answers
+from stateflow.router.session import (
+    SILENCE_S_MIN,
+    BatchSession,
+    Delivery,
+    Reached,
+    Refresh,
+    RoutingTable,
+    Send,
+    Wait,
+    table_of,
+)
 from stateflow.rpc.clients import ControllerClient, ReplicaClient
-from stateflow.rpc.rows import BatchRows
-from stateflow.runtime.positions import Batch
+from stateflow.rpc.rows import PASSED, Answers, BatchRows
 from stateflow.settings import ClientSettings, RouterSettings
 from stateflow.tracing import Made, Tracing, tracing
 from stateflow.types import ADDRESS
@@ -31,6 +46,82 @@ READ_TIMEOUT_S = 8.0
 SAY_EVERY_S = 5.0
 #: (address, its answers)
 _Arrived = queue.SimpleQueue[tuple[str, Answers]]
+
+# -- Metrics ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class OfOperator:
+    """Metrics of one operator.
+
+    ``took``: seconds of batches that were acknowledged everywhere. ``failed``: number of those that were not.
+    ``replayed``: partitions that contained their batch already.
+    """
+
+    took: Histogram = field(default_factory=lambda: Histogram(BATCH_BUCKETS))
+    rows: int = 0
+    failed: int = 0
+    replayed: int = 0
+    under_way: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def measured(self, clock: Clock, rows: BatchRows) -> Iterator[Callable[[int], None]]:
+        """Measures a batch until it is acknowledged.
+
+        The caller passes the yielded function the number of partitions that contained the batch already; otherwise the
+        batch counts as failed.
+        """
+        began, contained = clock.monotonic(), -1
+
+        def done(replayed: int) -> None:
+            nonlocal contained
+            contained = replayed
+
+        with self.lock:
+            self.under_way += 1
+        try:
+            yield done
+        finally:
+            took = clock.monotonic() - began
+            with self.lock:
+                self.under_way -= 1
+                if contained >= 0:
+                    self.replayed += contained
+                    self.took.observe(took)
+                    self.rows += 0 if rows.rows is None else rows.rows.num_rows
+                else:
+                    self.failed += 1
+
+
+class Sent:
+    """Metrics of all routers of a process, including those that are gone. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._operators: dict[str, OfOperator] = {}
+
+    def of(self, operator: str) -> OfOperator:
+        with self._lock:
+            return self._operators.setdefault(operator, OfOperator())
+
+    def figures(self) -> Values:
+        with self._lock:
+            operators = dict(self._operators)
+        return {
+            "stateflow_client_rows_total": {(name,): of.rows for name, of in operators.items()},
+            "stateflow_client_batch_seconds": {(name,): of.took.copy() for name, of in operators.items()},
+            "stateflow_client_batches_failed_total": {(name,): of.failed for name, of in operators.items()},
+            "stateflow_client_replayed_total": {(name,): of.replayed for name, of in operators.items()},
+            "stateflow_client_batches_running": {(name,): of.under_way for name, of in operators.items()},
+        }
+
+
+#: the metrics of this process
+SENT = Sent()
+
+
+# -- Sending ---------------------------------------------------------------------------------------------------------
 
 
 class Router:
@@ -242,3 +333,77 @@ def backoff(timeout_s: float = READ_TIMEOUT_S, clock: Clock = SYSTEM_CLOCK) -> I
         yield pause
         pause = min(0.5, 2 * pause)
     yield None
+
+
+# -- Asking for positions --------------------------------------------------------------------------------------------
+
+
+class Asked:
+    """Questions to all owners, sent when this is made; :meth:`answers` waits for the answers.
+
+    Args:
+        batch: an owner whose partitions all contain the batch before this one answers only that.
+        timeout_s: seconds for which a partition may stay without an owner that answers.
+    """
+
+    def __init__(self, router: Router, source: str, batch: int, timeout_s: float) -> None:
+        self._router = router
+        self._source = source
+        self._batch = batch
+        self._timeout_s = timeout_s
+        self._found: dict[int, Reached] = {}
+        self._open = set(range(router.spec.partitions))
+        self._pending = self._ask()
+
+    def _ask(self) -> list[tuple[list[int], Callable[[], dict[int, Position]]]]:
+        by_address: dict[str, list[int]] = {}
+        for partition in sorted(self._open):
+            by_address.setdefault(self._router.table.routes[partition].address, []).append(partition)
+        stall_s = self._router.settings.stall_s
+        pending = []
+        for address, partitions in by_address.items():
+            replica = ReplicaClient(address, stall_s)
+            asked = replica.begin_positions(self._router.operator, self._source, partitions, self._batch)
+            pending.append((partitions, asked))
+        return pending
+
+    def answers(self) -> dict[int, Reached]:
+        """Returns partition → position that the source has at least reached.
+
+        Partitions that have seen nothing of the source are left out.
+
+        Waits for partitions that are on the move, and for owners that are away. Raises Unavailable.
+        """
+        clock = self._router.clock
+        settings = self._router.settings
+        since, pause = clock.monotonic(), settings.backoff_initial_s / 2
+        while (error := self._collect()) is not None:
+            waited = clock.monotonic() - since
+            if waited > self._timeout_s:
+                table = self._router.table
+                partition = min(self._open, key=lambda each: (each not in table.unserved, each))
+                raise table.no_owner(partition, waited, error)
+            sleep(pause)
+            pause = min(settings.backoff_max_s, 2 * pause)
+            try:
+                self._router.refresh()
+            except Unavailable:
+                pass  # go on with the known owners
+            self._pending = self._ask()
+        return self._found
+
+    def _collect(self) -> StateflowError | None:
+        """Waits for the pending answers. Returns why some partitions have not answered; None: all have."""
+        last: StateflowError | None = None
+        for partitions, result in self._pending:
+            try:
+                found = result()
+            except StateflowError as error:
+                if not error.retryable:
+                    raise
+                last = error
+                continue
+            self._open.difference_update(partitions)
+            for partition, position in found.items():
+                self._found[partition] = Reached(position.batch, position.event_us, position.event_before_us)
+        return last

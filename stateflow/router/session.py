@@ -1,4 +1,8 @@
-"""Delivery of one batch to the owners of its partitions: a sans-io state machine.
+"""Sans-io part of the router: positions that a source has reached, routing tables, and the delivery of one batch.
+
+A :class:`BatchSession` delivers one batch to the owners of its partitions. The caller does what ``poll`` returns, and
+tells the session what it hears: answers, signs of life, tables. It passes on an output or a refusal only if ``awaits``
+admits it. In the table, a route never replaces one with a newer epoch.
 
 Each partition is *outstanding* (sent, no answer yet), *waiting* (to be sent at some time) or *done*. Answers:
 
@@ -19,11 +23,69 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from stateflow.errors import Moved, StateflowError, Unavailable
+from stateflow.errors import BatchIncomplete, Moved, PositionGap, StateflowError, Unavailable
 from stateflow.types import PartitionId, ReplicaInfo
 
 #: seconds; a replica at work gives a sign more often than this
 SILENCE_S_MIN = 15.0
+
+# -- Positions of a source in the partitions of an operator ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Position of a source in one partition.
+
+    ``batch``: the last batch that it contains. ``event_us``: newest event time, µs, that the source had reported up to
+    that batch. ``event_before_us``: the same up to the batch before.
+    """
+
+    batch: int
+    event_us: int | None = None
+    event_before_us: int | None = None
+
+
+def newest_event_us(reached: Mapping[int, Reached], batch: int) -> int | None:
+    """Returns the newest event time, µs, among all rows of a source before ``batch``; None without rows.
+
+    The result is the same for every attempt of a batch, even if some partitions contain the batch already.
+    """
+    times = [each.event_us if each.batch < batch else each.event_before_us for each in reached.values()]
+    return max((time for time in times if time is not None), default=None)
+
+
+def check_whole(operator: str, source: str, batch: int, partitions: int, reached: Mapping[int, Reached]) -> None:
+    """Checks that every partition contains the batch before ``batch``.
+
+    For a source that visits all partitions with each batch.
+
+    Call it before any part of ``batch`` is sent: a partition that was left out cannot report it while it is left out
+    again. Partitions that have seen nothing of the source are not in ``reached``.
+
+    Raises BatchIncomplete where some partitions end with the batch before and the others right before that one, so that
+    it can be sent again; PositionGap where something else is missing: a part of the state was lost.
+    """
+    last = [reached[partition].batch if partition in reached else -1 for partition in range(partitions)]
+    oldest = min(last)
+    if oldest >= batch - 1:
+        return
+    where = {"operator": operator, "source": source, "partition": last.index(oldest), "expected": oldest + 1}
+    have = last.count(batch - 1)
+    if oldest == batch - 2 and max(last) == batch - 1:
+        raise BatchIncomplete(
+            f"batch {batch} was sent, but batch {batch - 1} is in only {have} of {partitions} partitions",
+            remedy="make the query's sink evaluate each batch completely, as take, first, show and isEmpty do not; "
+            f"then rewind: stateflow spark rewind CHECKPOINT --to-batch {batch - 1} --apply",
+            **where,
+        )
+    raise PositionGap(
+        f"batch {batch} was sent, the state expects batch {oldest + 1}",
+        remedy=f"rewind the source to batch {oldest + 1}",
+        **where,
+    )
+
+
+# -- Routes ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +144,7 @@ class RoutingTable:
         )
 
 
-# -- instructions ---------------------------------------------------------------------------------------------
+# -- Delivery of a batch ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

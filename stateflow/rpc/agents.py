@@ -8,14 +8,13 @@ from typing import Any
 import grpc.aio
 
 from stateflow.fleet import AgentInfo, Beat, Child, Directory, Orders, Request, Spawned
+from stateflow.partition.control import Command
 from stateflow.reports import AgentReport, ChildReport
 from stateflow.rpc import agent_pb2 as apb
 from stateflow.rpc import agent_pb2_grpc, controller_pb2_grpc
 from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc.control import command_of, command_to_pb
-from stateflow.rpc.matching import message_of, value_of
-from stateflow.rpc.wire import answered, remote_error, streaming
-from stateflow.runtime.authority import Command
+from stateflow.rpc.reports import command_of, command_to_pb
+from stateflow.rpc.wire import answered, message_of, remote_error, streaming, value_of
 
 CALL_TIMEOUT_S = 5.0
 #: (command, replica, lines, follow) → pieces of its log; an empty piece is only a sign of life

@@ -1,5 +1,8 @@
-"""Blocking clients for threads and Spark workers. Channels are opened at first use, so that a process may fork
-before."""
+"""Blocking clients of controllers and of replicas, for threads and Spark workers.
+
+Channels are opened at first use, so that a process may fork before. :class:`Round` is the order in which several
+controllers are asked, and :class:`Seen` rejects answers older than earlier ones. Both are sans-io.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import sleep
 from typing import Any, TypeVar
 
@@ -16,16 +20,16 @@ import grpc
 from grpc.experimental import ChannelOptions
 
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import HoldLost, NotLeading, StateflowError, Unavailable
+from stateflow.errors import HoldLost, InvalidArgument, NotLeading, StateflowError, Unavailable
+from stateflow.partition.layout import Position, Session
+from stateflow.partition.positions import Batch, SourceView
 from stateflow.reports import Deployment, ReplicaStatistics
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.batches import Answers, Replies, requests_of
-from stateflow.rpc.controllers import Round, Seen, addresses_of
 from stateflow.rpc.link import Link
 from stateflow.rpc.reports import deployment_of, statistics_of
-from stateflow.rpc.rows import BatchRows
+from stateflow.rpc.rows import Answers, BatchRows, Replies, requests_of
 from stateflow.rpc.secure import blocking_channel, own_certificate
 from stateflow.rpc.wire import (
     AFTER_KEY,
@@ -38,10 +42,7 @@ from stateflow.rpc.wire import (
     source_of,
     spec_to_pb,
 )
-from stateflow.runtime.layout import Position, Session
-from stateflow.runtime.positions import Batch
-from stateflow.runtime.retirement import SourceView
-from stateflow.types import OperatorSpec
+from stateflow.types import ADDRESS, OperatorSpec, shown
 
 log = logging.getLogger(__name__)
 Stub = TypeVar("Stub")
@@ -65,6 +66,83 @@ os.register_at_fork(after_in_child=_LINKS.clear)
 DEPLOY_TIMEOUT_S = 86_400.0
 #: the thread that asks reads the answers itself, instead of waking a thread of the channel for each
 _OPTIONS = (*CHANNEL_OPTIONS, (ChannelOptions.SingleThreadedUnaryStream, 1))
+#: long enough for a replica that waits for its standbys, for as long as it holds a batch
+OPEN_TIMEOUT_S = 90.0
+#: words by which gRPC says that there was no connection to send on
+_NOT_CONNECTED = ("failed to connect", "resolution failed")
+
+
+# -- The order in which several controllers are asked ----------------------------------------------------------------
+
+
+def addresses_of(text: str) -> list[str]:
+    """Parses ``a:7070,b:7070``, each address once. Raises InvalidArgument for none, or for an invalid address."""
+    found = list(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
+    if not found:
+        raise InvalidArgument("no controller address given", remedy="pass host:port, or several separated by commas")
+    for each in found:
+        if not ADDRESS.holds(each):
+            raise InvalidArgument(f"{shown(each)} is not a valid {ADDRESS.what}", remedy=ADDRESS.how)
+    return found
+
+
+@dataclass(slots=True)
+class Seen:
+    """The newest term of a leader, and the newest ledger record, that answers to a client rested on."""
+
+    term: int = 0
+    record: int = 0
+
+    def takes(self, term: int, record: int) -> bool:
+        """Tells whether an answer is no older than those before, and notes it.
+
+        A follower's answer (term 0) always counts, as the follower has read the record that it was asked for. A former
+        leader that does not know that it leads no more is recognised by its term. A new term may have fewer records, if
+        a ledger was restored.
+        """
+        if not term:
+            self.record = max(self.record, record)
+        elif term < self.term:
+            return False
+        else:
+            self.record = record if term > self.term else max(self.record, record)
+            self.term = term
+        return True
+
+
+class Round:
+    """One round over the controllers: it asks each once at most, and the leader that they name.
+
+    ``asked`` is the controller to ask, first or next. A controller may name a leader that has died. So the round ends
+    only when every address has been asked, as another controller may lead by now. ``unled``: one of them answered that
+    it does not lead.
+    """
+
+    def __init__(self, addresses: list[str], first: str) -> None:
+        self._addresses, self.asked = addresses, first
+        self._tried = {first}
+        self.unled = False
+
+    def go_on(self, error: StateflowError) -> bool:
+        """Notes that ``asked`` failed with ``error``, and moves ``asked`` on.
+
+        Returns False if all were asked; ``asked`` is then where the next round begins.
+        """
+        order = self._behind(self.asked)
+        if isinstance(error, NotLeading):
+            self.unled = True
+            order = [*filter(None, [error.where.get("leader")]), *order]
+        untried = next((each for each in order if each not in self._tried), None)
+        self.asked = untried or order[0]
+        self._tried.add(self.asked)
+        return untried is not None
+
+    def _behind(self, asked: str) -> list[str]:
+        at = self._addresses.index(asked) if asked in self._addresses else -1
+        return [*self._addresses[at + 1 :], *self._addresses[: at + 1]]
+
+
+# -- Channels and calls ----------------------------------------------------------------------------------------------
 
 
 def _stub(kind: Callable[[grpc.Channel], Stub], address: str) -> Stub:
@@ -122,12 +200,6 @@ def _named(address: str) -> Iterator[None]:
         raise remote_error(error, address) from error
 
 
-#: long enough for a replica that waits for its standbys, for as long as it holds a batch
-OPEN_TIMEOUT_S = 90.0
-#: words by which gRPC says that there was no connection to send on
-_NOT_CONNECTED = ("failed to connect", "resolution failed")
-
-
 def _not_begun(meant: StateflowError, error: grpc.RpcError) -> bool:
     """Tells whether the call cannot have begun, so that any call may be repeated.
 
@@ -136,6 +208,9 @@ def _not_begun(meant: StateflowError, error: grpc.RpcError) -> bool:
     details = (error.details() or "").lower()
     unheard = error.code() is grpc.StatusCode.UNAVAILABLE and any(words in details for words in _NOT_CONNECTED)
     return unheard or isinstance(meant, NotLeading)
+
+
+# -- Clients ---------------------------------------------------------------------------------------------------------
 
 
 class ControllerClient:

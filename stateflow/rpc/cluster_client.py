@@ -31,8 +31,6 @@ from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.agents import report_of, request_to_pb, spawned_of
 from stateflow.rpc.clients import DEPLOY_TIMEOUT_S, ControllerClient
-from stateflow.rpc.control import taken_of
-from stateflow.rpc.matching import message_of
 from stateflow.rpc.reports import (
     adopted_of,
     autopilot_of,
@@ -47,8 +45,10 @@ from stateflow.rpc.reports import (
     run_of,
     standby_of,
     sweep_of,
+    taken_of,
     version_of,
 )
+from stateflow.rpc.wire import message_of
 from stateflow.types import BUNDLE_PART, OperatorSpec
 
 #: time limit of calls that plan, for which the controller asks replicas

@@ -19,7 +19,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from stateflow.errors import InvalidArgument
-from stateflow.runtime.arrow import read_schema
+from stateflow.operator.arrow import read_schema
 from stateflow.tracing import TRACEPARENT
 from stateflow.types import (
     ADDRESS,
@@ -110,7 +110,7 @@ DIGESTED, ADDRESSED, LABELLED, PLACED = _of(DIGEST), _of(ADDRESS), _of(LABEL), _
 LOCATED = optional(_of(URL))
 #: prose of errors and notes; :func:`stateflow.errors.one_line` makes it fit for a terminal
 TEXT = Kind("text", f"use at most {TEXT_MAX} characters", lambda value: len(value) <= TEXT_MAX)
-#: an operator's source text; :func:`stateflow.runtime.code.check_digest` tells whether it is the deployed one
+#: an operator's source text; :func:`stateflow.code.loading.check_digest` tells whether it is the deployed one
 SOURCE = Kind("source", f"use at most {SOURCE_MAX} bytes", lambda value: len(value.encode()) <= SOURCE_MAX)
 #: W3C Trace Context
 TRACED = optional(Kind("traceparent", "send one of version 00, or nothing", is_traceparent))

@@ -1,24 +1,74 @@
-"""One Apply stream to a replica, shared by all threads of a process, and opened when it is needed."""
+"""One Apply stream to a replica, shared by all threads of a process, and opened when it is needed.
+
+A call (:meth:`Link.call`) begins on the open stream, or on a new one if that is over. Messages of several calls go in
+turn. Each call has a waiter (:class:`Reply`), which gets the responses, and ``broke`` if the call ends early.
+
+A stream is over when the replica ends it, when it breaks, when it has had no call for a while, or when the caller gives
+it up because it is silent (:meth:`Link.give_up`). Its open calls then break; nothing is sent again here.
+"""
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import StateflowError, Unavailable
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.calls import Calls
 from stateflow.rpc.wire import remote_error, unexpected
 
+T = TypeVar("T")
 #: a stream without calls is closed after this long: replicas serve a limited number
 IDLE_S = 60.0
 Requests = Iterator[rpb.ApplyRequest]
+
+
+class Calls(Generic[T]):
+    """The calls under way on one stream. Each has a number, and a waiter for its answers. Sans-io.
+
+    ``heard_at``: since when nothing has come although an answer is due, in monotonic seconds: the time of the last
+    message, or of the begin of a call when none was open. Any message is a sign of life for all calls.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, T] = {}
+        self._newest = 0
+        self.heard_at = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, waits: T, now: float) -> int:
+        """Opens a call, and returns its number, which is larger than any before."""
+        if not self._open:
+            self.heard_at = now
+        self._newest += 1
+        self._open[self._newest] = waits
+        return self._newest
+
+    def is_open(self, number: int) -> bool:
+        return number in self._open
+
+    def came(self, number: int, last: bool, now: float) -> T | None:
+        """Notes a message for a call, and returns its waiter; None: the call is not open, or the message is a mere sign
+        of life."""
+        self.heard_at = now
+        return self._open.pop(number, None) if last else self._open.get(number)
+
+    def end(self, number: int) -> T | None:
+        """Closes a call that its waiter has given up, and returns the waiter; None: the call is not open."""
+        return self._open.pop(number, None)
+
+    def end_all(self) -> list[T]:
+        """Closes all calls, as the stream is over, and returns their waiters."""
+        left, self._open = list(self._open.values()), {}
+        return left
 
 
 class Reply(Protocol):

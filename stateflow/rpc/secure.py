@@ -12,11 +12,11 @@ import grpc
 import grpc.aio
 
 from stateflow.errors import BadCertificate
-from stateflow.security.connections import connection_settings, tls_files
-from stateflow.security.plain import check_dialled, check_served
+from stateflow.security.plain import check_dialled, check_served, connection_settings, tls_files
 
 if TYPE_CHECKING:
     from stateflow.security.files import Material, TlsFiles
+
 
 Options = Sequence[tuple[str, Any]]
 

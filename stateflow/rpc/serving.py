@@ -1,15 +1,437 @@
-"""gRPC servers of this process."""
+"""gRPC servers of this process: layers that check each call before its handler runs, and health.
+
+A layer is an interceptor that wraps every handler of a server, one around the other: first :class:`Understood`, then
+with TLS :class:`Admission`, then :class:`CallLimits` (:func:`new_server`). gRPC itself limits the calls of all callers
+together.
+"""
 
 from __future__ import annotations
 
-import grpc.aio
+import contextvars
+import logging
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from stateflow.rpc.admission import Admission
-from stateflow.rpc.layers import Understood
-from stateflow.rpc.limits import CallLimits
-from stateflow.rpc.wire import OPTIONS
-from stateflow.security.connections import tls_files
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.errors import BadCertificate, Busy, InvalidArgument, NotAllowed, ReleaseMismatch, StateflowError
+from stateflow.metrics.figures import Values
+from stateflow.release import FIRST, Release, check_release, release_of
+from stateflow.rpc.secure import blocking_channel
+from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, abort, remote_error
+from stateflow.security.identity import Identity
+from stateflow.security.plain import tls_files
+from stateflow.security.roles import Rule, check_call, check_request
 from stateflow.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from stateflow.security.files import TlsFiles
+
+
+log = logging.getLogger(__name__)
+#: interval of log lines about one caller
+SAY_EVERY_S = 60.0
+#: answered while a server is busy, too: its supervisor would take it for dead
+_FREE = "/grpc.health.v1.Health/"
+
+
+# -- Layers ----------------------------------------------------------------------------------------------------------
+
+Context: TypeAlias = grpc.aio.ServicerContext
+#: a handler of one request and one answer; of one request and a stream; of two streams, which writes responses itself
+Unary = Callable[[Any, Context], Awaitable[Any]]
+Many = Callable[[Any, Context], AsyncIterator[Any]]
+Both = Callable[[AsyncIterator[Any], Context], Awaitable[Any]]
+
+
+class Layer(grpc.aio.ServerInterceptor):
+    """An interceptor that wraps each method's handler once, at its first call."""
+
+    def __init__(self) -> None:
+        self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
+
+    @abstractmethod
+    def unary(self, method: str, inner: Unary) -> Unary: ...
+
+    @abstractmethod
+    def many(self, method: str, inner: Many) -> Many: ...
+
+    @abstractmethod
+    def both(self, method: str, inner: Both) -> Both: ...
+
+    def leaves(self, method: str) -> bool:
+        """Tells whether the layer leaves this method unwrapped."""
+        return False
+
+    def read_by(self, read: Any) -> Any:
+        """Returns the function that parses requests."""
+        return read
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(details)
+        if handler is None or self.leaves(details.method):  # None: there is no such method, and gRPC tells the caller
+            return handler
+        if details.method not in self._wrapped:
+            self._wrapped[details.method] = self._wrap(handler, details.method)
+        return self._wrapped[details.method]
+
+    def _wrap(self, handler: grpc.RpcMethodHandler, method: str) -> grpc.RpcMethodHandler:
+        coded = self.read_by(handler.request_deserializer), handler.response_serializer
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(self.unary(method, handler.unary_unary), *coded)
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(self.many(method, handler.unary_stream), *coded)
+        return grpc.stream_stream_rpc_method_handler(self.both(method, handler.stream_stream), *coded)
+
+
+def _release_of(context: Context) -> Release:
+    for key, value in context.invocation_metadata() or ():
+        if key == "user-agent":
+            return release_of(value if isinstance(value, str) else "")
+    return FIRST
+
+
+class _Unreadable:
+    def __init__(self, error: Exception) -> None:
+        self.refusal = InvalidArgument(
+            f"the request cannot be read: {error}", remedy="check who sends it, and its version"
+        )
+
+
+class Understood(Layer):
+    """Refuses callers of a release too far away, and requests that cannot be parsed.
+
+    Unparsable requests are refused like any other invalid one; gRPC alone would say ``unknown``, and no more. This
+    layer comes first, for the others look at the contents of requests.
+    """
+
+    def read_by(self, read: Any) -> Any:
+        if read is None:  # the method takes raw bytes
+            return None
+
+        def reading(data: bytes) -> Any:
+            try:
+                return read(data)
+            except DecodeError as error:
+                return _Unreadable(error)
+
+        return reading
+
+    def unary(self, method: str, inner: Unary) -> Unary:
+        async def call(request: Any, context: Context) -> Any:
+            await _understand(request, context)
+            return await inner(request, context)
+
+        return call
+
+    def many(self, method: str, inner: Many) -> Many:
+        async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+            await _understand(request, context)
+            async for message in inner(request, context):
+                yield message
+
+        return call
+
+    def both(self, method: str, inner: Both) -> Both:
+        async def call(requests: AsyncIterator[Any], context: Context) -> None:
+            await _understand(None, context)
+            refusal: InvalidArgument | None = None
+
+            async def readable() -> AsyncIterator[Any]:
+                nonlocal refusal
+                async for request in requests:
+                    if type(request) is _Unreadable:
+                        refusal = request.refusal
+                        raise refusal
+                    yield request
+
+            try:
+                await inner(readable(), context)
+            except InvalidArgument as error:
+                if error is not refusal:
+                    raise
+                await abort(context, error)
+
+        return call
+
+
+async def _understand(request: Any, context: Context) -> None:
+    """Ends the call if the release is too far away or the request is unparsable."""
+    try:
+        check_release(_release_of(context))
+    except ReleaseMismatch as error:
+        await abort(context, error)
+    if type(request) is _Unreadable:
+        await abort(context, request.refusal)
+
+
+# -- Admission of calls ----------------------------------------------------------------------------------------------
+
+_CALLER: contextvars.ContextVar[Identity | None] = contextvars.ContextVar("caller", default=None)
+
+
+def caller() -> Identity | None:
+    """Returns the caller of the running call. None: it came in plain text, or no call is running."""
+    return _CALLER.get()
+
+
+class _Caller:
+    """The caller of one call, which may be revoked, or its certificate expire, while the call runs."""
+
+    def __init__(self, files: TlsFiles, clock: Clock, method: str, pem: bytes) -> None:
+        from stateflow.security.reading import certificate_of
+
+        self._files, self._clock, self._method = files, clock, method
+        self._certificate = certificate_of(pem)
+        identity = self._certificate.identity
+        if identity is None:
+            raise NotAllowed(
+                "the certificate has no stateflow identity",
+                remedy="issue one with `stateflow certs issue`",
+                call=method.rpartition("/")[2],
+            )
+        self.identity = identity
+        self._ends_us = self._certificate.not_after.timestamp() * 1e6
+        self._rule: Rule = check_call(method, identity)
+
+    def check(self, request: Any) -> None:
+        """Checks the certificate and one request. Raises NotAllowed."""
+        if self._certificate.serial in self._files.current().revoked:
+            raise self._refused("was revoked")
+        if self._clock.now_us() > self._ends_us:
+            raise self._refused("has expired")
+        check_request(self._rule, self._method, self.identity, request)
+
+    def _refused(self, why: str) -> NotAllowed:
+        return NotAllowed(
+            f"the certificate of {self.identity} {why}",
+            remedy="use another one: `stateflow certs issue` or `renew`",
+            call=self._method.rpartition("/")[2],
+            who=self.identity,
+            serial=f"{self._certificate.serial:x}",
+        )
+
+
+class Admission(Layer):
+    """Admits a call before its handler runs: the caller is known by its certificate, and the table of roles says what
+    it may call."""
+
+    def __init__(self, files: TlsFiles, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__()
+        self._files, self._clock = files, clock
+
+    def unary(self, method: str, inner: Unary) -> Unary:
+        async def call(request: Any, context: Context) -> Any:
+            await self._admit(method, request, context)
+            return await inner(request, context)
+
+        return call
+
+    def many(self, method: str, inner: Many) -> Many:
+        async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+            """Checks each message, too: the stream may last for days, and a caller revoked meanwhile hears nothing
+            more."""
+            who = await self._admit(method, request, context)
+            async for message in inner(request, context):
+                try:
+                    who.check(request)
+                except NotAllowed as error:
+                    await abort(context, error)
+                yield message
+
+        return call
+
+    def both(self, method: str, inner: Both) -> Both:
+        async def call(requests: AsyncIterator[Any], context: Context) -> None:
+            """Checks each request, as the stream may last for days. The handler writes its responses itself."""
+            who = await self._admit(method, None, context)
+
+            async def checked() -> AsyncIterator[Any]:
+                async for request in requests:
+                    who.check(request)
+                    yield request
+
+            try:
+                await inner(checked(), context)
+            except NotAllowed as error:
+                await abort(context, error)
+
+        return call
+
+    async def _admit(self, method: str, request: Any, context: Context) -> _Caller:
+        """Admits the caller, or ends the call with NotAllowed.
+
+        Args:
+            request: None: the first request is still to come.
+        """
+        try:
+            sent = context.auth_context().get("x509_pem_cert", [b""])[0]
+            who = _Caller(self._files, self._clock, method, sent)
+            if request is not None:
+                who.check(request)
+        except BadCertificate as error:
+            refused: StateflowError = NotAllowed(error.what, remedy=error.remedy, **error.where)
+        except NotAllowed as error:
+            refused = error
+        else:
+            _CALLER.set(who.identity)  # for the task of this call, and the tasks that it begins
+            return who
+        await abort(context, refused)
+        raise refused
+
+
+# -- Limits on the calls under way -----------------------------------------------------------------------------------
+
+
+class CallLimits(Layer):
+    """Limits the calls under way of each caller. ``refused``: calls refused since the start.
+
+    A caller that asks for more is refused as busy and tries again; other callers go on.
+
+    Belongs behind :class:`Admission`, which knows the callers: they are told apart by their certificates, or in plain
+    text by the host that they come from.
+    """
+
+    def __init__(self, settings: ServerSettings, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__()
+        self._settings, self._clock = settings, clock
+        self._said_at: dict[str, float] = {}
+        self._under_way: Counter[str] = Counter()
+        self.refused = 0
+
+    def leaves(self, method: str) -> bool:
+        return method.startswith(_FREE)
+
+    def unary(self, method: str, inner: Unary) -> Unary:
+        async def call(request: Any, context: Context) -> Any:
+            whose = await self._begin(context)
+            try:
+                return await inner(request, context)
+            finally:
+                self._end(whose)
+
+        return call
+
+    def many(self, method: str, inner: Many) -> Many:
+        async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+            whose = await self._begin(context)
+            try:
+                async for message in inner(request, context):
+                    yield message
+            finally:
+                self._end(whose)
+
+        return call
+
+    def both(self, method: str, inner: Both) -> Both:
+        return self.unary(method, inner)
+
+    async def _begin(self, context: Context) -> str:
+        whose, most = str(caller() or _host_of(context.peer())), self._settings.calls_per_caller_max
+        if self._under_way[whose] >= most:
+            self.refused += 1
+            self._say(whose, most)
+            await abort(
+                context,
+                Busy(
+                    f"{most} calls of {whose} are already in progress here",
+                    remedy="wait for the retry, use fewer clients, or raise STATEFLOW_SERVER_CALLS_PER_CALLER_MAX",
+                ),
+            )
+        self._under_way[whose] += 1
+        return whose
+
+    @property
+    def running(self) -> int:
+        return self._under_way.total()
+
+    def figures(self) -> Values:
+        return {
+            "stateflow_calls_running": {(): self.running},
+            "stateflow_calls_refused_total": {(): self.refused},
+        }
+
+    def _say(self, whose: str, most: int) -> None:
+        now = self._clock.monotonic()
+        self._said_at = {each: at for each, at in self._said_at.items() if now - at < SAY_EVERY_S}
+        if whose not in self._said_at:
+            self._said_at[whose] = now
+            log.warning("%s has %d calls in progress, more are refused; %d refused so far", whose, most, self.refused)
+
+    def _end(self, whose: str) -> None:
+        self._under_way[whose] -= 1
+        if not self._under_way[whose]:
+            del self._under_way[whose]
+
+
+def _host_of(peer: str) -> str:
+    """Returns ``ipv4:10.0.0.7:51234`` without the port, which differs between connections."""
+    return peer.rpartition(":")[0] if peer.startswith("ip") else peer
+
+
+# -- Health of a process ---------------------------------------------------------------------------------------------
+
+# The two messages have one field each, so they are written here without a further package.
+LIVE, READY = "live", "ready"
+#: HealthCheckResponse: field 1, an enum
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
+#: tag of a HealthCheckRequest: field 1, a text of at most 127 bytes
+_TAG = 0x0A
+
+
+def _asked(request: bytes) -> str | None:
+    """Returns the name of the service; None: the request is malformed."""
+    if not request:
+        return ""
+    if len(request) < 2 or request[0] != _TAG or request[1] != len(request) - 2:
+        return None
+    return request[2:].decode("utf-8", errors="replace")
+
+
+def ask_health(address: str, service: str, timeout_s: float) -> bool:
+    """Tells whether a process is well. Raises Unavailable where no process answers, or has no such service;
+    NotAllowed."""
+    asked = service.encode()
+    with blocking_channel(address, CHANNEL_OPTIONS) as channel:
+        try:
+            answer: bytes = channel.unary_unary("/grpc.health.v1.Health/Check")(
+                bytes([_TAG, len(asked)]) + asked, timeout=timeout_s
+            )
+        except grpc.RpcError as error:
+            raise remote_error(error, address) from error
+    return answer == SERVING
+
+
+def add_health(server: Any, is_ready: Callable[[], bool] = lambda: True) -> None:
+    """Adds gRPC's own health protocol (``grpc.health.v1``), which Kubernetes and others speak, to a server.
+
+    The service ``live`` is served by a process that answers; ``ready``, or no name, by one that can be given work.
+    """
+
+    async def check(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        match _asked(request):
+            case "live":
+                return SERVING
+            case "" | "ready":
+                return SERVING if is_ready() else NOT_SERVING
+            case _:
+                await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service: use live or ready")
+                raise AssertionError
+
+    method = grpc.unary_unary_rpc_method_handler(check)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": method}),))
+
+
+# -- A server --------------------------------------------------------------------------------------------------------
 
 
 def new_server(limits: CallLimits | None = None) -> grpc.aio.Server:

@@ -1,4 +1,12 @@
-"""Conversion of messages to domain objects and back; errors and limits that all channels share."""
+"""Conversion of messages to domain objects and back; errors, limits and servers that all channels share.
+
+An error of a handler goes to the caller as a ``Fault`` in the trailing metadata of the failed call, and the caller
+raises the same StateflowError (:func:`abort`, :func:`remote_error`). Both ends check the fields of what they receive
+(:func:`unary`, :func:`streaming`, :func:`answered`).
+
+Values become messages field by field where both have the same names (:func:`message_of`, :func:`value_of`); errors
+become faults.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +16,12 @@ import functools
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from stateflow.errors import (
@@ -23,15 +33,15 @@ from stateflow.errors import (
     Unavailable,
     from_wire,
 )
+from stateflow.partition.change_feed import BaseFile, Seal, SnapshotInfo
+from stateflow.partition.control import PartitionView
+from stateflow.partition.layout import Position, Session
+from stateflow.partition.positions import SourceView
 from stateflow.release import OWN
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.fields import checked
 from stateflow.rpc.secure import add_port, channel
-from stateflow.runtime.layout import Position, Session
-from stateflow.runtime.retirement import SourceView
-from stateflow.runtime.transfer import BaseFile, Seal, SnapshotInfo
-from stateflow.runtime.view import PartitionView
 from stateflow.storage.faults import meaning
 from stateflow.types import OperatorSpec, ReplicaInfo, cannot_listen, listened_at
 
@@ -485,3 +495,54 @@ def seal_to_pb(seal: Seal) -> rpb.Seal:
 def seal_of(message: rpb.Seal) -> Seal:
     owner = replica_of(message.owner) if message.HasField("owner") else None
     return Seal(message.move_id, message.epoch, message.sequence, message.digest, message.sealed_at_us, owner)
+
+
+# -- any value --------------------------------------------------------------------------------------------
+
+_Readers = dict[str, Callable[[Any], Any]]
+_known: dict[tuple[type, str], _Readers] = {}  # by the value's type and the message's
+
+
+def message_of(kind: type[M], value: Any, **given: Any) -> M:
+    """Returns the message of a value.
+
+    Args:
+        given: fields of the message that have another name in the value, or that are messages themselves.
+    """
+    made = {name: getattr(value, name) for name in _readers(type(value), kind) if name not in given}
+    for name, each in made.items():
+        if isinstance(each, StateflowError):
+            made[name] = fault_of(each)
+    return kind(**made, **given)
+
+
+def value_of(kind: type[T], message: Message, **given: Any) -> T:
+    """Returns the value of a message.
+
+    Args:
+        given: fields of the value that have another name in the message, or that are values themselves.
+    """
+    readers = _readers(kind, type(message))
+    return kind(**{name: read(message) for name, read in readers.items() if name not in given}, **given)
+
+
+def _readers(kind: Any, message: type[Message]) -> _Readers:
+    """Returns the readers of the fields that both have."""
+    by_name: Any = message.DESCRIPTOR.fields_by_name
+    key = kind, message.DESCRIPTOR.full_name
+    if key not in _known:
+        _known[key] = {each.name: _reader(by_name[each.name]) for each in fields(kind) if each.name in by_name}
+    return _known[key]
+
+
+def _reader(field: FieldDescriptor) -> Callable[[Any], Any]:
+    name, inner = field.name, field.message_type
+    if inner is not None and inner.GetOptions().map_entry:
+        return lambda message: dict(getattr(message, name))
+    if inner is not None and inner.name == "Fault":
+        return lambda message: error_of(getattr(message, name)) if message.HasField(name) else None
+    if field.is_repeated:
+        return lambda message: tuple(getattr(message, name))
+    if field.has_presence and inner is None:
+        return lambda message: getattr(message, name) if message.HasField(name) else None
+    return lambda message: getattr(message, name)

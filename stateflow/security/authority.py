@@ -1,4 +1,12 @@
-"""A private certificate authority: a directory with its key, and with each certificate that it has issued."""
+"""A private certificate authority: a directory with its key, and with each certificate that it has issued.
+
+An authority is a directory with its key (``ca.key``), its certificate (``ca.pem``), its revocation list (``crl.pem``),
+and each certificate that it has issued (``issued/SERIAL.pem``). A certificate is recorded there before it is handed
+out, as an unrecorded one could not be revoked.
+
+A process's own directory has its certificate (``cert.pem``), its key (``key.pem``), ``ca.pem`` and ``crl.pem``.
+Environment variables tell the process where these files are, see :mod:`stateflow.security.variables`.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,96 @@
-"""Rules for plain text: it may go over loopback, and elsewhere only where ``insecure`` is set."""
+"""Connections of this process: its TLS files by its settings, and the rules for plain text.
+
+Plain text may go over loopback, and elsewhere only where ``insecure`` is set: :func:`check_served` checks servers,
+:func:`check_dialled` channels. With plain text, no library that reads certificates is imported.
+"""
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import SecretStr
 
 from stateflow.errors import InsecureRefused
-from stateflow.security.connections import connection_settings
+from stateflow.settings import CONFIG, NO_TOKEN, ConnectionSettings
+
+if TYPE_CHECKING:
+    from stateflow.security.files import TlsFiles
 
 log = logging.getLogger(__name__)
+
+# -- Settings and TLS files of connections ---------------------------------------------------------------------------
+
+_NAMES = (
+    "STATEFLOW_TLS_CA",
+    "STATEFLOW_TLS_CERT",
+    "STATEFLOW_TLS_KEY",
+    "STATEFLOW_TLS_CRL",
+    "STATEFLOW_TOKEN",
+    "STATEFLOW_TOKEN_FILE",
+    "STATEFLOW_INSECURE",
+    "STATEFLOW_HTTP_PROXY",
+    CONFIG,
+)
+_handed = ""
+
+
+def use_token(text: str) -> None:
+    """Sets the token that this process was handed, which comes before its settings; empty: it was handed none."""
+    global _handed  # noqa: PLW0603 - set in a worker of Spark's, which does one task at a time
+    _handed = text
+
+
+@functools.lru_cache(maxsize=64)
+def _settings(handed: str, *_: str | None) -> ConnectionSettings:
+    return _by_token(token=SecretStr(handed)) if handed else ConnectionSettings()
+
+
+def of_file(path: Path) -> ConnectionSettings:
+    """Returns the settings of a connection by the token in a file, regardless of other settings."""
+    return _by_token(token_file=str(path))
+
+
+def _by_token(token: SecretStr = NO_TOKEN, token_file: str = "") -> ConnectionSettings:
+    return ConnectionSettings(token=token, token_file=token_file, tls_ca="", tls_cert="", tls_key="", tls_crl="")
+
+
+def connection_settings() -> ConnectionSettings:
+    """Returns the settings of connections by the environment as it is now, and the file that it names. Raises
+    InvalidArgument."""
+    return _settings(_handed, *(os.environ.get(name) for name in _NAMES))
+
+
+def own_token() -> str:
+    """Returns the token to hand to processes that work for this one elsewhere; empty: it has none. Raises
+    BadCertificate."""
+    if not connection_settings().by_token:
+        return ""
+    files = tls_files()
+    assert files is not None
+    return files.token()
+
+
+@functools.lru_cache(maxsize=64)
+def _files(settings: ConnectionSettings) -> TlsFiles:
+    from stateflow.security.files import TlsFiles
+
+    return TlsFiles(settings)
+
+
+def tls_files() -> TlsFiles | None:
+    """Returns the TLS files that all channels and servers of this process share. None: plain text. Raises
+    InvalidArgument, BadCertificate."""
+    found = connection_settings()
+    return _files(found) if found.tls else None
+
+
+# -- Rules for plain text --------------------------------------------------------------------------------------------
+
 REMEDY = (
     "set STATEFLOW_TLS_CA, STATEFLOW_TLS_CERT and STATEFLOW_TLS_KEY (`stateflow certs`), "
     "or allow it with --insecure or STATEFLOW_INSECURE=1"

@@ -1,21 +1,219 @@
-"""The base of all models of settings: where their values come from, and how wrong values are reported."""
+"""The base of all models of settings: where their values come from, and how wrong values are reported.
+
+A field's value comes from the program's argument or a flag, else from the environment, else from the file of settings,
+else from the field's default (:class:`Settings`).
+
+*The file* is TOML, read whole and once. Every key is checked before any value is used.
+
+*Variables.* A process looks once for variables ``STATEFLOW_…`` that are set but that no process reads. It warns of
+them, or refuses them where ``STATEFLOW_STRICT`` is set.
+"""
 
 from __future__ import annotations
 
+import difflib
 import functools
+import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+import stat
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import SecretStr, ValidationError
+from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsError
 
 from stateflow.errors import InvalidArgument
-from stateflow.settings import file
-from stateflow.settings.file import ConfigurationFile
+
+log = logging.getLogger(__name__)
+
+# -- The file of settings --------------------------------------------------------------------------------------------
+
+#: a larger file is taken for another one, named by mistake
+BYTES_MAX = 1 << 20
+#: similarity from which a name is suggested for a misspelt one
+ALIKE = 0.6
+_TABLE = re.compile(r"""^\s*\[\s*["']?([\w-]+)["']?\s*(?:\.\s*["']?([\w-]+)["']?\s*)?\]""")
+_KEY = re.compile(r"""^\s*["']?([\w-]+)["']?\s*(?:\.\s*["']?([\w-]+)["']?)?.*?=""")
+Sections = Mapping[str, Sequence[type[BaseModel]]]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationFile:
+    """A file of settings that was read. ``values``: by section and key."""
+
+    path: Path
+    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def read(path: Path, sections: Sections) -> ConfigurationFile:
+    """Reads a file of settings. Raises InvalidArgument.
+
+    Args:
+        sections: sections that a file may have; the keys of one are the fields of its models.
+    """
+    text, readable_by_others = _text(path)
+    file = ConfigurationFile(path, checked(_parsed(text, path), sections, text, path))
+    secret = next((f"{section}.{key}" for section, key in _secrets(file, sections)), None)
+    if secret is not None and readable_by_others:
+        raise InvalidArgument(
+            f"{secret} is a secret, and other users can read the file", remedy=f"chmod 600 {path}", file=path
+        )
+    return file
+
+
+def _text(path: Path) -> tuple[str, bool]:
+    """Returns the text, and whether others than the owner and the group can read it: Kubernetes hands files to a
+    group."""
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise InvalidArgument("a directory is not a settings file", remedy="name a file in it", file=path)
+        if not stat.S_ISREG(mode):
+            raise InvalidArgument(
+                "the settings file is not a regular file, so that processes started from here could not read it again",
+                remedy="write the settings into a file",
+                file=path,
+            )
+        with path.open("rb") as opened:
+            data = opened.read(BYTES_MAX + 1)
+    except OSError as error:
+        raise InvalidArgument(
+            f"the settings file cannot be read: {error.strerror}",
+            remedy="correct --config or STATEFLOW_CONFIG",
+            file=path,
+        ) from None
+    if len(data) > BYTES_MAX:
+        raise InvalidArgument(
+            f"a settings file may have at most {BYTES_MAX >> 20} MiB",
+            remedy="check the path",
+            file=path,
+        )
+    try:
+        return data.decode(), os.name == "posix" and bool(mode & stat.S_IRWXO)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InvalidArgument(
+            "the settings file is not UTF-8", remedy="save it as UTF-8", file=path, line=line
+        ) from None
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        why = str(error) if isinstance(error, ValueError) else "nested too deeply"
+        raise InvalidArgument(
+            f"the settings file is not TOML: {why}",
+            remedy='write [section] lines, and key = "value" below them',
+            file=path,
+        ) from None
+
+
+def checked(found: Mapping[str, Any], sections: Sections, text: str, path: Path) -> dict[str, dict[str, Any]]:
+    """Checks that every section and key is known, and every value of the right type and in its range. Returns the
+    values by section and key. Raises InvalidArgument, which names the line of ``text`` where it is found."""
+    for section, values in found.items():
+        where: dict[str, Any] = {"file": path, "line": line_of(text, section)}
+        if section not in sections:
+            raise InvalidArgument(f"there is no section [{section}]", remedy=_section_meant(section, sections), **where)
+        if not isinstance(values, dict):
+            raise InvalidArgument(
+                f"{section} is a section, not a key",
+                remedy=f"write [{section}], and its keys on the lines below",
+                **where,
+            )
+        fields = fields_of(sections[section])
+        for key, value in values.items():
+            where = {"file": path, "line": line_of(text, section, key)}
+            if key not in fields:
+                raise InvalidArgument(
+                    f"there is no key {section}.{key}", remedy=_key_meant(section, key, sections), **where
+                )
+            _check_value(f"{section}.{key}", fields[key], value, where)
+    return {section: dict(values) for section, values in found.items()}
+
+
+def _check_value(name: str, info: FieldInfo, value: Any, where: Mapping[str, Any]) -> None:
+    """Checks a value strictly: TOML has types, so no string is converted."""
+    try:
+        # Annotated needs at least one of these
+        kind: Any = Annotated[info.annotation, info.description, *info.metadata]
+        TypeAdapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        raise InvalidArgument(
+            f"{name} cannot be {shown(info, value)}: {error.errors()[0]['msg']}",
+            remedy="correct it in the file, or leave it out for the default",
+            **where,
+        ) from None
+
+
+def fields_of(models: Sequence[type[BaseModel]]) -> dict[str, FieldInfo]:
+    return {name: info for model in models for name, info in model.model_fields.items()}
+
+
+def is_secret(info: FieldInfo) -> bool:
+    return info.annotation is SecretStr
+
+
+def shown(info: FieldInfo, value: Any) -> str:
+    return "the given value" if is_secret(info) else repr(value)[:80]
+
+
+def _section_meant(section: str, sections: Sections) -> str:
+    close = difflib.get_close_matches(section, sections, 1, ALIKE)
+    return f"did you mean [{close[0]}]?" if close else f"sections are {', '.join(sections)}"
+
+
+def _key_meant(section: str, key: str, sections: Sections) -> str:
+    own = fields_of(sections[section])
+    others = {name: other for other, models in sections.items() for name in fields_of(models)}
+    if key in others:
+        return f"it belongs to [{others[key]}]"
+    close = difflib.get_close_matches(key, own, 1, ALIKE)
+    if close:
+        return f"did you mean {close[0]}?"
+    far = difflib.get_close_matches(key, others, 1, ALIKE)
+    if far:
+        return f"did you mean {far[0]} of [{others[far[0]]}]?"
+    return f"keys of [{section}] are in docs/settings.md"
+
+
+def line_of(text: str, section: str, key: str | None = None) -> int | None:
+    """Returns the line of a section or key, as people usually write it. None: it is written in another way."""
+    current = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        table, pair = _TABLE.match(line), _KEY.match(line)
+        if table is not None:
+            current = table[1]
+            if current == section and key in (None, table[2]):
+                return number
+        elif pair is not None and (
+            (current == section and pair[1] == key) or (current == "" and pair[1] == section and key in (None, pair[2]))
+        ):
+            return number
+    return None
+
+
+def _secrets(file: ConfigurationFile, sections: Sections) -> list[tuple[str, str]]:
+    """Returns section and key of each secret in the file, also of URLs that have a password."""
+    return [
+        (section, key)
+        for section, values in file.values.items()
+        for key, value in values.items()
+        if value and (is_secret(fields_of(sections[section])[key]) or _has_password(value))
+    ]
+
+
+def _has_password(value: Any) -> bool:
+    return isinstance(value, str) and re.search(r"://[^\s/?#@:]*:[^\s/?#]+@", value) is not None
+
+
+# -- Models ----------------------------------------------------------------------------------------------------------
 
 NO_TOKEN = SecretStr("")
 #: environment variable that names the file
@@ -109,7 +307,7 @@ class Settings(BaseSettings):
         place = "in the environment" if where == self.variable(name) else "there"
         info = type(self).model_fields.get(name, FieldInfo())
         return InvalidArgument(
-            f"{where} cannot be {file.shown(info, value)}: {why}",
+            f"{where} cannot be {shown(info, value)}: {why}",
             remedy=f"correct it {place}, or leave it out for the default",
         )
 
@@ -158,7 +356,7 @@ def configured_by() -> ConfigurationFile | None:
 
 @functools.lru_cache(maxsize=16)
 def _read(path: Path) -> ConfigurationFile:
-    return file.read(path, SECTIONS)
+    return read(path, SECTIONS)
 
 
 #: ids of processes that have looked for unread variables; a forked child looks again
@@ -168,8 +366,6 @@ _looked: set[int] = set()
 def check_once() -> None:
     """Looks for variables that no process reads, once per process, with its first settings. Raises InvalidArgument."""
     if os.getpid() not in _looked:
-        from stateflow.settings.variables import check_variables
-
         check_variables()
         leave_unchecked()
 
@@ -181,3 +377,74 @@ def leave_unchecked() -> None:
 
 def _variable_is_set(name: str) -> bool:
     return any(value and key.upper() == name for key, value in os.environ.items())
+
+
+# -- Environment variables -------------------------------------------------------------------------------------------
+
+PREFIX = "STATEFLOW_"
+#: prefix of variables of the project's own tests
+_TESTS = "STATEFLOW_TEST_"
+#: variable that makes unread variables an error, in this process and those that it starts
+STRICT = "STATEFLOW_STRICT"
+#: variables that are not settings, with what they are for
+OTHERS = {
+    CONFIG: "path of the settings file, like `--config`",
+    STRICT: "1: refuse variables `STATEFLOW_…` that nothing reads, like `--strict`; else warn of them",
+    "STATEFLOW_TRACEBACKS": "1: show errors with their full tracebacks",
+    "STATEFLOW_INSIDE": "set by stateflow in processes that run operators; do not set it yourself",
+}
+#: variables that Kubernetes sets for a Service whose name begins with stateflow:
+#: STATEFLOW_CONTROLLER_PORT_7070_TCP_ADDR
+_OF_KUBERNETES = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$")
+VARIABLES_ALIKE = 0.8
+
+
+def known_variables() -> set[str]:
+    """Returns the environment variables that some process reads."""
+    return set(OTHERS) | {
+        kind.variable(name) for kinds in SECTIONS.values() for kind in kinds for name in kind.model_fields
+    }
+
+
+def own_variables(environment: Mapping[str, str]) -> list[str]:
+    """Returns the variables that are set and are meant for stateflow, sorted."""
+    return sorted(
+        name
+        for name in environment
+        if (upper := name.upper()).startswith(PREFIX)  # settings are found in either case
+        and not upper.startswith(_TESTS)
+        and not _OF_KUBERNETES.search(upper)
+    )
+
+
+def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
+    """Returns the variables that are set and that no process reads, each with the name that may have been meant, or
+    None."""
+    known = known_variables()
+    return {
+        name: next(iter(difflib.get_close_matches(name.upper(), known, 1, VARIABLES_ALIKE)), None)
+        for name in own_variables(environment)
+        if name.upper() not in known
+    }
+
+
+def is_strict(environment: Mapping[str, str]) -> bool:
+    return environment.get(STRICT, "") not in ("", "0")
+
+
+def check_variables(environment: Mapping[str, str] = os.environ, say: Callable[[str], None] | None = None) -> None:
+    """Reports the variables that no process reads, each with the name that may have been meant. Raises InvalidArgument
+    instead where STRICT is set. Otherwise they are no error: a variable may be for another release of the fleet.
+
+    Args:
+        say: takes a line; by default it is logged as a warning.
+    """
+    unknown = unknown_variables(environment)
+    for name, meant in unknown.items():
+        hint = f"did you mean {meant}?" if meant else ""
+        if is_strict(environment):
+            raise InvalidArgument(
+                f"nothing reads {name}, which is set",
+                remedy=hint or "remove it, or drop --strict and STATEFLOW_STRICT",
+            )
+        (say or log.warning)(f"nothing reads {name}, which is set{f': {hint}' if hint else ''}")

@@ -160,7 +160,7 @@ class CheckedSettings(Settings):
     debug_validate: bool = Field(
         default=False,
         validation_alias="STATEFLOW_DEBUG_VALIDATE",
-        description="whether invariants are checked after each change, see `stateflow.validating`; slow",
+        description="whether invariants are checked after each change, see `stateflow.transitions`; slow",
     )
 
 

@@ -10,8 +10,7 @@ from typing import Any
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from stateflow.settings.base import SECTIONS, Settings
-from stateflow.settings.variables import OTHERS
+from stateflow.settings.base import OTHERS, SECTIONS, Settings
 
 #: line of a page after which everything is generated
 BEGIN = "<!-- Made by .ci/generate-settings from stateflow/settings/models.py -->\n"

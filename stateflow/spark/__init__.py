@@ -8,21 +8,13 @@ batch after its state was restored to an older one. ``query_metrics`` returns wh
 """
 
 from stateflow.local.embedded import embedded
-from stateflow.spark.apply import apply_operator
+from stateflow.spark.apply import apply_operator, main_output, side_output
 from stateflow.spark.inside import SparkCluster, start_cluster
-from stateflow.spark.metrics import BatchMetrics, OperatorMetrics, QueryMetrics, Seconds
-from stateflow.spark.outputs import main_output, side_output
+from stateflow.spark.metrics import BatchMetrics, OperatorMetrics, QueryMetrics, Seconds, query_metrics
 from stateflow.spark.reading import read_state
 from stateflow.spark.rewind import Rewind, rewind
-from stateflow.spark.session import (
-    local_session,
-    real_time_settings,
-    register_jetstream,
-    register_state,
-    require_java,
-)
+from stateflow.spark.session import local_session, real_time_settings, register_jetstream, register_state, require_java
 from stateflow.spark.stage_recorder import End, record_queries, run_stage
-from stateflow.spark.task_reports import query_metrics
 
 __all__ = [
     "BatchMetrics",

@@ -1,4 +1,17 @@
-"""``apply_operator``: the driver's side."""
+"""``apply_operator``: the driver's side of an operator, with the order of its rows and the DataFrames of its outputs.
+
+``apply_operator`` checks its arguments, the cluster and the executors before the first row. It adds the number of its
+partition to each row, brings each partition to one task, by a shuffle if there are several tasks, and has an
+:class:`~stateflow.spark.task.OperatorTask` send the rows. In real-time mode the tasks that read the rows send them.
+
+A task of a batch DataFrame cuts its rows into pieces, so each attempt needs them in the same order. Behind a shuffle
+rows arrive as the network brings them, each time in another order. So Spark sorts them by ``order_by`` and a hash of
+their contents, see :func:`row_hash`, unless they come in the same order in any case, see :func:`comes_in_order`.
+
+Spark's ``mapInArrow`` gives one DataFrame, so ``apply_operator`` returns main rows and the rows of every side output
+together. A side output's row is in the struct column of its tag, and all its other columns are null.
+:func:`main_output` and :func:`side_output` separate them again.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +23,11 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stateflow.client.everywhere import positions
+from stateflow.client.stream import positions
 from stateflow.errors import (
     InvalidArgument,
     KeyColumnMissing,
@@ -23,10 +37,8 @@ from stateflow.errors import (
 )
 from stateflow.ledger import StateManager
 from stateflow.local.embedded import embedded
-from stateflow.router import Router
-from stateflow.rpc.clients import ControllerClient
-from stateflow.runtime.arrow import read_schema
-from stateflow.runtime.operator import (
+from stateflow.operator.arrow import read_schema
+from stateflow.operator.operator import (
     Operator,
     check_class,
     check_initial_columns,
@@ -34,12 +46,15 @@ from stateflow.runtime.operator import (
     key_columns,
     output_schema,
 )
-from stateflow.runtime.positions import INITIAL
-from stateflow.security.connections import own_token
+from stateflow.partition.positions import INITIAL
+from stateflow.router import Router
+from stateflow.rpc.clients import ControllerClient
+from stateflow.security.plain import own_token
 from stateflow.settings import ClientSettings
 from stateflow.spark.checks import (
     RESERVED_COLUMNS,
     check_columns,
+    check_executors,
     check_frame,
     check_initial_keys,
     check_key,
@@ -48,25 +63,152 @@ from stateflow.spark.checks import (
     check_real_time,
     site_column,
 )
-from stateflow.spark.connect import default_parallelism, in_micro_batch, is_connect, master_of
-from stateflow.spark.executors import check_executors
-from stateflow.spark.observed import observed, with_report_column
-from stateflow.spark.order import comes_in_order, row_hash
-from stateflow.spark.outputs import marked, with_outputs
-from stateflow.spark.pieces import PIECE_BYTES
-from stateflow.spark.real_time.epoch import TICK_COLUMN
-from stateflow.spark.real_time.task import RealTimeTask, hears_time
+from stateflow.spark.metrics import observed, remember, reports_to, with_report_column
+from stateflow.spark.real_time import TICK_COLUMN, RealTimeTask, hears_time
+from stateflow.spark.session import default_parallelism, in_micro_batch, is_connect, master_of, tell_briefly
 from stateflow.spark.stage_recorder import record_queries
-from stateflow.spark.task import HASH_COLUMN, PARTITION_COLUMN, OperatorTask, with_side_columns
-from stateflow.spark.task_reports import remember, reports_to
-from stateflow.spark.telling import tell_briefly
+from stateflow.spark.task import HASH_COLUMN, PARTITION_COLUMN, PIECE_BYTES, OperatorTask, with_side_columns
 from stateflow.spark.whole import complete_batches, refuse_batches, watch_connect
 from stateflow.types import OperatorSpec
 
-log = logging.getLogger(__name__)
-
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+
+log = logging.getLogger(__name__)
+#: metadata of the columns that hold side outputs; it survives into ``foreachBatch``
+MARK = "stateflow.side"
+#: plan nodes that keep the order of their rows
+_KEEPING = ("Project", "Filter", "SubqueryAlias", "View", "Generate", "LocalLimit")
+#: plan nodes that make rows, in a fixed order. Files are not among them: how Spark splits files depends on the session,
+#: including its cores.
+_MAKING = ("LocalRelation", "Range", "OneRowRelation")
+
+
+# -- Order of a batch DataFrame's rows -------------------------------------------------------------------------------
+
+
+def comes_in_order(df: DataFrame) -> bool:
+    """Tells whether the rows of each task certainly come in the same order whenever they are read."""
+    if is_connect(df):
+        return False  # the server makes the plan
+    left = [df._jdf.queryExecution().analyzed()]
+    while left:
+        node = left.pop()
+        name = node.nodeName()
+        if name == "LogicalRDD":
+            if node.rdd().outputDeterministicLevel().toString() != "DETERMINATE":
+                return False
+        elif name not in _MAKING + _KEEPING or node.subqueries().nonEmpty():  # subqueries may become joins
+            return False
+        children = node.children()
+        left += [children.apply(number) for number in range(children.size())]
+    return True
+
+
+def row_hash(df: DataFrame) -> Column:
+    """Hashes all columns, whose names must be plain for Spark, to 64 bits.
+
+    Rows that differ have different hashes, except one pair in 2 ** 64. Two rows with the same hash could come in either
+    order, and be taken for each other where one of them ends a piece. Equal rows have the same hash, whether their
+    columns are nullable or not.
+
+    Spark's hash ignores nulls, and takes a list for its elements and -0.0 for 0.0; this one distinguishes all of these.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    parts: list[Column] = []
+    for name, field in zip(df.columns, df.schema, strict=True):
+        parts += _parts(F.col(name), field.dataType)
+    return F.xxhash64(*parts)
+
+
+def _parts(value: Column, kind: Any) -> list[Column]:
+    """Returns what to hash of a value.
+
+    Two different values have different parts, and the parts of one are no prefix of the other's.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql import types as t
+
+    is_null = value.isNull()
+    if isinstance(kind, t.NullType):
+        return [is_null]
+    if isinstance(kind, t.StringType):
+        return [is_null, value.cast(t.StringType())]  # whatever its collation takes for equal
+    if isinstance(kind, (t.FloatType, t.DoubleType)):
+        return [is_null, value, F.when(value == 0, value.cast("string"))]  # the text has the sign
+    if isinstance(kind, t.StructType):
+        # by place: Spark could not tell apart fields called a and A
+        placed = t.StructType([t.StructField(f"_{number}", field.dataType) for number, field in enumerate(kind)])
+        value = value.cast(placed)
+        return [is_null, *(part for field in placed for part in _parts(value.getField(field.name), field.dataType))]
+    if isinstance(kind, t.MapType):
+        entry = t.StructType().add("key", kind.keyType).add("value", kind.valueType)
+        value, kind = F.map_entries(value), t.ArrayType(entry)
+    if isinstance(kind, t.ArrayType):
+        element = kind.elementType
+        return [is_null, F.array_size(value), F.transform(value, lambda each: F.xxhash64(*_parts(each, element)))]
+    return [is_null, value]
+
+
+# -- Main rows and side outputs --------------------------------------------------------------------------------------
+
+
+def marked(schema: Any, tags: tuple[str, ...]) -> Any:
+    """Returns the StructType with the columns of its side outputs marked."""
+    from pyspark.sql.types import StructField, StructType
+
+    fields = [StructField(f.name, f.dataType, f.nullable, {MARK: True} if f.name in tags else None) for f in schema]
+    return StructType(fields)
+
+
+def side_output(frame: DataFrame, tag: str) -> DataFrame:
+    """Returns the rows of one side output, with its columns and no others.
+
+    Args:
+        frame: as :func:`apply_operator` returned it for a batch, or as ``foreachBatch`` is given it.
+
+    Raises InvalidArgument for a tag that the operator does not have, and for a streaming DataFrame: two queries would
+    each send all rows to the operator.
+
+    Example: ``side_output(applied, "late").show()``
+    """
+    tags = _tags(frame)
+    if tag not in tags:
+        raise InvalidArgument(
+            f"there is no side output {tag!r}", remedy=f"use a declared one: {', '.join(tags) or 'there are none'}"
+        )
+    return frame.where(frame[tag].isNotNull()).select(f"`{tag}`.*")
+
+
+def main_output(frame: DataFrame) -> DataFrame:
+    """Returns the main rows, without the columns of the side outputs. ``frame`` and errors as with :func:`side_output`.
+
+    Example: ``main_output(applied).show()``
+    """
+    tags = _tags(frame)
+    for tag in tags:
+        frame = frame.where(frame[tag].isNull())
+    return frame.drop(*tags)
+
+
+def with_outputs(frame: DataFrame) -> DataFrame:
+    """Adds ``frame.side(tag)`` and ``frame.main()`` to a frame, and returns it."""
+    frame.side, frame.main = partial(side_output, frame), partial(main_output, frame)
+    return frame
+
+
+def _tags(frame: DataFrame) -> list[str]:
+    if frame.isStreaming:
+        raise InvalidArgument(
+            "a streaming DataFrame cannot be split into its outputs: each query would send all rows to the operator",
+            remedy="use main_output(batch) and side_output(batch, tag) in writeStream.foreachBatch(…)",
+        )
+    return [field.name for field in frame.schema if field.metadata.get(MARK)]
+
+
+# -- ``apply_operator`` ----------------------------------------------------------------------------------------------
 
 
 class HasAddress(Protocol):

@@ -3,32 +3,227 @@
 The authority lives as long as the application, or as its directory. The controller has a certificate, and each replica
 has one with the replica's name. The driver's process is an administrator while the cluster runs. Tasks of queries get
 tokens with the role ``data``.
+
+The machines of replicas in Spark's tasks are not known before the tasks run. So a task enrols its replica:
+
+1. A task carries, within its function, the authority's certificate and a secret of the application, see
+   :class:`Enrolment`.
+2. The task makes its replica's key where it runs. It asks an enrolment desk beside the driver, over TLS, for the
+   certificate, see :class:`Desk`.
+3. The desk issues one for the replica's name and for the address from which the question came, see :class:`Register`.
+   For a name that already has a certificate for one address, the desk refuses any other address.
+
+So a process with the secret can pass for a replica that has not enrolled yet, or for one on its own machine, and for no
+other replica.
+
+A question is one line of JSON with ``secret``, ``name`` and ``request``. The answer is one line with ``cert``, or with
+``refused``, an error.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
+import json
+import logging
+import re
 import secrets
-from collections.abc import Mapping
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
-from stateflow.environment import environment
-from stateflow.security.authority import KEY, Authority, write_private
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import NotAllowed, StateflowError, Unavailable, from_wire
+from stateflow.security.authority import KEY, Authority, own_request, write_own, write_private
 from stateflow.security.identity import Identity, Role
 from stateflow.security.token import LONGEST
-from stateflow.security.variables import NO_TOKEN, variables_of
-from stateflow.spark.enrolment import Desk, Enrolment, Register
+from stateflow.security.variables import NO_TOKEN, OWN_CERT, OWN_KEY, environment, variables_of
+from stateflow.types import NAME
 
+log = logging.getLogger(__name__)
+#: seconds within which a question and its answer must come
+ASK_S = 10.0
+#: longest question or answer, in bytes; a request has some 400 characters
+ANSWER_LONGEST = 16 << 10
+#: questions answered at a time; others wait
+PLACES = 32
+AGAIN_S = 1.0
 #: seconds between renewals of certificates and of the administrator's token, which are valid for longer
 RENEW_S = timedelta(days=7).total_seconds()
+_SECRET, _NAME, _REQUEST, _CERT, _REFUSED = "secret", "name", "request", "cert", "refused"
+
+
+# -- Enrolment of replicas -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """Access to the enrolment desk, given to tasks. ``address``: of the desk. ``ca``: PEM."""
+
+    address: str
+    ca: bytes
+    secret: str = field(repr=False)
+
+    def enrol(self, name: str, out: Path) -> None:
+        """Writes a key, its certificate and the authority's certificate to ``out``.
+
+        Raises NotAllowed, Unavailable; OSError where ``out`` cannot be written.
+        """
+        key, request = own_request()
+        said = {_SECRET: self.secret, _NAME: name, _REQUEST: request.decode()}
+        try:
+            answer = json.loads(self._ask(json.dumps(said).encode() + b"\n"))
+        except (OSError, ValueError) as error:
+            raise Unavailable(
+                f"no certificate received from the driver: {error}",
+                remedy="let executors reach the driver at its controller's address, on any port",
+                address=self.address,
+            ) from error
+        if _REFUSED in answer:
+            raise from_wire(answer[_REFUSED])
+        write_own(out, key, str(answer[_CERT]).encode(), self.ca)
+
+    def _ask(self, said: bytes) -> bytes:
+        """Sends one line to the desk and returns its answer. Raises OSError."""
+        host, _, port = self.address.rpartition(":")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks the certificate, and that it is for this host
+        context.load_verify_locations(cadata=self.ca.decode())
+        with (
+            socket.create_connection((host, int(port)), ASK_S) as plain,
+            context.wrap_socket(plain, server_hostname=host) as way,
+        ):
+            way.sendall(said)
+            return _line(way)
+
+
+class Register:
+    """Decides who gets a certificate. Thread-safe.
+
+    Args:
+        base: prefix of replica names. A number below ``replicas`` follows, and for a replacement another number.
+        certify: (name, host, request) → certificate, PEM.
+    """
+
+    def __init__(self, base: str, replicas: int, secret: str, certify: Callable[[str, str, bytes], bytes]) -> None:
+        self._wanted = re.compile(rf"{re.escape(base)}-(\d+)(-\d+)?")
+        self._replicas, self._secret, self._certify = replicas, secret, certify
+        self._hosts: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def answer(self, said: bytes, host: str) -> bytes:
+        """Returns the answer, one line, to a question from ``host``."""
+        answer: dict[str, Any]
+        try:
+            name, request = self._checked(said, host)
+            answer = {_CERT: self._certify(name, host, request).decode()}
+        except StateflowError as error:
+            answer = {_REFUSED: error.to_wire()}
+        return json.dumps(answer).encode() + b"\n"
+
+    def _checked(self, said: bytes, host: str) -> tuple[str, bytes]:
+        """Returns (name, request) of a valid question. Raises NotAllowed."""
+        try:
+            asked = json.loads(said)
+            name, secret, request = str(asked[_NAME]), str(asked[_SECRET]).encode(), str(asked[_REQUEST]).encode()
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise NotAllowed("malformed certificate request", remedy="run the same release everywhere") from None
+        if not hmac.compare_digest(secret, self._secret.encode()):
+            raise NotAllowed(
+                "the request does not come from a task of this application",
+                remedy="enrol only tasks of this application",
+            )
+        found = self._wanted.fullmatch(name)
+        if found is None or not NAME.holds(name) or int(found[1]) >= self._replicas:
+            raise NotAllowed(
+                f"{name!r} is not a replica of this cluster", remedy="request a certificate for the task's own name"
+            )
+        with self._lock:
+            if (known := self._hosts.setdefault(name, host)) != host:
+                raise NotAllowed(
+                    f"{name} runs at {known}, not at {host}", remedy="request a certificate for the task's own name"
+                )
+        return name, request
+
+
+class Desk:
+    """Server that listens on ``host``, with the certificate in ``files``, until :meth:`close`.
+
+    Args:
+        answer: (line, address it came from) → answer.
+
+    Raises OSError where it cannot listen there.
+    """
+
+    def __init__(self, host: str, files: Path, answer: Callable[[bytes, str], bytes]) -> None:
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.use(files)
+        self._answer, self._places = answer, threading.BoundedSemaphore(PLACES)
+        self._over = threading.Event()
+        self._listening = socket.create_server((host, 0))
+        self.address = f"{host}:{self._listening.getsockname()[1]}"
+        threading.Thread(target=self._serve, name="stateflow enrolment", daemon=True).start()
+
+    def use(self, files: Path) -> None:
+        """Uses the certificate in ``files`` from now on. Raises OSError."""
+        self._context.load_cert_chain(files / OWN_CERT, files / OWN_KEY)
+
+    def close(self) -> None:
+        self._over.set()
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for the next question
+        self._listening.close()
+
+    def _serve(self) -> None:
+        while not self._over.is_set():
+            self._places.acquire()
+            try:
+                plain, peer = self._listening.accept()
+            except OSError as error:  # closed, or this process has too many files open
+                self._places.release()
+                if not self._over.wait(AGAIN_S):
+                    log.warning("cannot accept certificate requests, will retry: %s", error)
+                continue
+            threading.Thread(target=self._attend, args=(plain, peer[0]), daemon=True).start()
+
+    def _attend(self, plain: socket.socket, host: str) -> None:
+        try:
+            plain.settimeout(ASK_S)
+            with plain, self._context.wrap_socket(plain, server_side=True) as way:
+                way.sendall(self._answer(_line(way), host))
+        except OSError:  # a stranger, or a client that has gone
+            pass
+        finally:
+            self._places.release()
+
+
+def _line(way: ssl.SSLSocket) -> bytes:
+    """Reads to the end of the line. Raises OSError, also if that takes too long or the line is too long."""
+    until, said = SYSTEM_CLOCK.monotonic() + ASK_S, b""
+    while not said.endswith(b"\n"):
+        left = until - SYSTEM_CLOCK.monotonic()
+        if left <= 0 or len(said) > ANSWER_LONGEST:
+            raise TimeoutError("the line is too long or took too long")
+        way.settimeout(left)
+        more = way.recv(4096)
+        if not more:
+            raise ConnectionError("the line is incomplete")
+        said += more
+    return said
+
+
+# -- Credentials of a cluster ----------------------------------------------------------------------------------------
 
 
 class Credentials:
     """Authority, enrolment desk and tokens of one cluster.
 
     ``directory`` is made. ``host`` is the driver's address for others. ``base`` and ``replicas``: see
-    :class:`~stateflow.spark.enrolment.Register`. Raises BadCertificate, OSError.
+    :class:`Register`. Raises BadCertificate, OSError.
     """
 
     def __init__(self, directory: Path, host: str, base: str, replicas: int) -> None:

@@ -19,8 +19,7 @@ from stateflow.errors import StateflowError, Unavailable
 from stateflow.node.workers import nobody_in
 from stateflow.security.variables import NO_TOKEN, variables_of
 from stateflow.settings import ReplicaSettings
-from stateflow.spark.credentials import RENEW_S
-from stateflow.spark.enrolment import Enrolment
+from stateflow.spark.credentials import RENEW_S, Enrolment
 
 log = logging.getLogger(__name__)
 SITE = "spark"

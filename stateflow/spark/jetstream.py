@@ -8,28 +8,447 @@ The batch consists of the messages with after < sequence ≤ seq, of which the s
 offset into its log. A replay that finds fewer of them, or another stream under the name, is not the same batch: the
 source refuses it as ``source_gap``. With ``after``, the first batch of a query replays from where the query began then,
 not from where it would begin today.
+
+The driver counts the messages when it divides a batch into slices, and each task again when it has read its slice. With
+``on_gap=skip`` the source skips messages that are missing, but never accepts another stream.
 """
 
 from __future__ import annotations
 
+import asyncio
+import io
 import itertools
+import json
 import logging
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, TypeVar
 
+import nats
 import pyarrow as pa
+import pyarrow.json as pa_json
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from stateflow.errors import InvalidArgument, SourceGap
-from stateflow.spark.jetstream_client import Connection, Place, StreamFacts, patiently, read_range
-from stateflow.spark.jetstream_rows import MESSAGE, check_schema, record_batch
-from stateflow.spark.versions import arrow_schema
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import DecodeError, InvalidArgument, SourceGap, SourceMissing, Unavailable
+from stateflow.settings import NatsSettings
+from stateflow.spark.session import arrow_schema
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+CONNECT_TIMEOUT_S = 5.0
+REQUEST_TIMEOUT_S = 10.0
+RETRY_INTERVAL_S = 0.25
+#: messages requested at once; a message is at most a few MB, mostly far less
+CHUNK = 512
+#: seconds after which the server forgets a consumer whose reader has died
+INACTIVE_S = 60
 #: fewer messages than this are not worth a task of their own
 SLICE_MIN = 1_000
+#: columns without ``value_schema``: the message as it is
+MESSAGE = "seq long, time timestamp, subject string, headers map<string,string>, data binary"
+_UTC = pa.timestamp("us", tz="UTC")
+_NO_STREAM = 10059
+
+
+# -- Client of a NATS server -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Servers and name of a stream. ``subject``: the wanted subjects; None: all. ``domain``: JetStream domain."""
+
+    servers: tuple[str, ...]
+    stream: str
+    subject: str | None = None
+    domain: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. ``time_us``: when the server stored it, µs since 1970."""
+
+    seq: int
+    time_us: int
+    subject: str
+    headers: dict[str, str] | None
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """Facts about a stream.
+
+    The stream holds the sequences ``first``…``last`` except ``deleted`` (ascending); in an empty stream ``last`` is
+    less than ``first``. ``created`` distinguishes two streams of one name.
+    """
+
+    created: str
+    first: int
+    last: int
+    deleted: Sequence[int] = ()
+    retention: str = "limits"
+
+    def held(self, after: int, last: int) -> int:
+        """Returns the number of messages that the stream holds with after < sequence ≤ last."""
+        after, last = max(after, self.first - 1), min(last, self.last)
+        return max(0, last - after - (bisect_right(self.deleted, last) - bisect_right(self.deleted, after)))
+
+
+class Connection:
+    """Connection to the first server that answers: facts about a stream, and the messages of a range of it.
+
+    Its calls block, and it lasts only during a request, as Spark reads from processes that come and go. It speaks
+    JetStream's JSON API directly: for the few requests needed here that is clearer than a client library's wrappers.
+
+    Raises Unavailable for errors that may pass, InvalidArgument and SourceMissing for others.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._api_prefix = f"$JS.{place.domain}.API" if place.domain else "$JS.API"
+        self._runner = asyncio.Runner()
+        try:
+            self._nc = self._run(connect(place.servers))
+        except BaseException:
+            self._runner.close()
+            raise
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            self._runner.run(self._nc.close())
+        except (OSError, NatsError):  # the connection was gone already
+            pass
+        finally:
+            self._runner.close()
+
+    def facts(self) -> StreamFacts:
+        info = self._api(f"STREAM.INFO.{self._place.stream}")
+        if info["state"].get("num_deleted"):
+            info = self._api(f"STREAM.INFO.{self._place.stream}", {"deleted_details": True})
+        state = info["state"]
+        return StreamFacts(
+            created=info["created"],
+            first=max(1, state["first_seq"]),
+            last=state["last_seq"],
+            deleted=tuple(sorted(state.get("deleted") or ())),
+            retention=info["config"]["retention"],
+        )
+
+    def check_subject(self) -> None:
+        """Checks that the stream can hold the wanted subject. Raises InvalidArgument."""
+        self._delete_consumer(self._new_consumer(1)[0])
+
+    def messages(self, first: int, last: int) -> Iterator[list[Message]]:
+        """Yields, in chunks and in order, all messages held with first ≤ sequence ≤ last and a wanted subject."""
+        name, pending = self._new_consumer(first)
+        inbox = self._nc.new_inbox()
+        arriving = self._run(self._nc.subscribe(inbox, pending_bytes_limit=-1))
+        while pending and first <= last:
+            count = min(CHUNK, pending, last - first + 1)
+            got, whole = self._run(self._pull(name, inbox, arriving, count))
+            found, pending = [], 0
+            for message in got:
+                read, pending = _message(message)
+                if read.seq <= last:
+                    found.append(read)
+            if found:
+                yield found
+            if not whole:
+                raise self._unavailable("it stopped sending")
+            if len(found) < len(got):
+                break
+            first = found[-1].seq + 1 if found else first
+        self._delete_consumer(name)
+
+    async def _pull(self, name: str, inbox: str, arriving: Any, count: int) -> tuple[list[Msg], bool]:
+        """Returns the next messages, at most ``count``, and whether these are all that were to come."""
+        request = json.dumps({"batch": count, "no_wait": True}).encode()
+        await self._nc.publish(f"{self._api_prefix}.CONSUMER.MSG.NEXT.{self._place.stream}.{name}", request, inbox)
+        got: list[Msg] = []
+        try:
+            while len(got) < count:
+                message = await arriving.next_msg(timeout=REQUEST_TIMEOUT_S)
+                if message.headers and "Status" in message.headers and not message.reply:
+                    # nothing is left: messages that were counted as pending have been deleted since
+                    return got, message.headers["Status"] in ("404", "408")
+                got.append(message)
+        except (OSError, TimeoutError, NatsError):
+            return got, False
+        return got, True
+
+    def _new_consumer(self, first: int) -> tuple[str, int]:
+        """Makes an ephemeral consumer that keeps nothing on the server's disk; returns (name, messages pending)."""
+        place = self._place
+        config: dict[str, Any] = {
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": first,
+            "ack_policy": "none",
+            "replay_policy": "instant",
+            "inactive_threshold": INACTIVE_S * 10**9,
+            "mem_storage": True,
+            "num_replicas": 1,
+        }
+        if place.subject is not None:
+            config["filter_subject"] = place.subject
+        made = self._api(f"CONSUMER.CREATE.{place.stream}", {"stream_name": place.stream, "config": config})
+        return made["name"], made["num_pending"]
+
+    def _delete_consumer(self, name: str) -> None:
+        self._api(f"CONSUMER.DELETE.{self._place.stream}.{name}")
+
+    def _api(self, what: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
+        payload = json.dumps(request).encode() if request else b""
+        try:
+            reply = self._run(self._nc.request(f"{self._api_prefix}.{what}", payload, timeout=REQUEST_TIMEOUT_S))
+        except Unavailable as error:
+            if isinstance(error.__cause__, NoRespondersError):
+                error.remedy = "start the server with JetStream (-js), or correct the option domain"
+            raise
+        answer: dict[str, Any] = json.loads(reply.data)
+        said = answer.get("error")
+        if said is None:
+            return answer
+        if said.get("err_code") == _NO_STREAM:
+            raise SourceMissing(
+                f"there is no stream {self._place.stream!r}",
+                remedy="create it, or correct the option stream",
+                servers=",".join(self._place.servers),
+            )
+        if said.get("code", 500) >= 500:
+            raise self._unavailable(said.get("description", "the request failed"))
+        raise InvalidArgument(
+            f"the server refuses the request: {said.get('description')}",
+            remedy="correct the options stream and subject",
+            stream=self._place.stream,
+            subject=self._place.subject,
+        )
+
+    def _run(self, work: Any) -> Any:
+        try:
+            return self._runner.run(work)
+        except (OSError, TimeoutError, NatsError) as error:
+            raise self._unavailable(str(error) or type(error).__name__) from error
+
+    def _unavailable(self, said: str) -> Unavailable:
+        return Unavailable(
+            f"the NATS server does not answer: {said.removeprefix('nats: ')}",
+            remedy="start it, or correct the option servers",
+            servers=",".join(self._place.servers),
+            stream=self._place.stream,
+        )
+
+
+async def connect(servers: Sequence[str]) -> Any:
+    """Returns a client of the first server that answers.
+
+    Raises OSError, TimeoutError or nats errors; InvalidArgument for wrong credentials.
+    """
+    failed: Exception | None = None
+    for server in servers:
+        try:
+            return await nats.connect(
+                server,
+                name="stateflow",
+                allow_reconnect=False,  # a consumer would not survive it; the reader starts a new one
+                max_reconnect_attempts=1,  # by default nats tries an address without a listener for two minutes
+                reconnect_time_wait=0,
+                connect_timeout=int(CONNECT_TIMEOUT_S),
+                error_cb=_quiet,
+                **_credentials(),
+            )
+        except (OSError, TimeoutError, NatsError) as error:
+            if "authorization" in str(error).lower():
+                raise InvalidArgument(
+                    "the server refuses the credentials",
+                    remedy="set STATEFLOW_NATS_USER and _PASSWORD, _TOKEN or _CREDS in the environment",
+                    server=server,
+                ) from None
+            failed = error
+    assert failed is not None
+    raise failed
+
+
+def patiently(place: Place, ask: Callable[[Connection], T], timeout_s: float) -> T:
+    """Returns the answer, asking again while the server is away, for at most ``timeout_s``."""
+    deadline = SYSTEM_CLOCK.monotonic() + timeout_s
+    while True:
+        try:
+            with Connection(place) as connection:
+                return ask(connection)
+        except Unavailable:
+            if SYSTEM_CLOCK.monotonic() >= deadline:
+                raise
+            time.sleep(RETRY_INTERVAL_S)
+
+
+def read_range(place: Place, first: int, last: int, timeout_s: float) -> Iterator[list[Message]]:
+    """Yields messages as :meth:`Connection.messages` does, and resumes behind the last one after an outage.
+
+    Raises Unavailable when nothing comes for ``timeout_s``.
+    """
+    deadline = SYSTEM_CLOCK.monotonic() + timeout_s
+    while first <= last:
+        try:
+            with Connection(place) as connection:
+                for chunk in connection.messages(first, last):
+                    first = chunk[-1].seq + 1
+                    yield chunk
+                    deadline = SYSTEM_CLOCK.monotonic() + timeout_s
+                return
+        except Unavailable:
+            if SYSTEM_CLOCK.monotonic() >= deadline:
+                raise
+            time.sleep(RETRY_INTERVAL_S)
+
+
+def _message(message: Msg) -> tuple[Message, int]:
+    """Returns a message, and the number of messages behind it.
+
+    The reply subject has both. Its parts are counted from the end:
+    ``$JS.ACK.[domain.account.]stream.consumer.delivered.sequence.number.time.pending[.token]``.
+    """
+    parts = message.reply.split(".")
+    at = 5 if len(parts) == 9 else 7
+    read = Message(
+        seq=int(parts[at]),
+        time_us=int(parts[at + 2]) // 1000,
+        subject=message.subject,
+        headers=dict(message.headers) if message.headers else None,
+        data=message.data,
+    )
+    return read, int(parts[at + 3])
+
+
+def _credentials() -> dict[str, Any]:
+    """Returns the credentials from this process's settings.
+
+    Options of a source have none, as Spark shows them.
+    """
+    said = NatsSettings()
+    values = {
+        "user": said.user,
+        "password": said.password.get_secret_value(),
+        "token": said.token.get_secret_value(),
+        "user_credentials": said.creds,
+    }
+    return {key: value for key, value in values.items() if value}
+
+
+async def _quiet(_: Exception) -> None:
+    """Ignores the error: the call that waits for an answer raises it."""
+
+
+# -- Messages as Arrow record batches --------------------------------------------------------------------------------
+
+_FIELDS: dict[str, tuple[pa.DataType, Callable[[Message], object]]] = {
+    "seq": (pa.int64(), lambda message: message.seq),
+    "time": (_UTC, lambda message: message.time_us),
+    "subject": (pa.string(), lambda message: message.subject),
+    "headers": (pa.map_(pa.string(), pa.string()), lambda message: list((message.headers or {}).items())),
+    "data": (pa.binary(), lambda message: message.data),
+}
+RAW = tuple(_FIELDS)
+
+
+def check_schema(schema: pa.Schema) -> None:
+    """Checks that a message can fill all columns. Raises InvalidArgument."""
+    raw = tuple(schema.names) == RAW
+    for field in schema:
+        name = field.name if raw else field.name[1:]
+        if (raw or (field.name.startswith("_") and name in _FIELDS)) and not _same(field.type, _FIELDS[name][0]):
+            raise InvalidArgument(
+                f"the column {field.name!r} is {field.type}, but in messages {_FIELDS[name][0]}",
+                remedy=f"declare it as in: {MESSAGE}",
+            )
+    payload = _payload(schema)
+    if raw or not payload.names:
+        return
+    try:
+        _decoded([b"{}"], payload)
+    except pa.ArrowException as error:
+        raise InvalidArgument(
+            f"JSON cannot be read as {payload.to_string(show_schema_metadata=False)}: {error}",
+            remedy="declare other types, or read the message's data without value_schema and use from_json",
+        ) from error
+
+
+def record_batch(messages: Sequence[Message], schema: pa.Schema) -> pa.RecordBatch:
+    """Converts messages to rows. Raises DecodeError, naming the first message that is not JSON of this schema."""
+    if tuple(schema.names) == RAW:
+        columns = {name: _column(messages, name, schema.field(name).type) for name in RAW}
+    else:
+        payload = _payload(schema)
+        columns = dict(zip(payload.names, _payload_columns(messages, payload), strict=True))
+        for field in schema:
+            if field.name not in columns:
+                columns[field.name] = _column(messages, field.name[1:], field.type)
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def _payload(schema: pa.Schema) -> pa.Schema:
+    """Returns the columns that come from the message's JSON: all except ``_seq``, ``_time``, …"""
+    return pa.schema([f for f in schema if not (f.name.startswith("_") and f.name[1:] in _FIELDS)])
+
+
+def _column(messages: Sequence[Message], name: str, kind: pa.DataType) -> pa.Array:
+    of = _FIELDS[name][1]
+    return pa.array([of(message) for message in messages], kind)
+
+
+def _same(one: pa.DataType, other: pa.DataType) -> bool:
+    """Tells whether two types are equal, apart from Spark's names for the fields of a map."""
+    if pa.types.is_map(one) and pa.types.is_map(other):
+        return bool(one.key_type == other.key_type and one.item_type == other.item_type)
+    return bool(one == other)
+
+
+def _payload_columns(messages: Sequence[Message], schema: pa.Schema) -> list[pa.Array]:
+    if not schema.names:
+        return []
+    try:
+        table = _decoded([message.data for message in messages], schema)
+        if len(table) == len(messages):
+            return [column.combine_chunks() for column in table.columns]
+    except pa.ArrowException:
+        pass
+    for message in messages:  # find the message that does not fit
+        try:
+            said = "" if len(_decoded([message.data], schema)) == 1 else "not a JSON object"
+        except pa.ArrowException as error:
+            said = str(error).splitlines()[0]
+        if said:
+            raise DecodeError(
+                f"a message does not fit value_schema: {said}",
+                remedy="correct value_schema, or read the message's data without it and use from_json",
+                subject=message.subject,
+                seq=message.seq,
+            )
+    raise DecodeError("the messages fit value_schema one by one, but not together", remedy="correct value_schema")
+
+
+def _decoded(payloads: Sequence[bytes], schema: pa.Schema) -> pa.Table:
+    # In JSON a line break can only be white space; to Arrow it ends a row.
+    lines = b"\n".join(payload.replace(b"\n", b" ") for payload in payloads)
+    return pa_json.read_json(
+        io.BytesIO(lines),
+        read_options=pa_json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+        parse_options=pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    )
+
+
+# -- Spark's data source ---------------------------------------------------------------------------------------------
 
 
 class JetStreamOptions(BaseModel):

@@ -1,17 +1,40 @@
 """Metrics of the operators of queries: what they did and how long it took, aggregated from their tasks' reports.
 
-No I/O: :mod:`stateflow.spark.task_reports` collects the reports, and what Spark says of a query.
+Each pass of a task over its rows gives a :class:`TaskReport`. Reports come to the driver in one of two ways:
+
+* By an accumulator. Spark adds its update when a task succeeds, before the job that waits for the task goes on: when a
+  micro-batch is done, all its reports are there.
+* Over Spark Connect, which has no accumulators, as Spark's observed metrics. A task's last row has its report in a
+  column of its own and nothing else. Spark collects that column as an observed metric, part of a micro-batch's progress
+  or of a batch's answer, from where the client reads it. The row itself is filtered out.
+
+:class:`Tally` aggregates reports, and what Spark says of its micro-batches, without I/O. :func:`query_metrics` gives
+the result.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import threading
+import weakref
 from collections import OrderedDict
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from stateflow.errors import InvalidArgument, NoMetrics
+from stateflow.spark.session import is_connect
+
+if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
 
 #: newest micro-batches of each query that are kept in detail; the totals include all
 BATCHES_KEPT = 100
@@ -20,6 +43,12 @@ QUERIES_KEPT = 100
 #: most spans kept of one micro-batch; where a frame is evaluated again and again there are more, and the first are
 #: added up
 SPANS_KEPT = 4096
+REPORT_COLUMN = "__stateflow_report"
+_NAMED, _REPORTS = "stateflow:", "reports"
+_NOT_NULL = re.compile(r"\s+not\s+null\b", re.IGNORECASE)
+
+
+# -- Metrics ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +212,7 @@ class QueryMetrics:
         return sum(operator.tasks for operator in self.operators)
 
 
-# -- what comes in --------------------------------------------------------------------------------------------
+# -- Reports of tasks and of Spark -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +251,7 @@ class Trigger:
     seconds: float
 
 
-# -- the tally ------------------------------------------------------------------------------------------------
+# -- The tally -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -412,3 +441,228 @@ def _add_up(totals: dict[tuple[str, str | None], OperatorMetrics], operators: It
     for each in operators:
         key = each.operator, each.source
         totals[key] = totals[key] + each if key in totals else each
+
+
+# -- Reports over Spark Connect --------------------------------------------------------------------------------------
+
+_FIELDS = [field.name for field in fields(TaskReport)]
+
+
+def with_report_column(schema: Any) -> Any:
+    """Returns the schema that tasks give, in DDL or as a StructType.
+
+    All columns may be null, as those of a report row are.
+    """
+    if isinstance(schema, str):
+        return f"{_NOT_NULL.sub('', schema)}, {REPORT_COLUMN} string"
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    given = [StructField(each.name, each.dataType, True, each.metadata) for each in schema]
+    return StructType([*given, StructField(REPORT_COLUMN, StringType())])
+
+
+def with_report(
+    outputs: Iterable[pa.RecordBatch], schema: pa.Schema, reports: list[TaskReport]
+) -> Iterator[pa.RecordBatch]:
+    """Yields the outputs, then the content of ``reports`` at that time. ``schema``: used where there are no outputs."""
+    for batch in outputs:
+        schema = batch.schema
+        yield _joined(batch.columns, schema, pa.nulls(batch.num_rows, pa.string()))
+    texts = pa.array(map(encoded, reports), pa.string())
+    yield _joined([pa.nulls(len(texts), field.type) for field in schema], schema, texts)
+
+
+def _joined(columns: list[pa.Array], schema: pa.Schema, reports: pa.Array) -> pa.RecordBatch:
+    given = [field.with_nullable(True) for field in schema]
+    return pa.RecordBatch.from_arrays(
+        [*columns, reports], schema=pa.schema([*given, pa.field(REPORT_COLUMN, pa.string())])
+    )
+
+
+def observed(frame: DataFrame, use: str) -> tuple[DataFrame, Any]:
+    """Returns the tasks' outputs without reports, and for a batch DataFrame the Observation with the reports.
+
+    ``use``: name of this application, as Spark refuses two observations of one name in a query.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.connect.observation import Observation
+
+    observation: Any = f"{_NAMED}{use}" if frame.isStreaming else Observation(f"{_NAMED}{use}")
+    reports = F.collect_list(REPORT_COLUMN).alias(_REPORTS)
+    seen = frame.observe(observation, reports)
+    rows = seen.where(F.col(REPORT_COLUMN).isNull()).drop(REPORT_COLUMN)
+    return rows, None if frame.isStreaming else observation
+
+
+def reports_of(metrics: dict[str, Any]) -> list[TaskReport]:
+    """Returns the reports in the observed metrics of a micro-batch, by their names."""
+    return [
+        decoded(text)
+        for name, row in metrics.items()
+        if name.startswith(_NAMED)
+        for text in _said(row).get(_REPORTS) or ()  # a query without tasks has no reports
+    ]
+
+
+def _said(row: Any) -> dict[str, Any]:
+    """Returns the row as a dict. Over Spark Connect the row is in Java's form, with its values and its schema."""
+    said: dict[str, Any] = row.asDict()
+    if said.keys() != {"values", "schema"}:
+        return said
+    return dict(zip((field["name"] for field in said["schema"]["fields"]), said["values"], strict=True))
+
+
+def reports_at(observation: Any) -> list[TaskReport]:
+    """Returns the reports of the newest evaluation of a batch DataFrame; none before the first."""
+    return [decoded(text) for text in observation.get.get(_REPORTS) or ()]
+
+
+def encoded(report: TaskReport) -> str:
+    """Returns the report as short JSON: the progress of each micro-batch has one for each task."""
+    return json.dumps(astuple(report), separators=(",", ":"))
+
+
+def decoded(text: str) -> TaskReport:
+    values = json.loads(text)
+    return TaskReport(
+        **dict(zip(_FIELDS, values, strict=True)) | {"seconds": Seconds(*values[_FIELDS.index("seconds")])}
+    )
+
+
+# -- Reports at the driver, and ``query_metrics`` --------------------------------------------------------------------
+
+#: the tally of this driver, for all its Spark sessions
+TALLY = Tally()
+_ACCUMULATORS: weakref.WeakKeyDictionary[Any, Accumulator[Any]] = weakref.WeakKeyDictionary()  # by SparkContext
+#: sessions of Spark Connect
+_SESSIONS: weakref.WeakSet[SparkSession] = weakref.WeakSet()
+#: frame → query that its tasks report as, and over Spark Connect its Observation
+_FRAMES: weakref.WeakKeyDictionary[DataFrame, tuple[str, Any]] = weakref.WeakKeyDictionary()
+_LOCK = threading.Lock()
+
+
+class _Reports:
+    """Spark's AccumulatorParam: a list of reports in the tasks, the tally at the driver."""
+
+    def zero(self, value: Any) -> list[TaskReport]:
+        return []
+
+    def addInPlace(self, value: Any, reports: list[TaskReport]) -> Any:  # noqa: N802 - Spark's name
+        if not isinstance(value, Tally):
+            return [*value, *reports]
+        value.report(reports)
+        return value
+
+
+def reports_to(spark: SparkSession) -> Accumulator[Any] | None:
+    """Returns the accumulator for tasks' reports, one for each Spark context, as Spark never forgets an accumulator.
+
+    Returns None for sessions of Spark Connect, whose queries are found by name from now on.
+    """
+    if is_connect(spark):
+        _SESSIONS.add(spark)
+        return None
+    context = spark.sparkContext
+    with _LOCK:
+        if context not in _ACCUMULATORS:
+            _ACCUMULATORS[context] = context.accumulator(TALLY, _Reports())
+        return _ACCUMULATORS[context]
+
+
+def remember(frame: DataFrame, query: str, observation: Any = None) -> None:
+    """Remembers a batch DataFrame of ``apply_operator`` and the query that its tasks report as.
+
+    ``observation``: holds the reports over Spark Connect; None: they come by accumulator.
+    """
+    _FRAMES[frame] = query, observation
+
+
+def query_metrics(query: StreamingQuery | DataFrame | str) -> QueryMetrics:
+    """Returns what the operators of a query did so far: rows, micro-batches, and time by where it went.
+
+    The metrics are complete up to the last micro-batch that has ended, and include what is known of one under way. This
+    driver's process keeps them for its 100 newest queries; a query that goes on in another driver begins anew. Over
+    Spark Connect, they cover the micro-batches that Spark still reported at the time of a call (the newest 100), and
+    none under way; those of a batch DataFrame are of its newest evaluation, and found by the DataFrame only.
+
+    Args:
+        query: a streaming query, running or ended; its id or name; or a batch DataFrame as ``apply_operator`` returned
+            it, or the ``source`` it was given. Spark's own figures of an ended query can be read from the query object
+            only; by name or id, those read earlier are returned.
+
+    Returns metrics without batches for a query that has not finished its first. Raises NoMetrics when the query is not
+    known, or finished a micro-batch without any operator, and InvalidArgument for a streaming DataFrame.
+
+    Example: ``query_metrics(query).seconds.to_dict()``
+    """
+    if isinstance(query, str):
+        running = _running(query)
+        if running is None:
+            return _known(query)
+        query = running
+    if hasattr(query, "isStreaming"):
+        if query.isStreaming:
+            raise InvalidArgument("a streaming DataFrame has no metrics", remedy="pass the query that start() returned")
+        if query not in _FRAMES:
+            raise NoMetrics(
+                "this DataFrame was not returned by apply_operator",
+                remedy="pass the returned one, not one derived from it",
+            )
+        named, observation = _FRAMES[query]
+        tally = TALLY
+        if observation is not None:
+            tally = Tally()
+            tally.report(reports_at(observation))
+        return tally.query(named) or _none_yet(named, None)
+    identity, ran = str(query.id), note(query.recentProgress)
+    return (_known(identity) if ran else TALLY.query(identity)) or _none_yet(identity, query.name)
+
+
+def note(progresses: Sequence[Any]) -> bool:
+    """Adds what Spark says of micro-batches to the tally, oldest first. Tells whether there was a batch with rows."""
+    done = [each for each in progresses if "addBatch" in each["durationMs"]]  # otherwise Spark found no rows
+    for each in done:
+        TALLY.observed(str(each["runId"]), int(each["batchId"]), reports_of(each["observedMetrics"] or {}))
+    triggers = [
+        Trigger(
+            str(each["id"]),
+            each["name"],
+            str(each["runId"]),
+            int(each["batchId"]),
+            _input_rows(each),
+            each["durationMs"].get("triggerExecution", 0) / 1e3,
+        )
+        for each in done
+    ]
+    TALLY.triggered(triggers)
+    return bool(triggers)
+
+
+def _input_rows(progress: Any) -> int:
+    """Returns the rows that came from all sources; over Spark Connect only the sources have the figure."""
+    rows = progress["numInputRows"]
+    return int(sum(source["numInputRows"] for source in progress["sources"]) if rows is None else rows)
+
+
+def _running(named: str) -> StreamingQuery | None:
+    from pyspark.sql import SparkSession
+
+    own = SparkSession.getActiveSession() or SparkSession._instantiatedSession  # a thread may have no active one
+    sessions = [*([] if own is None else [own]), *_SESSIONS]
+    active = (query for spark in sessions for query in spark.streams.active)
+    return next((query for query in active if named in (str(query.id), query.name)), None)
+
+
+def _known(query: str) -> QueryMetrics:
+    known = TALLY.query(query)
+    if known is None:
+        raise NoMetrics(
+            "no task of a stateflow operator has reported for this query",
+            remedy="apply an operator in it, or pass a StreamingQuery, id or name of this driver",
+            query=query,
+        )
+    return known
+
+
+def _none_yet(query: str, name: str | None) -> QueryMetrics:
+    return QueryMetrics(query, name, (), 0, Seconds(), ())

@@ -10,22 +10,20 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from stateflow.errors import InvalidArgument, PipelineFailed, StateflowError, from_wire
-from stateflow.runtime.operator import load
+from stateflow.operator.operator import load
 from stateflow.spark.apply import apply_operator
-from stateflow.spark.metrics import BatchMetrics, OperatorMetrics
+from stateflow.spark.metrics import TALLY, BatchMetrics, OperatorMetrics, note, query_metrics
 from stateflow.spark.pipeline_file import PipelineConfig, PipelineFile, Reading, Secrets, Sink, Step
 from stateflow.spark.rewind import take_out_left
-from stateflow.spark.session import local_session, register_jetstream
+from stateflow.spark.session import JETSTREAM, local_session, raised_in, register_jetstream, require
 from stateflow.spark.stage_recorder import End, record_queries, run_stage
-from stateflow.spark.task_reports import TALLY, note, query_metrics
-from stateflow.spark.telling import raised_in
-from stateflow.spark.versions import JETSTREAM, require
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
     from stateflow.ledger import StateManager
+
 
 log = logging.getLogger(__name__)
 POLL_S = 0.25
@@ -173,8 +171,7 @@ def _check_jetstream(config: PipelineConfig) -> None:
         return
     try:
         require(JETSTREAM)
-        from stateflow.spark.jetstream import JetStreamOptions
-        from stateflow.spark.jetstream_client import Connection
+        from stateflow.spark.jetstream import Connection, JetStreamOptions
     except ImportError:
         return  # local_session or register_jetstream reports it
     options = JetStreamOptions.of({key: str(value) for key, value in config.options(config.source).items()})

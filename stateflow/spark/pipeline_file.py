@@ -31,9 +31,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stateflow.documents import Place, parse, place_of, read_document
 from stateflow.errors import InvalidArgument
-from stateflow.ledger.config import ledger_url, state_manager_from_yaml
-from stateflow.ledger.manager import StateManager
-from stateflow.masking import MASK, masked, names_a_secret
+from stateflow.ledger.manager import StateManager, ledger_url, state_manager_from_yaml
+from stateflow.private import MASK, masked, names_a_secret
 
 _REFERENCE = re.compile(r"\$\{(ENV:|env\.|param\.|)([A-Za-z_][A-Za-z0-9_]*)\}")
 #: text that was probably meant as a reference

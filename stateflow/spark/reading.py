@@ -11,12 +11,12 @@ from stateflow.checkpoint import CheckpointStore
 from stateflow.client import Cluster
 from stateflow.errors import InvalidArgument
 from stateflow.local.embedded import embedded
-from stateflow.runtime.arrow import read_table
-from stateflow.runtime.offline import read_checkpoint
-from stateflow.runtime.reading import joined
+from stateflow.operator.arrow import read_table
+from stateflow.partition.checkpoints import read_checkpoint
+from stateflow.partition.entries import joined
 from stateflow.spark.apply import HasAddress, address_of
 from stateflow.spark.checks import check_running
-from stateflow.spark.connect import is_connect
+from stateflow.spark.session import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,21 +1,35 @@
-"""Spark sessions: a Java that is new enough, and workers that run this interpreter."""
+"""Spark sessions: features of PySpark's versions, brief errors, Spark Connect, and sessions on this machine.
+
+A feature that an older version of PySpark lacks is refused by name where a caller asks for it, see :func:`require`.
+Otherwise Spark or Python would raise an error about some part of theirs.
+
+The driver of a session of Spark Connect is in a server, which may be on another machine, and this process has none of
+its objects. Where this package asks a classic session through the JVM, it asks a Connect session by running a plan, or
+cannot ask.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shutil
 import subprocess
 import sys
+import weakref
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from stateflow.errors import ExtraMissing, JavaMissing
-from stateflow.runtime.code import check_outside
-from stateflow.spark.versions import JETSTREAM, REAL_TIME, require
+from stateflow.code.loading import check_outside
+from stateflow.errors import ExtraMissing, InvalidArgument, JavaMissing, StateflowError, tracebacks_wanted
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
 
 JAVA_MIN = 17
 #: When the shuffle of a micro-batch is done, Spark plans the rest anew, in a job of its own. That takes 30 ms, and
@@ -53,6 +67,236 @@ _REMEDY = (
     f"install a Java runtime, version {JAVA_MIN} or newer (Debian/Ubuntu: apt-get install openjdk-17-jre-headless; "
     "macOS: brew install openjdk@17), or set JAVA_HOME to one"
 )
+_NUMBERS = re.compile(r"(\d+)\.(\d+)")
+#: an error raised by a task, or one that was shortened before and passed through a function in foreachBatch
+_RAISED = re.compile(r"(?:stateflow\.errors|pyspark\.errors\.exceptions\.captured)\.\w+: ((\w+): .+)")
+#: lines that follow the operator's traceback in Spark's text
+_NOT_OURS = re.compile(r"^\s*(at \S+\(|SQLSTATE: |=== |\.\.\. \d+ more|Driver stacktrace:|Caused by: |\[|$)")
+#: rows of a range that Spark splits into its default number of parts
+_RANGE = 1 << 12
+_FOREACH_BATCH = "pyspark.sql.connect.streaming.worker.foreach_batch_worker"
+_PARALLELISM: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by session
+
+
+# -- Versions of PySpark ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A feature that needs a newer PySpark.
+
+    ``what``: its name for users. ``since``: first version of PySpark, and of Spark, that supports it.
+    """
+
+    what: str
+    since: tuple[int, int]
+
+    def is_in(self, version: str) -> bool:
+        """Tells whether a version has the feature.
+
+        Args:
+            version: as PySpark and Spark give theirs, ``4.2.1`` or ``4.3.0.dev1``.
+        """
+        return _is_at_least(version, self.since)
+
+    def needs(self) -> str:
+        """Returns the requirement in words, such as ``real-time mode needs PySpark 4.3 or newer``."""
+        return f"{self.what} needs PySpark {_dotted(self.since)} or newer"
+
+
+#: needs Python workers that give a row's outputs before they have the next row (``spark.python.udf.pipelined.enabled``)
+REAL_TIME = Feature("real-time mode", (4, 3))
+#: needs Python sources that are given a micro-batch's start, and its limit of rows (``ReadLimit``)
+JETSTREAM = Feature("the JetStream source", (4, 2))
+
+
+def require(feature: Feature, spark: SparkSession | None = None) -> None:
+    """Checks that PySpark has a feature, and the Spark of a session, which over Spark Connect may be another version.
+
+    Raises InvalidArgument where one is too old, ImportError without PySpark.
+    """
+    import pyspark
+
+    remedy = f"pip install 'pyspark=={_dotted(feature.since)}.*'"
+    if not feature.is_in(pyspark.__version__):
+        raise InvalidArgument(f"{feature.needs()}, but this is {pyspark.__version__}", remedy=remedy)
+    if spark is not None and not feature.is_in(spark.version):
+        raise InvalidArgument(
+            f"{feature.needs()}, but the session's Spark is {spark.version}", remedy=f"where it runs: {remedy}"
+        )
+
+
+def metadata_of(planned: Any, version: str) -> Any:
+    """Returns the metadata that Spark recorded of a batch beside its offsets.
+
+    Args:
+        planned: the JVM's entry of the offset log.
+        version: Spark's version.
+    """
+    return (planned.metadataOpt() if _is_at_least(version, (4, 2)) else planned.metadata()).get()
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Converts Spark's schema to Arrow's, with times in UTC: PySpark 4.1 always uses UTC, later versions on request."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    told = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+    found: pa.Schema = to_arrow_schema(schema, **told)
+    return found
+
+
+def _is_at_least(version: str, least: tuple[int, int]) -> bool:
+    found = _NUMBERS.match(version)
+    return found is not None and (int(found[1]), int(found[2])) >= least
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+# -- Brief errors ----------------------------------------------------------------------------------------------------
+
+
+def raised_in(text: str) -> tuple[str, str, str] | None:
+    """Returns (line, code, the operator's traceback or an empty text) of the last stateflow error in a text.
+
+    Returns None where there is none.
+    """
+    found = [match for match in _RAISED.finditer(text) if match[2] in StateflowError.registry]
+    if not found:
+        return None
+    line, code = found[-1][1].removesuffix(" SQLSTATE: 38000").rstrip(), found[-1][2]
+    behind = text[found[-1].end() :].lstrip("\n").splitlines()
+    details: list[str] = []
+    for each in behind:
+        if _NOT_OURS.match(each):
+            break
+        if each != line:
+            details.append(each)
+    return line, code, "\n".join(details)
+
+
+def told(text: str) -> str | None:
+    """Returns the shortened text, with the error's line first and last. None: the text has no error of stateflow."""
+    found = raised_in(text)
+    if found is None:
+        return None
+    line, _, details = found
+    return f"{line}\n{details}\n{line}" if details else line
+
+
+def tell_briefly() -> None:
+    """Makes PySpark shorten its exceptions in this process, from now on.
+
+    Spark wraps an error in an operator's task in the Python worker's traceback, its own and Java's, three times over
+    for a streaming query. What remains is the error's line, first and last, and between the two the operator's own
+    traceback, if the operator failed. ``STATEFLOW_TRACEBACKS=1`` shows all the rest. Errors that are not stateflow's
+    stay as they are.
+    """
+    if find_spec("py4j") is not None:  # a client of Spark Connect may lack py4j
+        _tell_briefly_in_classic()
+    if "pyspark.sql.connect.client.core" in sys.modules:
+        _tell_briefly_over_connect()
+
+
+def _tell_briefly_over_connect() -> None:
+    """Patches Spark Connect's client to shorten exceptions.
+
+    The setting ``spark.sql.connect.serverStacktrace.enabled`` still shows the server's traces.
+    """
+    from pyspark.sql.connect.client import core
+
+    if hasattr(core.convert_exception, "stateflow"):
+        return
+    convert = core.convert_exception
+
+    def converted(*arguments: Any, **named: Any) -> Any:
+        made = convert(*arguments, **named)
+        said = None if tracebacks_wanted() else told(str(made))
+        if said is not None:
+            made._message, made._server_stacktrace, made._display_stacktrace = said, None, False
+        return made
+
+    converted.stateflow = True  # type: ignore[attr-defined]
+    core.convert_exception = converted
+
+
+def _tell_briefly_in_classic() -> None:
+    from pyspark.errors.exceptions import captured
+
+    if hasattr(captured.convert_exception, "stateflow"):
+        return
+    convert = captured.convert_exception
+
+    def converted(error: Any) -> Any:
+        made = convert(error)
+        said = None if tracebacks_wanted() else told(_all_said(made))
+        if said is None:
+            return made
+        # PySpark raises UnknownException as Py4J has it, with all of Java's frames; PythonException makes its text from
+        # Java's again
+        if isinstance(made, (captured.UnknownException, captured.PythonException)):
+            return captured.PythonException(desc=said, stackTrace="")
+        made._desc, made._stackTrace, made._cause = said, "", None
+        return made.with_traceback(None)
+
+    converted.stateflow = True  # type: ignore[attr-defined]
+    captured.convert_exception = converted
+
+
+def _all_said(error: Any) -> str:
+    said = []
+    while error is not None:
+        said.append(str(error._desc))
+        error = error._cause
+    return "\n".join(said)
+
+
+# -- Sessions of Spark Connect ---------------------------------------------------------------------------------------
+
+
+def is_connect(frame_or_session: Any) -> bool:
+    """Tells whether this is a frame or a session of Spark Connect.
+
+    The name of the class's module shows it, as a classic session does not need Connect's packages.
+    """
+    return type(frame_or_session).__module__.startswith("pyspark.sql.connect")
+
+
+def default_parallelism(spark: SparkSession) -> int:
+    """Returns the number of tasks that Spark makes by default. For a session of Connect, a query finds it, once."""
+    if not is_connect(spark):
+        return int(spark.sparkContext.defaultParallelism)
+    if spark not in _PARALLELISM:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        parts = spark.range(_RANGE).select(F.spark_partition_id().alias("part")).distinct()
+        _PARALLELISM[spark] = parts.count()
+    return _PARALLELISM[spark]
+
+
+def master_of(spark: SparkSession) -> str:
+    """Returns Spark's master URL, with the host in front if the server is on another machine."""
+    if not is_connect(spark):
+        return str(spark.sparkContext.master)
+    client: Any = spark.client
+    master = str(spark.conf.get("spark.master", "unknown"))
+    return master if is_here(spark) else f"{client.host}: {master}"
+
+
+def is_here(spark: Any) -> bool:
+    """Tells whether the server of a Connect session is on this machine, by its address."""
+    return spark.client.host in ("localhost", "127.0.0.1", "::1")
+
+
+def in_micro_batch(df: DataFrame) -> bool:
+    """Tells whether the caller runs within ``foreachBatch``."""
+    if is_connect(df):
+        return _FOREACH_BATCH in (getattr(sys.modules["__main__"].__spec__, "name", None), *sys.modules)
+    return df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") is not None
+
+
+# -- Sessions on this machine ----------------------------------------------------------------------------------------
 
 
 def require_java() -> int:
@@ -142,7 +386,6 @@ def register_state(spark: SparkSession) -> None:
     Example: ``register_state(spark)``
     """
     from stateflow.spark.state_source import StateSource
-    from stateflow.spark.telling import tell_briefly
 
     tell_briefly()
     spark.dataSource.register(StateSource)

@@ -4,6 +4,11 @@
 stage's ``state_id`` is made of the query's id and the batch's, so a batch that is replayed after a restart from its
 checkpoint is the same stage again, not a second one.
 
+Spark reports a batch after it has committed it, to listeners of the same process. So a committed batch may have no
+stage, because a driver was killed or its ledger was away. Each run of a query looks once for batches that are in the
+query's checkpoint and have no stage. It counts their rows again where the source still knows them: a file source keeps
+the names of a batch's files.
+
 ``run_stage`` runs one batch pipeline, from a source to a sink. It records the stage before and after each step, does
 not run a completed stage again, and after a crash runs a stage again from its last success.
 """
@@ -16,7 +21,7 @@ import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,18 +29,137 @@ from typing import TYPE_CHECKING, Any, Literal
 from stateflow.errors import InvalidArgument, LedgerReadOnly, LedgerReplaced, StateflowError, Unavailable
 from stateflow.ledger import StateManager, rules
 from stateflow.ledger.stages import Action, Status, answer, is_done
-from stateflow.spark.connect import is_connect
-from stateflow.spark.filters import filter_of
-from stateflow.spark.swallowed import Swallowed, committed, execution_of, swallowed
+from stateflow.spark.session import is_connect, metadata_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
+
 log = logging.getLogger(__name__)
 TEXT_MAX = 255
 #: most stages that are kept while the ledger is away
 WAITING_MAX = 10_000
+#: plan nodes that pass on the rows of their child
+_HANDED_ON = frozenset({"Project", "SubqueryAlias", "EventTimeWatermark", "View"})
+
+
+# -- Filters that a query's plan applies to its source ---------------------------------------------------------------
+
+
+def filter_of(execution: Any) -> str | None:
+    """Returns the conditions right behind the only source of a query, as SQL.
+
+    Returns None where there are no conditions, or several sources.
+
+    Args:
+        execution: the query's execution object in the JVM.
+    """
+    above: list[Any] = []  # from the sink down to the source
+    node = execution.analyzedPlan()
+    while node.children().size() == 1:
+        above.append(node)
+        node = node.children().apply(0)
+    conditions: list[str] = []
+    if node.children().size() == 0:
+        for each in reversed(above):
+            name = str(each.nodeName())
+            if name == "Filter":
+                conditions.append(str(each.condition().sql()))
+            elif name not in _HANDED_ON:
+                break
+    return " AND ".join(conditions) or None
+
+
+# -- Batches that are committed and have no stage --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Swallowed:
+    """One committed batch.
+
+    ``rows``: None where the source no longer knows. ``first``, ``last``: offsets of its sources, JSON or None.
+    """
+
+    batch: int
+    planned_ms: int
+    rows: int | None
+    first: tuple[str | None, ...]
+    last: tuple[str | None, ...]
+    sources: tuple[str, ...]
+    sink: str | None = None
+
+
+def execution_of(spark: SparkSession, query: str) -> Any:
+    """Returns the JVM's object of a query that is starting; the object outlives the query. None where there is none."""
+    found = spark.streams.get(query)
+    return None if found is None else found._jsq.streamingQuery()
+
+
+def committed(execution: Any, before: int | None) -> list[int]:
+    """Returns the batches that the checkpoint has as committed, newest first: as many as Spark retains."""
+    newest = execution.commitLog().getLatestBatchId()
+    number = int(newest.get()) if newest.isDefined() else -1
+    if before is not None:
+        number = min(number, before - 1)
+    found = []
+    while number >= 0 and execution.commitLog().get(number).isDefined():
+        found.append(number)
+        number -= 1
+    return found
+
+
+def swallowed(spark: SparkSession, execution: Any, batches: Collection[int]) -> Iterator[Swallowed]:
+    """Yields those of the batches that had rows, oldest first."""
+    for batch in sorted(batches):
+        planned = execution.offsetLog().get(batch)
+        if not planned.isDefined():
+            continue
+        offsets = _offsets(planned.get())
+        before = execution.offsetLog().get(batch - 1) if batch else None
+        starts = _offsets(before.get()) if before is not None and before.isDefined() else [_none(spark)] * len(offsets)
+        first, last = tuple(map(_json, starts)), tuple(map(_json, offsets))
+        if first == last:
+            continue
+        sources = [execution.sources().apply(place) for place in range(execution.sources().size())]
+        counts = [_rows(spark, *each) for each in zip(sources, starts, offsets, strict=False)]
+        rows = None if None in counts or len(counts) != len(offsets) else sum(filter(None, counts))
+        if rows is None:
+            log.warning("row count of batch %d is no longer known", batch)
+        names = tuple(str(source.toString()) for source in sources)
+        yield Swallowed(
+            batch, int(metadata_of(planned.get(), spark.version).batchTimestampMs()), rows, first, last, names
+        )
+
+
+def _offsets(planned: Any) -> list[Any]:
+    return [planned.offsets().apply(place) for place in range(planned.offsets().size())]
+
+
+def _none(spark: SparkSession) -> Any:
+    assert spark._jvm is not None
+    return spark._jvm.scala.Option.empty()
+
+
+def _json(offset: Any) -> str | None:
+    return str(offset.get().json()) if offset.isDefined() else None
+
+
+def _rows(spark: SparkSession, source: Any, start: Any, end: Any) -> int | None:
+    """Counts the rows of a file source by the relation that it would read again. None for other sources."""
+    from py4j.protocol import Py4JError
+
+    if _json(start) == _json(end):
+        return 0
+    try:
+        relation = source.getBatch(start, end.get()).queryExecution().analyzed().relation()
+        return int(spark._jsparkSession.baseRelationToDataFrame(relation).count())
+    except Py4JError as error:
+        log.debug("rows of a batch cannot be recounted: %s", error)
+        return None
+
+
+# -- Sources and sinks -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +181,7 @@ class End:
         return {f"{end}_{name}": value for name, value in named.items()}
 
 
-# -- streaming ------------------------------------------------------------------------------------------------
+# -- Streaming queries -----------------------------------------------------------------------------------------------
 
 
 def record_queries(
@@ -79,9 +203,9 @@ def record_queries(
 
     Returns the listener, for ``spark.streams.removeListener``. A second listener changes nothing: a stage that exists
     is left as it is. An unavailable ledger never stops a query. Stages that could not be recorded are recorded with the
-    next ones, and the query's next run records what a killed driver did not, see ``swallowed``. Over Spark Connect this
-    client records, as long as it lives: what the server commits without it has no stage, and the source's filters are
-    not known.
+    next ones, and the query's next run records what a killed driver did not, see :func:`swallowed`. Over Spark Connect
+    this client records, as long as it lives: what the server commits without it has no stage, and the source's filters
+    are not known.
 
     Example: ``record_queries(spark, StateManager(ledger), job_id="tallies")``
     """
@@ -323,7 +447,7 @@ def _spark_errors() -> tuple[type[Exception], ...]:
     return Py4JError, PySparkException
 
 
-# -- batch ----------------------------------------------------------------------------------------------------
+# -- Batch pipelines -------------------------------------------------------------------------------------------------
 
 
 def run_stage(

@@ -24,13 +24,13 @@ from stateflow.checkpoint import CheckpointStore
 from stateflow.client import Cluster
 from stateflow.errors import InvalidArgument
 from stateflow.local.embedded import embedded
+from stateflow.operator.arrow import read_table
+from stateflow.partition.checkpoints import manifests_of, read_checkpoint
+from stateflow.partition.entries import joined
 from stateflow.partitioner import partition_of
 from stateflow.rpc.clients import ControllerClient
-from stateflow.runtime.arrow import read_table
-from stateflow.runtime.offline import manifests_of, read_checkpoint
-from stateflow.runtime.reading import joined
-from stateflow.security.connections import own_token, use_token
-from stateflow.spark.versions import arrow_schema
+from stateflow.security.plain import own_token, use_token
+from stateflow.spark.session import arrow_schema
 
 #: columns of descriptions
 _STATES = pa.schema(

@@ -1,7 +1,11 @@
 """One Spark task: sends the rows of some partitions to their owners, and returns their outputs.
 
-Runs in Spark's Python workers, which Spark forks and uses again for batch after batch. Routers and channels are made at
-first use and kept.
+A task of a micro-batch sends its rows as one batch, once every partition is known to contain the batch before. A task
+of a batch DataFrame cuts its rows into pieces of a bounded size, each a batch of its own, see :func:`cut`. Partitions
+that contain a batch answer with its stored output, so an attempt may send the same rows again.
+
+The code runs in Spark's Python workers, which Spark forks and uses again for batch after batch. Routers and channels
+are made at first use and kept.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import gc
 import shlex
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -18,8 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as t
 
-from stateflow.client.everywhere import look
+from stateflow.client.stream import look
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import (
     BatchIncomplete,
@@ -30,22 +35,24 @@ from stateflow.errors import (
     StateflowError,
     TasksMerged,
 )
+from stateflow.operator.arrow import ARROW_RAISES, BatchReader, read_schema
+from stateflow.operator.output import split_output
+from stateflow.operator.rows import null_key
+from stateflow.partition.environment import keep_buffers
+from stateflow.partition.layout import BATCH_RUN, REAL_TIME, Attempt
+from stateflow.partition.positions import INITIAL, Batch
 from stateflow.router import Asked, Delivery, Reached, Router, check_whole, newest_event_us
 from stateflow.rpc.rows import BatchRows
-from stateflow.runtime.allocator import keep_buffers
-from stateflow.runtime.arrow import ARROW_RAISES, BatchReader, read_schema
-from stateflow.runtime.layout import BATCH_RUN, REAL_TIME, Attempt
-from stateflow.runtime.output import split_output
-from stateflow.runtime.positions import INITIAL, Batch
-from stateflow.runtime.rows import null_key
-from stateflow.security.connections import use_token
+from stateflow.security.plain import use_token
 from stateflow.settings import RouterSettings
-from stateflow.spark.metrics import Seconds, TaskReport
-from stateflow.spark.observed import with_report
-from stateflow.spark.pieces import cut
+from stateflow.spark.metrics import Seconds, TaskReport, with_report
 from stateflow.state.cells import LATEST_US
 from stateflow.tracing import tracing
 
+#: bytes of rows of a piece, in Arrow's form. Python holds a few times as much while it sends them.
+PIECE_BYTES = 16 << 20
+#: bytes of an offset, which each value of variable length takes besides its own, also in a list
+_OFFSET_BYTES = 4
 PARTITION_COLUMN = "__stateflow_partition"
 #: column of a batch DataFrame: a hash of each row; its rows are in an order that is the same whenever they are read
 HASH_COLUMN = "__stateflow_hash"
@@ -55,6 +62,74 @@ WHOLE_BYTES_MAX = (1 << 31) - 1
 _ROUTERS: dict[tuple[str, str, float], Router] = {}
 #: router and source → last batch that this process brought to every partition by itself, as a single task does
 _WHOLE: dict[tuple[str, str, float, str], int] = {}
+
+
+# -- Pieces of a batch DataFrame's rows ------------------------------------------------------------------------------
+
+
+def cut(batches: Iterable[pa.RecordBatch], bytes_max: int = PIECE_BYTES) -> Iterator[tuple[list[pa.RecordBatch], bool]]:
+    """Yields (rows, whether it is the last) of each piece; there is at least one, which may be empty.
+
+    The cuts depend on the rows alone, and on their order. An attempt that sends them again cuts them as before,
+    whatever number of rows Spark then gives at a time.
+
+    No piece is larger than ``bytes_max``, except a piece of a single row. A piece is yielded when it is known whether
+    more rows come. The list is the caller's, to clear.
+    """
+    piece: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        ends = np.cumsum(row_bytes(batch))
+        start, before = 0, 0
+        while start < batch.num_rows:
+            stop = int(np.searchsorted(ends, before + bytes_max - size, side="right"))
+            if stop <= start:
+                if piece:
+                    yield piece, False
+                    piece, size = [], 0
+                    continue
+                stop = start + 1
+            piece.append(batch.slice(start, stop - start))
+            size += int(ends[stop - 1]) - before
+            start, before = stop, int(ends[stop - 1])
+    yield piece, True
+
+
+def row_bytes(batch: pa.RecordBatch) -> Any:
+    """Returns for each row about the bytes that Arrow takes for its values, wherever in memory they are."""
+    total = np.zeros(batch.num_rows, np.int64)
+    for column in batch.columns:
+        total += _bytes_of(column)
+    return total
+
+
+def _bytes_of(column: pa.Array) -> Any:
+    """Returns the bytes of each value, or one figure for all."""
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _bytes_of(column.storage)
+    if t.is_null(kind):
+        return 0
+    if t.is_struct(kind):
+        return sum((_bytes_of(child) for child in column.flatten()), np.zeros(len(column), np.int64))
+    if t.is_map(kind):
+        column = column.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
+    if t.is_list(column.type) or t.is_large_list(column.type):
+        inner = np.zeros(len(column.flatten()) + 1, np.int64)
+        inner[1:] = _bytes_of(column.flatten())
+        ends = np.cumsum(_lengths(pc.list_value_length(column)))
+        return _OFFSET_BYTES + np.diff(np.cumsum(inner)[np.r_[0, ends]])
+    try:
+        return -(-kind.bit_width // 8)
+    except ValueError:
+        return _OFFSET_BYTES + _lengths(pc.binary_length(column))
+
+
+def _lengths(found: pa.Array) -> Any:
+    return found.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+# -- Rows, work and outputs of a task --------------------------------------------------------------------------------
 
 
 class _Rows(NamedTuple):
@@ -122,8 +197,8 @@ class Work:
 class OperatorTask:
     """Function for ``mapInArrow``. ``run``: one call of apply_operator. ``tasks``: the shuffle's width.
 
-    ``reports``: the accumulator for the task's reports, see :mod:`stateflow.spark.task_reports`. None: no report is
-    sent to one. ``observed``: reports are given with the outputs, see :mod:`stateflow.spark.observed`.
+    ``reports``: the accumulator for the task's reports. None: no report is sent to one. ``observed``: reports are given
+    with the outputs. See :mod:`stateflow.spark.metrics` for both.
 
     ``piece_bytes``: size of the pieces in which rows of a batch DataFrame are sent, in an order of their own. None: the
     rows belong to a micro-batch, and are sent as a whole.

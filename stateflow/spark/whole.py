@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 from stateflow.errors import BatchIncomplete, InvalidArgument, OperatorUsedTwice
 from stateflow.router import Asked, Router
-from stateflow.spark.connect import is_here
+from stateflow.spark.metrics import TALLY
 from stateflow.spark.rewind import take_out_left
+from stateflow.spark.session import REAL_TIME, is_here, require
 from stateflow.spark.task import OperatorTask, no_query
-from stateflow.spark.task_reports import TALLY
-from stateflow.spark.versions import REAL_TIME, require
-
-log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     Function = Callable[[DataFrame, int], None]
+
+
+log = logging.getLogger(__name__)
+
 
 #: name of an operator's application to a streaming frame in a plan; applications to batch frames are no concern here
 _NAME = re.compile(r"stateflow_[^~]+?~([0-9a-f]{32})\(")

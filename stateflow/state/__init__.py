@@ -5,13 +5,12 @@ and a partition runs it with ``KeyedState``.
 """
 
 from stateflow.state.cache import CachePool
-from stateflow.state.cells import decode_row_key, encode_row_key
-from stateflow.state.coder import Coder
-from stateflow.state.coder_selection import coder_for
+from stateflow.state.cells import Namespace, decode_row_key, encode_row_key
 from stateflow.state.coders import (
     UUID,
     Bool,
     Bytes,
+    Coder,
     Date,
     Decimal,
     Float64,
@@ -23,17 +22,15 @@ from stateflow.state.coders import (
     Utf8,
 )
 from stateflow.state.columns import ColumnStates, ValueColumn
-from stateflow.state.declare import Declaration, counter, declarations_of, list, map, reducing, set, value
+from stateflow.state.declare import Declaration, coder_for, counter, declarations_of, list, map, reducing, set, value
 from stateflow.state.evolution import DeployedStates, Evolution
 from stateflow.state.keyed import MAX_VALUE_BYTES, KeyedState
-from stateflow.state.namespace import Namespace
 from stateflow.state.spec import CellReader
 from stateflow.state.stored import StoredEntry, check_cell, check_schema, scan_entries, scan_state, stored_tags
 from stateflow.state.tracked_list import TrackedList
 from stateflow.state.tracked_map import TrackedMap
-from stateflow.state.tracked_reducing import TrackedCounter, TrackedReducing
 from stateflow.state.tracked_set import TrackedSet
-from stateflow.state.tracked_value import TrackedValue
+from stateflow.state.tracked_value import TrackedCounter, TrackedReducing, TrackedValue
 
 __all__ = [
     "MAX_VALUE_BYTES",

@@ -1,4 +1,4 @@
-"""Addresses of cells, the layout of stored values, and the bytes of a stream key.
+"""Addresses of cells with their namespaces, the layout of stored values, and the bytes of a stream key.
 
 Address of a cell::
 
@@ -12,6 +12,9 @@ Address of a cell::
 
 Stored value: header (1 byte), expiry (8 bytes, only with EXPIRES), payload. The low seven bits of the
 header are the format version; the expiry is microseconds since 1970, big-endian.
+
+A namespace is ``b"w"`` end start name for a window, with the times in microseconds as Int64, and ``b"s"`` name for a
+named one. Names are UTF-8.
 
 A count's payload is an Int64, the number of cells stored under its address, expired ones included. A list's elements
 lie at ascending Int64 positions. When the list's count is 8 bytes long, the positions are 0…count-1; otherwise two more
@@ -32,8 +35,8 @@ from uuid import UUID
 
 import xxhash
 
-from stateflow.errors import DecodeError, EncodeError, NullKey, UnsupportedKeyType
-from stateflow.state import key_order
+from stateflow.errors import DecodeError, EncodeError, InvalidArgument, NullKey, UnsupportedKeyType
+from stateflow.state import encoding
 from stateflow.types import shown
 
 CELL: Final = b"c"
@@ -51,6 +54,87 @@ _I64 = struct.Struct(">q")
 _ADDRESS_HEAD = len(CELL) + 8
 #: all varints of one byte, by number
 _SHORT = [bytes([number]) for number in range(128)]
+
+_WINDOW, _NAMED = b"w", b"s"
+_BOUNDS_END = 17
+
+# -- Namespaces ------------------------------------------------------------------------------------------------------
+
+
+class Namespace(bytes):
+    """Bytes that tell apart several instances of a state under one key, such as one per window.
+
+    ``Namespace()`` is the global one. Windows sort by their end, then by their start.
+
+    >>> Namespace.named("2013-01") == Namespace.named("2013-01")
+    True
+    >>> Namespace() == Namespace.named("2013-01")
+    False
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def window(cls, start: int | datetime, end: int | datetime, of: str = "") -> Namespace:
+        """A time window ``[start, end)``: microseconds since 1970, or datetimes (naive ones are UTC).
+
+        ``of`` tells windows of the same time apart. Raises InvalidArgument for a window that ends before it starts.
+        """
+        first, last = _micros(start), _micros(end)
+        if last < first:
+            raise InvalidArgument(f"a window from {start} to {end} ends before it starts")
+        return cls(_WINDOW + encoding.order_int(last) + encoding.order_int(first) + _encoded(of))
+
+    @classmethod
+    def named(cls, name: str) -> Namespace:
+        """A namespace named by any text; it never equals a window. Raises InvalidArgument for text that is not valid
+        Unicode."""
+        return cls(_NAMED + _encoded(name))
+
+    @property
+    def bounds(self) -> tuple[int, int] | None:
+        """(start, end) of a window in microseconds since 1970; None for other namespaces."""
+        if self[:1] != _WINDOW or len(self) < _BOUNDS_END:
+            return None
+        return encoding.unorder_int(self[9:]), encoding.unorder_int(self[1:9])
+
+    @property
+    def name(self) -> str | None:
+        """The text of a named namespace, or ``of`` of a window; None: the window has no ``of``, or the namespace is
+        global."""
+        if self[:1] != _NAMED and len(self) <= _BOUNDS_END:
+            return None
+        try:
+            return self[1 if self[:1] == _NAMED else _BOUNDS_END :].decode()
+        except UnicodeDecodeError as error:
+            raise DecodeError("a stored namespace is damaged", remedy="restore a checkpoint") from error
+
+    def __repr__(self) -> str:
+        if not self:
+            return "Namespace()"
+        if self.bounds is not None:
+            start, end = self.bounds
+            return f"Namespace.window({start}, {end}{f', {self.name!r}' if self.name else ''})"
+        return f"Namespace.named({self.name!r})" if self[:1] == _NAMED else f"Namespace({bytes(self)!r})"
+
+    __str__ = __repr__
+
+
+def _encoded(name: str) -> bytes:
+    try:
+        return name.encode()
+    except (AttributeError, UnicodeEncodeError):
+        raise InvalidArgument(f"{ascii(name)[:80]} cannot name a namespace", remedy="use valid Unicode text") from None
+
+
+def _micros(at: int | datetime) -> int:
+    micros = at if isinstance(at, int) else encoding.micros_of(at)
+    if not -(1 << 63) <= micros < 1 << 63:
+        raise InvalidArgument(f"{at} microseconds are beyond 64 bits", remedy="use microseconds since 1970")
+    return micros
+
+
+# -- Addresses and stored values -------------------------------------------------------------------------------------
 
 
 def tag_of(name: str, kind: str, coder_names: tuple[str, ...]) -> bytes:
@@ -140,7 +224,7 @@ def unpack_cell_with_expiry(data: bytes) -> tuple[bytes, int | None]:
     return data[9:], _I64.unpack_from(data, 1)[0]
 
 
-# --- stream keys ---------------------------------------------------------------------------------------
+# -- Stream keys -----------------------------------------------------------------------------------------------------
 
 #: type bytes of row keys. They are part of every stored address: never renumber.
 _BOOL, _BYTES, _DATE, _DECIMAL, _FLOAT, _INT, _STR, _AWARE, _NAIVE, _UUID, _TUPLE = (
@@ -188,7 +272,7 @@ def _encode_text(key: str) -> bytes:
 
 def _encode_int(key: int) -> bytes:
     try:
-        return _INT + key_order.order_int(int(key))
+        return _INT + encoding.order_int(int(key))
     except struct.error:
         raise EncodeError("an integer key is beyond 64 bits", remedy="convert it to text", key=shown(key)) from None
 
@@ -205,20 +289,20 @@ def _encode_other(key: Any) -> bytes:
             return _BYTES + key
         case datetime():
             if key.utcoffset() is None:
-                return _NAIVE + key_order.order_int(key_order.micros_of(key.replace(tzinfo=None)))
-            return _AWARE + key_order.order_int(key_order.micros_of(key))
+                return _NAIVE + encoding.order_int(encoding.micros_of(key.replace(tzinfo=None)))
+            return _AWARE + encoding.order_int(encoding.micros_of(key))
         case date():
             return _DATE + key.toordinal().to_bytes(4, "big")
         case float():
             if key in (float("inf"), float("-inf")):
                 raise EncodeError(f"{key} cannot be a key", remedy=_FINITE_REMEDY)
-            return _FLOAT + key_order.order_float(key)
+            return _FLOAT + encoding.order_float(key)
         case Decimal():
-            return _DECIMAL + key_order.order_decimal(key)
+            return _DECIMAL + encoding.order_decimal(key)
         case UUID():
             return _UUID + key.bytes
         case tuple():
-            return _TUPLE + key_order.join_ordered([encode_row_key(item) for item in key])
+            return _TUPLE + encoding.join_ordered([encode_row_key(item) for item in key])
     raise UnsupportedKeyType(
         f"a key of type {type(key).__name__} has no stored form",
         remedy="use str, int, bytes, bool, date, datetime, float, Decimal, UUID, or a tuple of them",
@@ -238,21 +322,21 @@ def decode_row_key(data: bytes) -> Any:
             case b"s":
                 return body.decode()
             case b"i":
-                return key_order.unorder_int(body)
+                return encoding.unorder_int(body)
             case b"(":
-                return tuple([decode_row_key(part) for part in key_order.split_ordered(body)])
+                return tuple([decode_row_key(part) for part in encoding.split_ordered(body)])
             case b"b":
                 return body == b"\x01"
             case b"y":
                 return body
             case b"t" | b"n":
-                return key_order.datetime_of(key_order.unorder_int(body), aware=kind == _AWARE)
+                return encoding.datetime_of(encoding.unorder_int(body), aware=kind == _AWARE)
             case b"d":
                 return date.fromordinal(int.from_bytes(body, "big"))
             case b"f":
-                return key_order.unorder_float(body)
+                return encoding.unorder_float(body)
             case b"m":
-                return key_order.unorder_decimal(body)
+                return encoding.unorder_decimal(body)
             case b"u":
                 return UUID(bytes=body)
     except (struct.error, ValueError, ArithmeticError, IndexError) as error:

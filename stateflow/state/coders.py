@@ -1,29 +1,120 @@
-"""All coders: of simple types, of plain data, of records and of tuples."""
+"""Coders: their contract, and those of simple types, of plain data, of records and of tuples.
+
+A coder turns one value, or one map key, into bytes and back, and never uses pickle. Every coder has a *value form*
+(``encode``/``decode``) and, when ``deterministic``, a *key form* (``encode_key``/``decode_key``) in which equal keys
+have equal bytes and byte order is value order.
+"""
 
 from __future__ import annotations
 
 import decimal
 import struct
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import date, datetime
 from numbers import Number
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from stateflow.errors import EncodeError
-from stateflow.state import key_order, msgpack_codec, shapes
-from stateflow.state.coder import Coder, bad_bytes, wrong_type
-from stateflow.state.numeric import exact_decimal, exact_float, is_numpy_bool
-from stateflow.state.signature import signature_of
+from stateflow.errors import DecodeError, EncodeError
+from stateflow.state import encoding, shapes
+from stateflow.state.encoding import exact_decimal, exact_float, is_numpy_bool
+from stateflow.state.shapes import Signature, signature_of, spelled
 from stateflow.types import shown
 
 T = TypeVar("T")
-
 _INT64 = struct.Struct(">Q")
 _FLOAT64 = struct.Struct(">d")
 _ORDINAL = struct.Struct(">I")
 _pack_int, _pack_float = _INT64.pack, _FLOAT64.pack
 _BIAS = 1 << 63
+
+# -- Contract --------------------------------------------------------------------------------------------------------
+
+
+def wrong_type(coder: Coder[Any], value: object, why: str = "") -> EncodeError:
+    kind = type(value).__name__
+    return EncodeError(
+        f"a value of type {kind} does not fit {coder.declared}{why and f': {why}'}",
+        remedy="declare the state with the type you store, or convert the value before storing it",
+        value=shown(value),
+    )
+
+
+class Coder(ABC, Generic[T]):
+    """Encodes and decodes the values of one type. Subclass it for types of your own and pass it as ``coder=``.
+
+    Attributes:
+        name: stable identity. It is part of the address of every stored cell: change it, and the data stored under the
+            old name is another state.
+        deterministic: equal values have equal bytes, so that the coder may code map keys and set members.
+        natural_order: the key form sorts exactly as Python's ``<`` sorts the decoded keys.
+        fixed_width: every value form is a few bytes long, so that no value can be too long to store.
+        python_equality: keys with equal bytes are equal in Python too (not so some datetimes in two zones).
+        mutable: a decoded value can be changed in place.
+        exact: the type whose own instances come back from a round trip unchanged; None: any value may come back
+            different (another time zone, a list for a subclass of list).
+        exact_key: the same for the key form.
+
+    Example: ``class Point(Coder[complex]): ...``, and then ``state.value(complex, coder=Point())``.
+    """
+
+    name: str
+    deterministic: bool = False
+    natural_order: bool = False
+    fixed_width: bool = False
+    python_equality: bool = True
+    mutable: bool = True
+    exact: type | None = None
+    exact_key: type | None = None
+    #: signature of the declared type; None: the name tells all of it
+    types: Signature | None = None
+
+    @property
+    def declared(self) -> str:
+        """The declared type as error messages spell it."""
+        return f"coder {self.name}" if self.types is None else spelled(self.types)
+
+    @abstractmethod
+    def encode(self, value: T) -> bytes:
+        """Encodes a value. Raises EncodeError when the value does not fit."""
+
+    @abstractmethod
+    def decode(self, data: bytes) -> T:
+        """Decodes the value form. Raises DecodeError when the bytes do not fit."""
+
+    def encode_key(self, value: T) -> bytes:
+        """Encodes a key. Raises EncodeError when the value does not fit or has no place in an order (NaN)."""
+        if not self.deterministic:
+            raise EncodeError(f"coder {self.name} cannot encode keys", remedy="choose a key type with an order")
+        return self.encode(value)
+
+    def decode_key(self, data: bytes) -> T:
+        return self.decode(data)
+
+    def find_key(self, value: object) -> T | None:
+        """Returns the key of this coder that *equals* a value of another type (1 for 1.0); None: there is none."""
+        return None
+
+    def lifted(self, plain: Any) -> T:
+        """Returns the value for plain data in which records are dicts of their fields."""
+        value: T = plain
+        return value
+
+    def __repr__(self) -> str:
+        return f"<coder {self.name}>"
+
+
+def bad_bytes(coder: Coder[Any], data: bytes, error: Exception | None = None) -> DecodeError:
+    return DecodeError(
+        f"stored bytes do not fit coder {coder.name}",
+        remedy="the data was written under another declaration or is damaged; restore a checkpoint",
+        bytes=data[:32].hex(),
+        reason=error,
+    )
+
+
+# -- Simple types ----------------------------------------------------------------------------------------------------
 
 
 class _Scalar(Coder[T]):
@@ -102,11 +193,11 @@ class Float64(_Scalar[float]):
         return number
 
     def encode_key(self, value: float) -> bytes:
-        return key_order.order_float(self._float(value))
+        return encoding.order_float(self._float(value))
 
     def decode_key(self, data: bytes) -> float:
         try:
-            return key_order.unorder_float(data)
+            return encoding.unorder_float(data)
         except struct.error as error:
             raise bad_bytes(self, data, error) from error
 
@@ -213,11 +304,11 @@ class Timestamp(_Scalar[datetime]):
                 remedy="attach one: value.replace(tzinfo=timezone.utc)",
                 value=value.isoformat(),
             )
-        return key_order.order_int(key_order.micros_of(value))
+        return encoding.order_int(encoding.micros_of(value))
 
     def decode(self, data: bytes) -> datetime:
         try:
-            return key_order.datetime_of(key_order.unorder_int(data), aware=True)
+            return encoding.datetime_of(encoding.unorder_int(data), aware=True)
         except struct.error as error:
             raise bad_bytes(self, data, error) from error
 
@@ -265,11 +356,11 @@ class Decimal(_Scalar[decimal.Decimal]):
             raise bad_bytes(self, data, error) from error
 
     def encode_key(self, value: decimal.Decimal) -> bytes:
-        return key_order.order_decimal(self._decimal(value))
+        return encoding.order_decimal(self._decimal(value))
 
     def decode_key(self, data: bytes) -> decimal.Decimal:
         try:
-            return key_order.unorder_decimal(data)
+            return encoding.unorder_decimal(data)
         except (struct.error, ValueError, IndexError) as error:
             raise bad_bytes(self, data, error) from error
 
@@ -304,6 +395,9 @@ class UUID(_Scalar[uuid.UUID]):
             return uuid.UUID(bytes=data)
         except ValueError as error:
             raise bad_bytes(self, data, error) from error
+
+
+# -- Plain data, records and tuples ----------------------------------------------------------------------------------
 
 
 def _misfit(coder: Coder[Any], value: Any, error: Exception) -> EncodeError:
@@ -341,12 +435,12 @@ class Msgpack(Coder[Any]):
 
     def encode(self, value: Any) -> bytes:
         try:
-            return msgpack_codec.dumps(self._lower(value))
+            return encoding.dumps(self._lower(value))
         except (TypeError, ValueError, AttributeError) as error:
             raise _misfit(self, value, error) from None
 
     def decode(self, data: bytes) -> Any:
-        value, lift = msgpack_codec.loads(data), self._shape.lift
+        value, lift = encoding.loads(data), self._shape.lift
         return value if lift is None else _lift(self, lift, value, data)
 
     def lifted(self, plain: Any) -> Any:
@@ -381,12 +475,12 @@ class Struct(Coder[T]):
         if not isinstance(value, self.cls):
             raise wrong_type(self, value)
         try:
-            return msgpack_codec.dumps(self._shape.lower(value))
+            return encoding.dumps(self._shape.lower(value))
         except (TypeError, ValueError, AttributeError) as error:
             raise _misfit(self, value, error) from None
 
     def decode(self, data: bytes) -> T:
-        value: T = _lift(self, self._shape.lift, msgpack_codec.loads(data), data)
+        value: T = _lift(self, self._shape.lift, encoding.loads(data), data)
         return value
 
     def lifted(self, plain: Any) -> T:
@@ -439,7 +533,7 @@ class Tuple(Coder[tuple[Any, ...]]):
                 for coder, item in self._pairs(value):
                     coder.encode(item)  # raises an error that names the item that does not fit
                 raise
-        return key_order.join_ordered([coder.encode(item) for coder, item in self._pairs(value)])
+        return encoding.join_ordered([coder.encode(item) for coder, item in self._pairs(value)])
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
         if self.packed is not None:
@@ -453,7 +547,7 @@ class Tuple(Coder[tuple[Any, ...]]):
         return tuple([coder.lifted(item) for coder, item in self._pairs(plain)])
 
     def encode_key(self, value: tuple[Any, ...]) -> bytes:
-        return key_order.join_ordered([coder.encode_key(item) for coder, item in self._pairs(value)])
+        return encoding.join_ordered([coder.encode_key(item) for coder, item in self._pairs(value)])
 
     def decode_key(self, data: bytes) -> tuple[Any, ...]:
         return tuple([coder.decode_key(part) for coder, part in self._parts(data)])
@@ -478,7 +572,7 @@ class Tuple(Coder[tuple[Any, ...]]):
         return list(zip(self._coders(len(value)), value, strict=True))
 
     def _parts(self, data: bytes) -> list[tuple[Coder[Any], bytes]]:
-        parts = key_order.split_ordered(data)
+        parts = encoding.split_ordered(data)
         if not self._variadic and len(parts) != len(self._items):
             raise bad_bytes(self, data)
         return list(zip(self._coders(len(parts)), parts, strict=True))

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from stateflow.changes import Mutations
 from stateflow.errors import EncodeError
 from stateflow.state.cells import HEADER, range_end, unpack_cell
-from stateflow.state.key_order import order_int, unorder_int
+from stateflow.state.encoding import order_int, unorder_int
 from stateflow.state.spec import (
     DECODE_FAILURES,
     ENCODE_FAILURES,

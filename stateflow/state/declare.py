@@ -1,30 +1,101 @@
-"""State declarations: ``flights = state.value(int, default=0)`` in the body of an operator class."""
+"""State declarations: ``flights = state.value(int, default=0)`` in the body of an operator class.
+
+``value``, ``map``, ``set``, ``list``, ``reducing`` and ``counter`` make a :class:`Declaration`. Common to all: ``name``
+is the stored name, by default the attribute's. With ``ttl`` (seconds or a timedelta) what is stored expires that long
+after it was last written, or with ``ttl_refresh="read_write"`` last written or read. ``ttl_domain`` is "processing" or
+"event" time. Entries of maps, sets and lists expire one by one. All raise DeclarationError for a type without a coder.
+
+The declared type decides the coder (:func:`coder_for`). Kind, coder and ttl decide the class of the tracked objects
+(:func:`tracked_class`).
+"""
 
 from __future__ import annotations
 
 import builtins
 import inspect
+import typing
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from typing import Any, Final, Literal, TypeVar, cast
+from uuid import UUID
 
 from stateflow.errors import DeclarationError, EncodeError, UnknownState
+from stateflow.state import coders, encoding
 from stateflow.state.cells import tag_of
-from stateflow.state.coder import Coder
-from stateflow.state.coder_selection import coder_for
-from stateflow.state.coders import Int64
+from stateflow.state.coders import Coder, Int64
+from stateflow.state.expiring import (
+    CanonicalExpiringMap,
+    CanonicalExpiringSet,
+    ExpiringCounter,
+    ExpiringList,
+    ExpiringMap,
+    ExpiringReducing,
+    ExpiringSet,
+    ExpiringValue,
+)
+from stateflow.state.spec import Domain, Refresh, Ttl
 from stateflow.state.tracked_list import TrackedList
-from stateflow.state.tracked_map import TrackedMap
-from stateflow.state.tracked_reducing import TrackedCounter, TrackedReducing
-from stateflow.state.tracked_set import TrackedSet
-from stateflow.state.tracked_value import TrackedValue
-from stateflow.state.ttl import Domain, Refresh, Ttl
+from stateflow.state.tracked_map import CanonicalTrackedMap, TrackedMap
+from stateflow.state.tracked_set import CanonicalTrackedSet, TrackedSet
+from stateflow.state.tracked_value import (
+    MutableTrackedReducing,
+    MutableTrackedValue,
+    TrackedCounter,
+    TrackedReducing,
+    TrackedValue,
+)
 
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 
 Kind = Literal["value", "map", "set", "list", "reducing", "counter"]
+
+_SCALARS: dict[Any, type[Coder[Any]]] = {
+    int: coders.Int64,
+    float: coders.Float64,
+    bool: coders.Bool,
+    str: coders.Utf8,
+    bytes: coders.Bytes,
+    datetime: coders.Timestamp,
+    date: coders.Date,
+    Decimal: coders.Decimal,
+    UUID: coders.UUID,
+}
+
+# -- Coders of declared types ----------------------------------------------------------------------------------------
+
+
+def coder_for(type_: Any) -> Coder[Any]:
+    """Returns the coder of a declared type.
+
+    ``int float bool str bytes datetime date Decimal UUID`` have a coder each. Dataclasses, msgspec structs and pydantic
+    models get a Struct, ``tuple[…]`` with item types a Tuple, every other container, Optional and Any a Msgpack. Raises
+    DeclarationError for any other type; the error names the supported types.
+
+    >>> coder_for(tuple[str, int]).encode(("a", 1)) == coder_for(tuple[str, int]).encode(("a", 1))
+    True
+    """
+    if isinstance(type_, Coder):
+        return type_
+    if isinstance(type_, type) and issubclass(type_, Coder):
+        return type_()
+    type_ = encoding.bare(type_)
+    scalar = _SCALARS.get(type_) if isinstance(type_, type) else None
+    if scalar is not None:
+        return scalar()
+    if encoding.is_record(type_):
+        return coders.Struct(type_)
+    if typing.get_origin(type_) is tuple:
+        args = typing.get_args(type_)
+        if args and args[-1] is Ellipsis:
+            return coders.Tuple((coder_for(args[0]),), variadic=True)
+        return coders.Tuple(tuple(coder_for(arg) for arg in args))
+    return coders.Msgpack(type_)
+
+
+# -- Declarations ----------------------------------------------------------------------------------------------------
 
 
 class Nothing(Coder[None]):
@@ -144,7 +215,7 @@ class Declaration:
         """Returns a JSON-able description: ``{"name", "kind", "coders": [names], "tag": hex}``.
 
         Where the coder names do not tell all of the types there is also ``"types"``, one for each coder, see
-        :mod:`stateflow.state.signature`; with a ttl also ``"ttl": {"us", "domain", "refresh"}``.
+        :mod:`stateflow.state.shapes`; with a ttl also ``"ttl": {"us", "domain", "refresh"}``.
         """
         coders = [coder.name for coder in self.coders]
         described: dict[str, Any] = {"name": self.name, "kind": self.kind, "coders": coders, "tag": self.tag.hex()}
@@ -158,10 +229,7 @@ class Declaration:
         return f"<state {self.name or '?'}: {self.kind}({', '.join(coder.name for coder in self.coders)})>"
 
 
-# Common to all: ``name`` is the stored name, by default the attribute's. With ``ttl`` (seconds or a timedelta) what is
-# stored expires that long after it was last written, or with ``ttl_refresh="read_write"`` last written or read.
-# ``ttl_domain`` is "processing" or "event" time. Entries of maps, sets and lists expire one by one. All raise
-# DeclarationError for a type without a coder.
+# -- Functions that declare states -----------------------------------------------------------------------------------
 
 
 def value(
@@ -313,3 +381,28 @@ def check_names(declarations: dict[str, Declaration], operator: str) -> None:
                 remedy="declare each state separately, with its own name=",
                 operator=operator,
             )
+
+
+# -- Classes of tracked objects --------------------------------------------------------------------------------------
+
+
+def tracked_class(declaration: Declaration) -> Any:
+    expires, mutable = declaration.ttl is not None, declaration.coder.mutable
+    canonical = declaration.key_coder is not None and not declaration.key_coder.python_equality
+    match declaration.kind:
+        case "value":
+            return ExpiringValue if expires else MutableTrackedValue if mutable else TrackedValue
+        case "reducing":
+            return ExpiringReducing if expires else MutableTrackedReducing if mutable else TrackedReducing
+        case "counter":
+            return ExpiringCounter if expires else TrackedCounter
+        case "list":
+            return ExpiringList if expires else TrackedList
+        case "map":
+            if canonical:
+                return CanonicalExpiringMap if expires else CanonicalTrackedMap
+            return ExpiringMap if expires else TrackedMap
+        case "set":
+            if canonical:
+                return CanonicalExpiringSet if expires else CanonicalTrackedSet
+            return ExpiringSet if expires else TrackedSet

@@ -21,13 +21,12 @@ from stateflow.changes import Mutations, net
 from stateflow.errors import DeclarationError, EncodeError, SchemaMismatch
 from stateflow.state import coders
 from stateflow.state.cells import CELL, COUNT, range_end, unpack_cell
-from stateflow.state.coder import Coder
+from stateflow.state.coders import Coder
 from stateflow.state.declare import NOTHING, Declaration
 from stateflow.state.keyed import KeyedState
-from stateflow.state.signature import Verdict, spelled
-from stateflow.state.spec import CellReader
+from stateflow.state.shapes import Verdict, spelled
+from stateflow.state.spec import CellReader, Ttl
 from stateflow.state.stored import check_schema, scan_entries, types_become
-from stateflow.state.ttl import Ttl
 from stateflow.types import shown
 
 _SIMPLE: dict[str, type[Coder[Any]]] = {

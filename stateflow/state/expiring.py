@@ -17,9 +17,8 @@ from stateflow.state.collection import Collection
 from stateflow.state.spec import DECODE_FAILURES, EXPIRED, PACKED, UNREAD, StateSpec
 from stateflow.state.tracked_list import TrackedList
 from stateflow.state.tracked_map import CanonicalTrackedMap, TrackedMap
-from stateflow.state.tracked_reducing import TrackedCounter, TrackedReducing
 from stateflow.state.tracked_set import CanonicalTrackedSet, TrackedSet, _frozen
-from stateflow.state.tracked_value import TrackedValue
+from stateflow.state.tracked_value import TrackedCounter, TrackedReducing, TrackedValue
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -3,29 +3,39 @@
 A batch goes through ``set_time``, ``bind`` for each row, then either ``collect``, the durable write and ``mark_clean``,
 or ``rollback``. Between ``collect`` and ``mark_clean`` callers must leave the state alone. A sweep is a batch without
 rows: ``expired``, the durable write and ``mark_clean``.
+
+There is one tracked object for each state, key and namespace. It stays cached while an operator can reach it.
+:class:`Settling` encodes what a batch wrote, :class:`Sweep` finds what ``expired`` looks at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
 from decimal import Decimal
-from itertools import chain
+from itertools import chain, starmap
 from types import SimpleNamespace
 from typing import Any, Final
 from uuid import UUID
 
 from stateflow.changes import Mutations
 from stateflow.errors import DeclarationError, DecodeError, UnsupportedKeyType
+from stateflow.state import coders
 from stateflow.state.cache import Budget, Bundle, CachePool, Caches, Meter, evict_entries, evict_keys, is_held
-from stateflow.state.cells import decode_row_key, encode_row_key, row_part, split_address, unpack_cell_with_expiry
-from stateflow.state.classes import tracked_class
-from stateflow.state.declare import Declaration, check_names
-from stateflow.state.runtime_tags import Tag, TagRegister, is_empty, stand_in
-from stateflow.state.settling import Settling, encoder_of
-from stateflow.state.spec import CellReader, StateSpec
-from stateflow.state.sweep import Sweep
+from stateflow.state.cells import (
+    decode_row_key,
+    encode_row_key,
+    range_end,
+    row_part,
+    split_address,
+    unpack_cell_with_expiry,
+)
+from stateflow.state.coders import Coder
+from stateflow.state.declare import Declaration, check_names, tracked_class
+from stateflow.state.spec import UNREAD, CellReader, StateSpec
+from stateflow.state.stored import Tag, TagRegister, is_empty, stand_in
 from stateflow.types import shown
 
 MAX_VALUE_BYTES: Final = 64 << 20
@@ -41,6 +51,209 @@ _SINGLE_VALUES: Final = frozenset({"value", "counter", "reducing"})
 
 #: maximum of keys that are evicted beyond those that must leave
 EVICTED_BEYOND: Final = 1024
+
+#: returns the payloads of values; None: encode them one by one
+EncodeMany = Callable[[list[Any]], Sequence[bytes] | None]
+
+#: fewer values are encoded as fast one by one
+_MANY: Final = 4
+_pack_int, _pack_float = struct.Struct(">Q").pack, struct.Struct(">d").pack
+_bias = (1 << 63).__add__
+
+# -- Encoding of what a batch wrote ----------------------------------------------------------------------------------
+
+
+def _all(values: list[Any], kind: type) -> bool:
+    return set(map(type, values)) == {kind}
+
+
+def _ints(values: list[Any]) -> list[bytes] | None:
+    try:
+        return list(map(_pack_int, map(_bias, values))) if _all(values, int) else None
+    except struct.error:
+        return None
+
+
+def _floats(values: list[Any]) -> list[bytes] | None:
+    return list(map(_pack_float, values)) if _all(values, float) else None
+
+
+def _texts(values: list[Any]) -> list[bytes] | None:
+    try:
+        return list(map(str.encode, values)) if _all(values, str) else None
+    except UnicodeEncodeError:
+        return None
+
+
+def _blobs(values: list[Any]) -> list[bytes] | None:
+    return values if _all(values, bytes) else None
+
+
+def _tuples(pack: Callable[..., bytes], kinds: list[type | None]) -> EncodeMany:
+    def encode(values: list[Any]) -> list[bytes] | None:
+        if not _all(values, tuple):
+            return None
+        try:
+            columns = zip(*values, strict=True)
+            alike = all(set(map(type, items)) == {kind} for items, kind in zip(columns, kinds, strict=True))
+            return list(starmap(pack, values)) if alike else None
+        except (struct.error, ValueError):
+            return None
+
+    return encode
+
+
+_MANY_AT_ONCE: Final[dict[type[Coder[Any]], EncodeMany]] = {
+    coders.Int64: _ints,
+    coders.Float64: _floats,
+    coders.Utf8: _texts,
+    coders.Bytes: _blobs,
+}
+
+
+def encoder_of(coder: Coder[Any], max_bytes: int) -> EncodeMany | None:
+    """Returns a function that encodes many values of a coder; None: there is none.
+
+    The function returns None if an encoded value is longer than ``max_bytes``. A subclass of a coder may encode in its
+    own way, so that there is none for it.
+    """
+    if type(coder) is coders.Tuple:
+        return None if coder.packed is None else _tuples(coder.packed.pack, [item.exact for item in coder.items])
+    encode = _MANY_AT_ONCE.get(type(coder))
+    if encode is None or coder.fixed_width:
+        return encode
+
+    def bounded(values: list[Any]) -> Sequence[bytes] | None:
+        payloads = encode(values)
+        return None if payloads is None or max(map(len, payloads)) > max_bytes else payloads
+
+    return bounded
+
+
+class Settling:
+    """One ``collect``, up to its ``mark_clean``; encodes values of one state together where the result is the same.
+
+    Encoding a value by itself costs a call, an exception handler and a check of its type. Where all values of a state
+    are of the very types that its coder stores, they are encoded together, and stay as they are once they are on disk.
+    An object that needs more care (it was cleared, never read, or its value is of another type) is encoded by itself,
+    in the order in which the objects were written, so that it fails as it would alone.
+
+    Args:
+        written: tracked objects, in the order in which they were written; must not change until ``saved``.
+        into: receives their net change.
+
+    Raises the error of the first object that cannot be encoded.
+    """
+
+    __slots__ = ("_alone", "_together")
+
+    def __init__(self, written: Sequence[Any], into: Mutations) -> None:
+        self._alone = written
+        self._together: list[tuple[list[Any], Sequence[bytes]]] = []
+        if len(written) >= _MANY:
+            self._find_together(written)
+        for tracked in self._alone:
+            tracked._collect(into)
+        for together, payloads in self._together:
+            spec = together[0]._spec
+            head, header = spec.cell_head, spec.header
+            into.puts += [
+                (head + tracked._row, header + payload)
+                for tracked, payload in zip(together, payloads, strict=True)
+                if tracked._stored != payload
+            ]
+
+    def _find_together(self, written: Sequence[Any]) -> None:
+        found: dict[StateSpec, list[Any]] = {}
+        several: list[Any] = []
+        of: StateSpec | None = None
+        for tracked in written:
+            spec = tracked._spec
+            if spec is not of:
+                several = found.setdefault(spec, [])
+                of = spec
+            if spec.encode_many is None or tracked._implicit:
+                continue
+            if tracked._stored is not UNREAD and tracked._now is not None:
+                several.append(tracked)
+        for spec, several in found.items():
+            if len(several) >= _MANY and spec.encode_many is not None:
+                payloads = spec.encode_many([tracked._now for tracked in several])
+                if payloads is not None:
+                    self._together.append((several, payloads))
+        if sum([len(payloads) for _, payloads in self._together]) == len(written):
+            self._alone = ()
+        elif self._together:
+            specs = {several[0]._spec for several, _ in self._together}
+            self._alone = [each for each in written if each._spec not in specs or not _is_plain(each)]
+
+    def saved(self) -> None:
+        """Marks all objects clean: the change that was found is in the store now."""
+        for tracked in self._alone:
+            tracked._saved()
+        for together, payloads in self._together:
+            for tracked, payload in zip(together, payloads, strict=True):
+                tracked._dirty = False
+                tracked._stored = payload
+
+
+def _is_plain(tracked: Any) -> bool:
+    """Returns whether an object of a state with ``encode_many`` was read before it was written and is neither cleared
+    nor None."""
+    return not tracked._implicit and tracked._stored is not UNREAD and tracked._now is not None
+
+
+# -- Sweep -----------------------------------------------------------------------------------------------------------
+
+
+class Sweep:
+    """Walks over the stored cells of states with a ttl, a portion at a time.
+
+    It remembers where it stopped, not what it saw: cells may come and go between two calls.
+
+    Args:
+        heads: address prefixes of the cells to walk over.
+    """
+
+    def __init__(self, reader: CellReader, heads: Iterable[bytes]) -> None:
+        self._reader = reader
+        self._heads = sorted(heads)
+        self._seen = b""
+
+    def add(self, head: bytes) -> None:
+        self._heads = sorted({*self._heads, head})
+
+    def next(self, limit: int) -> list[tuple[bytes, bytes]]:
+        """Returns up to ``limit`` cells after those of the last call. Fewer: this is the end; the next call starts
+        over."""
+        found: list[tuple[bytes, bytes]] = []
+        for head in self._heads:
+            if self._seen >= range_end(head):
+                continue
+            for cell in self._behind(head):
+                if len(found) >= limit:
+                    self._seen = found[-1][0] if found else self._seen
+                    return found
+                found.append(cell)
+        self._seen = b""
+        return found
+
+    def _behind(self, head: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yields the cells under ``head`` that were not seen in this round."""
+        seen = self._seen
+        if not seen.startswith(head):
+            yield from self._reader.scan(head)
+            return
+        scan_from = getattr(self._reader, "scan_from", None)
+        if scan_from is not None:
+            yield from scan_from(seen + b"\x00", range_end(head))
+            return
+        for cell in self._reader.scan(head):
+            if cell[0] > seen:
+                yield cell
+
+
+# -- States of a partition -------------------------------------------------------------------------------------------
 
 
 class _ByRowKey:

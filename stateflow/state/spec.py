@@ -1,29 +1,82 @@
-"""State shared by all tracked objects of one declared state: coders, addresses, the list of written objects."""
+"""State shared by all tracked objects of one declared state: coders, addresses, ttl, the list of written objects."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from decimal import Decimal
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol, get_args
 
 from stateflow.errors import DeclarationError, DecodeError, EncodeError, NullKey, UnsupportedKeyType
-from stateflow.state import msgpack_codec
+from stateflow.state import encoding
 from stateflow.state.cells import (
     CELL,
     COUNT,
     HEADER,
     LATEST_US,
+    Namespace,
     decode_row_key,
     encode_row_key,
     header_until,
     split_address,
 )
-from stateflow.state.coder import Coder
-from stateflow.state.coders import Msgpack, Struct
-from stateflow.state.namespace import Namespace
-from stateflow.state.records import is_record
-from stateflow.state.ttl import Ttl
+from stateflow.state.coders import Coder, Msgpack, Struct
+from stateflow.state.encoding import is_record
+
+Domain = Literal["processing", "event"]
+Refresh = Literal["write", "read_write"]
+
+#: fraction of the ttl that must have passed since an expiry was written before a read renews it
+REFRESH_AFTER: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Ttl:
+    """Time to live of a state's entries, as ``ttl=``, ``ttl_domain=`` and ``ttl_refresh=`` declare it.
+
+    Attributes:
+        us: microseconds after which an entry expires, from when it was last written.
+        domain: the clock that counts: the machine's ("processing"), or the watermark ("event").
+        refresh: whether reading an entry renews its expiry, too ("read_write"), or only writing it does ("write").
+    """
+
+    us: int
+    domain: Domain
+    refresh: Refresh
+
+    @classmethod
+    def of(cls, ttl: float | timedelta | None, domain: Domain, refresh: Refresh) -> Ttl | None:
+        """Checks and converts the arguments of a declaration; None: no ttl.
+
+        Raises DeclarationError for a ttl that is not a positive, finite time.
+        """
+        if domain not in get_args(Domain):
+            raise DeclarationError(f"unknown ttl_domain {domain!r}", remedy="use 'processing' or 'event'")
+        if refresh not in get_args(Refresh):
+            raise DeclarationError(f"unknown ttl_refresh {refresh!r}", remedy="use 'write' or 'read_write'")
+        if ttl is None:
+            return None
+        if isinstance(ttl, bool) or not isinstance(ttl, int | float | timedelta):
+            raise DeclarationError(f"{ttl!r} is not a ttl", remedy="use seconds or a timedelta")
+        try:
+            us = (ttl if isinstance(ttl, timedelta) else timedelta(seconds=ttl)) // timedelta(microseconds=1)
+        except (ValueError, OverflowError) as error:
+            raise DeclarationError(f"{ttl!r} is not a ttl: {error}", remedy="use seconds or a timedelta") from error
+        if us <= 0:
+            raise DeclarationError(f"a ttl of {ttl!r} is not positive", remedy="use a positive time")
+        return cls(us, domain, refresh)
+
+    @classmethod
+    def described(cls, described: Mapping[str, Any] | None) -> Ttl | None:
+        """Returns the ttl in the output of :meth:`Declaration.describe`; None: no ttl. Raises KeyError, TypeError."""
+        return None if described is None else cls(described["us"], described["domain"], described["refresh"])
+
+    @property
+    def refresh_below_us(self) -> int:
+        """Remaining life in microseconds below which a read renews the expiry."""
+        return self.us - int(self.us * REFRESH_AFTER)
 
 
 class CellReader(Protocol):
@@ -79,7 +132,7 @@ class StateSpec:
         now_us: time of this batch in the domain of ``ttl``; while that is not known, a time before any expiry.
         expiry_us: expiry of everything this batch writes; None: never.
         header: bytes before the payload of everything this batch writes.
-        encode_many: encodes many values, see :mod:`stateflow.state.settling`; None: they are encoded one by one.
+        encode_many: encodes many values, see :mod:`stateflow.state.keyed`; None: they are encoded one by one.
     """
 
     __slots__ = (
@@ -266,7 +319,7 @@ def _no_cells(prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
     return iter(())
 
 
-# --- standalone objects: coders that take anything, because nothing is ever stored ----------------------
+# -- Standalone objects: coders that take anything, because nothing is ever stored -----------------------------------
 
 
 class _AnyKey(Coder[Any]):
@@ -315,7 +368,7 @@ def fingerprint(value: Any) -> Any:
 
     For values without a stored form only a replacement is noticed.
     """
-    if type(value) in msgpack_codec.IMMUTABLE:
+    if type(value) in encoding.IMMUTABLE:
         return (type(value), value)
     try:
         if is_record(type(value)):

@@ -30,10 +30,10 @@ import pyarrow as pa
 
 from stateflow.errors import EncodeError, StateflowError
 from stateflow.state import coders
-from stateflow.state.coder import Coder
+from stateflow.state.coders import Coder
 from stateflow.state.declare import Nothing
-from stateflow.state.records import hints, is_record
-from stateflow.state.signature import Signature
+from stateflow.state.encoding import hints, is_record
+from stateflow.state.shapes import Signature
 
 Convert = Callable[[Any], Any]
 
@@ -111,7 +111,7 @@ _SEQUENCES: dict[str, Convert] = {"list": list, "set": set, "frozenset": frozens
 
 
 def typed(signature: Signature) -> Typed:
-    """Returns the Arrow type and conversions for a signature, see :mod:`stateflow.state.signature`."""
+    """Returns the Arrow type and conversions for a signature, see :mod:`stateflow.state.shapes`."""
     if isinstance(signature, str):
         return _SCALARS.get(signature, _TEXT)
     kind, inner = signature[0], signature[1:]

@@ -1,7 +1,6 @@
 """Storage of a partition's bytes: one store per (operator, partition), in RocksDB, or in memory for tests."""
 
-from stateflow.storage.memory import MemoryStore
 from stateflow.storage.rocks import RocksEngine, RocksStore
-from stateflow.storage.store import PartitionStore
+from stateflow.storage.store import MemoryStore, PartitionStore
 
 __all__ = ["MemoryStore", "PartitionStore", "RocksEngine", "RocksStore"]

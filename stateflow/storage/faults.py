@@ -1,4 +1,4 @@
-"""Interprets errors of disks and databases for users. No other module does.
+"""Interprets errors of disks and databases for users.
 
 RocksDB's errors arrive as plain ``Exception`` with its status as text: ``Corruption: …``, ``IO error: …`` with the
 message of the operating system.

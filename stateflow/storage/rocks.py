@@ -1,5 +1,9 @@
 """RocksDB stores: one database per partition, all sharing one block cache and one write-buffer manager.
 
+Each database gets a part of the files that this process may open (:func:`file_limits`). A database whose write-ahead
+log has an unreadable end opens only if that end is a write that was cut off (:func:`cut_off`), or with
+``up_to_damage``.
+
 Facts about rocksdict that the code relies on:
 
 - ``items()`` ends at a damaged block as if nothing followed; only the iterator's ``status()`` reports it.
@@ -13,8 +17,11 @@ Facts about rocksdict that the code relies on:
 from __future__ import annotations
 
 import contextlib
+import resource
+import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
@@ -37,12 +44,18 @@ from rocksdict import (
 )
 
 from stateflow.changes import Mutations
-from stateflow.errors import DataDirLocked, StateDamaged, StateMissing
-from stateflow.storage import files
+from stateflow.errors import DataDirLocked, StateDamaged, StateMissing, TooFewFiles
 from stateflow.storage.faults import DAMAGED, meaning
 from stateflow.storage.store import prefix_end
-from stateflow.storage.wal import cut_off
 
+#: files that a database holds always: its directory twice, log, LOCK, LOG and MANIFEST
+PER_DATABASE = 6
+#: files kept for sockets, for snapshots that are read and sent, and for files that are being written
+RESERVED = 96
+#: maximum of sorted files that a database keeps open
+TABLES_MAX = 118
+#: bounds of the number of sorted runs, which a lookup may have to read, at which some are merged
+RUNS_MIN, RUNS_MAX = 1, 8
 _ADDRESS = itemgetter(0)
 #: Size of a partition's memtable, chosen to fit the processor's cache. A large batch takes twice as long to write into
 #: 64 MiB. Less than 8 MiB gains little and is flushed more often. What is not flushed is replayed when the partition is
@@ -61,6 +74,167 @@ SIZE_AMPLIFICATION_PERCENT = 100
 OTHER_FILES = 10
 
 
+# -- Open files ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FileLimits:
+    """Limits of one database. ``tables``: sorted files it may keep open; ``runs``: sorted runs before a merge."""
+
+    tables: int
+    runs: int
+
+
+def file_limits(databases: int, limit: int) -> FileLimits:
+    """Returns the limits of each of ``databases`` open databases. Raises TooFewFiles when they cannot all be open.
+
+    Besides ``PER_DATABASE``, a database holds one file for each sorted file that was read, up to the limit that RocksDB
+    is given, which is ten at least. Where the process may not open enough, sorted files are merged sooner, so that
+    there are fewer of them.
+    """
+    tables = (limit - RESERVED) // max(databases, 1) - PER_DATABASE
+    if tables < 1:
+        needed = databases * (PER_DATABASE + RUNS_MAX) + RESERVED
+        raise TooFewFiles(
+            f"{databases} partitions need about {needed} open files, the limit is {limit}",
+            remedy=f"raise it with `ulimit -n {needed}` (LimitNOFILE= in a systemd unit) and start the replica again, "
+            "or use more replicas",
+        )
+    return FileLimits(min(tables, TABLES_MAX), min(max(tables, RUNS_MIN), RUNS_MAX))
+
+
+def limit() -> int:
+    """Returns how many files this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 30 if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_limit() -> None:
+    """Sets this process's limit to the maximum that the system allows. The default is meant for small programs."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS says "unlimited" and means less
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+# -- Ends of write-ahead logs ----------------------------------------------------------------------------------------
+
+# Format: blocks of 32 KiB; records of ``crc32c u32 | length u16 | type u8 | payload``, split where a block ends into
+# first, middle and last; a payload begins with the sequence of its first entry, u64, and the number of entries, u32.
+# All little endian.
+
+BLOCK = 32 << 10
+_HEADER = struct.Struct("<IHB")
+_BATCH = struct.Struct("<QI")
+FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+#: maximum of entries between the last whole record and one that still counts as a later record
+AHEAD_MAX = 1 << 32
+
+
+def cut_off(logs: Sequence[bytes]) -> bool:
+    """Tells whether all that cannot be read in a database's logs is the end of a write that was cut off. Pure.
+
+    A process that is killed in the middle of a write leaves the beginning of a record, and nothing after it. That write
+    was never acknowledged. RocksDB cannot tell this from a damaged length, which makes a record seem to reach beyond
+    the end of the file: it would drop that record and all that follow. So this looks at the bytes that follow: it is
+    False when whole records follow, or when the unreadable record is whole itself but for its length.
+
+    Args:
+        logs: contents of all logs of the database, in order.
+    """
+    expected: int | None = None
+    torn = False
+    for data in logs:
+        first, after, end = _walk(data)
+        if torn and first is not None and first != expected:
+            return False  # a later log continues after the missing record
+        expected = after if after is not None else expected
+        torn = end < len(data)
+        if torn and _goes_on(data, end, expected or 0):
+            return False
+    return True
+
+
+def _walk(data: bytes) -> tuple[int | None, int | None, int]:
+    """Returns (sequence of the first record, sequence after the last whole record, offset of that record's end)."""
+    first = after = None
+    end = 0
+    begun: tuple[int, int] | None = None
+    for at, length, kind in _records(data):
+        if kind in (FULL, FIRST) and length >= _BATCH.size:
+            begun = _BATCH.unpack_from(data, at + _HEADER.size)
+        if kind in (FULL, LAST) and begun is not None:
+            first = begun[0] if first is None else first
+            after, begun = sum(begun), None
+        if kind not in (FIRST, MIDDLE):
+            end = at + _HEADER.size + length
+    return first, after, end
+
+
+def _records(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yields (offset, length, type) of records according to their headers, as long as these make sense."""
+    at = 0
+    while True:
+        left = BLOCK - at % BLOCK
+        if left < _HEADER.size:
+            at += left
+            continue
+        if at + _HEADER.size > len(data):
+            return
+        _, length, kind = _HEADER.unpack_from(data, at)
+        if not kind or _HEADER.size + length > left or at + _HEADER.size + length > len(data):
+            return
+        yield at, length, kind
+        at += _HEADER.size + length
+
+
+def _goes_on(data: bytes, end: int, expected: int) -> bool:
+    """Returns whether a whole record follows ``end``: the one there, if only its length is damaged, or a later one."""
+    if len(data) - end > _HEADER.size and _is_whole(data, end, len(data) - end - _HEADER.size):
+        return True
+    for at in range(end + 1, len(data) - _HEADER.size - _BATCH.size + 1):
+        kind = data[at + 6]
+        if kind not in (FULL, FIRST):
+            continue
+        length = _HEADER.unpack_from(data, at)[1]
+        fits = _HEADER.size + length <= min(BLOCK - at % BLOCK, len(data) - at)
+        sequence = _BATCH.unpack_from(data, at + _HEADER.size)[0]
+        if fits and expected <= sequence < expected + AHEAD_MAX and _is_whole(data, at, length):
+            return True
+    return False
+
+
+def _is_whole(data: bytes, at: int, length: int) -> bool:
+    stored: int = _HEADER.unpack_from(data, at)[0]
+    return stored == _masked(_crc32c(data[at + 6 : at + _HEADER.size + length]))
+
+
+def _masked(crc: int) -> int:
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = (byte >> 1) ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+_TABLE = _table()
+
+
+def _crc32c(data: bytes) -> int:
+    """CRC-32C in Python: slow, but called for a few records only."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+
+
+# -- Databases -------------------------------------------------------------------------------------------------------
+
+
 class RocksEngine:
     """Parts that the partition databases of one process share.
 
@@ -71,12 +245,12 @@ class RocksEngine:
 
     def __init__(self, block_cache_bytes: int = 256 << 20, write_buffer_bytes: int = 256 << 20) -> None:
         self._cache = Cache(block_cache_bytes)
-        self._files = files.file_limits(1, files.limit())
+        self._files = file_limits(1, limit())
         self._buffers = WriteBufferManager.new_write_buffer_manager_with_cache(write_buffer_bytes, False, self._cache)
 
     def expect(self, databases: int) -> None:
         """Prepares for a number of open databases, those already open included. Raises TooFewFiles."""
-        self._files = files.file_limits(databases, files.limit())
+        self._files = file_limits(databases, limit())
 
     def open_read_only(self, directory: Path, *, up_to_damage: bool = False) -> RocksStore:
         """Opens a database as its files are, and writes nothing. Raises the same errors as ``open``.

@@ -16,17 +16,16 @@ from typing import Any
 import pyarrow as pa
 
 from stateflow.changes import ChangeSet, Mutations
-from stateflow.client.given import rows_given
-from stateflow.client.sorting import numbered
+from stateflow.client.stream import numbered, rows_given
 from stateflow.errors import InvalidArgument
 from stateflow.metrics.figures import Histogram
 from stateflow.metrics.own import OwnFigures
+from stateflow.operator.operator import Operator, check_whole, key_columns, output_schema, side_schemas
+from stateflow.operator.output import OutputReader
+from stateflow.operator.timers import to_us
+from stateflow.partition.positions import INITIAL, Batch
+from stateflow.partition.processor import PartitionHost
 from stateflow.partitioner import check_partitions, partition_of
-from stateflow.runtime.host import PartitionHost
-from stateflow.runtime.operator import Operator, check_whole, key_columns, output_schema, side_schemas
-from stateflow.runtime.output import OutputReader
-from stateflow.runtime.positions import INITIAL, Batch
-from stateflow.runtime.timers import to_us
 from stateflow.state import DeployedStates, declarations_of
 from stateflow.storage import MemoryStore, PartitionStore, RocksEngine
 from stateflow.types import OperatorSpec, PartitionId

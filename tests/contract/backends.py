@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from stateflow.checkpoint import Manifest, ManifestFile
 from stateflow.checkpoint.backend import Backend, Stored, Throttle
-from stateflow.runtime.transfer import FileDigests, base_digest
+from stateflow.partition.change_feed import FileDigests, base_digest
 from stateflow.types import PartitionId
 
 P = PartitionId("Op", 3)

@@ -9,7 +9,7 @@ import pytest
 
 from stateflow.checkpoint import CheckpointStore, Codec, Manifest, Retention, collect
 from stateflow.checkpoint.backend import Backend
-from stateflow.checkpoint.holds import MARK_LIFE_S
+from stateflow.checkpoint.catalog import MARK_LIFE_S
 from stateflow.clock import SYSTEM_CLOCK, ManualClock
 from stateflow.errors import CheckpointCorrupt, StaleCheckpoint, StateflowError, Unavailable
 from tests.contract.backends import Later, P, Steps, content_of, manifest_of, small

@@ -11,7 +11,7 @@ import pytest
 
 from stateflow.checkpoint import CheckpointStore, Codec, Manifest, Retention, SiteCache, collect
 from stateflow.checkpoint.backend import CHUNK_BYTES, Backend
-from stateflow.checkpoint.holds import MARK_LIFE_S
+from stateflow.checkpoint.catalog import MARK_LIFE_S
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import CheckpointCorrupt, CheckpointMissing, StaleCheckpoint, StateflowError, Unavailable
 from stateflow.types import PartitionId

@@ -25,9 +25,9 @@ from stateflow.errors import (
     StateflowError,
     Unavailable,
 )
-from stateflow.ledger import App, Board, Entry, Item, Ledger, Record, RecordState, StateManager, rules, writing
-from stateflow.ledger.reading import load_heads
+from stateflow.ledger import App, Board, Entry, Item, Ledger, Record, RecordState, StateManager, rules, statements
 from stateflow.ledger.schema import LEASE, RECORD, SCHEMA
+from stateflow.ledger.statements import load_heads
 from tests.contract import ledger_oracle as oracle
 from tests.contract.databases import fresh_database
 from tests.contract.ledger_oracle import Step
@@ -360,8 +360,8 @@ class LedgerContract:
             arrived.set()
 
         def put_first(connection: Any) -> None:
-            stamp = writing.Stamp("me", "run", 1, 1.0)
-            writing.append(connection, [Entry("first", A, "NEW")], stamp)
+            stamp = statements.Stamp("me", "run", 1, 1.0)
+            statements.append(connection, [Entry("first", A, "NEW")], stamp)
             thread.start()
             assert arrived.wait(PATIENCE_S)
             seen.extend(fresh.records())
@@ -380,7 +380,7 @@ class LedgerContract:
         written = [fresh.put("kept-0", A, "NEW")]
 
         def give_up(connection: Any) -> None:
-            writing.append(connection, [Entry("given up", A, "NEW")], writing.Stamp("me", "run", 1, 1.0))
+            statements.append(connection, [Entry("given up", A, "NEW")], statements.Stamp("me", "run", 1, 1.0))
             raise ValueError
 
         for number in range(1, 4):

@@ -7,7 +7,7 @@ import uuid
 from sqlalchemy import text
 
 from stateflow.ledger import App, Ledger, Record, rules
-from stateflow.ledger.reading import load_heads
+from stateflow.ledger.statements import load_heads
 
 A, B = App("a", "1"), App("b", "2")
 #: longest wait for another transaction's lock, in seconds

@@ -9,8 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from stateflow.checkpoint.backend import Backend, FsspecBackend
-from stateflow.checkpoint.objects import open_backend
+from stateflow.checkpoint.backend import Backend, FsspecBackend, open_backend
 from tests.contract.checkpoint_holds_suite import HoldsContract
 from tests.contract.checkpoint_suite import CheckpointContract
 

@@ -21,7 +21,7 @@ another process for {outage_s:g} s, which is longer than the hold of a controlle
 the move ends, each partition is owned by exactly one replica and by the one the ledger names, every batch gave the
 outputs of an undisturbed run once, and the state equals that run's.
 
-Steps come from the code: the instructions of `reconfig.migration` and the RPCs that carry them out
+Steps come from the code: the instructions of `reconfig.decisions.migration` and the RPCs that carry them out
 (`tests/crash_matrix/steps.py`). Made by `python -m tests.crash_matrix`: {count} cells, {bad} bad.
 
 ✓ completed: the target owns. ↺ rolled back: the source does. In brackets the longest a batch took, in seconds, on a

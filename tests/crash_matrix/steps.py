@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from reconfig import migration as m
+from reconfig.decisions import migration as m
 from stateflow.rpc import replica_pb2
 
 SERVICE = replica_pb2.DESCRIPTOR.services_by_name["ReplicaService"]

@@ -11,8 +11,8 @@ import pytest
 
 from reconfig.controller.cluster_state import ClusterState
 from stateflow.ledger import Ledger
-from stateflow.runtime.arrow import read_table
-from stateflow.runtime.replica import ReplicaNode
+from stateflow.operator.arrow import read_table
+from stateflow.partition.replica import ReplicaNode
 from stateflow.testing import LocalCluster
 from stateflow.types import ReplicaInfo
 from tests.formats.__main__ import BATCHES, PARTITIONS, SITES, state_of

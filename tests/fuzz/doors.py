@@ -32,33 +32,33 @@ import xxhash
 from google.protobuf.message import DecodeError as NotParsed
 from google.protobuf.message import Message
 
-from reconfig.affinity import Affinity as JobAffinity
+from reconfig.decisions.jobs import Affinity as JobAffinity
 from stateflow import documents
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.checkpoint.codec import Codec
 from stateflow.checkpoint.manifest import Manifest, parse_name
+from stateflow.code import bundles
 from stateflow.errors import StateflowError
 from stateflow.ledger.batches import parse_affinity
+from stateflow.operator.arrow import read_batch, read_schema, read_table
+from stateflow.operator.ddl import parse_ddl
+from stateflow.operator.operator import describe
+from stateflow.operator.output import join_output, split_output
+from stateflow.operator.rows import RowReader, alone
+from stateflow.partition import layout
+from stateflow.partition.positions import Retired
 from stateflow.partitioner import partition_of
-from stateflow.replica.messages import FrameReader
+from stateflow.replica.streams import FrameReader
 from stateflow.rpc import common_pb2, controller_pb2, replica_pb2, reports, wire
-from stateflow.rpc.controllers import addresses_of
+from stateflow.rpc.clients import addresses_of
 from stateflow.rpc.fields import checked
-from stateflow.runtime import bundles, layout
-from stateflow.runtime.arriving import alone
-from stateflow.runtime.arrow import read_batch, read_schema, read_table
-from stateflow.runtime.ddl import parse_ddl
-from stateflow.runtime.operator import describe
-from stateflow.runtime.output import join_output, split_output
-from stateflow.runtime.retirement import Retired
-from stateflow.runtime.rows import RowReader
 from stateflow.schedule import Schedule
 from stateflow.security.authority import Authority
 from stateflow.security.identity import Identity
 from stateflow.security.reading import checked_pair, read_certificates, revoked_of
 from stateflow.security.token import PREFIX, decoded
-from stateflow.state import cells, key_order
-from stateflow.state.coder_selection import coder_for
+from stateflow.state import cells, encoding
+from stateflow.state.declare import coder_for
 from stateflow.state.spec import DECODE_FAILURES
 from stateflow.storage import commit_records
 from stateflow.storage.faults import meaning
@@ -398,7 +398,7 @@ def stored(data: bytes) -> None:
             decode(body)
         except DECODE_FAILURES:
             pass  # the caller reports these, with their place
-    each(cells.unpack_cell_with_expiry, cells.split_address, cells.decode_row_key, key_order.split_ordered)(body)
+    each(cells.unpack_cell_with_expiry, cells.split_address, cells.decode_row_key, encoding.split_ordered)(body)
 
 
 def sound_stored() -> Iterator[bytes]:

@@ -22,13 +22,13 @@ import pytest
 from stateflow.checkpoint import CheckpointStore, Codec, Retention, collect
 from stateflow.checkpoint.backend import Backend, LocalBackend
 from stateflow.errors import StaleCheckpoint
-from stateflow.runtime.environment import Environment
-from stateflow.runtime.host import Applied
-from stateflow.runtime.lifecycle import State
-from stateflow.runtime.offline import verify
-from stateflow.runtime.operator import describe
-from stateflow.runtime.positions import Batch
-from stateflow.runtime.replica import ReplicaNode
+from stateflow.operator.operator import describe
+from stateflow.partition.checkpoints import verify
+from stateflow.partition.environment import Environment
+from stateflow.partition.lifecycle import State
+from stateflow.partition.positions import Batch
+from stateflow.partition.processor import Applied
+from stateflow.partition.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.storage import RocksEngine
 from stateflow.types import PartitionId, ReplicaInfo

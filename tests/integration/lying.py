@@ -9,7 +9,7 @@ import dataclasses
 import os
 from pathlib import Path
 
-from stateflow.runtime.transfer import ChangeLog, Seal
+from stateflow.partition.change_feed import ChangeLog, Seal
 from tests.integration.operators import Tally
 
 LIES = "STATEFLOW_TEST_LIES"

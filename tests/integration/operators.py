@@ -14,7 +14,7 @@ from typing import Any
 
 from stateflow import Context, Operator, TumblingWindows, state
 from stateflow.errors import StateDamaged
-from stateflow.runtime.slot import Slot
+from stateflow.partition.local_partition import Slot
 
 RAISES, UNENCODABLE, WRONG_OUTPUT, EXITS = -1, -2, -3, -4
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from typer.testing import Result
 
-from stateflow.agent.limits import OVERHEAD_BYTES
+from stateflow.agent.processes import OVERHEAD_BYTES
 from stateflow.client import AgentReport, ChildReport, Cluster
 from stateflow.errors import InvalidArgument, NameTaken, PartitionsLive
 from stateflow.local.process import Process

@@ -10,7 +10,7 @@ import pytest
 
 from stateflow.checkpoint import CheckpointStore, Retention, collect
 from stateflow.errors import CheckpointStoreMissing, LeaseLost, StateflowError
-from stateflow.runtime.known_store import NOTE
+from stateflow.partition.data_directory import NOTE
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
 from tests.integration.support import Model, eventually, read, rows_of, told, wait_alive

@@ -39,8 +39,8 @@ from stateflow.errors import (
 )
 from stateflow.ledger import Board, Ledger
 from stateflow.moves import STRATEGIES
+from stateflow.partition import layout
 from stateflow.partitioner import partition_of
-from stateflow.runtime import layout
 from stateflow.settings import RouterSettings
 from stateflow.state import scan_state
 from stateflow.storage import RocksEngine

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from reconfig import migration as m
+from reconfig.decisions import migration as m
 from tests.crash_matrix.matrix import matrix, run_cell
 from tests.crash_matrix.steps import FAULTS, SEEN_AS, SERVICE, Moment, cells, sample, steps
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.spark.versions import JETSTREAM
+from stateflow.spark.session import JETSTREAM
 from tests.integration.nats_support import URL, ask
 from tests.integration.test_java import marked_processes
 from tests.versions import lacks, needs

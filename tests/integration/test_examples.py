@@ -16,10 +16,9 @@ from nbclient import NotebookClient
 
 from stateflow.demo.flights import load_flights
 from stateflow.ledger import Ledger
+from stateflow.operator.operator import load
 from stateflow.partitioner import partition_of
-from stateflow.project.examples import EXAMPLES, example_named
-from stateflow.project.writing import write_project
-from stateflow.runtime.operator import load
+from stateflow.project.writing import EXAMPLES, example_named, write_project
 from stateflow.spark.pipeline import Outcome, _run
 from stateflow.spark.pipeline_file import load_pipeline
 from stateflow.testing import LocalCluster

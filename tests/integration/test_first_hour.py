@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.local.fork_server import readable
+from stateflow.local.process import readable
 from tests.integration.support import eventually
 
 pytestmark = pytest.mark.processes

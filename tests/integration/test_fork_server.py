@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.local import fork_server as fork_servers
-from stateflow.local.fork_server import Forked, ForkServer, fork_server
+from stateflow.local import process as fork_servers
+from stateflow.local.process import Forked, ForkServer, fork_server
 from stateflow.testing import LocalCluster
 from tests.integration.support import eventually
 
@@ -170,7 +170,7 @@ UNGUARDED = """
 import sys, time
 from stateflow.testing import LocalCluster
 cluster = LocalCluster(sites={"a": 1}).start()
-from stateflow.local.fork_server import fork_server
+from stateflow.local.process import fork_server
 print(fork_server()._process.pid, *(process.pid for process in cluster.processes.values()), flush=True)
 time.sleep(600)
 """

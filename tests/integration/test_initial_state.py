@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from stateflow.cli.app import app
 from stateflow.client import cluster as client
 from stateflow.errors import BatchChanged, InvalidArgument, SchemaMismatch, StaleBatch
-from stateflow.runtime.positions import INITIAL
+from stateflow.partition.positions import INITIAL
 from stateflow.spark import apply_operator, read_state
 from stateflow.testing import LocalCluster
 from tests.integration.spark_operators import Tally, Typed

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stateflow.spark.versions import JETSTREAM
+from stateflow.spark.session import JETSTREAM
 from tests.versions import lacks
 
 if why := lacks(JETSTREAM):

@@ -15,8 +15,8 @@ from sqlalchemy import insert
 from reconfig.controller.batch_book import APP
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.roster import Home
-from reconfig.policies import StrategyName
-from reconfig.work import PlannedMove, to_payload
+from reconfig.decisions.plan import StrategyName
+from reconfig.decisions.work import PlannedMove, to_payload
 from stateflow.client import Cluster
 from stateflow.errors import StateflowError
 from stateflow.ledger import Ledger

@@ -16,6 +16,8 @@ import xxhash
 
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import Unavailable
+from stateflow.partition.change_feed import BaseFile
+from stateflow.partition.environment import RateLimit
 from stateflow.replica.bases import Peer
 from stateflow.replica.peers import SourceReplica
 from stateflow.rpc import common_pb2 as pb
@@ -24,8 +26,6 @@ from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import ControllerClient
 from stateflow.rpc.wire import OPTIONS, connect
-from stateflow.runtime.rate_limit import RateLimit
-from stateflow.runtime.transfer import BaseFile
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Blob
 from tests.integration.slow_link import SlowLink

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from stateflow.ledger.config import ledger_url
+from stateflow.ledger.manager import ledger_url
 from stateflow.spark.pipeline_file import load_pipeline
-from stateflow.spark.versions import JETSTREAM, Feature
+from stateflow.spark.session import JETSTREAM, Feature
 from stateflow.testing import LocalCluster
 from tests.integration.page_operators import DelayByAircraft, Delays
 from tests.pages import OF_EXAMPLES, PAGES, ROOT, blocks

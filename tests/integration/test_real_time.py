@@ -20,7 +20,7 @@ from benchmarks.replay.driver import Query
 from benchmarks.replay.operators import Count, Seconds
 from stateflow.errors import InvalidArgument, OperatorUsedTwice
 from stateflow.spark import apply_operator
-from stateflow.spark.versions import REAL_TIME
+from stateflow.spark.session import REAL_TIME
 from stateflow.testing import LocalCluster
 from tests.integration.support import check_owners, eventually
 from tests.kills.harness import PATIENCE_S, SEED

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from stateflow.ledger import Ledger, StateManager
-from stateflow.spark.versions import JETSTREAM
+from stateflow.spark.session import JETSTREAM
 from stateflow.testing import LocalCluster
 from tests.integration.nats_support import URL, Stream, needs_nats
 from tests.integration.spark_operators import POISON, Peak, Tally

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.replay import has_compiler
-from stateflow.spark.versions import REAL_TIME
+from stateflow.spark.session import REAL_TIME
 from stateflow.testing import LocalCluster
 from tests.integration.spark_drivers import second
 from tests.integration.spark_operators import LAGS, Laggard

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from stateflow.errors import InvalidArgument
 from stateflow.spark import apply, apply_operator, query_metrics
-from stateflow.spark.order import comes_in_order, row_hash
+from stateflow.spark.apply import comes_in_order, row_hash
 from stateflow.testing import LocalCluster
 from tests.integration.mounts import Mount
 from tests.integration.spark_operators import GATED_AT, POISON, Gated, Tally

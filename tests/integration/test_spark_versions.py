@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from stateflow.errors import InvalidArgument
 from stateflow.spark import apply_operator, local_session
-from stateflow.spark.versions import REAL_TIME
+from stateflow.spark.session import REAL_TIME
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
 

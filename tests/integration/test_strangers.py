@@ -15,14 +15,14 @@ import grpc
 import pyarrow as pa
 import pytest
 
+from stateflow.code.loading import digest_of
 from stateflow.errors import CodeRefused, OperatorNotImportable, StateflowError
+from stateflow.operator.operator import describe
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import OPTIONS, remote_error, spec_to_pb
-from stateflow.runtime.code import digest_of
-from stateflow.runtime.operator import describe
 from stateflow.testing import LocalCluster
 from stateflow.types import SOURCE_MAX
 from tests.integration.operators import Tally

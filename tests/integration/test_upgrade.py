@@ -14,9 +14,9 @@ import pytest
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.errors import AlreadyDeployed, OperatorOutdated
-from stateflow.runtime.offline import read_checkpoint, verify
-from stateflow.runtime.operator import load
-from stateflow.runtime.reading import joined
+from stateflow.operator.operator import load
+from stateflow.partition.checkpoints import read_checkpoint, verify
+from stateflow.partition.entries import joined
 from stateflow.testing import LocalCluster
 from stateflow.types import PartitionId
 

@@ -18,9 +18,8 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from stateflow.errors import StateflowError
-from stateflow.runtime.arriving import alone
-from stateflow.runtime.arrow import read_batch, read_schema, read_table
-from stateflow.runtime.rows import RowReader
+from stateflow.operator.arrow import read_batch, read_schema, read_table
+from stateflow.operator.rows import RowReader, alone
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 ROWS = [

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.checkpoint.manifest import Manifest
 from stateflow.errors import CheckpointCorrupt, StateflowError
+from stateflow.operator.output import join_output, split_output
+from stateflow.partition import layout
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc.wire import error_of
-from stateflow.runtime import layout
-from stateflow.runtime.output import join_output, split_output
 from tests.sizes import sized
 
 values: st.SearchStrategy[Any] = st.recursive(

@@ -24,11 +24,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from stateflow import Operator, state
-from stateflow.client.sorting import numbered
+from stateflow.client.stream import numbered
 from stateflow.errors import EncodeError, InvalidArgument, OutputMismatch
-from stateflow.runtime.arrow import read_batch
-from stateflow.runtime.ddl import parse_ddl
-from stateflow.runtime.rows import OutputWriter, RowReader
+from stateflow.operator.arrow import read_batch
+from stateflow.operator.ddl import parse_ddl
+from stateflow.operator.rows import OutputWriter, RowReader
 from stateflow.testing import OperatorHarness
 from stateflow.types import OperatorSpec
 from tests.sizes import sized

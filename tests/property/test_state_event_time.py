@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from stateflow import Context, Operator, SessionWindows, SlidingWindows, TumblingWindows, state
-from stateflow.runtime.timers import to_datetime, to_us
+from stateflow.operator.timers import to_datetime, to_us
 from stateflow.testing import OperatorHarness
 from tests.sizes import sized
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stateflow import state
 from stateflow.errors import StateflowError
-from stateflow.state import KeyedState, settling
+from stateflow.state import KeyedState, keyed
 from stateflow.state.coders import Int64
 from stateflow.state.declare import declarations_of
 from stateflow.storage import MemoryStore
@@ -173,7 +173,7 @@ def test_together_is_one_by_one(batches: list[Any]) -> None:
     runs = []
     for many in (1, 1 << 30):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(settling, "_MANY", many)
+            patch.setattr(keyed, "_MANY", many)
             run = Run()
             for steps, end in batches:
                 run.batch(steps, end)
@@ -197,7 +197,7 @@ def test_together_is_one_by_one(batches: list[Any]) -> None:
 )
 def test_what_fits_goes_together(name: str, values: list[Any]) -> None:
     declaration = DECLARED[name]
-    encode = settling.encoder_of(declaration.coder, 40)
+    encode = keyed.encoder_of(declaration.coder, 40)
     assert encode is not None
     assert encode(values) == [declaration.coder.encode(value) for value in values]
 
@@ -207,11 +207,11 @@ def test_what_fits_goes_together(name: str, values: list[Any]) -> None:
     [("number", True), ("number", 1 << 63), ("real", 1), ("text", "ü" * 21), ("text", "\ud800"), ("pair", (1, 2))],
 )
 def test_one_that_does_not_fit_has_all_of_its_state_go_alone(name: str, value: Any) -> None:
-    encode = settling.encoder_of(DECLARED[name].coder, 40)
+    encode = keyed.encoder_of(DECLARED[name].coder, 40)
     fitting = {"number": 1, "real": 1.0, "text": "a", "pair": (1, 1.0)}[name]
     assert encode is not None
     assert encode([fitting, value, fitting]) is None
 
 
 def test_a_coder_made_from_one_of_ours_encodes_for_itself() -> None:
-    assert settling.encoder_of(Doubled(), 40) is None
+    assert keyed.encoder_of(Doubled(), 40) is None

@@ -1,8 +1,8 @@
 """A world of one move, small enough to be explored to the last state.
 
-The machines are the real ones: ``reconfig.migration.Move`` at the controller, ``Lifecycle`` at source and target. The
-model adds what the shells do between them: calls that are lost, late or answered to no caller, the stream of a
-transfer, the change log, durable state, and processes that end and come back.
+The machines are the real ones: ``reconfig.decisions.migration.Move`` at the controller, ``Lifecycle`` at source and
+target. The model adds what the shells do between them: calls that are lost, late or answered to no caller, the stream
+of a transfer, the change log, durable state, and processes that end and come back.
 
 Time does not exist. Everything that may happen next is a transition; whether a time-out is early or late makes no
 difference. State is one immutable tuple, so that the exploration recognises states already seen.
@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from reconfig import migration as m
-from reconfig.budget import Measured
-from reconfig.migration import Instruction, Move, Phase
+from reconfig.decisions import migration as m
+from reconfig.decisions.budget import Measured
+from reconfig.decisions.migration import Instruction, Move, Phase
 from stateflow.errors import InvariantBroken, StateflowError, Unavailable
-from stateflow.runtime.lifecycle import FenceAnswer, Lifecycle, State, Verdict
+from stateflow.partition.lifecycle import FenceAnswer, Lifecycle, State, Verdict
 from stateflow.types import PartitionId, ReplicaInfo
 
 P = PartitionId("Op", 0)

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from reconfig import migration as m
-from reconfig.migration import Instruction, Move, Phase
+from reconfig.decisions import migration as m
+from reconfig.decisions.migration import Instruction, Move, Phase
 from stateflow.errors import MoveAborted
-from stateflow.runtime.lifecycle import FenceAnswer, Lifecycle, State, Verdict
+from stateflow.partition.lifecycle import FenceAnswer, Lifecycle, State, Verdict
 from stateflow.transitions import Ignored, Row, Table, Transition
 from stateflow.types import ReplicaInfo
 from tests.simulation.explore import Explored, Found, explore

@@ -16,29 +16,27 @@ import pytest
 from reconfig.controller.claims import Claims
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.following import Following
-from reconfig.controller.members import Members
-from reconfig.controller.names import Names
+from reconfig.controller.members import Members, Names
 from reconfig.controller.takeovers import Takeovers
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.client.history import History
 from stateflow.errors import SourceTaken, StaleBatch
 from stateflow.ledger import Hold, Holder
-from stateflow.router import reached
-from stateflow.runtime import layout
-from stateflow.runtime.authority import Authority
-from stateflow.runtime.batches import Batches
-from stateflow.runtime.commits import Commits
-from stateflow.runtime.committing import read_sequence
-from stateflow.runtime.host import PartitionHost
-from stateflow.runtime.lease import Lease
-from stateflow.runtime.lifecycle import Lifecycle, State, Verdict
-from stateflow.runtime.passing import Pass, Passes, Passing
-from stateflow.runtime.positions import Positions
-from stateflow.runtime.registry import PartitionRegistry
-from stateflow.runtime.sending import Sender
-from stateflow.runtime.shares import Part, Shares
-from stateflow.runtime.timers import BY_NAME, BY_TIME
-from stateflow.runtime.transfer import ChangeLog, SnapshotInfo, base_digest
+from stateflow.operator.timers import BY_NAME, BY_TIME
+from stateflow.partition import layout
+from stateflow.partition.batches import Batches
+from stateflow.partition.change_feed import ChangeLog, SnapshotInfo, base_digest
+from stateflow.partition.commits import Commits, read_sequence
+from stateflow.partition.control import Authority
+from stateflow.partition.lifecycle import Lifecycle, State, Verdict
+from stateflow.partition.positions import Positions
+from stateflow.partition.processor import PartitionHost
+from stateflow.partition.registry import PartitionRegistry
+from stateflow.partition.skipped import Pass, Passes, Passing
+from stateflow.partition.slices import Part, Shares
+from stateflow.partition.takeover import Lease
+from stateflow.partition.transfer_out import Sender
+from stateflow.router import session as reached
 from stateflow.types import PartitionId
 from tests.simulation.sim import disk, ledger
 from tests.simulation.sim.__main__ import COLLECT_EVERY

@@ -12,10 +12,10 @@ import sys
 import pytest
 
 from stateflow.changes import Mutations
-from stateflow.runtime import layout
-from stateflow.runtime.environment import Environment as RealEnvironment
-from stateflow.runtime.host import PartitionHost
-from stateflow.runtime.positions import Batch
+from stateflow.partition import layout
+from stateflow.partition.environment import Environment as RealEnvironment
+from stateflow.partition.positions import Batch
+from stateflow.partition.processor import PartitionHost
 from stateflow.storage import MemoryStore
 from stateflow.types import PartitionId
 from tests.simulation.sim import disk

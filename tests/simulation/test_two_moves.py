@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stateflow.runtime.lifecycle import Lifecycle, State
+from stateflow.partition.lifecycle import Lifecycle, State
 from tests.simulation.explore import Found
 from tests.simulation.one_move import Rules
 from tests.simulation.two_moves import ends_of_the_first, explore_two

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from reconfig import migration as m
+from reconfig.decisions import migration as m
 from stateflow.errors import StateflowError
-from stateflow.runtime.lifecycle import FenceAnswer, State
+from stateflow.partition.lifecycle import FenceAnswer, State
 from stateflow.types import ReplicaInfo
 from tests.simulation.explore import Explored, explore
 from tests.simulation.one_move import (

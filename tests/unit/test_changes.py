@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stateflow.changes import ChangeSet, Mutations, chain, net
 from stateflow.errors import TransferCorrupt
-from stateflow.runtime.transfer import NO_CHANGES
+from stateflow.partition.change_feed import NO_CHANGES
 from stateflow.storage import MemoryStore
 
 EXAMPLE = ChangeSet(

@@ -12,7 +12,7 @@ from stateflow.client.cluster import _asked
 from stateflow.errors import InvalidArgument
 from stateflow.moves import DEFAULT, MoveOptions
 from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc.matching import message_of
+from stateflow.rpc.wire import message_of
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_pause_ms": -1}, "max_pause_ms cannot be -1: pass a positive number of milliseconds, or omit it"),

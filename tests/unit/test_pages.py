@@ -18,9 +18,9 @@ from typer.core import TyperArgument, TyperGroup
 from benchmarks.__main__ import COMMANDS, _parser
 from stateflow import settings
 from stateflow.cli.app import app
-from stateflow.project.examples import EXAMPLES
+from stateflow.project.writing import EXAMPLES
 from stateflow.settings import base
-from stateflow.settings.variables import known_variables
+from stateflow.settings.base import known_variables
 from tests.pages import PAGES, ROOT, blocks
 
 PROGRAM = typer.main.get_command(app)

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from stateflow.errors import InvalidArgument
-from stateflow.masking import masked, names_a_secret
-from stateflow.private import keep_private, url_of
-from stateflow.runtime.environment import Environment
+from stateflow.partition.environment import Environment
+from stateflow.private import keep_private, masked, names_a_secret, url_of
 from stateflow.settings import ReplicaSettings
 
 

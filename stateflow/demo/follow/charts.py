@@ -8,16 +8,7 @@ from typing import Any, Final
 
 from stateflow.demo.charts import LEGEND, Figure, axis_of, move_story, styled
 from stateflow.demo.follow.fleet import SITES
-from stateflow.demo.follow.result import (
-    CLOUD,
-    Band,
-    FollowResult,
-    Phase,
-    Whereabouts,
-    by_phase,
-    extent_ms,
-    share_near,
-)
+from stateflow.demo.follow.result import CLOUD, Band, FollowResult, Phase, Whereabouts, by_phase, extent_ms, share_near
 
 SITE_COLOURS: Final = dict(zip((*SITES, CLOUD), ("var(--a)", "var(--b)", "var(--d)", "var(--batch)"), strict=True))
 PHASES: Final = {

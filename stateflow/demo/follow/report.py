@@ -1,4 +1,7 @@
-"""The report of a drive: one HTML page, the library that draws its charts, and one picture."""
+"""The report of a drive: one HTML page, the library that draws its charts, and one picture.
+
+``PAGE`` is a :class:`string.Template`; :func:`render` fills its ``$names``.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,36 @@ from string import Template
 
 from plotly.offline import get_plotlyjs
 
+from stateflow.demo.charts import NARROWED, STYLE, moves_of
+from stateflow.demo.document import page
 from stateflow.demo.follow.charts import figures
-from stateflow.demo.follow.page import PAGE
 from stateflow.demo.follow.picture import write_picture
 from stateflow.demo.follow.result import FollowResult
 from stateflow.demo.report import PLOTLY_NAME, card, differences, embedded, facts, move_row
+
+_BODY = """<div class="cards">$cards</div>
+$differences
+<section class="panel">
+<h2>The drive</h2>
+<p>Top: how long a gateway waited for each batch of readings, from sending it to receiving its outputs, by where the
+state was. Middle: for each convoy, the site nearest to its vehicles, and below it the site of its state. Bottom: the
+share of readings answered at the site they come from. Everything is measured; links between sites are proxies that
+delay every piece of data by half a round trip. They sit between gateways and replicas of other sites; replicas reach
+each other, and Spark reaches them, without proxies.</p>
+<noscript><p>The charts need JavaScript; the picture next to this file shows them.</p></noscript>
+<div id="timeline" role="img" aria-label="Gateway wait times, sites of vehicles and state, share served locally"></div>
+</section>
+<section class="panel">
+<h2>Pause of each move</h2>
+<p>How long a partition's rows waited, against the autopilot's budget.</p>
+<div id="pauses" role="img" aria-label="Pause per move against the budget"></div>
+</section>
+"""
+
+PAGE = page(
+    "stateflow demo --follow", _BODY + moves_of("convoy"), narrowed=NARROWED, width="1240px", columns=5, style=STYLE
+)
+
 
 HTML_NAME = "follow.html"
 PNG_NAME = "follow.png"

@@ -28,10 +28,8 @@ from typing import Any, BinaryIO
 import xxhash
 
 from stateflow.checkpoint import CheckpointStore, Codec, Manifest, ManifestFile, Retention, collect
-from stateflow.checkpoint.backend import Stored, Throttle
-from stateflow.checkpoint.catalog import Catalog
-from stateflow.checkpoint.holds import MARK_LIFE_S
-from stateflow.checkpoint.objects import Objects
+from stateflow.checkpoint.backend import Objects, Stored, Throttle
+from stateflow.checkpoint.catalog import MARK_LIFE_S, Catalog
 from stateflow.errors import CheckpointCorrupt, StateflowError
 from stateflow.types import PartitionId
 from tests.simulation.sim.oracle import Violation

@@ -17,12 +17,12 @@ from reconfig.controller.controller import Controller
 from reconfig.controller.following import Following
 from reconfig.controller.leading import Leading
 from reconfig.controller.service import ControllerService
-from reconfig.tenure import Tenure
+from reconfig.decisions.tenure import Tenure
 from stateflow.errors import NotLeading
 from stateflow.ledger import Holder
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
-from stateflow.rpc.controllers import Seen
+from stateflow.rpc.clients import Seen
 from stateflow.rpc.wire import AFTER_KEY, newest_of, remote_error
 from tests.simulation.sim.flow import PARTITIONS
 from tests.simulation.sim.ledger import Handle, Outage

@@ -24,8 +24,8 @@ import msgpack
 
 from stateflow.changes import Mutations
 from stateflow.errors import DataDirLocked, StateDamaged, StateMissing
-from stateflow.runtime.evidence import OWNED
-from stateflow.runtime.registry import INCOMING, UNFINISHED
+from stateflow.partition.data_directory import OWNED
+from stateflow.partition.registry import INCOMING, UNFINISHED
 from stateflow.storage.commit_records import FRAME_MAGIC, Commit, decode, segment_header, segment_name
 from stateflow.storage.store import prefix_end
 from tests.simulation.sim.loop import Crashed, Mutex, Process
@@ -180,7 +180,7 @@ class Disk:
 
 
 class Environment:
-    """A double of stateflow.runtime.environment.Environment, for one process on one disk.
+    """A double of stateflow.partition.environment.Environment, for one process on one disk.
 
     ``wrote`` is called at every write to a database, when the write is in its log; ``logged`` at every commit in the
     commit log.

@@ -17,10 +17,10 @@ import grpc.aio
 from stateflow.client.delivery import Deliver, Delivery, Look, Open, Steps
 from stateflow.client.history import History
 from stateflow.errors import OperatorNotDeployed, PositionGap, SourceTaken, StateflowError, Unavailable
+from stateflow.partition.layout import Position, Session
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.wire import positions_of, remote_error, session_to_pb
-from stateflow.runtime.layout import Position, Session
 from stateflow.types import PartitionId
 from tests.simulation.sim.flow import PARTITIONS, sorted_rows
 from tests.simulation.sim.loop import Process

@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import Any
 
 from stateflow.changes import Mutations
-from stateflow.runtime import layout
-from stateflow.runtime.host import PartitionHost
-from stateflow.runtime.lifecycle import Lifecycle, State
-from stateflow.runtime.positions import Batch, behind
+from stateflow.partition import layout
+from stateflow.partition.lifecycle import Lifecycle, State
+from stateflow.partition.positions import Batch, behind
+from stateflow.partition.processor import PartitionHost
 from stateflow.storage import MemoryStore
 from stateflow.types import PartitionId
 from tests.simulation.sim import flow

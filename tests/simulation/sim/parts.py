@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from stateflow.router import Reached, reached
+from stateflow.router import Reached, session
 from stateflow.rpc import replica_pb2 as rpb
 from tests.simulation.sim.flow import PARTITIONS
 
@@ -53,4 +53,4 @@ def check(source: str, number: int, replies: dict[int, Any]) -> None:
     Raises BatchIncomplete, PositionGap.
     """
     found = {p: Reached(reply.positions[p]) for p, reply in replies.items() if p in reply.positions}
-    reached.check_whole("Flow", source, number, PARTITIONS, found)
+    session.check_whole("Flow", source, number, PARTITIONS, found)

@@ -7,9 +7,9 @@ import logging
 from random import Random
 from unittest.mock import patch
 
-from reconfig.work import PlannedMove, PlannedTakeover
-from stateflow import validating
-from stateflow.replica.troubles import Troubles
+from reconfig.decisions.work import PlannedMove, PlannedTakeover
+from stateflow import transitions
+from stateflow.replica.executor import Troubles
 from tests.simulation.sim import flow
 from tests.simulation.sim.controllers import NAMES, Reader
 from tests.simulation.sim.damage import Damage
@@ -134,7 +134,7 @@ def simulate(seed: int) -> World:
     try:
         with (
             patch.object(Troubles, "unforeseen", lambda _, error: world.fail(error)),
-            patch.object(validating, "report", lambda error: world.fail(Violation(str(error)))),
+            patch.object(transitions, "report", lambda error: world.fail(Violation(str(error)))),
         ):
             _run(world)
     except (Violation, Stuck) as error:

@@ -9,8 +9,8 @@ import grpc.aio
 
 from stateflow.errors import StateflowError, Unavailable
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.batches import Replies
-from stateflow.rpc.calls import Calls
+from stateflow.rpc.link import Calls
+from stateflow.rpc.rows import Replies
 from stateflow.rpc.wire import remote_error
 from tests.simulation.sim.world import World
 

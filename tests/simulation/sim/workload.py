@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc.aio
 
-from reconfig.failover import Why
+from reconfig.decisions.failover import Why
 from stateflow.errors import (
     BatchIncomplete,
     OperatorNotDeployed,
@@ -19,13 +19,12 @@ from stateflow.errors import (
     StateflowError,
     Unavailable,
 )
+from stateflow.partition.positions import Batch
 from stateflow.router.session import BatchSession, Refresh, RoutingTable, Send, Wait, table_of
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.batches import Answers, Replies, requests_of
-from stateflow.rpc.rows import BatchRows
+from stateflow.rpc.rows import Answers, BatchRows, Replies, requests_of
 from stateflow.rpc.wire import remote_error, spec_to_pb
-from stateflow.runtime.positions import Batch
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.simulation.sim import parts
 from tests.simulation.sim.controllers import Asked

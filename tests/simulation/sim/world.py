@@ -19,28 +19,27 @@ import pyarrow as pa
 
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.controller import Controller
-from reconfig.work import ReconfigurationState
+from reconfig.decisions.work import ReconfigurationState
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.errors import StateflowError
 from stateflow.ledger import RecordState
+from stateflow.operator.operator import describe
+from stateflow.partition import layout
+from stateflow.partition.batches import Answers, Batches
+from stateflow.partition.commits import read_sequence
+from stateflow.partition.layout import Session
+from stateflow.partition.lifecycle import State
+from stateflow.partition.local_partition import Slot
+from stateflow.partition.positions import Batch
+from stateflow.partition.reader import Reader
+from stateflow.partition.replica import ReplicaNode
+from stateflow.partition.skipped import PassedSlot, Passes
+from stateflow.partition.slices import Frame, Shares
+from stateflow.partition.takeover import Lease
 from stateflow.replica.membership import say_opening
 from stateflow.replica.server import duties, recover
 from stateflow.replica.service import ReplicaService
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.runtime import layout
-from stateflow.runtime.batches import Batches
-from stateflow.runtime.committing import read_sequence
-from stateflow.runtime.layout import Session
-from stateflow.runtime.lease import Lease
-from stateflow.runtime.lifecycle import State
-from stateflow.runtime.operator import describe
-from stateflow.runtime.outcomes import Answers
-from stateflow.runtime.passing import PassedSlot, Passes
-from stateflow.runtime.positions import Batch
-from stateflow.runtime.reader import Reader
-from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.shares import Frame, Shares
-from stateflow.runtime.slot import Slot
 from stateflow.settings import ControllerSettings, ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.simulation.sim import flow

@@ -12,14 +12,11 @@ from pathlib import Path
 import pytest
 
 from stateflow.agent.agent import Agent, Config
-from stateflow.agent.limits import Rlimits
-from stateflow.agent.local import LocalLauncher
-from stateflow.agent.store import Store
+from stateflow.agent.processes import LocalLauncher, Rlimits, Store
 from stateflow.errors import DataDirLocked, ForeignLedger, LeaseLost, StaleTerm
-from stateflow.fleet import Orders, Spawned
-from stateflow.launching import Command as LaunchCommand
-from stateflow.launching import Started
-from stateflow.runtime.authority import Command
+from stateflow.fleet import Command as LaunchCommand
+from stateflow.fleet import Orders, Spawned, Started
+from stateflow.partition.control import Command
 
 WANTED = (Spawned("a-0", "a"),)
 FIFTH = Orders(10.0, WANTED, "ledger", 5)

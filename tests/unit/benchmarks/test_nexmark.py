@@ -13,7 +13,7 @@ from benchmarks import nexmark_reference as reference
 from benchmarks.nexmark import Pipeline, rows_of
 from benchmarks.nexmark_events import BEGIN_US, FIRST_ID, Auction, Bid, Event, Person, events
 from benchmarks.nexmark_queries import OPERATORS
-from stateflow.runtime.timers import to_us
+from stateflow.operator.timers import to_us
 from stateflow.testing import OperatorHarness
 
 COUNT = 6_000

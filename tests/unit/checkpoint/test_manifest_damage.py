@@ -20,11 +20,11 @@ from stateflow.checkpoint.manifest import _checksum
 from stateflow.cli import checkpoint as checkpoint_commands
 from stateflow.cli.app import app
 from stateflow.errors import CheckpointCorrupt, CheckpointMissing, StateflowError, Unavailable
-from stateflow.runtime.arrow import read_table
-from stateflow.runtime.offline import read_checkpoint
-from stateflow.runtime.operator import describe
-from stateflow.runtime.positions import Batch
-from stateflow.runtime.replica import ReplicaNode
+from stateflow.operator.arrow import read_table
+from stateflow.operator.operator import describe
+from stateflow.partition.checkpoints import read_checkpoint
+from stateflow.partition.positions import Batch
+from stateflow.partition.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.applying import apply_to

@@ -17,13 +17,11 @@ from hypothesis import strategies as st
 
 from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Retention
-from stateflow.checkpoint.backend import LocalBackend, Throttle
-from stateflow.checkpoint.catalog import Found, Mark
+from stateflow.checkpoint.backend import LocalBackend, Objects, Throttle
+from stateflow.checkpoint.catalog import MARK_LIFE_S, Found, Mark
 from stateflow.checkpoint.codec import KEY_VARIABLE, Codec, configured_key
 from stateflow.checkpoint.collecting import is_dead, to_drop, to_sweep, whose_turn
-from stateflow.checkpoint.holds import MARK_LIFE_S
 from stateflow.checkpoint.manifest import blob_name, digest_of, manifest_name, parse_name
-from stateflow.checkpoint.objects import Objects
 from stateflow.errors import (
     CheckpointCorrupt,
     CheckpointNewer,
@@ -33,7 +31,7 @@ from stateflow.errors import (
     Unavailable,
     WrongKey,
 )
-from stateflow.runtime.transfer import FileDigests, base_digest
+from stateflow.partition.change_feed import FileDigests, base_digest
 from stateflow.storage import RocksEngine, RocksStore
 from stateflow.types import PartitionId
 from tests.contract.backends import P, Torn, content_of, manifest_of, small

@@ -22,9 +22,8 @@ from typer.testing import CliRunner
 from stateflow import __version__
 from stateflow.cli import cluster as commands
 from stateflow.cli.app import app
-from stateflow.cli.examples import EXAMPLES
-from stateflow.cli.options import bytes_per_second, milliseconds, position
-from stateflow.cli.output import guarded, size
+from stateflow.cli.group import EXAMPLES
+from stateflow.cli.output import bytes_per_second, guarded, milliseconds, position, size
 from stateflow.client.words import partition_numbers
 from stateflow.errors import InvalidArgument, Unavailable
 from stateflow.moves import MoveOptions

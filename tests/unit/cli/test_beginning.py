@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stateflow.cli.app import app
-from stateflow.project.examples import EXAMPLES
+from stateflow.project.writing import EXAMPLES
 from stateflow.spark.pipeline_file import load_pipeline
 
 RUNNER = CliRunner()

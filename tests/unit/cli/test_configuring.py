@@ -18,7 +18,7 @@ from stateflow.cli.app import app
 from stateflow.cli.configuring import PROCESSES
 from stateflow.errors import Unavailable
 from stateflow.settings import CONFIG, AgentProcess, ControllerProcess, ReplicaProcess, Settings, base
-from stateflow.settings.variables import STRICT
+from stateflow.settings.base import STRICT
 
 PROGRAM: Any = typer.main.get_command(app)
 NOBODY = "127.0.0.1:1"

@@ -10,7 +10,7 @@ import pytest
 
 from stateflow.client import Cluster
 from stateflow.errors import OperatorNotDeployed
-from stateflow.runtime.operator import DEFAULT_PARTITIONS
+from stateflow.operator.operator import DEFAULT_PARTITIONS
 from stateflow.types import OperatorSpec
 from tests.unit.operators import Count
 

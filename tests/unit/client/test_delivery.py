@@ -1,6 +1,6 @@
 """Batches that fail: which batch is sent next, under which number, and what partitions make of it.
 
-The partitions decide as real ones do (:class:`~stateflow.runtime.positions.Positions`).
+The partitions decide as real ones do (:class:`~stateflow.partition.positions.Positions`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from stateflow.errors import (
     StateflowError,
     Unavailable,
 )
+from stateflow.partition.layout import Position, Session
+from stateflow.partition.positions import Batch, Positions
 from stateflow.rpc.rows import BatchRows
-from stateflow.runtime.layout import Position, Session
-from stateflow.runtime.positions import Batch, Positions
 from stateflow.types import PartitionId
 from tests.applying import word_of, words
 

@@ -10,7 +10,7 @@ import pytest
 
 from stateflow.client.history import History, Sent
 from stateflow.errors import DecodeError, PositionGap
-from stateflow.runtime.layout import Session
+from stateflow.partition.layout import Session
 from tests.applying import words
 
 ME = Session(5, "me")

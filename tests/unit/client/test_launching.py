@@ -10,11 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from stateflow.agent.local import LocalLauncher
+from stateflow.agent.processes import LocalLauncher
 from stateflow.client.launching import AgentLauncher
-from stateflow.fleet import Request
-from stateflow.launching import Command, Launcher, Started
-from stateflow.local.fork_server import ForkLauncher
+from stateflow.fleet import Command, Launcher, Request, Started
+from stateflow.local.process import ForkLauncher
 
 LAUNCHERS = [LocalLauncher(), LocalLauncher(rotates=False), *([ForkLauncher()] if sys.platform == "linux" else [])]
 

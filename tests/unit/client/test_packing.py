@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from stateflow.client.packing import comes_along, pack
+from stateflow.code.bundles import BundleStore, package_of
 from stateflow.demo.operator import DelayByAircraft
 from stateflow.errors import BundleRefused
-from stateflow.runtime.bundles import BundleStore, package_of
-from stateflow.runtime.operator import load
+from stateflow.operator.operator import load
 
 OPS = """
 from stateflow import Operator

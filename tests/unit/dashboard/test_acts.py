@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from stateflow.dashboard.access import Access
-from stateflow.dashboard.acts import Acts, Lookup, Move, Named, Sweep, read_body
+from stateflow.dashboard.acts import Access, Acts, Lookup, Move, Named, Sweep, read_body
 from stateflow.errors import InvalidArgument, NotAllowed
 from stateflow.moves import MoveOptions
 from stateflow.reports import Placement

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stateflow.clock import ManualClock
-from stateflow.dashboard.access import COOKIE
+from stateflow.dashboard.acts import COOKIE
 from stateflow.dashboard.app import BODY_MAX, STATIC, Parts, make_app
 from stateflow.errors import Unavailable
 from stateflow.security.authority import Authority

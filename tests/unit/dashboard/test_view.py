@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from stateflow.dashboard import view
-from stateflow.dashboard.rates import Point, Rates
-from stateflow.dashboard.view import Seen, error_view, lines, plan_view, snapshot
+from stateflow.dashboard.view import Point, Rates, Seen, error_view, lines, plan_view, snapshot
 from stateflow.errors import MoveAborted, Unavailable
 from stateflow.reports import (
     ClusterStatus,

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, event, make_url
 
-from stateflow.cli.options import default_ledger
+from stateflow.cli.output import default_ledger
 from stateflow.errors import (
     IllegalRecord,
     InvalidArgument,
@@ -27,7 +27,7 @@ from stateflow.errors import (
 )
 from stateflow.ledger import App, Entry, Ledger, Record, RecordState, database, rules
 from stateflow.ledger.database import _read_only_url, file_of, sqlite_url
-from stateflow.ledger.reading import PAGE
+from stateflow.ledger.statements import PAGE
 from stateflow.local.cluster import LocalCluster
 from tests.contract.databases import SERVERS, fresh_database
 from tests.sizes import sized

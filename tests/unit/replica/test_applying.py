@@ -14,14 +14,14 @@ import pytest
 
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, Moved, NotOwner, Unavailable
+from stateflow.partition.batches import Answers
+from stateflow.partition.positions import Batch
+from stateflow.partition.processor import Applied
+from stateflow.partition.replica import ReplicaNode
+from stateflow.partition.slices import Frame, Shares
 from stateflow.replica.applying import SLICE_S, Answer, Applier
-from stateflow.replica.lane import LeftBehind
-from stateflow.replica.messages import Piece
-from stateflow.runtime.host import Applied
-from stateflow.runtime.outcomes import Answers
-from stateflow.runtime.positions import Batch
-from stateflow.runtime.replica import ReplicaNode
-from stateflow.runtime.shares import Frame, Shares
+from stateflow.replica.executor import LeftBehind
+from stateflow.replica.streams import Piece
 from stateflow.types import PartitionId, ReplicaInfo
 
 SOON_S = 0.01

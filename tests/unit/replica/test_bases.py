@@ -10,9 +10,9 @@ import xxhash
 
 from stateflow.checkpoint import CheckpointStore, Codec, Manifest, ManifestFile
 from stateflow.clock import SYSTEM_CLOCK
+from stateflow.partition.change_feed import BaseFile
+from stateflow.partition.environment import RateLimit
 from stateflow.replica.bases import Store
-from stateflow.runtime.rate_limit import RateLimit
-from stateflow.runtime.transfer import BaseFile
 from stateflow.types import PartitionId
 
 DATA = b"rows" * 1000

@@ -17,12 +17,12 @@ from stateflow.checkpoint.store import Saved
 from stateflow.cli.checkpoint import store_for_replica
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, Unavailable
+from stateflow.operator.operator import describe
+from stateflow.partition.checkpoints import verify
+from stateflow.partition.positions import Batch
+from stateflow.partition.replica import ReplicaNode
 from stateflow.replica import checkpoints
 from stateflow.replica.checkpoints import CheckpointShell
-from stateflow.runtime.offline import verify
-from stateflow.runtime.operator import describe
-from stateflow.runtime.positions import Batch
-from stateflow.runtime.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.applying import apply_to

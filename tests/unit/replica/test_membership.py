@@ -15,13 +15,13 @@ import pytest
 
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import NotLeading, StateMissing
+from stateflow.partition.control import Authority
+from stateflow.partition.data_directory import Identity
 from stateflow.replica.membership import Member, stay_registered
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc.wire import abort, connect
-from stateflow.runtime.authority import Authority
-from stateflow.runtime.identity import Identity
 from stateflow.types import PartitionId, ReplicaInfo
 
 LOST = cpb.Superseded(operator="Op", partition=3, epoch=2, owner=pb.Replica(name="b-0", site="b", address="x:1"))

@@ -11,12 +11,12 @@ import grpc.aio
 import pytest
 
 from stateflow.errors import MoveUnknown, TransferCorrupt, Unavailable
-from stateflow.replica.messages import frames_of
+from stateflow.partition.change_feed import Reading, Seal
 from stateflow.replica.peers import SourceReplica
+from stateflow.replica.streams import frames_of
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.wire import connect, streaming
-from stateflow.runtime.transfer import Reading, Seal
 from stateflow.types import ReplicaInfo
 
 PIECE = 4

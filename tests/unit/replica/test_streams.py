@@ -9,13 +9,12 @@ from typing import Any, cast
 import pytest
 
 from stateflow.errors import InvalidArgument, NotOwner, Unavailable
+from stateflow.partition.processor import Applied
 from stateflow.replica import streams
 from stateflow.replica.applying import Answer, Applier, Exchange
-from stateflow.replica.messages import Piece
-from stateflow.replica.streams import CallStream
-from stateflow.replica.watching import BEAT_S
+from stateflow.replica.executor import BEAT_S
+from stateflow.replica.streams import CallStream, Piece
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.runtime.host import Applied
 from stateflow.types import PartitionId
 
 LONG_S = 30.0

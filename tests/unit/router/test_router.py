@@ -11,15 +11,15 @@ import grpc
 import pytest
 
 from stateflow.errors import InvalidArgument, NotOwner, Unavailable
+from stateflow.operator.arrow import read_batch
+from stateflow.operator.operator import describe
+from stateflow.partition.positions import Batch
 from stateflow.reports import Deployment
 from stateflow.router import Router
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.clients import ControllerClient
 from stateflow.rpc.wire import fault_of
-from stateflow.runtime.arrow import read_batch
-from stateflow.runtime.operator import describe
-from stateflow.runtime.positions import Batch
 from stateflow.settings import RouterSettings
 from stateflow.types import ReplicaInfo
 from tests.applying import WORD, words

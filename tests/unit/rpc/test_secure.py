@@ -23,7 +23,7 @@ from stateflow.rpc.secure import _SecureChannel
 from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, bind, connect, remote_error
 from stateflow.security import files as files_module
 from stateflow.security.files import TlsFiles
-from tests.unit.rpc.test_admission import APPLY, POSITIONS, World, ask, settings
+from tests.unit.rpc.test_serving_admission import APPLY, POSITIONS, World, ask, settings
 
 CALL = "/test/call"
 

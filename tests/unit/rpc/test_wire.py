@@ -10,10 +10,10 @@ import grpc
 import pytest
 from grpc.experimental import ChannelOptions
 
+from stateflow.partition.layout import Position, Session
+from stateflow.partition.positions import SourceView
 from stateflow.rpc import clients
 from stateflow.rpc.wire import CHANNEL_OPTIONS, positions_of, positions_to_pb, source_of, source_to_pb
-from stateflow.runtime.layout import Position, Session
-from stateflow.runtime.retirement import SourceView
 
 
 @pytest.fixture(scope="module")

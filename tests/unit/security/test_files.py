@@ -98,7 +98,7 @@ def test_files_that_change(authority: Authority, tmp_path: Path, caplog: pytest.
 
 
 def test_all_three_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stateflow.security.connections import connection_settings, tls_files
+    from stateflow.security.plain import connection_settings, tls_files
 
     for which in ("CA", "CERT", "KEY", "CRL"):
         monkeypatch.delenv(f"STATEFLOW_TLS_{which}", raising=False)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stateflow.clock import SYSTEM_CLOCK, ManualClock
 from stateflow.errors import BadCertificate, InvalidArgument
-from stateflow.security import connections
+from stateflow.security import plain
 from stateflow.security.authority import Authority, write_private
 from stateflow.security.files import LOOK_S, TlsFiles
 from stateflow.security.identity import Identity
@@ -36,7 +36,7 @@ def test_it_is_a_certificate_of_some_hours(authority: Authority, tmp_path: Path)
     text, said = authority.token(PUMPS, timedelta(hours=8))
     assert text.startswith(PREFIX)
     assert len(text) < 3000
-    own = connections.of_file(tmp_path / "pumps.token")
+    own = plain.of_file(tmp_path / "pumps.token")
     write_private(tmp_path / "pumps.token", text.encode() + b"\n")
     assert stat.S_IMODE((tmp_path / "pumps.token").stat().st_mode) == 0o600
     current = TlsFiles(own).current()
@@ -64,7 +64,7 @@ def test_a_newer_one_in_the_file_is_taken_up(authority: Authority, tmp_path: Pat
     file, clock = tmp_path / "token", ManualClock(SYSTEM_CLOCK.now_us())
     first, second = (authority.token(PUMPS, timedelta(hours=n))[0] for n in (1, 2))
     write_private(file, first.encode())
-    files = TlsFiles(connections.of_file(file), clock)
+    files = TlsFiles(plain.of_file(file), clock)
     before = files.current()
     write_private(file, b"half of a tok")
     clock.advance(LOOK_S)
@@ -79,39 +79,39 @@ def test_a_file_that_everybody_can_read_is_refused(token: str, tmp_path: Path) -
     write_private(tmp_path / "token", token.encode())
     (tmp_path / "token").chmod(0o644)
     with pytest.raises(BadCertificate, match=r"is readable by other users.*chmod 600"):
-        TlsFiles(connections.of_file(tmp_path / "token"))
+        TlsFiles(plain.of_file(tmp_path / "token"))
     with pytest.raises(BadCertificate, match="STATEFLOW_TOKEN_FILE cannot be read"):
-        TlsFiles(connections.of_file(tmp_path / "none"))
+        TlsFiles(plain.of_file(tmp_path / "none"))
 
 
 def test_who_it_is_is_said_once(token: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("STATEFLOW_TOKEN", token)
-    settings = connections.connection_settings()
+    settings = plain.connection_settings()
     assert settings.tls
     assert token not in repr(settings)
-    assert connections.own_token() == token
+    assert plain.own_token() == token
     for name in ("STATEFLOW_TOKEN_FILE", "STATEFLOW_TLS_CERT"):
         with monkeypatch.context() as also:
             also.setenv(name, "/x")
             with pytest.raises(InvalidArgument, match="more than one identity is configured") as said:
-                connections.connection_settings()
+                plain.connection_settings()
             assert token not in str(said.value)
     monkeypatch.delenv("STATEFLOW_TOKEN")
-    assert connections.own_token() == ""
+    assert plain.own_token() == ""
 
 
 def test_one_that_was_handed_over_counts_before_the_environment(
     token: str, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STATEFLOW_TOKEN", authority.token(Identity.of("read", "other"), timedelta(hours=1))[0])
-    connections.use_token(token)
+    plain.use_token(token)
     try:
-        files = connections.tls_files()
+        files = plain.tls_files()
         assert files is not None
         assert files.current().own.identity == PUMPS
     finally:
-        connections.use_token("")
-    files = connections.tls_files()
+        plain.use_token("")
+    files = plain.tls_files()
     assert files is not None
     assert str(files.current().own.identity) == "read/other"
 

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.settings.base import SECTIONS, Settings
-from stateflow.settings.file import checked
+from stateflow.settings.base import SECTIONS, Settings, checked, known_variables
 from stateflow.settings.models import ReplicaProcess, ReplicaSettings
 from stateflow.settings.reference import kind_of, page, unit_of
-from stateflow.settings.variables import known_variables
 from tests.pages import blocks
 
 PAGE = Path(__file__).parents[3] / "docs" / "settings.md"

@@ -8,16 +8,22 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from stateflow.spark.versions import JETSTREAM
+from stateflow.spark.session import JETSTREAM
 from tests.versions import lacks
 
 if why := lacks(JETSTREAM):
     pytest.skip(why, allow_module_level=True)
 
 from stateflow.errors import DecodeError, InvalidArgument
-from stateflow.spark.jetstream import JetStreamOptions, JetStreamSource
-from stateflow.spark.jetstream_client import Message, StreamFacts
-from stateflow.spark.jetstream_rows import RAW, check_schema, record_batch
+from stateflow.spark.jetstream import (
+    RAW,
+    JetStreamOptions,
+    JetStreamSource,
+    Message,
+    StreamFacts,
+    check_schema,
+    record_batch,
+)
 
 GOOD = {"servers": "nats://a:4222, nats://b:4222", "stream": "S"}
 STRINGS = pa.map_(pa.string(), pa.string())

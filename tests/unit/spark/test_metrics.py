@@ -14,9 +14,22 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 
 from stateflow.errors import InvalidArgument, NoMetrics
-from stateflow.spark import metrics, query_metrics, task_reports
-from stateflow.spark.metrics import OperatorMetrics, Seconds, Tally, TaskReport, Trigger, covered, elapsed
-from stateflow.spark.observed import REPORT_COLUMN, decoded, encoded, with_report, with_report_column
+from stateflow.spark import metrics, query_metrics
+from stateflow.spark import metrics as task_reports
+from stateflow.spark.metrics import (
+    REPORT_COLUMN,
+    OperatorMetrics,
+    Seconds,
+    Tally,
+    TaskReport,
+    Trigger,
+    covered,
+    decoded,
+    elapsed,
+    encoded,
+    with_report,
+    with_report_column,
+)
 
 SPENT = Seconds(spark=0.5, routing=0.125, rpc=0.25, operator=1.0, commit=0.125)
 NOTHING = Seconds()

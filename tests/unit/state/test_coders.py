@@ -13,7 +13,7 @@ import pytest
 from stateflow.errors import DeclarationError, DecodeError, EncodeError
 from stateflow.state import coders
 from stateflow.state.cells import encode_row_key
-from stateflow.state.coder_selection import coder_for
+from stateflow.state.declare import coder_for
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ import pytest
 
 from stateflow import BatchOperator, Context, Namespace, Operator, state
 from stateflow.errors import OperatorFailed, SchemaMismatch
-from stateflow.runtime.layout import Session
-from stateflow.runtime.positions import MIGRATION
+from stateflow.partition.layout import Session
+from stateflow.partition.positions import MIGRATION
 from stateflow.state.evolution import coder_named
 from stateflow.testing import OperatorHarness
 

@@ -14,7 +14,7 @@ from stateflow import state
 from stateflow.errors import DecodeError, EncodeError
 from stateflow.state import CachePool, TrackedList, TrackedMap, TrackedSet, cache, scan_state
 from stateflow.state.cache import weight_of
-from stateflow.state.coder_selection import coder_for
+from stateflow.state.declare import coder_for
 from tests.unit.state.bench import Bench
 
 

@@ -17,7 +17,7 @@ import pytest
 from stateflow import state
 from stateflow.errors import DeclarationError, EncodeError
 from stateflow.state import coder_for
-from stateflow.state.signature import Verdict, signature_of, spelled, verdict
+from stateflow.state.shapes import Verdict, signature_of, spelled, verdict
 from tests.unit.state.bench import Bench
 
 BIG = 2**60 + 1  # no float holds it

@@ -9,7 +9,7 @@ import pytest
 from stateflow import state
 from stateflow.errors import DecodeError, EncodeError
 from stateflow.state import TrackedList
-from stateflow.state.key_order import order_int
+from stateflow.state.encoding import order_int
 from tests.unit.state.bench import Bench
 
 

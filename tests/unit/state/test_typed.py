@@ -14,8 +14,8 @@ import pytest
 
 from stateflow import Operator, state
 from stateflow.errors import EncodeError, SchemaMismatch
-from stateflow.runtime.arrow import read_table
-from stateflow.runtime.reading import StateColumns, joined
+from stateflow.operator.arrow import read_table
+from stateflow.partition.entries import StateColumns, joined
 from stateflow.state import coder_for
 from stateflow.state.typed import taken, typed_of
 

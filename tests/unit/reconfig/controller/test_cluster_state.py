@@ -15,15 +15,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from reconfig.batch import Limits
 from reconfig.controller import cluster_state as cluster_state_module
 from reconfig.controller.batch_book import APP, batch_item, entry
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.roster import Home
-from reconfig.maintenance import Maintenance
-from reconfig.policies import StrategyName
-from reconfig.tenure import Tenure
-from reconfig.work import PlannedMove, PlannedRestore, PlannedStandby, to_payload
+from reconfig.decisions.plan import Limits, StrategyName
+from reconfig.decisions.sweeps import Maintenance
+from reconfig.decisions.tenure import Tenure
+from reconfig.decisions.work import PlannedMove, PlannedRestore, PlannedStandby, to_payload
 from stateflow.errors import HoldLost, IllegalRecord, InvariantBroken, Locked, MoveCancelled, OperatorNotDeployed
 from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger import App, Board, Entry, Ledger, Record, RecordState

@@ -13,6 +13,7 @@ import pytest
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.controller import Controller
 from reconfig.controller.roster import Home
+from stateflow.code.loading import VARIABLE, check_signed, digest_of, signed
 from stateflow.errors import (
     CodeRefused,
     InvalidArgument,
@@ -24,9 +25,7 @@ from stateflow.errors import (
 )
 from stateflow.ledger import Ledger
 from stateflow.moves import MoveOptions
-from stateflow.runtime.code import digest_of
-from stateflow.runtime.code_key import VARIABLE, check_signed, signed
-from stateflow.runtime.operator import describe
+from stateflow.operator.operator import describe
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, ReplicaInfo
 from tests.unit.operators import Count

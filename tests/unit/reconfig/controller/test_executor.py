@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 
-from reconfig import migration as m
-from reconfig.batch import Part
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.executor import Executor
 from reconfig.controller.history import planned_report
-from reconfig.controller.move_runner import MoveRunner
 from reconfig.controller.roster import Home
 from reconfig.controller.run_registry import Running, RunRegistry
-from reconfig.policies import STRATEGIES, StrategyName
-from reconfig.work import PlannedMove
+from reconfig.controller.runners import MoveRunner
+from reconfig.decisions import migration as m
+from reconfig.decisions.plan import STRATEGIES, Part, StrategyName
+from reconfig.decisions.work import PlannedMove
 from stateflow.clock import ManualClock
 from stateflow.errors import HoldLost, StateflowError, Unavailable
 from stateflow.ledger import Ledger

@@ -13,7 +13,7 @@ import pytest
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.following import Following
 from reconfig.controller.roster import Home
-from reconfig.work import PlannedMove, PlannedStandby
+from reconfig.decisions.work import PlannedMove, PlannedStandby
 from stateflow.clock import ManualClock
 from stateflow.errors import MoveUnknown, OperatorNotDeployed, StateflowError, Unavailable
 from stateflow.ledger import App, Ledger, RecordState

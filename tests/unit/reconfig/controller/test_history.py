@@ -12,8 +12,8 @@ from reconfig.controller.batch_book import Recorded
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.history import past
 from reconfig.controller.run_registry import Running, RunRegistry
-from reconfig.policies import StrategyName
-from reconfig.work import PlannedMove, PlannedStandby
+from reconfig.decisions.plan import StrategyName
+from reconfig.decisions.work import PlannedMove, PlannedStandby
 from stateflow.errors import MoveConflict, MoveUnknown
 from stateflow.ledger import App, Ledger, Record, RecordState
 from stateflow.moves import MoveOptions

@@ -11,22 +11,21 @@ from typing import Any
 
 import pytest
 
-from reconfig import failover as f
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.executor import Executor
 from reconfig.controller.history import past, report_to_record
-from reconfig.controller.move_runner import MoveRunner
 from reconfig.controller.roster import Home
 from reconfig.controller.run_registry import Running, RunRegistry
-from reconfig.controller.takeover_runner import TakeoverRunner
-from reconfig.policies import STRATEGIES, StrategyName
-from reconfig.work import Change, MoveOptions, PlannedMove, PlannedTakeover
+from reconfig.controller.runners import MoveRunner, TakeoverRunner
+from reconfig.decisions import failover as f
+from reconfig.decisions.plan import STRATEGIES, StrategyName
+from reconfig.decisions.work import Change, MoveOptions, PlannedMove, PlannedTakeover
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import MoveConflict, TransferCorrupt, Unavailable
 from stateflow.ledger import Ledger
+from stateflow.operator.operator import describe
+from stateflow.partition.control import Cancelled, Fenced, Origin, Phase, Progress, TakenOver
 from stateflow.reports import MoveReport, Reconfiguration
-from stateflow.runtime.control import Cancelled, Fenced, Origin, Phase, Progress, TakenOver
-from stateflow.runtime.operator import describe
 from stateflow.settings import ControllerSettings
 from stateflow.types import How, PartitionId, ReplicaInfo
 from tests.unit.operators import Count

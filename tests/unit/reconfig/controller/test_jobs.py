@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from reconfig.affinity import Node
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.jobs import Jobs
-from reconfig.jobs import Do, Job, Run, RunState
+from reconfig.decisions.jobs import Do, Job, Node, Run, RunState
 from stateflow.errors import InvalidArgument
 from stateflow.ledger import Ledger
 from stateflow.schedule import Schedule

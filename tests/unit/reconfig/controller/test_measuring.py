@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from reconfig.capacity import Room
 from reconfig.controller.measuring import SHOWN_S, Measuring, seen_of
-from reconfig.links import Links
-from reconfig.placement import PolicyName, decide
-from reconfig.view import Seen
+from reconfig.decisions.budget import Links
+from reconfig.decisions.capacity import Room
+from reconfig.decisions.placement import PolicyName, Seen, decide
 from stateflow.clock import ManualClock
+from stateflow.partition.control import DiskView, PartitionView
+from stateflow.partition.lifecycle import State
 from stateflow.reports import LinkReport
-from stateflow.runtime.lifecycle import State
-from stateflow.runtime.view import DiskView, PartitionView
 from stateflow.types import PartitionId, ReplicaInfo
 
 P = PartitionId("Op", 0)

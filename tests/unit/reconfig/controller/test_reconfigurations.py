@@ -12,22 +12,21 @@ from typing import Any
 
 import pytest
 
-from reconfig import migration as m
-from reconfig.affinity import Node
-from reconfig.capacity import Choice
 from reconfig.controller import reconfigurations
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.history import planned_report
 from reconfig.controller.jobs import Jobs
+from reconfig.controller.measuring import Heard
 from reconfig.controller.reconfigurations import Ask, Reconfigurations
-from reconfig.controller.rooms import Heard
 from reconfig.controller.roster import Home
 from reconfig.controller.run_registry import Running, RunRegistry
-from reconfig.jobs import Do, Job
-from reconfig.policies import STRATEGIES, StrategyName
-from reconfig.view import Wish
-from reconfig.work import Asked, Cause, PlannedMove
+from reconfig.decisions import migration as m
+from reconfig.decisions.capacity import Choice
+from reconfig.decisions.jobs import Do, Job, Node
+from reconfig.decisions.placement import Wish
+from reconfig.decisions.plan import STRATEGIES, StrategyName
+from reconfig.decisions.work import Asked, Cause, PlannedMove
 from stateflow.clock import ManualClock
 from stateflow.errors import InvalidArgument, StateflowError, Unavailable
 from stateflow.ledger import Ledger

@@ -14,13 +14,12 @@ import pytest
 from reconfig.controller.replicas import Replicas
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import LeaseLost, MoveUnknown, StaleTerm, StateflowError, Unavailable
-from stateflow.rpc import common_pb2 as pb
-from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import FAULT_KEY, fault_of
-from stateflow.runtime.authority import Command
-from stateflow.runtime.control import (
+from stateflow.operator.operator import describe
+from stateflow.partition.control import (
     Cancellation,
     Cancelled,
+    Command,
+    DiskView,
     Fence,
     Fenced,
     Phase,
@@ -29,8 +28,9 @@ from stateflow.runtime.control import (
     Restore,
     TakeOver,
 )
-from stateflow.runtime.operator import describe
-from stateflow.runtime.view import DiskView
+from stateflow.rpc import common_pb2 as pb
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.wire import FAULT_KEY, fault_of
 from stateflow.settings import ControllerSettings
 from stateflow.types import How, PartitionId, ReplicaInfo
 from tests.unit.operators import Count

@@ -12,8 +12,8 @@ import pytest
 from reconfig.controller.cluster_state import PlannedRestore
 from reconfig.controller.restores import Restores
 from stateflow.errors import HoldLost, MoveConflict, StateflowError, Unavailable
-from stateflow.runtime.control import Cancelled, Restore, Restored
-from stateflow.runtime.operator import describe
+from stateflow.operator.operator import describe
+from stateflow.partition.control import Cancelled, Restore, Restored
 from stateflow.types import PartitionId
 from tests.unit.operators import Count
 

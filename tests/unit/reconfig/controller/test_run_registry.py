@@ -9,7 +9,7 @@ import pytest
 
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.run_registry import Running, RunRegistry
-from reconfig.work import ReconfigurationState
+from reconfig.decisions.work import ReconfigurationState
 from stateflow.ledger import Ledger
 from stateflow.reports import Reconfiguration
 

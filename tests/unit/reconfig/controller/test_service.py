@@ -15,9 +15,9 @@ from reconfig.controller.controller import Controller
 from reconfig.controller.service import ControllerService
 from stateflow.errors import Unavailable
 from stateflow.ledger import Ledger
+from stateflow.operator.operator import describe
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc.wire import spec_to_pb
-from stateflow.runtime.operator import describe
 from tests.unit.operators import Count
 
 REQUESTS = {

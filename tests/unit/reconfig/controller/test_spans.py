@@ -11,14 +11,14 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from reconfig.controller.runner import Hooks
+from reconfig.controller.runners import Hooks
 from reconfig.controller.spans import moving, reconfiguring
-from reconfig.work import PlannedStandby
+from reconfig.decisions.work import PlannedStandby
 from stateflow.about import ids_of
 from stateflow.errors import MoveAborted
 from stateflow.tracing import carried, use
 from stateflow.types import PartitionId
-from tests.unit.reconfig.controller.test_move_runner import Pair, _nothing, runner_of
+from tests.unit.reconfig.controller.test_runners_move_runner import Pair, _nothing, runner_of
 from tests.unit.test_about import record
 
 

@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 
-from reconfig import failover as f
 from reconfig.controller.cluster_state import ClusterState
-from reconfig.controller.restore_book import RestoreBook
+from reconfig.controller.folds import RestoreBook
 from reconfig.controller.roster import Roster
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.controller.takeovers import Orphan, Takeovers
-from reconfig.work import PlannedTakeover
+from reconfig.decisions import failover as f
+from reconfig.decisions.work import PlannedTakeover
 from stateflow.errors import HoldLost, OperatorNotDeployed, Unavailable
 from stateflow.ledger import Ledger
-from stateflow.runtime.control import Cancelled
-from stateflow.runtime.lifecycle import State
-from stateflow.runtime.view import PartitionView
+from stateflow.partition.control import Cancelled, PartitionView
+from stateflow.partition.lifecycle import State
 from stateflow.settings import ControllerSettings
 from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
 

@@ -1,0 +1,580 @@
+"""Folds of the ledger's records of jobs, restores and sweeps; part of :mod:`reconfig.controller.cluster_state`.
+
+Each book holds the state that follows from the records, and takes in further records by its ``fold_…`` methods. The
+books of restores and sweeps also return the entries by which their state changes. The table of records is in
+:mod:`reconfig.controller.cluster_state`.
+
+The restores of one command are a batch of the board, whose entities are its partitions. The cluster's state knows what
+follows for owners and epochs.
+
+A sweep is long work on many nodes: a batch of the board, whose entities are the nodes. Restarts are ``roll/…`` items,
+as they were before there were other chores; all other sweeps are ``sweep/…`` items.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from reconfig.controller.batch_book import Batch, begun_batch, ended, entity, entry, taken_up
+from reconfig.decisions.jobs import RUNS_MAX, Do, Job, Run, RunState, Stage, Unreadable, next_us, read_job
+from reconfig.decisions.sweeps import Chore, Partitions, Plan, packed, unpacked, without
+from reconfig.decisions.work import PlannedRestore, restore_of
+from stateflow.errors import InvalidArgument
+from stateflow.ledger import Entry, Record, RecordState
+from stateflow.ledger.batches import BatchStatus, EntityStatus
+from stateflow.ledger.records import Kind
+from stateflow.reports import (
+    FollowerReport,
+    JobReport,
+    JobRun,
+    JobStage,
+    PartitionFault,
+    Rolling,
+    RollingNode,
+    Sweep,
+    SweepNode,
+)
+from stateflow.types import PartitionId
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+#: sweeps of each chore that are kept after their end
+KEPT = 20
+#: last entity of a sweep over partitions: those that moved meanwhile. No node has such a name
+MOVED = "(moved)"
+
+
+# -- Jobs and their runs ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class JobBook:
+    """All jobs, and their newest runs.
+
+    ``there``: jobs by name. ``unreadable``: jobs whose record cannot be read. ``orders``: number of records of each
+    job. ``runs``: newest runs of each job, oldest first. ``records``: newest record of each run under way, by item.
+    """
+
+    there: dict[str, Job] = field(default_factory=dict)
+    unreadable: dict[str, Unreadable] = field(default_factory=dict)
+    orders: dict[str, int] = field(default_factory=dict)
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)
+
+    def names(self) -> list[str]:
+        """Returns the names of all jobs, sorted."""
+        return sorted(self.there.keys() | self.unreadable.keys())
+
+    def newest(self, job: str) -> Run | None:
+        return self.runs[job][-1] if self.runs.get(job) else None
+
+    def under_way(self) -> list[Run]:
+        return [run for runs in self.runs.values() for run in runs if run.state is RunState.IN_PROCESS]
+
+    def found(self, name: str) -> Job:
+        """Returns a job. Raises InvalidArgument where there is none of that name, or its record cannot be read."""
+        if name in self.unreadable:
+            raise self.unreadable[name].refused()
+        try:
+            return self.there[name]
+        except KeyError:
+            raise InvalidArgument(f"there is no job {name!r}", remedy="see `stateflow job list`") from None
+
+    def run(self, run_id: str) -> Run:
+        """Returns a run, also of a deleted job. Raises InvalidArgument where there is none, or it is no longer kept."""
+        runs = self.runs.get(run_id.rpartition("/")[0], [])
+        found = next((run for run in runs if run.id == run_id), None)
+        if found is None:
+            raise InvalidArgument(
+                f"there is no run {run_id!r}, or it is not among its job's last {RUNS_MAX}",
+                remedy="see `stateflow job info NAME`",
+            )
+        return found
+
+    def report(
+        self, name: str, now_us: int, waits: Mapping[str, str] = NOTHING, follower: FollowerReport | None = None
+    ) -> JobReport:
+        """Returns a job's report. Raises InvalidArgument where there is no job of that name.
+
+        Args:
+            waits: what runs under way wait for, by run id.
+        """
+        runs = self.runs.get(name, [])
+        if name in self.unreadable:
+            return _unread(self.unreadable[name], runs, waits, follower)
+        job = self.found(name)
+        return JobReport(
+            name,
+            job.schedule.text,
+            str(job.do),
+            job.operator,
+            tuple(map(str, job.policies)),
+            job.partitions,
+            job.to,
+            job.paused,
+            next_us(job, runs, now_us),
+            tuple(told(run, waits) for run in runs),
+            "" if job.coordinator is None else job.coordinator.text,
+            "" if job.workers is None else job.workers.text,
+            follower,
+        )
+
+    def fold_job(self, rest: str, record: Record) -> None:
+        name, _, number = rest.rpartition("/")
+        self.orders[name] = int(number)
+        self.there.pop(name, None)
+        self.unreadable.pop(name, None)
+        if record.payload:
+            match read_job(name, record.payload, record.timestamp_us):
+                case Unreadable() as found:
+                    self.unreadable[name] = found
+                case job:
+                    self.there[name] = job
+
+    def fold_run(self, rest: str, record: Record) -> None:
+        job, _, at_us = rest.rpartition("/")
+        runs, item = self.runs.setdefault(job, []), record.item_id
+        match record.state:
+            case RecordState.NEW:
+                operators = (record.payload or {}).get("operators")
+                begun = None if operators is None else tuple(operators)
+                runs.append(Run(job, int(at_us), record.timestamp_us, operators=begun))
+                del runs[:-RUNS_MAX]
+                self.records[item] = record
+            case RecordState.PROCESSING:
+                self.records[item] = record
+            case RecordState.PROCESSED | RecordState.FAILED:
+                self.records.pop(item, None)
+                ended = RunState.PROCESSED if record.state is RecordState.PROCESSED else RunState.FAILED
+                told = tuple(record.payload["reconfigurations"]), record.payload["note"]
+                self.runs[job] = [
+                    replace(run, state=ended, ended_us=record.timestamp_us, reconfigurations=told[0], note=told[1])
+                    if run.item_id == item
+                    else run
+                    for run in runs
+                ]
+
+    def fold_stage(self, rest: str, record: Record) -> None:
+        of, _, operator = rest.rpartition("/")
+        job, payload = of.rpartition("/")[0], record.payload
+        stage = Stage(operator, tuple(payload["reconfigurations"]), payload.get("error", ""))
+        self.runs[job] = [
+            replace(run, stages=(*run.stages, stage)) if run.id == of else run for run in self.runs.get(job, [])
+        ]
+
+
+def _unread(
+    job: Unreadable, runs: Sequence[Run], waits: Mapping[str, str], follower: FollowerReport | None
+) -> JobReport:
+    """Returns what can be told of a job whose record cannot be read."""
+    do = job.payload.get("do", "")
+    return JobReport(
+        job.name,
+        str(job.payload.get("schedule", "")),
+        do if isinstance(do, str) and do in set(Do) else "",
+        "",
+        (),
+        (),
+        "",
+        False,
+        0,
+        tuple(told(run, waits) for run in runs),
+        follower=follower,
+        error=str(job.refused()),
+    )
+
+
+def told(run: Run, waits: Mapping[str, str] = NOTHING, follower: FollowerReport | None = None) -> JobRun:
+    """Returns the report of a run.
+
+    Args:
+        waits: what runs under way wait for, by run id.
+    """
+    return JobRun(
+        run.at_us,
+        run.began_us,
+        run.ended_us,
+        str(run.state),
+        run.reconfigurations,
+        run.note or waits.get(run.id, ""),
+        run.id,
+        tuple(JobStage(each.operator, each.reconfigurations, each.error) for each in run.stages),
+        follower,
+    )
+
+
+# -- Restores --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RestoreBook:
+    """Restores under way, and failed ones.
+
+    ``records``: newest record of each restore under way, by item. ``batches``: batches under way, by restore id.
+    ``failed``: failed restores for which the owner may have stopped. ``cancelled``: ids of cancelled restores, whose
+    waiting partitions do not begin.
+    """
+
+    records: dict[str, tuple[PlannedRestore, Record]] = field(default_factory=dict)
+    batches: dict[str, Batch] = field(default_factory=dict)
+    failed: list[PlannedRestore] = field(default_factory=list)
+    cancelled: set[str] = field(default_factory=set)
+
+    @property
+    def under_way(self) -> list[PlannedRestore]:
+        return [planned for planned, _ in self.records.values()]
+
+    # -- what is written ----------------------------------------------------------------------------------
+
+    @staticmethod
+    def planned(restores: Iterable[PlannedRestore], now_us: int) -> list[Entry]:
+        """Returns the entries that plan restores. They begin at the same time."""
+        entries: list[Entry] = []
+        for planned in restores:
+            batch = f"restores/{planned.restore_id}"
+            if not entries:
+                entries += begun_batch(batch, planned.partition.operator, "restore", now_us)
+            entries += [new := entity(batch, planned), taken_up(new)]
+        return entries
+
+    def ends(
+        self, planned: PlannedRestore, state: RecordState, payload: Mapping[str, Any], now_us: int
+    ) -> tuple[Record, dict[str, Any], list[Entry]]:
+        """Returns how a restore ends: the record it follows, its payload, and further entries.
+
+        With the last restore of a batch, those entries end the batch.
+        """
+        record, batch = self.records[planned.item_id][1], self.batches.get(planned.restore_id)
+        others = any(other.restore_id == planned.restore_id and other != planned for other in self.under_way)
+        over: list[Entry] = []
+        if batch is not None and not others:
+            cancelled = planned.restore_id in self.cancelled
+            over = batch.to(BatchStatus.CANCELLED if cancelled else BatchStatus.DONE, now_us)
+        return record, ended(record, payload, state), over
+
+    def called_off(self, restore_id: str) -> list[Entry]:
+        """Returns the entry that cancels a restore; empty: it is cancelled already."""
+        if restore_id in self.cancelled:
+            return []
+        return [entry(f"unrestore/{restore_id}", RecordState.NEW, None, {})]
+
+    # -- what is read -------------------------------------------------------------------------------------
+
+    def fold_batch(self, restore_id: str, record: Record) -> None:
+        batch = self.batches.setdefault(restore_id, Batch(record, {}))
+        batch.fold(record)
+        if batch.status in (BatchStatus.DONE, BatchStatus.CANCELLED):
+            del self.batches[restore_id]
+            self.cancelled.discard(restore_id)
+
+    def fold_one(self, record: Record) -> PlannedRestore:
+        match record.state:
+            case RecordState.NEW:
+                planned = restore_of(record.item_id, record.payload)
+                self.records[record.item_id] = planned, record
+            case RecordState.PROCESSING:
+                planned = self.records[record.item_id][0]
+                self.records[record.item_id] = planned, record
+            case RecordState.PROCESSED | RecordState.FAILED:
+                planned = self.records.pop(record.item_id)[0]
+                if record.state is RecordState.FAILED and record.payload.get("granted"):
+                    self.failed.append(planned)
+        return planned
+
+    def fold_called_off(self, restore_id: str, _: Record) -> None:
+        if restore_id in self.batches:
+            self.cancelled.add(restore_id)
+
+
+# -- Sweeps ----------------------------------------------------------------------------------------------------------
+
+
+class Items(NamedTuple):
+    """The ledger's names for a batch, its entities and its cancellation."""
+
+    batch: str
+    entity: str
+    cancelled: str
+
+
+ROLL, SWEEP = Items("roll", "rolled", "unroll"), Items("sweep", "swept", "unsweep")
+
+
+def items_of(chore: Chore) -> Items:
+    return ROLL if chore is Chore.RESTART else SWEEP
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a sweep at one node.
+
+    ``error``: why the node failed; empty: it did not. ``done``: partitions that were done, also by a node that failed.
+    ``counts``: figures for reports. ``faults``: what was found wrong with partitions of ``done``, or why nothing was
+    done with other partitions. ``cancelled``: the node did not finish, as the sweep was cancelled.
+    """
+
+    error: str = ""
+    done: Partitions = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    faults: tuple[PartitionFault, ...] = ()
+    cancelled: bool = False
+
+    def to_json(self) -> str:
+        found: dict[str, Any] = {"error": self.error} if self.error else {}
+        found |= self.counts
+        if self.done:
+            found["done"] = packed(self.done)
+        if self.faults:
+            found["faults"] = [_kept(each) for each in self.faults]
+        return json.dumps(found)
+
+    @classmethod
+    def of_json(cls, text: str) -> Outcome:
+        found = json.loads(text or "{}")
+        error, done = found.pop("error", ""), unpacked(found.pop("done", {}))
+        faults = tuple(_fault_of(each, done) for each in found.pop("faults", ()))
+        return cls(error, done, found, faults)
+
+
+def _kept(fault: PartitionFault) -> dict[str, Any]:
+    """Returns the fields of a fault that a record has: those of release 0.1, which reads no others.
+
+    ``undone`` is left out, as it follows from the partitions that were done.
+    """
+    return {name: value for name, value in fault.to_dict().items() if name != "undone"}
+
+
+def _fault_of(kept: Mapping[str, Any], done: Partitions) -> PartitionFault:
+    """Inverse of :func:`_kept`."""
+    undone = kept["partition"] not in done.get(kept["operator"], ())
+    return PartitionFault(**{**kept, "undone": undone})
+
+
+@dataclass(slots=True)
+class Task:
+    """One node of a sweep. ``ms``: duration."""
+
+    node: str
+    record: Record
+    status: EntityStatus = EntityStatus.WAITING
+    outcome: Outcome = field(default_factory=Outcome)
+    ms: int = 0
+
+
+@dataclass(slots=True)
+class Known:
+    """A sweep. ``tasks``: by node, in their order."""
+
+    batch: Batch
+    chore: Chore
+    limit: int = 1
+    site: str = ""
+    operator: str = ""
+    scope: Partitions = field(default_factory=dict)
+    tasks: dict[str, Task] = field(default_factory=dict)
+    cancelled: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.batch.status in (BatchStatus.DONE, BatchStatus.FAILED, BatchStatus.CANCELLED)
+
+    def of(self, *statuses: EntityStatus) -> list[Task]:
+        return [task for task in self.tasks.values() if task.status in statuses]
+
+    def left(self) -> Partitions:
+        """Returns the partitions that no node has done."""
+        found = self.scope
+        for task in self.tasks.values():
+            found = without(found, task.outcome.done)
+        return found
+
+    def next(self, going: Sequence[str]) -> list[str]:
+        """Returns the nodes that begin now, beside those that are ``going``. ``MOVED`` begins when no node is going."""
+        waiting = [task.node for task in self.of(EntityStatus.WAITING) if task.node not in going]
+        nodes = [node for node in waiting if node != MOVED]
+        if nodes:
+            return nodes[: max(0, self.limit - len(going))]
+        return [] if going else waiting
+
+
+@dataclass(slots=True)
+class SweepBook:
+    """Sweeps, and what follows from those that are no longer kept.
+
+    ``there``: sweeps by id, the newest last. ``whole_us``: when the newest sweep of the whole cluster began, by chore.
+    ``wrong``: faults that the newest verification of each partition found.
+    """
+
+    there: dict[str, Known] = field(default_factory=dict)
+    whole_us: dict[Chore, int] = field(default_factory=dict)
+    wrong: dict[PartitionId, list[PartitionFault]] = field(default_factory=dict)
+
+    def under_way(self, chore: Chore | None = None) -> list[str]:
+        return [each for each, known in self.there.items() if not known.over and chore in (None, known.chore)]
+
+    def damaged(self) -> list[PartitionFault]:
+        """Returns the known faults, sorted by partition.
+
+        A fault is known until a newer verification of the partition does not find it, or until the partition is
+        restored or undeployed.
+        """
+        there = sorted(self.wrong, key=lambda each: (each.operator, each.partition))
+        return [fault for each in there for fault in self.wrong[each]]
+
+    def restored(self, partition: PartitionId) -> None:
+        """Forgets the faults of a partition, as it was restored."""
+        self.wrong.pop(partition, None)
+
+    def undeployed(self, operator: str) -> None:
+        self.wrong = {partition: each for partition, each in self.wrong.items() if partition.operator != operator}
+
+    def report(self, sweep_id: str) -> Sweep:
+        known = self.there[sweep_id]
+        nodes = tuple(_told(task) for task in known.tasks.values())
+        said = known.chore.value, str(known.batch.status), known.operator, known.site, known.limit
+        return Sweep(sweep_id, *said, nodes)
+
+    def rolling(self, sweep_id: str) -> Rolling:
+        known = self.there[sweep_id]
+        nodes = tuple(RollingNode(t.node, str(t.status), t.outcome.error, t.ms) for t in known.tasks.values())
+        return Rolling(sweep_id, str(known.batch.status), known.site, known.limit, nodes)
+
+    # -- what is written ----------------------------------------------------------------------------------
+
+    @staticmethod
+    def planned(sweep_id: str, plan: Plan, now_us: int) -> list[Entry]:
+        items = items_of(plan.chore)
+        batch = f"{items.batch}/{sweep_id}"
+        more: dict[str, Any] = {"site": plan.site, "limit": plan.limit}
+        nodes = list(plan.nodes)
+        if plan.chore.covers:
+            more |= {"chore": plan.chore.value, "operator": plan.operator, "scope": packed(plan.scope)}
+            nodes.append(MOVED)
+        name = plan.site or "all"
+        if plan.operator:
+            name = f"{plan.operator} at {plan.site}" if plan.site else plan.operator
+        new, going = begun_batch(batch, name, plan.chore.value, now_us, more)
+        return [new, going, *(_entity(items, sweep_id, node) for node in nodes)]
+
+    def begun(self, sweep_id: str, node: str) -> Entry | None:
+        """Returns the entry by which a node begins; None: it does not begin, as the sweep was cancelled."""
+        task = self.there[sweep_id].tasks[node]
+        return _begun(task.record) if task.status is EntityStatus.WAITING else None
+
+    def ended(self, sweep_id: str, node: str, outcome: Outcome, ms: int, now_us: int) -> list[Entry]:
+        """Returns the entries by which a node ends; with the last node, the batch ends.
+
+        Empty: the node has ended already, as it was cancelled before it began.
+        """
+        known = self.there[sweep_id]
+        task = known.tasks[node]
+        if task.status.over:
+            return []
+        status, state = EntityStatus.COMPLETED, RecordState.PROCESSED
+        if outcome.error or outcome.cancelled:
+            status = EntityStatus.FAILED if outcome.error else EntityStatus.CANCELLED
+            state = RecordState.FAILED
+        columns = {"status": status.value, "ms": ms, "result": outcome.to_json()}
+        entries = [_begun(task.record)] if task.status is EntityStatus.WAITING else []
+        entries.append(_of(entries[0] if entries else task.record, state, columns))
+        waiting = [each for each in known.of(EntityStatus.WAITING) if each.node != node]
+        if known.cancelled or (outcome.error and known.chore.stops):
+            entries += _withdrawn(waiting)
+            waiting = []
+        others = [each for each in known.of(EntityStatus.IN_PROGRESS) if each.node != node]
+        if not waiting and not others:
+            failed = outcome.error or known.of(EntityStatus.FAILED)
+            to = BatchStatus.FAILED if failed else BatchStatus.CANCELLED if known.cancelled else BatchStatus.DONE
+            entries += known.batch.to(to, now_us)
+        return entries
+
+    def called_off(self, sweep_id: str, now_us: int) -> list[Entry]:
+        """Returns the entries that cancel a sweep: waiting nodes do not begin.
+
+        Empty: the sweep has ended or is cancelled already.
+        """
+        known = self.there[sweep_id]
+        if known.over or known.cancelled:
+            return []
+        over: list[Entry] = []
+        if not known.of(EntityStatus.IN_PROGRESS):
+            failed = known.of(EntityStatus.FAILED)
+            over = known.batch.to(BatchStatus.FAILED if failed else BatchStatus.CANCELLED, now_us)
+        return [
+            entry(f"{items_of(known.chore).cancelled}/{sweep_id}", RecordState.NEW, None, {}),
+            *_withdrawn(known.of(EntityStatus.WAITING)),
+            *over,
+        ]
+
+    # -- what is read -------------------------------------------------------------------------------------
+
+    def fold_sweep(self, sweep_id: str, record: Record) -> None:
+        """Takes in a record of a sweep. Records of restarts name no chore."""
+        known = self.there.get(sweep_id)
+        if known is None:
+            first = record.payload
+            chore = Chore(first.get("chore", Chore.RESTART))
+            site, operator = first["site"], first.get("operator", "")
+            said = first["limit"], site, operator, unpacked(first.get("scope", {}))
+            known = self.there[sweep_id] = Known(Batch(record, {}), chore, *said)
+            if not (site or operator):
+                self.whole_us[chore] = record.timestamp_us
+        known.batch.fold(record)
+        over = [each for each, other in self.there.items() if other.over and other.chore is known.chore]
+        for old in over[:-KEPT]:
+            del self.there[old]
+
+    def fold_task(self, rest: str, record: Record) -> None:
+        sweep_id, _, node = rest.partition("/")
+        known = self.there.get(sweep_id)
+        if known is None:
+            return  # the sweep ended long ago
+        task = known.tasks.setdefault(node, Task(node, record))
+        columns = (record.payload or {}).get("set", {})
+        task.record, task.status = record, EntityStatus(columns.get("status", task.status.value))
+        task.ms = columns.get("ms") or 0
+        task.outcome = Outcome.of_json(columns.get("result") or "")
+        if known.chore is Chore.VERIFY:
+            self._learn(task.outcome)
+
+    def _learn(self, outcome: Outcome) -> None:
+        for operator, numbers in outcome.done.items():
+            for number in numbers:
+                self.wrong.pop(PartitionId(operator, number), None)
+        for fault in outcome.faults:
+            if not fault.undone:
+                self.wrong.setdefault(PartitionId(fault.operator, fault.partition), []).append(fault)
+
+    def fold_called_off(self, sweep_id: str, _: Record) -> None:
+        if sweep_id in self.there:
+            self.there[sweep_id].cancelled = True
+
+
+def _told(task: Task) -> SweepNode:
+    outcome = task.outcome
+    return SweepNode(task.node, str(task.status), outcome.error, task.ms, faults=outcome.faults, **outcome.counts)
+
+
+def _entity(items: Items, sweep_id: str, node: str) -> Entry:
+    columns = {"bid": f"{items.batch}/{sweep_id}", "entity": node, "status": EntityStatus.WAITING.value}
+    item = f"{items.entity}/{sweep_id}/{node}"
+    return entry(item, RecordState.NEW, None, {"set": columns}, Kind.ENTITY.payload_schema)
+
+
+def _of(record: Record | Entry, state: RecordState, columns: dict[str, Any]) -> Entry:
+    return entry(record.item_id, state, record, {"set": columns}, Kind.ENTITY.payload_schema)
+
+
+def _begun(record: Record) -> Entry:
+    return _of(record, RecordState.PROCESSING, {"status": EntityStatus.IN_PROGRESS.value})
+
+
+def _withdrawn(tasks: Sequence[Task]) -> list[Entry]:
+    entries: list[Entry] = []
+    for task in tasks:
+        begun = _begun(task.record)
+        entries += [begun, _of(begun, RecordState.FAILED, {"status": EntityStatus.CANCELLED.value, "ms": 0})]
+    return entries

@@ -1,0 +1,685 @@
+"""Runners of moves and takeovers: turn the machine's instructions into calls, and their results into events.
+
+A runner feeds one event at a time to its machine, and carries out the instructions in their order. A record is durable
+before the next instruction is carried out. A call whose result decides something runs as a task, and its result comes
+back as an event. An error that is no event of the machine ends the runner: ``run`` raises it, and the caller makes a
+new runner from the ledger's records. Once the end of a move is recorded, its report stays as recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from reconfig.controller.cluster_state import Deployed
+from reconfig.controller.history import ended_as, planned_report
+from reconfig.controller.replicas import Replicas
+from reconfig.controller.spans import MoveSpan, moving
+from reconfig.decisions import failover as f
+from reconfig.decisions import migration as m
+from reconfig.decisions import plan
+from reconfig.decisions.budget import FixedCost, Measured
+from reconfig.decisions.failover import Takeover
+from reconfig.decisions.migration import Move
+from reconfig.decisions.work import Copy, Planned, PlannedMove, PlannedStandby, PlannedTakeover
+from stateflow.clock import Clock
+from stateflow.errors import DigestMismatch, LeaseLost, Locked, StaleTerm, StateflowError, StateMissing, Unavailable
+from stateflow.partition.control import (
+    Cancellation,
+    Cancelled,
+    Fence,
+    Phase,
+    Preparation,
+    Progress,
+    TakenOver,
+    TakeOver,
+)
+from stateflow.reports import MoveReport
+from stateflow.settings import ControllerSettings
+from stateflow.transitions import check
+from stateflow.types import How, ReplicaInfo
+
+log = logging.getLogger(__name__)
+#: how long a move waits for its budget, in seconds, if its plan does not say
+PATIENCE_S_DEFAULT = 30.0
+#: how long a cutover waits for the one before it at its source, in seconds
+TURN_S_MAX = 0.5
+#: how long the source's answer to a fence is waited for, in seconds: the target, which has the seal, may answer first
+ANSWER_S_MAX = 0.5
+#: fields of the target's progress that a report has
+SHOWN = (
+    *("bytes_warm", "bytes_reused", "bytes_delta", "lag_bytes", "bytes_stored", "base_bytes"),
+    *("change_rate", "bandwidth", "rtt_ms"),
+)
+
+
+# -- Both ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Hooks:
+    """Functions of the controller that a runner calls. A record is durable when its awaitable is done.
+
+    ``record_aborted``: its last argument says whether what the source sealed is distrusted.
+    ``changed``: called when the report has changed.
+    ``cutover``: held from the fence until the target owns, as two cutovers at one source lengthen each other's pause.
+    ``lost``: called with the reason why a target that owned the partition has lost it.
+    """
+
+    record_grant: Callable[[], Awaitable[None]]
+    record_owned: Callable[[MoveReport], Awaitable[None]]
+    record_aborted: Callable[[StateflowError, MoveReport, bool], Awaitable[None]]
+    changed: Callable[[], None]
+    cutover: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lost: Callable[[StateflowError], None] = lambda _: None
+
+
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    """An error of a task that is no event of the machine."""
+
+    error: BaseException
+
+
+@dataclass(slots=True, kw_only=True)
+class Runner:
+    """Base of the runners of a move and of a takeover: its events, its report, and what both call."""
+
+    planned: Planned
+    machine: Move | Takeover
+    deployed: Deployed  # not its spec, so that the newest one is sent each time
+    target: ReplicaInfo
+    replicas: Replicas
+    hooks: Hooks
+    settings: ControllerSettings
+    clock: Clock
+    report: MoveReport = field(init=False)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _began: float = 0.0  # monotonic
+    _recorded: bool = False
+    _events: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)  # events of the machine, and _Broken
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _span: MoveSpan | None = None
+
+    @contextlib.contextmanager
+    def _followed(self) -> Iterator[None]:
+        """Adds the move's ids to log lines, and traces the move if tracing is on, while it is carried out."""
+        with moving(self.planned) as span:
+            self._span, error = span, None
+            try:
+                yield
+            except BaseException as caught:
+                error = caught
+                raise
+            finally:
+                self._span = None
+                if span is not None:
+                    span.end(self.report, error)
+
+    def handle(self, event: Any) -> list[Any]:
+        """Feeds an event to the machine. Returns its instructions, which are still to be carried out.
+
+        Raises what the machine raises.
+        """
+        instructions: list[Any] = self.machine.handle(event)
+        if self._span is not None:
+            self._span.phase(str(self.machine.phase))
+        if self.settings.debug_validate:
+            check(self.machine)
+        return instructions
+
+    def _begin_report(self, state: str) -> None:
+        self._began = self.clock.monotonic()
+        self.report = replace(planned_report(self.planned), state=state, started_us=self.clock.now_us())
+
+    def _tell(self, **changes: Any) -> None:
+        """Updates the report, unless the end of the move is recorded: then the report stays as recorded."""
+        if not self._recorded:
+            self.report = replace(self.report, duration_s=self._duration_s(), **changes)
+
+    def _say(self, state: str) -> None:
+        self._tell(state=state)
+        self.hooks.changed()
+
+    def _duration_s(self) -> float:
+        return self.clock.monotonic() - self._began
+
+    async def _record_owned(self, **changes: Any) -> None:
+        final = self._final(True, **changes)
+        await self.hooks.record_owned(final)
+        self.report, self._recorded = final, True
+
+    async def _record_aborted(self, error: StateflowError, distrusted: bool = False) -> None:
+        final = self._final(False, fault=error)
+        await self.hooks.record_aborted(error, final, distrusted)
+        self.report, self._recorded = final, True
+
+    def _final(self, owned: bool, **changes: Any) -> MoveReport:
+        state = ended_as(self.planned, owned)
+        return replace(self.report, state=state, duration_s=self._duration_s(), **changes)
+
+    def _end(self) -> None:
+        self.ended.set()
+        for task in self._tasks:
+            task.cancel()
+
+    def _start(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """Passes on the error of a task that is no event of the machine: without it, the runner would wait for ever."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._events.put_nowait(_Broken(error))
+
+    async def _next_event(self) -> Any:
+        """Returns the next event. Raises the error of a task that is no event of the machine."""
+        event = await self._events.get()
+        if isinstance(event, _Broken):
+            raise event.error
+        return event
+
+    async def _later(self, work: Callable[[], Awaitable[None]], seconds: float | None = None) -> None:
+        await asyncio.sleep(self.settings.retry_interval_s if seconds is None else seconds)
+        await work()
+
+    async def _cancel_at(self, replica: ReplicaInfo, move_id: str, owned_at: int = 0) -> Cancelled | None:
+        """Cancels a move at a replica. Returns its answer; None: there was none.
+
+        Args:
+            owned_at: epoch at which the replica, as the source, owned the partition; 0: it is asked as the target.
+
+        Raises StateMissing where a source has lost the partition.
+        """
+        cancellation = Cancellation(self.planned.partition, move_id, owned_at)
+        try:
+            return await self.replicas.cancel(replica.name, cancellation, at_once=True)
+        except StateMissing:
+            raise
+        except StateflowError as error:
+            log.warning("%s %s: cancellation not confirmed: %s", self.planned.strategy, move_id, error)
+            return None
+
+
+# -- Moves -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class MoveRunner(Runner):
+    """Carries out one move."""
+
+    planned: Copy
+    source: ReplicaInfo
+    machine: m.Move
+    newest_epoch: Callable[[], int]  # newest epoch of the partition that was granted to any replica
+    cost: Callable[[], FixedCost] | None = None  # expected cost of a cutover, as recent moves show it
+    standby_move: Callable[[], str] = lambda: ""  # move id of the standby that follows at the target now
+    _joined: str = ""  # move id of the standby whose copy this move uses; empty: none
+    _joined_s: float = 0.0  # how long the base had been there when this move first heard of it
+    _fenced_at: float | None = None
+    _in_hand_ms: float = 0.0
+    _source_answered: asyncio.Event = field(default_factory=asyncio.Event)  # to the fence, or not reached
+    distrusted: bool = False  # by command: what the source sealed is not used
+    lost: StateflowError | None = None  # why the target lost the partition after it owned it; None: it has not
+    sequence: int = 0  # reached by the target, as last reported
+    _source_told: bool = False
+    _has_turn: bool = False
+    _retry_s: float = 0.25
+
+    @classmethod
+    def machine_for(cls, planned: Copy, granted: bool = False) -> m.Move:
+        if isinstance(planned, PlannedStandby):
+            return m.Move(planned.epoch, planned.granted_epoch, kind=m.Kind.STANDBY)
+        return m.Move(
+            planned.epoch,
+            planned.granted_epoch,
+            planned.max_pause_ms,
+            patience_s=planned.patience_s or PATIENCE_S_DEFAULT,
+            kind=plan.STRATEGIES[planned.strategy].kind,
+            granted=granted,
+        )
+
+    @classmethod
+    def resumed(cls, planned: Copy, granted: bool) -> tuple[m.Move, list[m.Instruction] | None]:
+        """Returns the machine of a move that begins again, and its first instructions; None: it waits for its turn.
+
+        The move joins what its target has copied by now. A granted move begins at once, as its source may have sealed.
+        """
+        machine = cls.machine_for(planned, granted)
+        return machine, machine.handle(m.Begin()) if granted else None
+
+    def __post_init__(self) -> None:
+        self._begin_report(self.machine.phase)
+
+    def cancel(self) -> None:
+        self._events.put_nowait(m.Cancel())
+
+    def source_gone(self) -> None:
+        """Tells the machine, once, that the source's lease has lapsed or that it came back without the partition."""
+        if self._source_told:
+            return
+        self._source_told = True
+        self._events.put_nowait(m.SourceGone())
+
+    def give_up(self, distrusted: bool = False) -> None:
+        """Gives the move up, by command: once the target promises that it never owns, a takeover may begin.
+
+        Args:
+            distrusted: what the source sealed is not used, so the source cannot take over.
+        """
+        self.distrusted = distrusted
+        self._events.put_nowait(m.GivenUp())
+
+    def taken_over(self) -> None:
+        """Ends the move, as a takeover lets the target's copy serve as it is."""
+        self._events.put_nowait(m.TakenOver())
+
+    def carry_over(self, former: MoveRunner) -> None:
+        """Keeps what others told ``former``, the runner that broke off and that this one replaces."""
+        if former._source_told:
+            self.source_gone()
+        while not former._events.empty():
+            event = former._events.get_nowait()
+            if isinstance(event, m.Cancel | m.GivenUp | m.TakenOver):
+                self._events.put_nowait(event)
+        self.distrusted = former.distrusted
+
+    @property
+    def is_moot(self) -> bool:
+        """Tells whether an event that ends the move has come before the move began."""
+        return not self._events.empty()
+
+    async def withdraw(self) -> None:
+        """Ends a move that has not begun, as it was cancelled or its source is gone. No replica has heard of it."""
+        self.handle(m.Cancel() if self._events.empty() else self._events.get_nowait())
+        assert self.machine.error is not None
+        await self._record_aborted(self.machine.error)
+        self._say(self.machine.phase)
+        self._end()
+
+    async def run(self, first: list[m.Instruction] | None = None) -> MoveReport:
+        """Runs the move to its end. ``first``: instructions of a resumed machine; None: the move begins."""
+        with self._followed():
+            return await self._run(first)
+
+    async def _run(self, first: list[m.Instruction] | None) -> MoveReport:
+        self._began = self.clock.monotonic()
+        try:
+            await self._carry_out(self.handle(m.Begin()) if first is None else first)
+            while self.machine.phase not in m.TERMINAL:
+                event = await self._next_event()
+                if isinstance(event, m.TargetOwned) and self._fenced_at is not None:
+                    elapsed_ms = (self.clock.monotonic() - self._fenced_at) * 1e3
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._source_answered.wait(), ANSWER_S_MAX)
+                    self._tell(pause_ms=max(0.0, elapsed_ms - self._in_hand_ms))
+                if isinstance(event, m.TargetFailed):
+                    self._note_proof(event.error)
+                if isinstance(event, m.CaughtUp):
+                    self._expect()
+                await self._carry_out(self.handle(event))
+                self._report_promise()
+                if self.machine.phase is not m.Phase.FENCED:
+                    self._end_turn()
+                self._say(self.machine.phase)
+        finally:
+            self._end_turn()
+            self._end()
+        return self.report
+
+    def _expect(self) -> None:
+        """Updates the expected cost of the cutover, as other moves may have ended since this one began."""
+        if self.cost is not None and self.machine.phase is m.Phase.CATCHING_UP and not self.machine.granting:
+            cost = self.cost()
+            self.machine.fixed_ms, self.machine.margin_ms = cost.expected_ms, cost.margin_ms
+
+    def _report_promise(self) -> None:
+        machine = self.machine
+        self._tell(
+            predicted_pause_ms=machine.predicted_pause_ms, rounds=machine.rounds, margin_ms=machine.margin_now_ms
+        )
+
+    def _note_proof(self, error: StateflowError) -> None:
+        """Sets when a transfer that failed is tried again, and reports a seal that cannot be proved.
+
+        Each retry of the latter copies everything, so it comes later than other retries.
+        """
+        self._retry_s = self.settings.retry_interval_s
+        if self.machine.phase is m.Phase.FENCED and isinstance(error, DigestMismatch):
+            self._retry_s = self.settings.takeover_retry_s
+            if not self.report.note:
+                log.error(
+                    "seal of move %s cannot be proved; see `stateflow reconfig resolve %s`: %s",
+                    self.planned.move_id,
+                    self.planned.reconfiguration,
+                    error,
+                )
+            self._tell(
+                note=f"{error.what}: the partition is not served; see `stateflow reconfig resolve "
+                f"{self.planned.reconfiguration} --help`"
+            )
+
+    async def _cutover_turn(self) -> None:
+        """Waits for the turn of this cutover at its source, for ``TURN_S_MAX`` at most.
+
+        Another move may keep the turn, fenced, while the source does not answer.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.hooks.cutover.acquire(), TURN_S_MAX)
+            self._has_turn = True
+
+    def _end_turn(self) -> None:
+        if self._has_turn:
+            self._has_turn = False
+            self.hooks.cutover.release()
+
+    # -- instructions -------------------------------------------------------------------------------------
+
+    async def _carry_out(self, instructions: list[m.Instruction]) -> None:
+        for instruction in instructions:
+            await self._carry_out_one(instruction)
+
+    async def _carry_out_one(self, instruction: m.Instruction) -> None:
+        match instruction:
+            case m.Prepare():
+                self._start(self._prepare())
+            case m.RecordGrant():
+                try:
+                    await self.hooks.record_grant()
+                except Locked as error:
+                    self._events.put_nowait(m.TargetFailed(error))
+                else:
+                    self._events.put_nowait(m.GrantRecorded())
+            case m.Fence():
+                if not instruction.cold:
+                    await self._cutover_turn()
+                self._tell(fenced_us=self.clock.now_us())
+                self._fenced_at = self.clock.monotonic()
+                self._start(self._fence(instruction))
+            case m.CancelSource(owned_at, tidies=True):
+                await self._cancel_at_source(owned_at)
+            case m.CancelSource(owned_at):
+                self._start(self._cancel_source(owned_at))
+            case m.CancelTarget():
+                self._start(self._cancel_target())
+            case m.AbandonTarget():
+                await self._cancel_at(self.target, self.planned.move_id)
+            case m.RecordOwned(epoch, digest):
+                await self._record_owned(epoch=epoch, digest=digest)
+                if self.lost is not None:
+                    self.hooks.lost(self.lost)
+                self._events.put_nowait(m.OwnedRecorded())
+            case m.RecordAborted(error):
+                await self._record_aborted(error, self.distrusted)
+            case m.Release(epoch):
+                await self._release(epoch)
+            case m.Retry(m.Prepare()):
+                self._start(self._later(self._prepare, self._retry_s))
+            case m.Retry(m.Fence() as fence):
+                self._start(self._later(lambda: self._fence(fence)))
+            case m.Retry(m.CancelSource(owned_at)):
+                self._start(self._later(lambda: self._cancel_source(owned_at)))
+            case m.Retry(m.CancelTarget()):
+                self._start(self._later(self._cancel_target))
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    async def _prepare(self) -> None:
+        move = self.planned if isinstance(self.planned, PlannedMove) else None
+        incoming = Preparation(
+            self.planned.move_id,
+            self.deployed.spec,
+            self.planned.partition,
+            self.source,
+            self.planned.epoch,
+            bandwidth_max=move.bandwidth_max if move else 0.0,
+            standby=self.machine.kind is m.Kind.STANDBY,
+            on_demand=move is not None and plan.STRATEGIES[move.strategy].on_demand,
+            newest_epoch=self.newest_epoch(),
+        )
+        warm = False
+        try:
+            async for progress in self.replicas.prepare(self.target.name, incoming, self._join()):
+                self._take_over(progress)
+                match progress.phase:
+                    case Phase.CATCHING_UP:
+                        if not warm:
+                            warm, self._joined_s = True, progress.waited_s
+                            self._events.put_nowait(m.BaseReady())
+                        measured = Measured(
+                            progress.lag_bytes,
+                            progress.change_rate,
+                            progress.bandwidth,
+                            progress.rtt_ms,
+                            progress.sync_ms,
+                            progress.stall_ms,
+                        )
+                        self._events.put_nowait(m.CaughtUp(measured, progress.waited_s - self._joined_s))
+                    case Phase.OWNED:
+                        self.lost = progress.fault
+                        epoch = progress.epoch or self.planned.granted_epoch
+                        self._events.put_nowait(m.TargetOwned(epoch, progress.digest))
+                        return
+                    case Phase.FAILED:
+                        self._events.put_nowait(m.TargetFailed(progress.fault or _unsaid()))
+                        return
+                    case _:
+                        self.hooks.changed()
+            self._events.put_nowait(m.TargetFailed(_unsaid()))
+        except StateflowError as error:
+            self._events.put_nowait(m.TargetFailed(error))
+
+    def _join(self) -> str:
+        """Returns the move id of the standby whose copy at the target this move uses; empty: there is none.
+
+        The first one that is found stays: it is the one that the move rests on when it is fenced.
+        """
+        if self.machine.kind is not m.Kind.STANDBY and not self._joined:
+            self._joined = self.standby_move()
+        return self._joined
+
+    def _take_over(self, progress: Progress) -> None:
+        if progress.phase is not Phase.FAILED:
+            self._tell(**{name: getattr(progress, name) for name in SHOWN})
+            self.sequence = progress.sequence
+
+    async def _fence(self, fence: m.Fence) -> None:
+        self._source_answered.clear()
+        try:
+            await self._ask_to_fence(fence)
+        finally:
+            self._source_answered.set()
+
+    async def _ask_to_fence(self, fence: m.Fence) -> None:
+        if self._source_told:  # the source may be back and serve: it is asked nothing more
+            return
+        wanted = Fence(
+            self.planned.partition,
+            self.planned.move_id,
+            fence.epoch,
+            self.target,
+            cold=fence.cold,
+            pause_ms=fence.pause_ms,
+            max_pause_ms=fence.max_pause_ms,
+            standby_move=self._join(),
+        )
+        try:
+            fenced = await self.replicas.fence(self.source.name, wanted)
+        except StateflowError as error:
+            log.warning("move %s: fence not confirmed: %s", self.planned.move_id, error)
+            self._events.put_nowait(m.SourceUnknown())
+            return
+        if fenced.refused is None:
+            self._in_hand_ms = fenced.in_hand_ms
+            self._events.put_nowait(m.SourceSealed())
+            return
+        unknown = isinstance(fenced.refused, LeaseLost | StaleTerm)
+        self._events.put_nowait(m.SourceUnknown() if unknown else m.FenceRefused(fenced.refused))
+
+    async def _cancel_source(self, owned_at: int) -> None:
+        reply = await self._cancel_at_source(owned_at)
+        if reply is None:
+            self._events.put_nowait(m.SourceUnknown())
+        else:
+            self._events.put_nowait(m.SourceSealed() if reply.sealed else m.SourceCancelled())
+
+    async def _cancel_target(self) -> None:
+        reply = await self._cancel_at(self.target, self.planned.move_id)
+        if reply is None:
+            self._events.put_nowait(m.TargetUnknown())
+        else:
+            owned = m.TargetOwned(reply.epoch, "")
+            self._events.put_nowait(owned if reply.owned else m.TargetCancelled())
+
+    async def _cancel_at_source(self, owned_at: int) -> Cancelled | None:
+        try:
+            return await self._cancel_at(self.source, self.planned.move_id, owned_at)
+        except StateMissing as error:  # the source will never say whether it had sealed
+            log.warning("move %s: source lost the partition: %s", self.planned.move_id, error)
+            self.source_gone()
+            return None
+
+    async def _release(self, epoch: int) -> None:
+        partition, move_id = self.planned.partition, self.planned.move_id
+        try:
+            await self.replicas.release(self.source.name, partition, move_id, epoch, self.target)
+        except StateflowError as error:  # a source that is down releases when it starts again
+            log.warning("move %s: source not released: %s", self.planned.move_id, error)
+
+
+def _unsaid() -> Unavailable:
+    return Unavailable("the transfer ended without a result", remedy="see the target's log")
+
+
+# -- Takeovers -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class TakeoverRunner(Runner):
+    """Carries out one takeover."""
+
+    planned: PlannedTakeover
+    machine: f.Takeover
+
+    def __post_init__(self) -> None:
+        self._begin_report(self.machine.phase)
+        self._tell(note=f"by {self.planned.how.lower()}")
+
+    @property
+    def completed(self) -> bool:
+        return self.machine.phase is f.Phase.COMPLETED
+
+    def cancel(self) -> None:
+        """Ignores the cancellation: a partition without an owner is taken over in any case."""
+
+    def target_gone(self) -> None:
+        self._events.put_nowait(f.TargetGone())
+
+    async def run(self, first: list[f.Instruction] | None = None) -> MoveReport:
+        with self._followed():
+            return await self._run(first)
+
+    async def _run(self, first: list[f.Instruction] | None) -> MoveReport:
+        self._began = self.clock.monotonic()
+        try:
+            await self._carry_out(self.handle(f.Begin()) if first is None else first)
+            while self.machine.phase not in f.TERMINAL:
+                await self._carry_out(self.handle(await self._next_event()))
+                self._say(self.machine.phase)
+        finally:
+            self._end()
+        return self.report
+
+    async def _carry_out(self, instructions: list[f.Instruction]) -> None:
+        for instruction in instructions:
+            await self._carry_out_one(instruction)
+
+    async def _carry_out_one(self, instruction: f.Instruction) -> None:
+        match instruction:
+            case f.RecordGrant():
+                try:
+                    await self.hooks.record_grant()
+                except Locked as error:
+                    self._events.put_nowait(f.TargetRefused(error))
+                else:
+                    self._events.put_nowait(f.GrantRecorded())
+            case f.TakeOver(epoch):
+                self._start(self._take_over(epoch))
+            case f.CancelTarget():
+                self._start(self._cancel())
+            case f.RecordOwned(epoch):
+                await self._record_owned(epoch=epoch)
+                self._events.put_nowait(f.OwnedRecorded())
+            case f.RecordAborted(error):
+                if self.planned.standby_move:  # no other runner is left that would cancel that copy
+                    await self._cancel_at(self.target, self.planned.standby_move)
+                await self._record_aborted(error)
+            case f.Retry(f.TakeOver(epoch)):
+                self._start(self._later(lambda: self._take_over(epoch)))
+            case f.Retry(f.CancelTarget()):
+                self._start(self._later(self._cancel))
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    async def _take_over(self, epoch: int) -> None:
+        wanted = TakeOver(
+            self.deployed.spec,
+            self.planned.partition,
+            self.planned.move_id,
+            epoch,
+            self.planned.how,
+            standby_move=self.planned.standby_move,
+            oldest_epoch=self.deployed.first_epoch,
+        )
+        try:
+            taken = await self.replicas.take_over(self.target.name, wanted)
+        except StateflowError as error:
+            log.warning("takeover %s not confirmed: %s", self.planned.move_id, error)
+            unknown = isinstance(error, Unavailable | LeaseLost | StaleTerm)
+            self._events.put_nowait(f.TargetUnknown() if unknown else f.TargetRefused(error))
+            return
+        self._tell(note=self._note(taken) + self._outside())
+        self._events.put_nowait(f.TargetOwned(taken.epoch))
+
+    def _outside(self) -> str:
+        if not self.deployed.sites or self.target.site in self.deployed.sites:
+            return ""
+        return (
+            f"; {self.target.name} is at {self.target.site}, outside the operator's sites "
+            f"({', '.join(self.deployed.sites)})"
+        )
+
+    def _note(self, taken: TakenOver) -> str:
+        """Returns a note that tells what the new owner's state comes from, and what it lacks."""
+        positions = [f"{source} up to {batch}" for source, batch in sorted(taken.positions.items())]
+        contained = ", ".join(positions) or "nothing"
+        match self.planned.how:
+            case How.LOCAL:
+                return f"the former owner's own copy, complete; it contains {contained}"
+            case How.STANDBY:
+                return (
+                    f"the copy of {self.planned.standby_move} at sequence {taken.sequence}; it contains {contained}; "
+                    "batches acknowledged later without the standby are lost and requested again with position_gap"
+                )
+            case How.CHECKPOINT:
+                if (origin := taken.checkpoint) is None:  # the target owned already when it was asked again
+                    which = "a checkpoint"
+                else:
+                    at = datetime.fromtimestamp(origin.created_us / 1e6, UTC).isoformat(timespec="seconds")
+                    which = f"the checkpoint of {at}, epoch {origin.epoch}, sequence {origin.sequence}"
+                lost = "later batches are lost and requested again with position_gap"
+                return f"{which}; it contains {contained}; {lost}"
+
+    async def _cancel(self) -> None:
+        reply = await self._cancel_at(self.target, self.planned.move_id)
+        if reply is None:
+            self._events.put_nowait(f.TargetUnknown())
+            return
+        self._events.put_nowait(f.TargetOwned(reply.epoch) if reply.owned else f.TargetCancelled())

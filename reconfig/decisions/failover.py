@@ -1,0 +1,482 @@
+"""Failover: take-overs of partitions without their old owner's consent, and what owners may serve alone. Sans-io.
+
+A take-over begins if the old owner's lease has lapsed by the controller's clock, margin included, so that it no longer
+serves the partition; if the owner came back without the partition's data; or if it sealed the partition for a move that
+can never end. :func:`choose` names the new owner, the target.
+
+``TABLE`` below is the machine; docs/state-machines.md shows it as a page and a diagram. The grant is recorded before
+the target hears of it. A target that does not answer is asked again, as it may own already. A granted take-over ends
+without an owner only if the target refuses and then promises never to own by it, or if the target's lease has lapsed.
+
+The epoch of a take-over that was given up is burnt: no replica may own at it. The next take-over gets a newer epoch,
+and a replica that comes back with the burnt one is told to seal.
+
+Owners of operators whose failover is ``manual`` may serve while no controller answers. Each heartbeat reply names the
+operators that the replica may serve alone, and the number of the newest failover order. The replica makes both durable
+first, and then repeats them in its next heartbeats. The leading controller therefore knows which operators a silent
+replica may still be serving: those that it repeated last, those that are manual now, and those that a later order
+concerns. A replica that has repeated nothing in this term may be serving every operator that was ever manual.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import ClassVar, get_args
+
+from reconfig.decisions.migration import STORY_KEPT
+from stateflow.errors import (
+    REPORT_LINE,
+    InvalidArgument,
+    InvalidTransition,
+    InvariantBroken,
+    StateflowError,
+    StateMissing,
+    Unavailable,
+)
+from stateflow.transitions import Guard, Ignored, Impossible, Order, Row, Table, Transition
+from stateflow.types import How, PartitionId, ReplicaInfo, node_of, ranges
+
+# -- The successor ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """A standby copy. ``following``: it follows its owner. ``sequence``: the last change set that it reported."""
+
+    replica: str
+    move_id: str
+    following: bool
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    target: str
+    how: How
+    standby_move: str = ""
+
+
+def choose(
+    owner: ReplicaInfo,
+    holds_seal: bool,
+    standbys: Sequence[Standby],
+    alive: Mapping[str, ReplicaInfo],
+    owned: Mapping[str, int],
+    sites: Collection[str] = (),
+    resting: Collection[str] = (),
+    tried: Mapping[str, int] = MappingProxyType({}),
+) -> Choice | None:
+    """Chooses the successor that loses least: the owner with its sealed partition, else the standby with the greatest
+    sequence, else a replica that loads a checkpoint. None: no replica can take over now.
+
+    Of successors that lose the same, those not in maintenance are preferred, then those at ``sites``. Others are chosen
+    only if there are none of these, as availability comes first. For a checkpoint, a replica where a take-over failed,
+    e.g. for lack of room, is tried again when the others have failed as often.
+
+    Args:
+        owner: the former owner.
+        holds_seal: the owner has the whole partition, sealed; counts only if it is alive.
+        alive: replicas that can be planned with, by name.
+        owned: number of partitions by replica, including those on their way to it.
+        sites: the sites to which the operator is confined; empty: not confined.
+        resting: nodes in maintenance.
+        tried: number of failed attempts by replica.
+    """
+
+    def at(info: ReplicaInfo) -> bool:
+        return not sites or info.site in sites
+
+    if holds_seal and owner.name in alive:
+        return Choice(owner.name, How.LOCAL)
+    following = [standby for standby in standbys if standby.following and standby.replica in alive]
+    if following:
+
+        def rank(standby: Standby) -> tuple[int, bool, bool, str]:
+            works = node_of(standby.replica) not in resting
+            return standby.sequence, works, at(alive[standby.replica]), standby.replica
+
+        best = max(following, key=rank)
+        return Choice(best.replica, How.STANDBY, best.move_id)
+    able = [info for info in alive.values() if info.weight > 0]
+    working = [info for info in able if node_of(info.name) not in resting] or able
+    free = [info for info in working if at(info)] or working
+    if not free:
+        return None
+
+    def cost(info: ReplicaInfo) -> tuple[int, bool, float, str]:
+        load = owned.get(info.name, 0) / info.weight
+        return tried.get(info.name, 0), info.site != owner.site, load, info.name
+
+    return Choice(min(free, key=cost).name, How.CHECKPOINT)
+
+
+# -- Why a partition is not served -----------------------------------------------------------------------------------
+
+
+class Why(StrEnum):
+    """Reasons why an owner does not serve its partitions. ``{}`` stands for the owner's name."""
+
+    MISSING = "{} registered without them: its data directory does not hold their current state"
+    LAPSED = "the lease of {} has lapsed"
+    SEALED = "{} sealed them for a move that ended without an owner"
+    SILENT = "{} does not answer"
+    ALONE = "{} does not answer, and may be serving them alone"
+    OPENING = "{} is starting"
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """A reason why a partition's owner does not serve it. ``failed``: why the last take-over failed; empty: none has.
+    ``by_command``: a take-over begins only by command."""
+
+    owner: str
+    why: Why
+    failed: str = ""
+    by_command: bool = False
+
+
+def unserved(lacks: Mapping[PartitionId, Lack]) -> Iterator[tuple[str, list[int], Lack, StateflowError]]:
+    """Groups unserved partitions by operator and lack. Yields (operator, partitions, lack, error to report)."""
+    groups: dict[tuple[str, Lack], list[int]] = {}
+    for partition, lack in sorted(lacks.items(), key=lambda each: (each[0].operator, each[0].partition)):
+        groups.setdefault((partition.operator, lack), []).append(partition.partition)
+    for (operator, lack), numbers in groups.items():
+        yield operator, numbers, lack, _lacking(operator, numbers, lack)
+
+
+def _lacking(operator: str, numbers: list[int], lack: Lack) -> StateflowError:
+    what = lack.why.format(lack.owner)
+    if lack.why is Why.OPENING:
+        return Unavailable(what, remedy="wait", operator=operator, partitions=ranges(numbers))
+    if lack.by_command or lack.why is Why.ALONE:
+        lost = f"`stateflow takeover {operator} {ranges(numbers)} --accept-loss` gives them to others"
+        remedy = f"check that {node_of(lack.owner)} runs with its data directory; if it is gone for good, {lost}"
+        error = StateMissing if lack.why is Why.MISSING else Unavailable
+        return error(what, remedy=remedy, operator=operator, partitions=ranges(numbers))
+    if lack.failed:
+        what += f"; no takeover: {lack.failed}"
+    elif lack.why is Why.SILENT:
+        what += "; its partitions are taken over when its lease has lapsed"
+    else:
+        what += "; its partitions are being taken over"
+    error = StateMissing if lack.why is Why.MISSING else Unavailable
+    remedy = "check that it runs" if lack.why is Why.SILENT else "wait"
+    if lack.failed:
+        remedy = (
+            f"start {node_of(lack.owner)} with the data directory that has them, or restore them: "
+            f"`stateflow checkpoint restore {operator} {ranges(numbers)} --from STORE`; if they are lost for good, "
+            f"start empty: `stateflow undeploy {operator} "
+            "--delete-state`, then deploy again"
+        )
+    return error(what, remedy=remedy, operator=operator, partitions=ranges(numbers))
+
+
+# -- The take-over ---------------------------------------------------------------------------------------------------
+
+
+class Phase(StrEnum):
+    PLANNED = "PLANNED"
+    GRANTED = "GRANTED"
+    OWNED = "OWNED"
+    COMPLETED = "COMPLETED"
+    ABANDONED = "ABANDONED"
+
+
+TERMINAL = frozenset({Phase.COMPLETED, Phase.ABANDONED})
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class GrantRecorded:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOwned:
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRefused:
+    error: StateflowError
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCancelled:
+    """The target promised never to own by this take-over."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetUnknown:
+    """The target did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetGone:
+    """The target's lease has lapsed, margin included."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedRecorded:
+    pass
+
+
+Event = (
+    Begin | GrantRecorded | TargetOwned | TargetRefused | TargetCancelled | TargetUnknown | TargetGone | OwnedRecorded
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordGrant:
+    """Ledger: ``epoch`` is granted to the target → GrantRecorded."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """Target: own at ``epoch`` → TargetOwned | TargetRefused | TargetUnknown."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTarget:
+    """Target: promise never to own by this take-over → TargetCancelled | TargetOwned | TargetUnknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOwned:
+    """Ledger: the target owns → OwnedRecorded."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordAborted:
+    """Ledger: the take-over ended without an owner."""
+
+    error: StateflowError = field(compare=False)  # no error equals another one
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """``instruction`` again, after a while."""
+
+    instruction: TakeOver | CancelTarget
+
+
+Instruction = RecordGrant | TakeOver | CancelTarget | RecordOwned | RecordAborted | Retry
+Says = tuple[Order["Takeover", Instruction], ...]
+
+
+def _record_aborted_of(takeover: Takeover) -> RecordAborted:
+    assert takeover.error is not None
+    return RecordAborted(takeover.error)
+
+
+RECORD_GRANT: Order[Takeover, Instruction] = Order("RecordGrant", lambda takeover: RecordGrant(takeover.granted_epoch))
+TAKE_OVER: Order[Takeover, Instruction] = Order("TakeOver", lambda takeover: TakeOver(takeover.granted_epoch))
+CANCEL_TARGET: Order[Takeover, Instruction] = Order("CancelTarget", lambda _: CancelTarget())
+RECORD_OWNED: Order[Takeover, Instruction] = Order("RecordOwned", lambda takeover: RecordOwned(takeover.granted_epoch))
+RECORD_ABORTED: Order[Takeover, Instruction] = Order("RecordAborted", _record_aborted_of)
+RETRY_TAKE_OVER: Order[Takeover, Instruction] = Order(
+    "Retry(TakeOver)", lambda takeover: Retry(TakeOver(takeover.granted_epoch))
+)
+RETRY_CANCEL_TARGET: Order[Takeover, Instruction] = Order("Retry(CancelTarget)", lambda _: Retry(CancelTarget()))
+
+CANCELLING: Guard[Takeover] = Guard("the target is asked to cancel", lambda takeover, _: takeover.cancelling)
+GRANTED_EPOCH: Guard[Takeover] = Guard(
+    "the epoch is the granted one", lambda takeover, event: event.epoch == takeover.granted_epoch
+)
+
+
+def _refused(takeover: Takeover, event: TargetRefused) -> None:
+    takeover.error = event.error
+
+
+def _cancel_for(takeover: Takeover, event: TargetRefused) -> None:
+    takeover.cancelling, takeover.error = True, event.error
+
+
+def _died(takeover: Takeover, _: Event) -> None:
+    takeover.error = Unavailable("the successor died as well", remedy="wait until another one is chosen")
+
+
+_ROWS: tuple[Row[Phase, Takeover], ...] = (
+    Transition(Phase.PLANNED, Begin, None, (RECORD_GRANT,), note="the grant is recorded before the target hears of it"),
+    Transition(Phase.PLANNED, GrantRecorded, Phase.GRANTED, (TAKE_OVER,)),
+    Transition(
+        Phase.PLANNED, TargetRefused, Phase.ABANDONED, (RECORD_ABORTED,), effect=_refused,
+        note="the grant cannot be recorded",
+    ),
+    Transition(
+        (Phase.PLANNED, Phase.GRANTED), TargetGone, Phase.ABANDONED, (RECORD_ABORTED,), effect=_died,
+        note="the target's lease has lapsed too, so it no longer serves",
+    ),
+    Transition(Phase.GRANTED, TargetOwned, Phase.OWNED, (RECORD_OWNED,), when=GRANTED_EPOCH),
+    Impossible(Phase.GRANTED, TargetOwned, note="that epoch was never granted"),
+    Transition(
+        Phase.GRANTED, TargetUnknown, None, (RETRY_CANCEL_TARGET,), when=CANCELLING, note="silence decides nothing"
+    ),
+    Transition(
+        Phase.GRANTED, TargetUnknown, None, (RETRY_TAKE_OVER,), note="the target may own; silence decides nothing"
+    ),
+    Transition(
+        Phase.GRANTED, TargetRefused, None, (CANCEL_TARGET,), effect=_cancel_for,
+        note="a late request is then refused",
+    ),
+    Transition(
+        Phase.GRANTED, TargetCancelled, Phase.ABANDONED, (RECORD_ABORTED,), when=CANCELLING,
+        note="the target never owns by this takeover",
+    ),
+    Impossible(Phase.GRANTED, TargetCancelled, note="the target was not asked to cancel"),
+    Transition(Phase.OWNED, OwnedRecorded, Phase.COMPLETED, ()),
+    Ignored(
+        Phase.OWNED, (TargetOwned, TargetUnknown, TargetGone, TargetRefused), (),
+        note="the target owns; other reports no longer matter",
+    ),
+    Ignored((Phase.COMPLETED, Phase.ABANDONED), get_args(Event), (), note="late events of an ended takeover"),
+    # answers to instructions that were not given
+    Impossible((Phase.GRANTED, Phase.OWNED), (Begin, GrantRecorded)),
+    Impossible(Phase.PLANNED, (TargetOwned, TargetUnknown)),
+    Impossible((Phase.PLANNED, Phase.OWNED), TargetCancelled),
+    Impossible((Phase.PLANNED, Phase.GRANTED), OwnedRecorded),
+)  # fmt: skip
+_INVARIANTS: tuple[Guard[Takeover], ...] = (
+    Guard(
+        "an abandoned takeover has an error",
+        lambda takeover, _: takeover.phase is not Phase.ABANDONED or takeover.error is not None,
+    ),
+    Guard(
+        "a target that is asked to cancel had a grant and refused it",
+        lambda takeover, _: (
+            not takeover.cancelling or (takeover.phase is not Phase.PLANNED and takeover.error is not None)
+        ),
+    ),
+)
+TABLE: Table[Phase, Takeover, Says] = Table(
+    "A takeover",
+    Phase,
+    get_args(Event),
+    _ROWS,
+    lambda takeover, event: takeover.fault(f"{event} cannot happen in {takeover.phase}"),
+    _INVARIANTS,
+)
+
+
+@dataclass(slots=True)
+class Takeover:
+    """The state machine of one take-over. Only ``handle`` changes it."""
+
+    partition: PartitionId
+    granted_epoch: int
+    phase: Phase = Phase.PLANNED
+    cancelling: bool = False
+    error: StateflowError | None = None
+    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_KEPT))
+    table: ClassVar[Table[Phase, Takeover, Says]] = TABLE
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Takes an event and returns the instructions that follow from it. Raises InvalidTransition, with the story so
+        far, for an event that cannot happen in this phase."""
+        before = self.phase
+        self.phase, orders = self.table.handle(self, before, event)
+        self.story.append(f"{type(event).__name__}: {before} → {self.phase} [{', '.join(map(str, orders))}]")
+        return [order.make(self) for order in orders]
+
+    def validate(self) -> None:
+        """Checks the invariants. Raises InvariantBroken, with the story so far, in a state that only a bug leads to."""
+        for words in self.table.broken(self):
+            raise InvariantBroken(
+                f"an invariant is broken in {self.phase}: {words}",
+                remedy=REPORT_LINE,
+                partition=self.partition,
+                story=" | ".join(self.story),
+            )
+
+    def fault(self, what: str) -> InvalidTransition:
+        return InvalidTransition(what, remedy=REPORT_LINE, partition=self.partition, story=" | ".join(self.story))
+
+    @classmethod
+    def resumed(cls, partition: PartitionId, granted_epoch: int, granted: bool) -> tuple[Takeover, list[Instruction]]:
+        """Resumes a take-over after a restart of the controller. A granted target is asked again, as its answer is the
+        same. ``granted``: the grant is in the ledger."""
+        takeover = cls(partition, granted_epoch)
+        takeover.story.append("resumed")
+        if not granted:
+            return takeover, takeover.handle(Begin())
+        takeover.phase = Phase.GRANTED
+        return takeover, [TAKE_OVER.make(takeover)]
+
+
+# -- Serving without a controller ------------------------------------------------------------------------------------
+
+
+class Failover(StrEnum):
+    """An operator's failover: what happens to a partition whose owner does not answer."""
+
+    AUTOMATIC = "automatic"  # another replica takes it over when the owner's lease has lapsed
+    MANUAL = "manual"  # its owner goes on serving it, alone, until a command gives it up
+
+    @classmethod
+    def named(cls, name: str) -> Failover:
+        """Returns the failover of that name. Raises InvalidArgument."""
+        try:
+            return cls(name)
+        except ValueError:
+            raise InvalidArgument(f"{name!r} is not a failover mode", remedy=f"use {' or '.join(cls)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A replica's report of the operators that it may serve alone, as of a failover order."""
+
+    order: int
+    operators: frozenset[str]
+
+
+NOTHING = Said(0, frozenset())
+
+
+@dataclass(slots=True)
+class Failovers:
+    """Failover orders. ``newest``: each operator's newest order, as (number, whether it is manual). ``count``: number
+    of the newest order of all."""
+
+    newest: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    count: int = 0
+
+    def order(self, operator: str, failover: Failover) -> None:
+        self.count += 1
+        self.newest[operator] = self.count, failover is Failover.MANUAL
+
+    def undeployed(self, operator: str) -> None:
+        """Returns the name to automatic failover, for a later operator of that name."""
+        if operator in self.newest:
+            self.order(operator, Failover.AUTOMATIC)
+
+    def is_manual(self, operator: str) -> bool:
+        return self.newest.get(operator, (0, False))[1]
+
+    def manual(self) -> frozenset[str]:
+        return frozenset(operator for operator, (_, manual) in self.newest.items() if manual)
+
+    def may_be_alone(self, operator: str, said: Said | None) -> bool:
+        """Tells whether a silent replica may be serving an operator.
+
+        Args:
+            said: the replica's last report in this term; None: it reported nothing.
+        """
+        number, manual = self.newest.get(operator, (0, False))
+        if said is None:
+            return number > 0
+        return manual or operator in said.operators or said.order < number

@@ -1,0 +1,422 @@
+"""Plans: strategy, order, rounds, turns and new targets of a reconfiguration's moves, and where standbys go. Sans-io.
+
+The transfers of a reconfiguration are put in order, and its strategy splits them into rounds. The transfers of a round
+run side by side; a round begins when the one before has ended. A move whose round has begun waits for its turn
+(:func:`next_turns`), and may get another target until then (:func:`replan`). A strategy says how partitions are copied,
+and how many at a time:
+
+====================  ==========  =============  ==============================================================
+strategy              copies      at a time      pauses
+====================  ==========  =============  ==============================================================
+``stop-and-restart``  stopped     all            the whole operator, from its checkpoint until it goes on
+``pause-and-copy``    fenced      all            each moving partition, while it is copied with all the others
+``fluid``             fenced      one            each moving partition, while it alone is copied
+``batched``           fenced      a matching     as fluid, one per pair of source and target at a time
+``on-demand``         fenced      as requested   each moving partition, from its first batch until it is copied
+``warm-up``           serving     a few          each moving partition, while its last changes cross
+``auto``              warm-up, but pause-and-copy where changes come faster than they can cross
+====================  ==========  =============  ==============================================================
+
+Fluid and batched are Megaphone's (Hoffmann et al., VLDB 2019). On-demand is the fetching of Meces (Gu et al., ATC
+2022) with partitions as the unit: all change owners at once, and the partitions that batches wait for are copied
+first. Stop-and-restart is what users of micro-batch engines do today. Warm-up is the pre-copy of live migration of
+virtual machines (Clark et al., NSDI 2005).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any
+
+from reconfig.decisions.migration import Kind
+from reconfig.decisions.work import Cause, PlannedMove
+from stateflow.moves import AUTO, MoveOptions, Order, StrategyName
+from stateflow.types import PartitionId, ReplicaInfo, node_of
+
+#: bytes a second, until a move has measured the bandwidth
+BANDWIDTH_GUESS = 100e6
+#: seconds that a copy behind the fence takes beside its bytes: a snapshot, round trips, opening a database
+COLD_FIXED_S = 0.05
+#: causes that spread partitions over all replicas: one that joins gets its share of the moves that still wait
+SPREADING = (Cause.REBALANCE, Cause.DRAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A partition's load. ``size``: bytes on disk. ``rate``: batches a second."""
+
+    size: int = 0
+    rate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    partition: PartitionId
+    source: str
+    target: str
+    load: Load = Load()
+
+
+# -- Order and rounds ------------------------------------------------------------------------------------------------
+
+
+def ordered(transfers: Iterable[Transfer], order: Order) -> list[Transfer]:
+    """Sorts transfers. ``hot-first`` relieves an overloaded source soonest; ``hot-last`` keeps most of the traffic
+    undisturbed until the end."""
+    by_number = sorted(transfers, key=lambda t: (t.partition.operator, t.partition.partition))
+    match order:
+        case "hot-first":
+            return sorted(by_number, key=lambda t: -t.load.rate)
+        case "hot-last":
+            return sorted(by_number, key=lambda t: t.load.rate)
+        case "number":
+            return by_number
+
+
+def all_at_once(transfers: Sequence[Transfer]) -> list[list[Transfer]]:
+    return [list(transfers)] if transfers else []
+
+
+def one_by_one(transfers: Sequence[Transfer]) -> list[list[Transfer]]:
+    return [[transfer] for transfer in transfers]
+
+
+def matched(transfers: Sequence[Transfer]) -> list[list[Transfer]]:
+    """Returns rounds in which no replica sends twice or receives twice. Each round is as large as possible: a maximum
+    matching of sources and targets, found by augmenting paths (Kuhn 1955; the "batched" strategy of Megaphone, VLDB
+    2019)."""
+    left = list(transfers)
+    rounds: list[list[Transfer]] = []
+    while left:
+        chosen = _maximum_matching(left)
+        rounds.append(chosen)
+        taken = set(map(id, chosen))
+        left = [transfer for transfer in left if id(transfer) not in taken]
+    return rounds
+
+
+def _maximum_matching(transfers: Sequence[Transfer]) -> list[Transfer]:
+    of_source: dict[str, list[Transfer]] = {}
+    for transfer in transfers:
+        of_source.setdefault(transfer.source, []).append(transfer)
+    into: dict[str, Transfer] = {}  # by target
+
+    def augment(source: str, seen: set[str]) -> bool:
+        for transfer in of_source[source]:
+            if transfer.target in seen:
+                continue
+            seen.add(transfer.target)
+            other = into.get(transfer.target)
+            if other is None or augment(other.source, seen):
+                into[transfer.target] = transfer
+                return True
+        return False
+
+    for source in of_source:
+        augment(source, set())
+    chosen = {id(transfer) for transfer in into.values()}
+    return [transfer for transfer in transfers if id(transfer) in chosen]
+
+
+# -- Standbys --------------------------------------------------------------------------------------------------------
+
+
+def spread_standbys(
+    partitions: Mapping[PartitionId, str],
+    existing: Mapping[PartitionId, Sequence[str]],
+    count: int,
+    replicas: Sequence[ReplicaInfo],
+    near: Mapping[PartitionId, Sequence[str]] = MappingProxyType({}),
+    sites: Mapping[str, str] = MappingProxyType({}),
+) -> list[tuple[PartitionId, str]]:
+    """Returns (partition, replica) for every missing standby.
+
+    A standby is never at the owner's node, and no node has two standbys of a partition. Preferred are, in this order:
+    the site with the fewest of owner and standbys; a replica in ``near``, earlier entries first; the replica with the
+    fewest standbys for its weight. Fewer than ``count`` are returned if there are not enough nodes.
+
+    Args:
+        partitions: owner by partition.
+        existing: replicas with a standby, by partition.
+        count: standbys wanted of each partition.
+        near: by partition, replicas that were owner or standby until now.
+        sites: sites of replicas that have something, including those that are given nothing more.
+    """
+    infos = {info.name: info for info in replicas if info.weight > 0}
+    at = {**sites, **{info.name: info.site for info in replicas}}
+    copies = dict.fromkeys(infos, 0)
+    for names in existing.values():
+        for name in names:
+            if name in copies:
+                copies[name] += 1
+    missing: list[tuple[PartitionId, str]] = []
+    for partition, owner in sorted(partitions.items(), key=lambda item: item[0].partition):
+        have, close = list(existing.get(partition, ())), near.get(partition, ())
+
+        def cost(
+            info: ReplicaInfo, owner: str = owner, have: list[str] = have, close: Sequence[str] = close
+        ) -> tuple[int, int, float, str]:
+            there = sum(at.get(name) == info.site for name in (owner, *have))
+            nearness = close.index(info.name) if info.name in close else len(close)
+            return there, nearness, copies[info.name] / info.weight, info.name
+
+        while len(have) < count:
+            taken = {node_of(owner), *map(node_of, have)}
+            free = [info for info in infos.values() if node_of(info.name) not in taken]
+            if not free:
+                break
+            chosen = min(free, key=cost)
+            copies[chosen.name] += 1
+            have.append(chosen.name)
+            missing.append((partition, chosen.name))
+    return missing
+
+
+# -- Strategies ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A strategy. ``stops``: the operator is stopped from before the first move until after the last. ``limited``: the
+    controller's limit on moves at a time applies. ``on_demand``: each target copies partitions that batches wait for at
+    once, and the others one after another."""
+
+    name: StrategyName
+    kind: Kind
+    rounds: Callable[[Sequence[Transfer]], list[list[Transfer]]]
+    stops: bool = False
+    limited: bool = False
+    on_demand: bool = False
+
+
+STRATEGIES = {
+    strategy.name: strategy
+    for strategy in (
+        Strategy(StrategyName.STOP_AND_RESTART, Kind.COLD, all_at_once, stops=True),
+        Strategy(StrategyName.PAUSE_AND_COPY, Kind.COLD, all_at_once),
+        Strategy(StrategyName.FLUID, Kind.COLD, one_by_one),
+        Strategy(StrategyName.BATCHED, Kind.COLD, matched),
+        Strategy(StrategyName.ON_DEMAND, Kind.COLD, all_at_once, on_demand=True),
+        Strategy(StrategyName.WARM_UP, Kind.WARM, all_at_once, limited=True),
+    )
+}
+
+
+def strategy_named(name: str) -> Strategy | None:
+    """Returns the strategy of a name that MoveOptions accepts; None for ``auto``."""
+    return None if name == AUTO else STRATEGIES[StrategyName(name)]
+
+
+def choose(loads: Sequence[Load], change_bytes: float, max_pause_ms: float | None, bandwidth: float = 0.0) -> Strategy:
+    """Chooses the strategy for ``auto``.
+
+    A warm-up never pauses longer than a copy behind the fence, unless more changes during the copy than the whole state
+    is large; then copying twice is a waste.
+
+    Args:
+        loads: loads of the partitions that move.
+        change_bytes: bytes written a second to all of them, as measured by earlier moves; 0: not known.
+        max_pause_ms: budget, which only a warm-up can keep; None: no budget.
+        bandwidth: bytes a second between source and target; 0: not known.
+    """
+    if max_pause_ms:
+        return STRATEGIES[StrategyName.WARM_UP]
+    speed = bandwidth or BANDWIDTH_GUESS
+    copy_s = sum(load.size for load in loads) / speed + COLD_FIXED_S
+    changed = change_bytes * copy_s
+    if changed >= sum(load.size for load in loads) > 0 and change_bytes >= speed:
+        return STRATEGIES[StrategyName.PAUSE_AND_COPY]
+    return STRATEGIES[StrategyName.WARM_UP]
+
+
+# -- Turns -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits on parts under way at a time; 0: no limit. ``per_node``: parts with the node as source or target.
+    ``per_link``: parts between the same two sites."""
+
+    limit: int = 0
+    per_node: int = 0
+    per_link: int = 0
+
+    @classmethod
+    def of(cls, payload: Mapping[str, Any]) -> Limits:
+        return cls(**payload)
+
+    def to_payload(self) -> dict[str, int]:
+        return asdict(self)
+
+
+NONE = Limits()
+
+
+def limits_of(options: MoveOptions) -> Limits:
+    """Returns the limits that a batch's options ask for."""
+    return Limits(options.limit or 0, options.per_node or 0, options.per_link or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a batch. ``nodes``: source and target node. ``link``: source and target site; empty: both are the
+    same. ``shared``: the limits for all batches together apply, too."""
+
+    batch: str
+    nodes: tuple[str, ...] = ()
+    link: tuple[str, ...] = ()
+    shared: bool = True
+
+    @classmethod
+    def between(cls, batch: str, source: ReplicaInfo, target: ReplicaInfo, *, shared: bool = True) -> Part:
+        nodes = tuple(sorted({node_of(source.name), node_of(target.name)}))
+        sites = tuple(sorted({source.site, target.site}))
+        return cls(batch, nodes, sites if len(sites) > 1 else (), shared)
+
+
+class _Taken:
+    """Counts parts under way against limits."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.count = 0
+        self._nodes: Counter[str] = Counter()
+        self._links: Counter[tuple[str, ...]] = Counter()
+
+    def add(self, part: Part) -> None:
+        self.count += 1
+        self._nodes.update(part.nodes)
+        self._links[part.link] += 1
+
+    @property
+    def is_full(self) -> bool:
+        return 0 < self.limits.limit <= self.count
+
+    def takes(self, part: Part) -> bool:
+        limits = self.limits
+        return not (
+            self.is_full
+            or (limits.per_node and any(self._nodes[node] >= limits.per_node for node in part.nodes))
+            or (limits.per_link and part.link and self._links[part.link] >= limits.per_link)
+        )
+
+
+def next_turns(
+    waiting: Sequence[Part], under_way: Iterable[Part], limits: Mapping[str, Limits], of_all: Limits = NONE
+) -> list[int]:
+    """Returns the indices in ``waiting`` of the parts that begin now, in the order of their turns.
+
+    The parts of a batch are its moves. The batch with the fewest parts under way gets the next turn, so that a large
+    batch does not keep a small one waiting. Within a batch, turns follow its order and skip the parts that a limit
+    holds back.
+
+    Args:
+        waiting: parts of batches that are not paused, in the order in which they came.
+        under_way: parts that have begun and not ended.
+        limits: limits by batch; a batch that is missing has none.
+        of_all: limits of all batches together.
+    """
+    all_, each = _Taken(of_all), {part.batch: _Taken(limits.get(part.batch, NONE)) for part in waiting}
+    for part in under_way:
+        if part.shared:
+            all_.add(part)
+        if part.batch in each:
+            each[part.batch].add(part)
+    queues: dict[str, deque[int]] = {}
+    for number, part in enumerate(waiting):
+        queues.setdefault(part.batch, deque()).append(number)
+    chosen: list[int] = []
+    while queues:
+        batch = min(queues, key=lambda name: each[name].count)  # among equals the one that came first
+        place = _first_free(queues[batch], waiting, each[batch], all_)
+        if place is None:
+            del queues[batch]
+            continue
+        chosen.append(place)
+        each[batch].add(waiting[place])
+        if waiting[place].shared:
+            all_.add(waiting[place])
+    return chosen
+
+
+def _first_free(queue: deque[int], waiting: Sequence[Part], taken: _Taken, all_: _Taken) -> int | None:
+    """Takes the first part that the limits allow out of the queue, and those that it skips: as parts under way only
+    become more within one call of :func:`next_turns`, the skipped ones cannot begin in it. None: no part may begin."""
+    while queue and not taken.is_full:
+        part = waiting[place := queue.popleft()]
+        if taken.takes(part) and (not part.shared or all_.takes(part)):
+            return place
+        if part.shared and all_.is_full and all(waiting[each].shared for each in queue):
+            break
+    return None
+
+
+# -- Other targets ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Anew:
+    """A move and its new target. ``reason``: for the ledger, and for people."""
+
+    move: PlannedMove
+    target: str
+    reason: str
+
+
+def replan(
+    waiting: Iterable[PlannedMove],
+    alive: Mapping[str, ReplicaInfo],
+    gone: Collection[str],
+    sites: Mapping[str, str],
+    shares: Mapping[str, int],
+    may_be_at: Callable[[PartitionId, ReplicaInfo], bool],
+) -> list[Anew]:
+    """Returns the moves that get another target, as theirs is gone or a better one has joined, in their order.
+
+    A move without an alternative stays as it is. Moves that have begun are not asked for: they fail by themselves if
+    their target dies.
+
+    Args:
+        waiting: moves that wait for their turn.
+        alive: replicas that may be given something, by name.
+        gone: replicas that no longer serve, as far as the controller knows.
+        sites: site by replica, of all known replicas.
+        shares: number of partitions that each replica will have when all planned moves have ended.
+        may_be_at: tells whether a partition may be at a replica.
+    """
+    counts, found = dict(shares), []
+
+    def filled(info: ReplicaInfo, more: int) -> float:
+        return (counts.get(info.name, 0) + more) / info.weight
+
+    for move in waiting:
+        home = sites.get(move.source, "")
+        able = [
+            info
+            for info in alive.values()
+            if info.weight > 0
+            and info.name != move.source
+            and move.asked.allows(info)
+            and may_be_at(move.partition, info)
+        ]
+        if not able:
+            continue
+        best = min(able, key=lambda info: (info.site != home, filled(info, info.name != move.target), info.name))
+        if best.name == move.target:
+            continue
+        target = alive.get(move.target)
+        if target is None:
+            if move.target not in gone:
+                continue  # the target may only be late
+            reason = f"{move.target} does not answer"
+        elif move.cause in SPREADING and not move.asked.to and filled(best, 1) < filled(target, 0):
+            reason = f"{best.name} is less loaded than {target.name}"
+        else:
+            continue
+        counts[move.target] = counts.get(move.target, 0) - 1
+        counts[best.name] = counts.get(best.name, 0) + 1
+        found.append(Anew(move, best.name, reason))
+    return found

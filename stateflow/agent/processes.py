@@ -1,0 +1,421 @@
+"""Processes of replicas on this machine: their memory limits, their logs, their start and end, and the file ``AGENT``.
+
+*Memory limits.* Control groups limit a replica where the agent may make some, else limits of processes: :func:`limits`.
+
+*Logs.* :class:`Rotating` writes a log in files that rotate when they are large; :class:`Reader` reads it meanwhile.
+
+*Launching.* :class:`LocalLauncher` starts child processes. A process notices by its standard input that its parent has
+ended.
+
+*The file* ``AGENT`` in an agent's data directory contains the agent's identity, and the replicas that it is to run
+(:class:`Store`). The file is written as a whole, and is durable before the agent acts on it. So an agent that is
+started again runs its replicas at once, even if no controller answers, and obeys no controller whose term is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Protocol
+
+from stateflow.durable import write_durably
+from stateflow.errors import InvalidArgument
+from stateflow.fleet import Command, Spawned, Started
+
+log = logging.getLogger(__name__)
+#: allowance for what a replica's process allocates and never uses: arenas of allocators, stacks of its threads
+OVERHEAD_BYTES = 2 << 30
+CGROUP, RLIMIT, NONE = "cgroup", "rlimit", "none"
+
+# -- Memory limits ---------------------------------------------------------------------------------------------------
+
+
+class Limits(Protocol):
+    """A way to limit the memory of replicas. ``kind``: its name in reports."""
+
+    kind: str
+
+    def apply(self, name: str, pid: int, memory_bytes: int, workers: int) -> None:
+        """Limits a process that was just started, and those that it will start. Raises OSError.
+
+        ``memory_bytes``: limit of all of them together; 0: no limit.
+        """
+        ...
+
+    def forget(self, name: str) -> None:
+        """Forgets a replica, whose processes have ended."""
+        ...
+
+
+class Rlimits:
+    """Limits by limits of processes (``RLIMIT_DATA``), each its share of the replica's limit.
+
+    The limit concerns what a process allocates: an allocation beyond it fails. A replica allocates 1.4 GiB that it
+    never uses before it has a row, so ``OVERHEAD_BYTES`` are added. Such a limit protects the machine from being
+    filled, but does not keep a replica to its size.
+    """
+
+    kind = RLIMIT if sys.platform == "linux" else NONE
+
+    def apply(self, name: str, pid: int, memory_bytes: int, workers: int) -> None:
+        if memory_bytes and self.kind == RLIMIT:
+            limit = memory_bytes // workers + OVERHEAD_BYTES
+            resource.prlimit(pid, resource.RLIMIT_DATA, (limit, limit))
+
+    def forget(self, name: str) -> None:
+        pass
+
+
+class Cgroups:
+    """Limits by a control group (version 2) for each replica.
+
+    A control group counts what all processes of the replica use. The kernel ends one of them when that exceeds the
+    limit.
+
+    Args:
+        root: the agent's group, which holds no process itself: the agent's process is in the group ``agent`` below it.
+    """
+
+    kind = CGROUP
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def apply(self, name: str, pid: int, memory_bytes: int, workers: int) -> None:
+        group = self._root / f"replica-{name}"
+        group.mkdir(exist_ok=True)
+        (group / "memory.max").write_text(str(memory_bytes) if memory_bytes else "max")
+        with contextlib.suppress(OSError):  # without swap there is no such file
+            (group / "memory.swap.max").write_text("0" if memory_bytes else "max")
+        (group / "cgroup.procs").write_text(str(pid))
+
+    def forget(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            (self._root / f"replica-{name}").rmdir()
+
+
+def own_group(proc: Path = Path("/proc/self")) -> Path | None:
+    """Returns the directory of this process's control group of version 2; None: there is none."""
+    try:
+        path = next(line[3:] for line in (proc / "cgroup").read_text().splitlines() if line.startswith("0::"))
+        for line in (proc / "mountinfo").read_text().splitlines():
+            before, _, after = line.partition(" - ")
+            if after.split(" ")[0] == "cgroup2":
+                return Path(before.split(" ")[4]) / path.lstrip("/")
+    except (OSError, StopIteration, IndexError):
+        pass
+    return None
+
+
+def limits(group: Path | None) -> Limits:
+    """Returns limits by control groups where this process's group can have groups below it, else limits of processes.
+
+    A group with limited groups below it must hold no process itself, so this process moves into one of those.
+    """
+    if group is None or "memory" not in _words(group / "cgroup.controllers"):
+        return Rlimits()
+    inner = group / "agent"
+    try:
+        inner.mkdir(exist_ok=True)
+        (inner / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError as error:
+        log.info("control groups for replicas are not available: %s", error)
+        return Rlimits()
+    try:
+        (group / "cgroup.subtree_control").write_text("+memory")
+    except OSError as error:  # other processes are in the group
+        log.info("control groups for replicas are not available: %s", error)
+        with contextlib.suppress(OSError):
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+            inner.rmdir()
+        return Rlimits()
+    return Cgroups(group)
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []
+
+
+# -- Logs ------------------------------------------------------------------------------------------------------------
+
+#: size of one file, and number of older files that are kept
+FILE_BYTES, OLDER = 8 << 20, 4
+PIECE_BYTES = 64 << 10
+
+
+def older(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}")
+
+
+class Rotating:
+    """A file that is appended to. A full file becomes ``NAME.1``, that one ``NAME.2``, …; the oldest one is dropped.
+
+    Data that the disk does not take is dropped, as logging must not wait. The next write is tried again.
+    """
+
+    def __init__(self, path: Path, file_bytes: int = FILE_BYTES, kept: int = OLDER) -> None:
+        self._path, self._file_bytes, self._kept = path, file_bytes, kept
+        self._file: IO[bytes] | None = None
+
+    def write(self, data: bytes) -> bool:
+        """Appends data. Returns False where it was dropped."""
+        try:
+            if self._file is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._file = self._path.open("ab", buffering=0)
+            if self._file.tell() + len(data) > self._file_bytes and self._file.tell():
+                self._rotate()
+                self._file = self._path.open("ab", buffering=0)
+            self._file.write(data)
+        except OSError:
+            self.close()
+            return False
+        return True
+
+    def _rotate(self) -> None:
+        self.close()
+        for number in range(self._kept - 1, 0, -1):
+            if older(self._path, number).exists():
+                older(self._path, number).replace(older(self._path, number + 1))
+        if self._kept:
+            self._path.replace(older(self._path, 1))
+        else:
+            self._path.unlink()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def pump(pipe: IO[bytes], path: Path, name: str) -> threading.Thread:
+    """Starts a thread that copies a pipe to a log, to the end of the pipe. Returns the thread.
+
+    It goes on even if the disk takes nothing, as a process that writes into a full pipe waits for ever.
+    """
+
+    def run() -> None:
+        log = Rotating(path)
+        with pipe:
+            while data := os.read(pipe.fileno(), PIECE_BYTES):
+                log.write(data)
+        log.close()
+
+    thread = threading.Thread(target=run, name=f"log of {name}", daemon=True)
+    thread.start()
+    return thread
+
+
+class Reader:
+    """Reads a log that may be written and rotated meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = None
+
+    def last(self, lines: int) -> Iterator[bytes]:
+        """Yields the newest lines in pieces, also from the file before this one. :meth:`more` returns later ones."""
+        self._open()
+        found = b"" if self._file is None else self._file.read()
+        data = found
+        if data.count(b"\n") < lines:
+            try:
+                data = older(self._path, 1).read_bytes() + data
+            except OSError:
+                pass
+        kept = data.splitlines(keepends=True)
+        data = b"".join(kept[len(kept) - lines :] if 0 < lines < len(kept) else kept if lines else [])
+        for at in range(0, len(data), PIECE_BYTES):
+            yield data[at : at + PIECE_BYTES]
+
+    def more(self) -> bytes:
+        """Returns what was written since the last read; empty: nothing."""
+        self._open()
+        if self._file is None:
+            return b""
+        data = self._file.read(PIECE_BYTES)
+        if not data and self._is_over():
+            data = self._file.read(PIECE_BYTES)  # what was written before the file was rotated
+            if not data:
+                self.close()
+                self._open()
+                data = b"" if self._file is None else self._file.read(PIECE_BYTES)
+        return data
+
+    def _open(self) -> None:
+        if self._file is None:
+            try:
+                self._file = self._path.open("rb")
+            except OSError:
+                self._file = None
+
+    def _is_over(self) -> bool:
+        """Tells whether the file was rotated, so that another one has its name."""
+        assert self._file is not None
+        try:
+            now, mine = self._path.stat(), os.fstat(self._file.fileno())
+        except OSError:
+            return False
+        return (now.st_dev, now.st_ino) != (mine.st_dev, mine.st_ino)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+# -- Launching -------------------------------------------------------------------------------------------------------
+
+
+class Processes:
+    """The parts of a launcher that are the same for all processes of this machine, however they were started."""
+
+    def stop(self, handle: Started) -> None:
+        self.send(handle, signal.SIGTERM)
+
+    def kill(self, handle: Started) -> None:
+        """Kills a process. Workers that it started notice its end, and end as well."""
+        self.send(handle, signal.SIGKILL)
+
+    def send(self, handle: Started, number: signal.Signals) -> None:
+        """Sends a signal to a process, unless it has ended."""
+        if self.is_running(handle):
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(handle.process.pid, number)
+
+    def is_running(self, handle: Started) -> bool:
+        return handle.process.poll() is None
+
+    def logs(self, handle: Started) -> Iterator[bytes]:
+        reader = Reader(handle.command.log)
+        try:
+            while data := reader.more():
+                yield data
+        finally:
+            reader.close()
+
+
+class LocalLauncher(Processes):
+    """A launcher of child processes, see :class:`~stateflow.fleet.Launcher`.
+
+    The caller reads a process's standard output. A process notices by its standard input that this one has ended, in
+    whatever way.
+
+    Args:
+        rotates: this process writes a process's log, and begins a new file when it is large; False: the process writes
+            its log itself.
+    """
+
+    def __init__(self, *, rotates: bool = True) -> None:
+        self._rotates = rotates
+
+    def start(self, spec: Command) -> Started:
+        """Starts a process. Raises OSError."""
+        if not self._rotates:
+            with spec.log.open("ab") as log:
+                return Started(spec, self._start(spec, log.fileno(), ()))
+        reads, writes = os.pipe()
+        try:
+            # The process holds the reading end, too. If this process dies, the other one waits when the pipe is full,
+            # and soon ends. A pipe without a reader would fail in the operator that prints something just then.
+            process = self._start(spec, writes, (reads,))
+        except BaseException:
+            os.close(reads)
+            raise
+        finally:
+            os.close(writes)
+        pump(os.fdopen(reads, "rb", buffering=0), spec.log, spec.name)
+        return Started(spec, process)
+
+    def _start(self, spec: Command, errors: int, kept: Collection[int]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*spec.within, sys.executable, "-m", "stateflow", *spec.arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            pass_fds=kept,
+            text=True,
+            env=dict(spec.environment),
+            start_new_session=True,  # signals of a terminal reach it only through this process
+        )
+
+
+# -- The file AGENT --------------------------------------------------------------------------------------------------
+
+FILE = "AGENT"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The contents of the file.
+
+    ``id``: id of the data directory, made once. ``ledger`` and ``term``: of the newest controller that was obeyed.
+    """
+
+    id: str
+    name: str
+    ledger: str = ""
+    term: int = 0
+    wanted: tuple[Spawned, ...] = ()
+
+
+class Store:
+    """Reads and writes the file. Raises InvalidArgument where it is another agent's, or cannot be read.
+
+    Args:
+        directory: the agent's data directory, which the caller has claimed.
+    """
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._file = directory / FILE
+        self.kept = self._read() or self._write(Kept(uuid.uuid4().hex, name))
+        if self.kept.name != name:
+            if self.kept.wanted:
+                raise InvalidArgument(
+                    f"the data directory belongs to agent {self.kept.name!r}",
+                    remedy=f"start it with --name {self.kept.name}, or give {name!r} its own --data-dir",
+                    path=directory,
+                )
+            self._write(replace(self.kept, name=name))
+
+    def keep(self, ledger: str, term: int, wanted: Iterable[Spawned]) -> None:
+        """Writes new orders, which are durable when this returns. Raises OSError; then the former ones stay."""
+        new = replace(self.kept, ledger=ledger, term=term, wanted=tuple(wanted))
+        if new != self.kept:
+            self._write(new)
+
+    def _write(self, kept: Kept) -> Kept:
+        write_durably(self._file, json.dumps(asdict(kept)))
+        self.kept = kept
+        return kept
+
+    def _read(self) -> Kept | None:
+        try:
+            text = self._file.read_text()
+        except FileNotFoundError:
+            return None
+        try:
+            fields = json.loads(text)
+            fields["wanted"] = tuple(Spawned(**each) for each in fields["wanted"])
+            return Kept(**fields)
+        except (ValueError, LookupError, TypeError) as error:
+            raise InvalidArgument(
+                "the file does not describe the agent's replicas",
+                remedy="restore it from a backup; without one, remove it and start the agent under a new --name: the "
+                "replicas' state stays in `replicas`",
+                path=self._file,
+            ) from error

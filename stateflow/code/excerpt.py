@@ -1,0 +1,698 @@
+"""Excerpt of a program: the part that one class needs, which is all that the class uses, directly or not. No I/O.
+
+An operator written in a script, a notebook or a REPL has no module that a replica could import: importing the script
+would run it. So the class is sent as text, with the imports, functions, classes and assignments of its program that it
+uses. The excerpt leaves out everything else that the program does (``with``, calls, loops, and assignments of names
+that the class does not use).
+
+A name that holds plain data has the same value in the excerpt as in the program, no matter how the program computed it
+(from ``sys.argv``, in a loop that filled a dict). Any other name is made by the program's own statements. If the
+program changes such an object in a statement that is not taken, the excerpt would have only half of the object, and is
+refused. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import builtins
+import datetime as dt
+import importlib.util
+import inspect
+import math
+import re
+import symtable
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from stateflow.code.statements import Touch, functions_of, touches
+from stateflow.errors import OperatorNotImportable
+
+# -- Values as text --------------------------------------------------------------------------------------------------
+
+
+class Unwritten(Exception):
+    """The value cannot be written as Python text."""
+
+
+class Writer:
+    """Writes values as Python text that recreates them exactly: plain data, containers of it, and NumPy arrays.
+
+    ``uses``: names of the program's functions and classes that the texts refer to.
+
+    Args:
+        names: the program's names, with their values.
+    """
+
+    def __init__(self, names: Mapping[str, Any]) -> None:
+        self._names = names
+        self.uses: set[str] = set()
+
+    def write(self, value: object) -> str:
+        """Returns the text of a value.
+
+        Raises Unwritten, also for a function or class that is in no container: its definition says more.
+        """
+        if callable(value):
+            raise Unwritten
+        try:
+            return self._write(value)
+        except (ValueError, RecursionError) as error:
+            raise Unwritten from error
+
+    def _write(self, value: Any) -> str:
+        kind = type(value)
+        if value is None or kind in (bool, int, str, bytes):
+            return repr(value)
+        if (write := _KINDS.get((kind.__module__, kind.__qualname__))) is not None:
+            return write(self, value)
+        if kind.__module__ == "numpy" and hasattr(value, "dtype"):
+            return self._numpy(value)
+        if callable(value):
+            return self._reference(value)
+        raise Unwritten
+
+    def each(self, values: Iterable[Any]) -> str:
+        return ", ".join(self._write(each) for each in values)
+
+    def pairs(self, mapping: Mapping[Any, Any]) -> str:
+        return "{" + ", ".join(f"{self._write(key)}: {self._write(each)}" for key, each in mapping.items()) + "}"
+
+    def sorted(self, values: Iterable[Any]) -> str:
+        """Returns the elements' texts in order, so that equal sets give equal text."""
+        return ", ".join(sorted(self._write(each) for each in values))
+
+    def call(self, made_by: str, *arguments: Any, **named: Any) -> str:
+        module, _, name = made_by.partition(":")
+        said = [self._write(each) for each in arguments]
+        said += [f"{name}={self._write(each)}" for name, each in named.items()]
+        return f"{_imported(module)}.{name}({', '.join(said)})"
+
+    def _reference(self, value: Any) -> str:
+        """Returns a reference to a function or class that is found by its name, in the program or in another module."""
+        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+        if not isinstance(module, str) or not name.isidentifier():
+            raise Unwritten
+        if self._names.get(name) is value and module == self._names.get("__name__"):
+            self.uses.add(name)
+            return name
+        if getattr(sys.modules.get(module), name, None) is not value or module == "__main__":
+            raise Unwritten
+        return f"{_imported(module)}.{name}"
+
+    def _numpy(self, value: Any) -> str:
+        """Returns the text of an array or a scalar, exact to the bit."""
+        import numpy as np  # imported already where there is an array
+
+        exact = type(value) is np.ndarray or isinstance(value, np.generic)
+        dtype = value.dtype.descr if value.dtype.names else value.dtype.str
+        if not exact or value.dtype.hasobject or np.dtype(dtype) != value.dtype:  # such as a record with gaps
+            raise Unwritten
+        numpy, data = _imported("numpy"), value.tobytes()
+        said, encoded = repr(data), f"{_imported('base64')}.b64decode({base64.b64encode(data)!r})"
+        array = f"{numpy}.frombuffer({min(said, encoded, key=len)}, {numpy}.dtype({dtype!r}))"
+        if not value.size:
+            array = f"{numpy}.empty(0, {numpy}.dtype({dtype!r}))"
+        if isinstance(value, np.generic):
+            return f"{array}[0]"
+        return f"{array}.reshape({value.shape!r}).copy()"
+
+
+def _imported(module: str) -> str:
+    """Returns an import expression for the text, which needs no name of the program."""
+    return f"__import__({module!r}, fromlist=['*'])" if "." in module else f"__import__({module!r})"
+
+
+def _float(_: Writer, value: float) -> str:
+    return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
+
+
+def _datetime(writer: Writer, value: dt.datetime) -> str:
+    parts = (value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond)
+    return writer.call("datetime:datetime", *parts, value.tzinfo, fold=value.fold)
+
+
+def _time(writer: Writer, value: dt.time) -> str:
+    parts = (value.hour, value.minute, value.second, value.microsecond)
+    return writer.call("datetime:time", *parts, value.tzinfo, fold=value.fold)
+
+
+def _timezone(writer: Writer, value: dt.timezone) -> str:
+    return writer.call("datetime:timezone", *value.__getinitargs__())  # type: ignore[attr-defined]
+
+
+def _zone(writer: Writer, value: ZoneInfo) -> str:
+    if value.key is None or ZoneInfo(value.key) is not value:
+        raise Unwritten
+    return writer.call("zoneinfo:ZoneInfo", value.key)
+
+
+def _named(made_by: str) -> Callable[[Writer, Any], str]:
+    def write(writer: Writer, value: Any) -> str:
+        if not all(name.isidentifier() for name in vars(value)):
+            raise Unwritten
+        module, _, name = made_by.partition(":")
+        return f"{_imported(module)}.{name}(**{writer.pairs(vars(value))})"
+
+    return write
+
+
+def _tuple(writer: Writer, value: tuple[Any, ...]) -> str:
+    return f"({writer.each(value)},)" if value else "()"
+
+
+_Write = Callable[[Writer, Any], str]
+_KINDS: dict[tuple[str, str], _Write] = {
+    ("builtins", "float"): _float,
+    ("builtins", "complex"): lambda w, v: f"complex({_float(w, v.real)}, {_float(w, v.imag)})",
+    ("builtins", "bytearray"): lambda _, v: repr(v),
+    ("builtins", "range"): lambda _, v: repr(v),
+    ("builtins", "tuple"): _tuple,
+    ("builtins", "list"): lambda w, v: f"[{w.each(v)}]",
+    ("builtins", "dict"): lambda w, v: w.pairs(v),
+    ("builtins", "mappingproxy"): lambda w, v: f"{_imported('types')}.MappingProxyType({w.pairs(v)})",
+    ("builtins", "set"): lambda w, v: f"set([{w.sorted(v)}])",
+    ("builtins", "frozenset"): lambda w, v: f"frozenset([{w.sorted(v)}])",
+    ("collections", "Counter"): lambda w, v: w.call("collections:Counter", dict(v)),
+    ("collections", "OrderedDict"): lambda w, v: w.call("collections:OrderedDict", dict(v)),
+    ("collections", "defaultdict"): lambda w, v: w.call("collections:defaultdict", v.default_factory, dict(v)),
+    ("collections", "deque"): lambda w, v: w.call("collections:deque", list(v), v.maxlen),
+    ("array", "array"): lambda w, v: w.call("array:array", v.typecode, v.tolist()),
+    ("decimal", "Decimal"): lambda w, v: w.call("decimal:Decimal", str(v)),
+    ("fractions", "Fraction"): lambda w, v: w.call("fractions:Fraction", v.numerator, v.denominator),
+    ("datetime", "date"): lambda w, v: w.call("datetime:date", v.year, v.month, v.day),
+    ("datetime", "datetime"): _datetime,
+    ("datetime", "time"): _time,
+    ("datetime", "timedelta"): lambda w, v: w.call("datetime:timedelta", v.days, v.seconds, v.microseconds),
+    ("datetime", "timezone"): _timezone,
+    ("zoneinfo", "ZoneInfo"): _zone,
+    ("uuid", "UUID"): lambda w, v: w.call("uuid:UUID", str(v)),
+    ("pathlib", "PosixPath"): lambda w, v: w.call("pathlib:Path", str(v)),
+    ("pathlib", "PurePosixPath"): lambda w, v: w.call("pathlib:PurePosixPath", str(v)),
+    ("argparse", "Namespace"): _named("argparse:Namespace"),
+    ("types", "SimpleNamespace"): _named("types:SimpleNamespace"),
+}
+
+
+# -- Programs and their excerpts -------------------------------------------------------------------------------------
+
+#: names that every module has of its own
+_OWN = frozenset({"__name__", "__builtins__", "__spec__", "__loader__", "__doc__", "__annotations__"})
+#: modules of sessions, data frames and clusters: these objects cannot go to another process, and are not made there
+_NOT_MADE_AGAIN = (
+    *("pyspark.sql.session", "pyspark.sql.dataframe", "pyspark.sql.classic", "pyspark.sql.streaming", "pyspark.core"),
+    *("py4j", "stateflow.testing", "stateflow.local", "stateflow.client"),
+)
+_FUTURE = "from __future__ import annotations"
+#: order after all statements of the program
+_LAST = (1 << 30, 0)
+#: cell magics of IPython that run the rest of their cell as any other
+_RUN_AS_IT_IS = frozenset({"time", "capture", "prun"})
+_MADE = re.compile(r"^(?:class|(?:async )?def)\s+(\w+)|^(\w+)\s*(?::[^=\n]+)?=(?!=)", re.MULTILINE)
+
+
+@dataclass(eq=False, slots=True)
+class Statement:
+    """A statement that defines names. ``order``: numbers of its text and line. ``at_once``: names that it reads when it
+    runs; ``uses``: also names that its functions read later; ``hints``: names in annotations, which may or may not be
+    read. ``defines``: it is a def or a class; ``empty``: it makes an empty container."""
+
+    order: tuple[int, int]
+    code: str
+    binds: frozenset[str]
+    at_once: set[str] = field(default_factory=set)
+    uses: set[str] = field(default_factory=set)
+    hints: set[str] = field(default_factory=set)
+    star: bool = False
+    imports: bool = False
+    defines: bool = False
+    empty: bool = False
+
+
+@dataclass(slots=True)
+class Program:
+    """Statements of a program. ``elsewhere``: names that are made only by statements that are not taken → line.
+    ``futures``: annotations are text. ``single``: the program is one text, whose lines are known. ``touches``: places
+    where it may change its objects. ``magics``: names made in cells that are not Python → first word of the cell."""
+
+    statements: list[Statement]
+    elsewhere: dict[str, int] = field(default_factory=dict)
+    touches: list[Touch] = field(default_factory=list)
+    magics: dict[str, str] = field(default_factory=dict)
+    futures: bool = False
+    single: bool = False
+
+    def makers(self, name: str) -> list[Statement]:
+        """Returns the statements that make the final value of a name, last first: the last one that binds it, and
+        earlier ones that this builds on."""
+        found: list[Statement] = []
+        for statement in reversed(self.statements):
+            if name in statement.binds:
+                found.append(statement)
+                if name not in statement.at_once:
+                    break
+        return found
+
+
+def excerpt(program: Program, qualname: str, values: Mapping[str, Any] | None = None) -> str:
+    """Makes the source of a module in which ``qualname`` is the same as in the program.
+
+    Args: values: current values of the program's names; None: the program does not run here.
+
+    Raises OperatorNotImportable, naming the object that cannot be sent.
+    """
+    taken = _Taking(program, values)
+    name = qualname.partition(".")[0]
+    taken.take(name, needed_by=qualname, hint=False)
+    if not taken.statements:
+        if name in program.magics:
+            raise _in_magic(f"{name!r} is", program.magics[name])
+        raise OperatorNotImportable(f"there is no {name!r} at the top level of the program", remedy="define it there")
+    taken.check_order()
+    text = taken.text()
+    if values is not None:
+        _check_same(text, taken.statements, values, qualname)
+    return text
+
+
+def written(texts: Sequence[str], package: str | None = None) -> Program:
+    """Reads a program from its texts, in the order in which they ran: a script is one text, a notebook has one for each
+    cell.
+
+    Args: package: package from which relative imports start.
+
+    Raises OperatorNotImportable for a script that is not valid Python.
+    """
+    program = Program([], single=len(texts) == 1)
+    bodies: list[tuple[int, list[str], list[ast.stmt]]] = []
+    for number, text in enumerate(map(partial(_cell, program), texts)):
+        try:
+            tree = ast.parse(text)
+        except SyntaxError as error:
+            if program.single:
+                raise OperatorNotImportable(
+                    f"SyntaxError: {error}", remedy="fix the file", line=error.lineno
+                ) from error
+            continue  # a cell that never ran
+        program.futures |= any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in tree.body)
+        bodies.append((number, text.splitlines(), tree.body))
+    functions = functions_of(body for _, _, body in bodies)
+    for number, lines, body in bodies:
+        _read(program, number, lines, body, package)
+        for node in body:
+            program.touches += touches(node, (number, _first_line(node)), _binds(node) or (), functions)
+    for statement in program.statements:
+        _find_names(statement, program.futures)
+    return program
+
+
+def _cell(program: Program, text: str) -> str:
+    """Returns the Python source of a cell that IPython ran; empty: it is not Python. IPython keeps a cell that begins
+    with ``%%name`` as a call, with the rest of the cell as text."""
+    if not text.startswith("get_ipython().run_cell_magic("):
+        return text
+    match ast.parse(text).body:
+        case [ast.Expr(ast.Call(args=[ast.Constant(str(magic)), _, ast.Constant(str(body))]))]:
+            if magic in _RUN_AS_IT_IS:
+                return f"\n{body}"  # keeps the line numbers
+            made = {found[1] or found[2] for found in _MADE.finditer(body)}
+            program.magics.update(dict.fromkeys(made, f"%%{magic}"))
+    return ""
+
+
+def _in_magic(what: str, magic: str) -> OperatorNotImportable:
+    return OperatorNotImportable(
+        f"{what} defined in a cell that begins with {magic}, which is ignored",
+        remedy="define it in a plain Python cell",
+    )
+
+
+def _read(program: Program, number: int, lines: list[str], body: list[ast.stmt], package: str | None) -> None:
+    spans = [(_first_line(node), node.end_lineno or node.lineno) for node in body]
+    for index, node in enumerate(body):
+        first, last = spans[index]
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            continue
+        binds = _binds(node)
+        if binds is None:
+            for name in _stored(node):
+                program.elsewhere.setdefault(name, first)
+            continue
+        alone = all(b < first or a > last for i, (a, b) in enumerate(spans) if i != index)
+        relative = [n for n in ast.walk(node) if isinstance(n, ast.ImportFrom) and n.level]
+        for each in relative:
+            each.module = importlib.util.resolve_name("." * each.level + (each.module or ""), package)
+            each.level = 0
+        code = "\n".join(lines[first - 1 : last]) if alone and not relative else ast.unparse(node)
+        imports = isinstance(node, ast.Import | ast.ImportFrom)
+        statement = Statement((number, first), code, frozenset(binds), star="*" in binds, imports=imports)
+        statement.defines = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        statement.empty = isinstance(node, ast.Assign | ast.AnnAssign) and _is_empty(node.value)
+        program.statements.append(statement)
+
+
+class _Taking:
+    def __init__(self, program: Program, values: Mapping[str, Any] | None) -> None:
+        self._program, self._values = program, values
+        self._done: set[str] = set()
+        self.statements: list[Statement] = []
+        self._late: dict[str, list[Statement]] = {}
+
+    def take(self, name: str, *, needed_by: str, hint: bool) -> None:
+        todo = [(name, needed_by, hint)]
+        while todo:
+            name, needed_by, hint = todo.pop()
+            if name in self._done or name in _OWN:
+                continue
+            found = self._made(name, needed_by, hint)
+            if not found and hint:
+                continue
+            self._done.add(name)
+            for statement in found:
+                if statement in self.statements:
+                    continue
+                self.statements.append(statement)
+                what = next(iter(sorted(statement.binds)), name)
+                todo += [(each, what, True) for each in sorted(statement.hints)]
+                todo += [(each, what, False) for each in sorted(statement.uses)]
+
+    def _made(self, name: str, needed_by: str, hint: bool) -> list[Statement]:
+        makers = self._program.makers(name)
+        if self._values is None:
+            return self._as_written(name, needed_by, makers, hint)
+        if name not in self._values:  # builtin or undefined, in the excerpt as in the program
+            return []
+        value = self._values[name]
+        touch = self._touch(name, makers, value)
+        if makers and makers[0].imports and touch is None:
+            return makers
+        text, uses = _text_of(value, self._values)
+        if text is not None:
+            return self._as_it_is(name, text, uses, makers)
+        kind = type(value).__module__
+        if any(kind == root or kind.startswith(root + ".") for root in _NOT_MADE_AGAIN) and not hint:
+            raise OperatorNotImportable(
+                f"{needed_by} uses {name!r}, a {type(value).__name__}, which cannot be sent to a replica",
+                remedy="provide what the operator needs in its rows, its state or open()",
+            )
+        # a defaultdict's factory (a lambda) is taken from the program, its entries are written
+        if isinstance(value, defaultdict) and makers:
+            text, uses = _text_of(dict(value), self._values)
+            if text is not None and not uses:
+                refill = Statement(makers[0].order, f"{name}.clear(); {name}.update({text})", frozenset({name}))
+                return [*makers, refill]
+        if makers:
+            emptied = makers[0].empty and isinstance(value, Collection) and len(value)
+            if (touch is not None or emptied) and not hint:
+                raise self._changed(name, needed_by, f", a {type(value).__name__},", touch)
+            return makers
+        imported = _import_of(name, value, self._values.get("__name__"))
+        if imported is None and not hint:
+            raise self._lacking(name, needed_by)
+        return [] if imported is None else [imported]
+
+    def _as_it_is(self, name: str, text: str, uses: set[str], makers: list[Statement]) -> list[Statement]:
+        """Returns the statements that write a value: in place of the statement that made it, or after all statements
+        if the value holds functions or classes of the program."""
+        if not uses:
+            at = makers[0].order if makers else (-1, 0)
+            return [Statement(at, f"{name} = {text}", frozenset({name}))]
+        # statements that fill it, as decorated functions, may be taken, too
+        made = makers if makers and makers[0].empty else []
+        late = Statement(_LAST, f"{name} = {text}", frozenset({name}), uses=uses)
+        self._late[name] = [*made, late]
+        return self._late[name]
+
+    def check_order(self) -> None:
+        """Checks that no statement reads, when it runs, a name that is assigned after it. Raises
+        OperatorNotImportable."""
+        for name, made in self._late.items():
+            for statement in self.statements:
+                if name in statement.at_once and statement not in made:
+                    raise OperatorNotImportable(
+                        f"{min(statement.binds)} reads {name!r}, which holds functions or classes, while being defined",
+                        remedy=f"read {name!r} in a method or function",
+                        line=statement.order[1] if self._program.single else None,
+                    )
+
+    def _touch(self, name: str, makers: list[Statement], value: object) -> Touch | None:
+        """Returns the first place where another statement may change the object that ``makers`` made. None: there is
+        none."""
+        if not makers:
+            return None
+        own = {statement.order for statement in makers}
+        for touch in self._program.touches:
+            if touch.name == name and touch.order > makers[-1].order and touch.order not in own:
+                if self._values is not None:
+                    found = touch.may_change(value)
+                elif makers[0].imports:
+                    found = False
+                elif makers[0].defines:
+                    found = touch.may_change_any() and (touch.stores or touch.path[-1] == "register")
+                else:
+                    found = touch.may_change_any()
+                if found:
+                    return touch
+        return None
+
+    def _changed(self, name: str, needed_by: str, kind: str, touch: Touch | None) -> OperatorNotImportable:
+        return OperatorNotImportable(
+            f"{needed_by} uses {name!r}{kind} which is changed by a statement that replicas do not run",
+            remedy=f"build it in one statement, for example with a function: {name} = make()",
+            line=touch.line if touch is not None and self._program.single else None,
+        )
+
+    def _as_written(self, name: str, needed_by: str, makers: list[Statement], hint: bool) -> list[Statement]:
+        if not hint and (touch := self._touch(name, makers, None)) is not None:
+            raise self._changed(name, needed_by, ",", touch)
+        if makers or hasattr(builtins, name) or hint:
+            return makers
+        stars = [statement for statement in self._program.statements if statement.star]
+        if not stars and name in self._program.elsewhere:
+            raise self._lacking(name, needed_by)
+        return stars
+
+    def _lacking(self, name: str, needed_by: str) -> OperatorNotImportable:
+        if name in self._program.magics:
+            what = f"{name!r} is" if name == needed_by else f"{needed_by} uses {name!r}, which is"
+            return _in_magic(what, self._program.magics[name])
+        return OperatorNotImportable(
+            f"{needed_by} uses {name!r}, which is defined by a statement that replicas do not run",
+            remedy="define it by an import, def, class or assignment at the top level",
+            line=self._program.elsewhere.get(name) if self._program.single else None,
+        )
+
+    def text(self) -> str:
+        """Writes the excerpt. The statements of a script keep their lines, so that tracebacks name the right ones."""
+        lines = [_FUTURE] if self._program.futures else []
+        for statement in sorted(self.statements, key=lambda each: each.order):
+            if self._program.single:
+                lines += [""] * (statement.order[1] - 1 - len(lines))
+            lines += statement.code.splitlines()
+        return "\n".join(lines) + "\n"
+
+
+# -- What statements bind and read -----------------------------------------------------------------------------------
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(each.lineno for each in decorators)])
+
+
+def _binds(node: ast.stmt) -> set[str] | None:
+    """Returns the names that a statement defines; None: the statement may do anything else."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return {node.name}
+        case ast.Import() | ast.ImportFrom():
+            return {(each.asname or each.name).partition(".")[0] for each in node.names}
+        case ast.Assign():
+            return {name for target in node.targets for name in _roots(target)}
+        case ast.AnnAssign() | ast.AugAssign():
+            return set(_roots(node.target)) if node.value is not None else set()
+        case ast.If() if not any(isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node.test)):
+            return _all_bind([*node.body, *node.orelse])
+        case ast.Try():
+            caught = [each for handler in node.handlers for each in handler.body]
+            return _all_bind([*node.body, *caught, *node.orelse, *node.finalbody])
+    if type(node).__name__ == "TypeAlias":  # from Python 3.12 on
+        return {node.name.id}  # type: ignore[attr-defined]
+    return None
+
+
+def _all_bind(body: Iterable[ast.stmt]) -> set[str] | None:
+    names: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.Pass | ast.Raise):
+            continue
+        found = _binds(node)
+        if found is None:
+            return None
+        names |= found
+    return names
+
+
+def _roots(target: ast.expr) -> Iterator[str]:
+    """Yields the names that an assignment target makes or changes: ``a``, ``a, *b``, ``a.x``, ``a["x"]``."""
+    match target:
+        case ast.Name():
+            yield target.id
+        case ast.Tuple() | ast.List():
+            for each in target.elts:
+                yield from _roots(each)
+        case ast.Starred() | ast.Attribute() | ast.Subscript():
+            yield from _roots(target.value)
+
+
+def _stored(node: ast.stmt) -> set[str]:
+    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    made = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return names | {n.name for n in ast.walk(node) if isinstance(n, made)}
+
+
+def _find_names(statement: Statement, futures: bool) -> None:
+    code = f"{_FUTURE}\n{statement.code}" if futures else statement.code
+    top = symtable.symtable(code, "<excerpt>", "exec")
+    tree = ast.parse(statement.code)
+    statement.at_once = {each.get_name() for each in top.get_symbols() if each.is_referenced()}
+    statement.at_once |= {
+        n.target.id for n in tree.body if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)
+    }
+    statement.uses = set(statement.at_once)
+    _add_globals(top, statement, now=True)
+    for node in ast.walk(tree):
+        for hint in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if isinstance(hint, ast.expr):
+                statement.hints |= named_in(hint)
+
+
+def _add_globals(table: symtable.SymbolTable, statement: Statement, *, now: bool) -> None:
+    for inner in table.get_children():
+        is_class = inner.get_type() == "class"
+        names = {
+            each.get_name()
+            for each in inner.get_symbols()
+            if each.is_referenced() and (each.is_global() or (is_class and each.is_local()))
+        }
+        statement.uses |= names
+        if now and is_class:  # a class body runs with its statement
+            statement.at_once |= names
+        _add_globals(inner, statement, now=now and is_class)
+
+
+def named_in(hint: ast.expr) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(hint):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            try:
+                names |= named_in(ast.parse(node.value, mode="eval").body)
+            except SyntaxError:
+                continue
+    return names
+
+
+# -- Values in excerpts ----------------------------------------------------------------------------------------------
+
+
+def _text_of(value: object, values: Mapping[str, Any]) -> tuple[str | None, set[str]]:
+    """Returns (source text of a value, names of the program that the text reads). The text is None for a value that
+    cannot be written."""
+    writer = Writer(values)
+    try:
+        return writer.write(value), writer.uses
+    except Unwritten:
+        return None, set()
+
+
+CONTAINERS = frozenset({"dict", "list", "set", "Counter", "OrderedDict", "defaultdict", "deque"})
+
+
+def _is_empty(made: ast.expr | None) -> bool:
+    """Tells whether an expression makes an empty container: ``{}``, ``list()``."""
+    match made:
+        case ast.Dict(keys=[]) | ast.List(elts=[]):
+            return True
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=args, keywords=[]):
+            return name in CONTAINERS and (not args or name == "defaultdict")
+    return False
+
+
+def _import_of(name: str, value: object, program: object) -> Statement | None:
+    """Makes an import for an object of another module that no taken statement binds. None: it cannot be imported by
+    name."""
+    if isinstance(value, ModuleType):
+        return Statement((-1, 0), f"import {value.__name__} as {name}", frozenset({name}))
+    module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if isinstance(module, str) and isinstance(qualname, str) and module != program and qualname.isidentifier():
+        return Statement((-1, 0), f"from {module} import {qualname} as {name}", frozenset({name}))
+    return None
+
+
+# -- Comparison with what runs ---------------------------------------------------------------------------------------
+
+
+def _check_same(text: str, statements: Iterable[Statement], values: Mapping[str, Any], qualname: str) -> None:
+    """Checks that the excerpt has the code that runs here: a file may have changed since it ran, and a cell may have
+    failed.
+
+    Raises OperatorNotImportable."""
+    written: dict[str, list[CodeType]] = {}  # a property has its name several times, and so has a lambda
+    for code in _codes(compile(text, "<excerpt>", "exec", dont_inherit=True)):
+        written.setdefault(code.co_qualname, []).append(code)
+    for name in sorted({name for statement in statements for name in statement.binds}):
+        for function in _functions(values.get(name), values):
+            own = function.__code__.co_qualname  # a wrapper has the __qualname__ of the function that it wraps
+            codes = written.get(own, [function.__code__])
+            if not any(_equal(code, function.__code__) for code in codes):
+                raise OperatorNotImportable(
+                    f"the source of {own} has changed since it was loaded",
+                    remedy="restart the program; in a notebook, rerun its cells",
+                    operator=qualname,
+                )
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield each
+            yield from _codes(each)
+
+
+def _functions(value: object, values: Mapping[str, Any]) -> Iterator[FunctionType]:
+    """Yields the program's own functions in a value, those inside wrappers included."""
+    if isinstance(value, type):
+        for each in vars(value).values():
+            if not isinstance(each, type) or each.__qualname__.startswith(f"{value.__qualname__}."):
+                yield from _functions(each, values)
+        return
+    if isinstance(value, FunctionType) and value.__globals__ is values:
+        yield value
+    match value:
+        case staticmethod() | classmethod():
+            inner: object = value.__func__
+        case property():
+            inner = value.fget
+        case cached_property():
+            inner = value.func
+        case _:
+            inner = inspect.getattr_static(value, "__wrapped__", None)
+    if inner is not None:
+        yield from _functions(inner, values)
+
+
+def _equal(one: CodeType, other: CodeType) -> bool:
+    if (one.co_code, one.co_names, len(one.co_consts)) != (other.co_code, other.co_names, len(other.co_consts)):
+        return False
+    return all(
+        _equal(a, b) if isinstance(a, CodeType) and isinstance(b, CodeType) else (type(a), a) == (type(b), b)
+        for a, b in zip(one.co_consts, other.co_consts, strict=True)
+    )

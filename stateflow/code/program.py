@@ -1,0 +1,330 @@
+"""Text of the program that runs here: of a script, ``python -c``, ``python -``, a notebook or a REPL.
+
+A program that ``python -`` read from a pipe leaves no text, only its compiled code (:func:`compiled`). The interpreter
+compiles such a program as a whole before it runs it, and the code object lives as long as the program runs. A
+definition in it is a straight run of instructions that ends by storing its name, so the run can be cut out and executed
+alone; an import is written as a statement again. The excerpt loads only in interpreters of the same version, as
+bytecode means something else in others.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import codeop
+import dis
+import importlib
+import importlib.util
+import linecache
+import marshal
+import os
+import re
+import stat
+import sys
+import threading
+import tokenize
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from stateflow.code.excerpt import CONTAINERS, Program, Statement, named_in, written
+from stateflow.code.statements import Touch, only_looks
+from stateflow.errors import OperatorNotImportable
+
+#: instructions of an expression or definition without a jump; a definition with any other is not cut out
+_PLAIN = (
+    *("LOAD_", "MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE", "CALL", "PRECALL", "KW_NAMES", "PUSH_NULL"),
+    *("BUILD_", "LIST_", "SET_", "DICT_", "FORMAT_", "CONVERT_VALUE", "GET_ITER"),
+    *("BINARY_", "UNARY_", "COMPARE_OP", "IS_OP", "CONTAINS_OP", "EXTENDED_ARG", "NOP"),
+)
+_STORES = ("STORE_NAME", "STORE_GLOBAL")
+#: instructions that change the object on top of the stack, or the one below
+_CHANGING = ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "DELETE_ATTR")
+_READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
+#: beginnings of lines that continue the statement before them
+_GOES_ON = (" ", "\t", ")", "]", "}", "else", "elif", "except", "finally")
+_COMMAND = re.compile(r"-[bBdEhiIOPqsSuvVx]*c(.*)", re.DOTALL)
+
+
+# -- Programs without text -------------------------------------------------------------------------------------------
+
+
+def code_of_main(values: Mapping[str, Any]) -> CodeType | None:
+    """Returns the code object of ``__main__`` while it runs, from the outermost frame of the main thread. None: it is
+    not running."""
+    main = threading.main_thread().ident
+    frame = None if main is None else sys._current_frames().get(main)
+    while frame is not None:
+        if frame.f_globals is values and frame.f_code.co_name == "<module>":
+            return frame.f_code
+        frame = frame.f_back
+    return None
+
+
+def compiled(code: CodeType) -> Program:
+    """Reads a program's statements from its code object."""
+    instructions = list(dis.get_instructions(code))
+    found, elsewhere, module = [], dict[str, int](), None
+    statement_at: dict[int, Statement] = {}
+    for at, instruction in enumerate(instructions):
+        if instruction.opname == "IMPORT_NAME":
+            module = instruction.argval
+        if instruction.opname not in _STORES:
+            continue
+        name, before = instruction.argval, instructions[at - 1]
+        begin = _begin(instructions, at)
+        if before.opname == "IMPORT_FROM":
+            order, source = (at, _line(instruction)), f"from {module} import {before.argval} as {name}"
+            found.append(Statement(order, source, frozenset({name}), imports=True))
+        elif begin is None:
+            elsewhere.setdefault(name, _line(instruction))
+        else:
+            run = instructions[begin : at + 1]
+            statement = Statement((at, _line(run[0])), _source(code, run), frozenset({name}))
+            _find_names(statement, run)
+            statement.empty = run[0].opname in ("BUILD_MAP", "BUILD_LIST") and not run[0].arg and len(run) == 2
+            statement.empty |= any(each.opname in _READS and each.argval in CONTAINERS for each in run) and not any(
+                each.opcode in dis.hasconst for each in run
+            )
+            found.append(statement)
+            statement_at.update(dict.fromkeys(range(begin, at + 1), statement))
+    return Program(found, elsewhere, list(_touches(code, instructions, statement_at)))
+
+
+def _touches(
+    code: CodeType, instructions: Sequence[dis.Instruction], statement_at: Mapping[int, Statement]
+) -> Iterator[Touch]:
+    """Finds the places where a name's object may be changed: instructions that load the name, then call a method of
+    its object or store into something soon after."""
+    functions = {each.co_name: each for each in code.co_consts if isinstance(each, CodeType)}
+    for at, instruction in enumerate(instructions):
+        statement = statement_at.get(at)
+        order, line = (at, _line(instruction)) if statement is None else statement.order, _line(instruction)
+        if statement is None and instruction.opname in _STORES and instructions[at - 1].opname != "IMPORT_FROM":
+            yield Touch(instruction.argval, order, line, (), stores=True)
+        if instruction.opname not in _READS:
+            continue
+        touch = _touch(instructions, at, order, line)
+        if touch is not None and (statement is None or touch.name not in statement.binds):
+            yield touch
+        called = functions.get(instruction.argval)
+        for inner in () if called is None else _with_inner(called):
+            inside = list(dis.get_instructions(inner))
+            if any(each.opname.startswith("LOAD_FAST") and _changes(inside, n) for n, each in enumerate(inside)):
+                for given in instructions[at + 1 : at + 4]:  # most likely the arguments of the call
+                    if given.opname in _READS:
+                        yield Touch(given.argval, order, line, ("", "change"), discards=True)
+            for number, each in enumerate(inside):
+                found = _touch(inside, number, order, line) if each.opname in _READS else None
+                if found is not None:
+                    yield found
+
+
+def _touch(instructions: Sequence[dis.Instruction], at: int, order: tuple[int, int], line: int) -> Touch | None:
+    path, stores = _goes_on(instructions, at)
+    if not path and not stores:
+        return None
+    return Touch(instructions[at].argval, order, line, path or ("",), stores=stores)
+
+
+def _changes(instructions: Sequence[dis.Instruction], at: int) -> bool:
+    path, stores = _goes_on(instructions, at)
+    return stores or (bool(path) and not only_looks(path))
+
+
+def _goes_on(instructions: Sequence[dis.Instruction], at: int) -> tuple[tuple[str, ...], bool]:
+    """Returns (the attributes looked up on the object loaded at ``at``, whether something is stored into it)."""
+    behind = at + 1
+    while behind < len(instructions) and instructions[behind].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        behind += 1
+    stores = any(each.opname in _CHANGING for each in instructions[behind : behind + 2])
+    return tuple(each.argval for each in instructions[at + 1 : behind]), stores
+
+
+def _line(instruction: dis.Instruction) -> int:
+    position = instruction.positions
+    return (position.lineno if position else None) or 0
+
+
+def _begin(instructions: Sequence[dis.Instruction], at: int) -> int | None:
+    """Returns the index of the first instruction that makes the value stored at ``at``: where the stack is as high as
+    after the store. None: an instruction on the way is not in ``_PLAIN``, or a jump leads into it."""
+    missing = 1
+    while missing:
+        at -= 1
+        here = instructions[at] if at >= 0 else None
+        if here is None or not here.opname.startswith(_PLAIN):
+            return None
+        missing -= dis.stack_effect(here.opcode, here.arg, jump=False)
+        if missing and here.is_jump_target:
+            return None
+    while at and instructions[at - 1].opname == "EXTENDED_ARG":
+        at -= 1
+    return at
+
+
+def _source(code: CodeType, run: Sequence[dis.Instruction]) -> str:
+    first = next(each for each in dis.get_instructions(code) if each.opname == "RESUME")
+    begin, end = run[0].offset, run[-1].offset + 2  # a store has no cache after it
+    used = {each.arg for each in run if each.opcode in dis.hasconst}
+    constants = [each if number in used else None for number, each in enumerate(code.co_consts)]
+    operands = len(constants).to_bytes(4, "big").lstrip(b"\0") or b"\0"
+    tail = b"".join(bytes((dis.opmap["EXTENDED_ARG"], each)) for each in operands[:-1])
+    tail += bytes((dis.opmap["LOAD_CONST"], operands[-1], dis.opmap["RETURN_VALUE"], 0))
+    cut = code.replace(
+        co_code=code.co_code[: first.offset + 2] + code.co_code[begin:end] + tail,
+        co_consts=(*constants, None),
+        co_exceptiontable=b"",
+        co_linetable=b"",
+        co_firstlineno=_line(run[0]),
+    )
+    # version 2 has no references, whose marks differ from run to run
+    data = base64.b64encode(marshal.dumps(cut, 2)).decode()
+    magic = importlib.util.MAGIC_NUMBER.hex()
+    return f"exec(__import__({__name__!r}, fromlist=['code']).code({magic!r}, {data!r}))"
+
+
+def code(magic: str, data: str) -> CodeType:
+    """Decodes a code object, the inverse of ``_source``. Raises OperatorNotImportable in another version of Python."""
+    if magic != importlib.util.MAGIC_NUMBER.hex():
+        raise OperatorNotImportable(
+            "the operator was compiled by another version of Python: its program came through a pipe",
+            remedy="deploy it from a .py file",
+        )
+    loaded: CodeType = marshal.loads(base64.b64decode(data))  # noqa: S302 - deployed code
+    return loaded
+
+
+def _find_names(statement: Statement, run: Sequence[dis.Instruction]) -> None:
+    statement.at_once = {each.argval for each in run if each.opname in _READS}
+    statement.uses = set(statement.at_once)
+    for constant in (each.argval for each in run if isinstance(each.argval, CodeType)):
+        for inner in _with_inner(constant):
+            statement.uses |= {each.argval for each in dis.get_instructions(inner) if each.opname in _READS}
+            if "__annotations__" in inner.co_names:  # annotations are text there
+                statement.hints |= {
+                    name for each in inner.co_consts if isinstance(each, str) for name in named_in(ast.Constant(each))
+                }
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _with_inner(each)
+
+
+# -- Programs with text ----------------------------------------------------------------------------------------------
+
+
+def running(needed_by: str) -> tuple[str, Program, Mapping[str, Any]]:
+    """Returns the program of ``__main__``: (its file, or its kind in angle brackets; the program; its present names).
+
+    Raises OperatorNotImportable when nothing of its text is left.
+    """
+    main = sys.modules["__main__"]
+    values = vars(main)
+    shell = _notebook()
+    if shell is not None:
+        return "<notebook>", written(shell.user_ns["In"]), values
+    file = getattr(main, "__file__", None)
+    if file is not None and file.startswith("<"):  # the program is read from standard input
+        file = None
+    interactive = hasattr(sys, "ps1")
+    texts: list[str] = []
+    if file is not None and "_pyrepl" not in file:
+        texts = [_text_of(file, values)]
+    elif not interactive:
+        texts = [text for text in (_of_command(sys.orig_argv) or _of_standard_input(),) if text]
+    if interactive:
+        texts += _typed()
+    code = None if texts or interactive else code_of_main(values)
+    if code is not None:
+        return "<stdin>", compiled(code), values
+    if not texts:
+        raise OperatorNotImportable(
+            f"the source of {needed_by} cannot be found: typed input is kept by the line editor only",
+            remedy="put the program into a .py file, or the class into a module",
+        )
+    place = str(Path(file).resolve()) if len(texts) == 1 and file is not None else "<stdin>"
+    return place, written(texts, getattr(main, "__package__", None)), values
+
+
+def _notebook() -> Any:
+    """Returns IPython's shell, in a terminal or behind a notebook, which keeps the cells it ran. None: no IPython."""
+    if "IPython" not in sys.modules:
+        return None
+    return sys.modules["IPython"].get_ipython()
+
+
+def _text_of(file: str, values: dict[str, Any]) -> str:
+    try:
+        with tokenize.open(file) as source:  # in the encoding that it declares
+            return source.read()
+    except OSError:  # the file is in an archive
+        return "".join(linecache.getlines(file, values))
+
+
+def _of_command(arguments: Sequence[str]) -> str:
+    """Returns the program behind ``-c``; empty: there is none."""
+    for at, argument in enumerate(arguments[1:], 1):
+        command = _COMMAND.fullmatch(argument)
+        if command is not None:
+            return command[1] or arguments[at + 1]
+        if not argument.startswith("-") and arguments[at - 1] not in ("-W", "-X"):
+            break
+    return ""
+
+
+def _of_standard_input() -> str:
+    """Returns the program of ``python - < file``, from the beginning of the file however far the interpreter has read
+    it. Empty: standard input is no regular file.
+    """
+    if not stat.S_ISREG(os.fstat(0).st_mode):
+        return ""
+    return os.pread(0, os.fstat(0).st_size, 0).decode()
+
+
+def _typed() -> list[str]:
+    """Returns what was typed into this REPL, and into earlier ones before it, as statements. The last definition wins.
+
+    From Python 3.13 on the interpreter keeps it, as files of that name; before, the line editor keeps it.
+    """
+    kept = sorted((int(name[14:-1]), name) for name in linecache.cache if re.fullmatch(r"<python-input-\d+>", name))
+    if kept:
+        return ["".join(linecache.getlines(name)) for _, name in kept]
+    try:
+        readline: Any = importlib.import_module("readline")
+    except ImportError:
+        return []
+    entries = [readline.get_history_item(n) or "" for n in range(1, readline.get_current_history_length() + 1)]
+    return statements([line for entry in entries for line in entry.splitlines()])
+
+
+def statements(lines: Sequence[str]) -> list[str]:
+    """Joins lines to statements. The lines are as a line editor keeps them, without the empty ones that end a block;
+    lines that form no statement are left out.
+    """
+    found, at = [], 0
+    while at < len(lines):
+        end = at + 1
+        while end < len(lines) and (lines[end].startswith(_GOES_ON) or _is_open(lines[at:end])):
+            end += 1
+        text = "\n".join(lines[at:end])
+        try:
+            ast.parse(text)
+        except SyntaxError:
+            at += 1
+            continue
+        found.append(text)
+        at = end
+    return found
+
+
+def _is_open(lines: Sequence[str]) -> bool:
+    """Tells whether a bracket, a string or a decorator is still open."""
+    try:
+        return codeop.compile_command("\n".join(lines) + "\n\n", symbol="exec") is None
+    except (SyntaxError, ValueError, OverflowError):
+        return False

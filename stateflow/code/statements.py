@@ -1,0 +1,197 @@
+"""Finds a program's statements that change what others made, without which that would be incomplete. No I/O."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import functools
+import inspect
+import logging
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+#: types whose values never change, or keep nothing that an operator could miss
+_FIXED = (
+    *(str, bytes, int, float, complex, tuple, frozenset, range, type(None), PurePath, re.Pattern, enum.Enum),
+    *(logging.Logger, logging.LoggerAdapter, ModuleType, MethodType, BuiltinFunctionType, functools.partial),
+)
+_FIXED_IN = ("pyarrow", "typing", "datetime", "decimal", "zoneinfo", "uuid", "fractions")
+#: names that methods which change nothing have in most libraries
+_LOOKS = re.compile(
+    r"get|items|keys|values|copy|index|count|sections|options|cache_\w+|(get|has|is|as|to|find|show|print|count)_\w+"
+    r"|describe|head|tail|join|format|split|match|search|fullmatch|debug|info|warning|error|exception|critical|log|setLevel|addHandler|addFilter"
+)
+#: names of methods that change their object, where nothing is known of the value
+_CHANGES = re.compile(
+    r"append\w*|extend\w*|insert|update|add\w*|setdefault|set\w*|pop\w*|clear|remove\w*|discard|sort|reverse|rotate"
+    r"|subtract|read\w*|load\w*|register|fill|put\w*|push|fit|train"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """A place where a name's value may be changed.
+
+    Attributes:
+        order: of the statement that the program runs there, as :class:`~stateflow.code.excerpt.Statement` has it.
+        path: attributes from the value to the method that is called; empty where the name itself is bound anew.
+        stores: whether it is an assignment, or a deletion.
+        discards: whether it is a call whose result is not used.
+        guarded: whether it happens only where the program is the main one.
+    """
+
+    name: str
+    order: tuple[int, int]
+    line: int
+    path: tuple[str, ...]
+    stores: bool = False
+    discards: bool = False
+    guarded: bool = False
+
+    def may_change(self, value: object) -> bool:
+        """Tells whether the place may change this value, which the name has."""
+        if self.stores and not isinstance(value, ModuleType):
+            return True
+        if isinstance(value, type):
+            inner = inspect.getattr_static(value, self.path[0], None) if len(self.path) > 1 else None
+            return isinstance(inner, list | dict | set | deque) and not only_looks(self.path)
+        if isinstance(value, FunctionType):
+            return self.path[-1:] == ("register",)
+        fixed = isinstance(value, _FIXED) or type(value).__module__.partition(".")[0] in _FIXED_IN or _is_frozen(value)
+        return not fixed and not only_looks(self.path)
+
+    def may_change_any(self) -> bool:
+        """Tells whether the place may change the name's value, where that value is unknown."""
+        if self.guarded or (not self.stores and only_looks(self.path)):
+            return False
+        return self.stores or self.discards or bool(_CHANGES.fullmatch(self.path[-1]))
+
+
+def only_looks(path: tuple[str, ...]) -> bool:
+    """Tells whether the method that is called there changes nothing."""
+    return bool(path) and _LOOKS.fullmatch(path[-1]) is not None
+
+
+def _is_frozen(value: object) -> bool:
+    return is_dataclass(value) and getattr(type(value), "__dataclass_params__").frozen  # noqa: B009 - for mypy
+
+
+def functions_of(bodies: Iterable[list[ast.stmt]]) -> dict[str, _Function]:
+    """Returns a program's own functions, by name."""
+    return {node.name: node for body in bodies for node in body if isinstance(node, _Function)}
+
+
+def touches(
+    node: ast.stmt, order: tuple[int, int], binds: Iterable[str], functions: Mapping[str, _Function]
+) -> Iterator[Touch]:
+    """Yields where a statement at the top level may change what it does not bind itself.
+
+    Args:
+        binds: names that the statement binds.
+    """
+    own = frozenset(binds)
+    guarded = isinstance(node, ast.If) and any(isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node))
+    called: set[str] = set()
+    for name, at, path, stores, discards in _found(list(_run_by(node)), functions, called):
+        if name not in own:
+            yield Touch(name, order, at, path, stores, discards, guarded)
+    while new := [name for name in called if name in functions]:
+        seen = functions
+        functions = {name: function for name, function in functions.items() if name not in new}
+        called = set()
+        for name in new:
+            function = seen[name]
+            local = _local(function)
+            for found, _, path, stores, discards in _found(list(ast.walk(function)), seen, called):
+                if found not in local:
+                    yield Touch(found, order, node.lineno, path, stores, discards, guarded)
+
+
+_Found = tuple[str, int, tuple[str, ...], bool, bool]
+
+
+def _found(nodes: list[ast.AST], functions: Mapping[str, _Function], called: set[str]) -> Iterator[_Found]:
+    """Yields (name, line, path, stores, discards) of what these nodes do. Adds the names of the functions that they
+    call to ``called``.
+    """
+    discarded = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    inner = {id(n) for node in nodes if isinstance(node, _COMPREHENSIONS) for n in ast.walk(node)}
+    for node in nodes:
+        match node:
+            case ast.Call():
+                yield from _of_call(node, functions, called, discards=id(node) in discarded)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                for decorator in node.decorator_list:
+                    if isinstance(decorator, ast.Name):
+                        called.add(decorator.id)
+                    elif (at := _path(decorator)) is not None and at[1]:
+                        yield at[0], decorator.lineno, at[1], False, True
+            case ast.Attribute(ctx=ast.Store() | ast.Del()) | ast.Subscript(ctx=ast.Store() | ast.Del()):
+                if (root := _root(node)) is not None:
+                    yield root, node.lineno, ("",), True, False
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) if id(node) not in inner:
+                yield name, node.lineno, (), True, False
+
+
+def _of_call(
+    call: ast.Call, functions: Mapping[str, _Function], called: set[str], *, discards: bool
+) -> Iterator[_Found]:
+    if isinstance(call.func, ast.Name):
+        called.add(call.func.id)
+        function = functions.get(call.func.id)
+        if function is not None:
+            inside = _found(list(ast.walk(function)), {}, set())
+            changed = {name for name, _, path, stores, _ in inside if path and (stores or not only_looks(path))}
+            names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+            given = [*zip(names, call.args, strict=False), *((each.arg, each.value) for each in call.keywords)]
+            for name, value in given:
+                if isinstance(value, ast.Name) and name in changed:
+                    yield value.id, call.lineno, (name or "", "change"), False, True
+    elif (at := _path(call.func)) is not None and at[1]:
+        yield at[0], call.lineno, at[1], False, discards
+
+
+def _run_by(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields the nodes that run with a statement: not the bodies of functions."""
+    yield node
+    if isinstance(node, _INNER):
+        left: list[ast.AST] = [*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None)]
+        left += getattr(node, "decorator_list", [])
+    else:
+        left = list(ast.iter_child_nodes(node))
+    for each in left:
+        yield from _run_by(each)
+
+
+def _local(function: _Function) -> set[str]:
+    declared = {name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names}
+    args = function.args
+    names = {each.arg for each in (*args.posonlyargs, *args.args, *args.kwonlyargs)}
+    names |= {each.arg for each in (args.vararg, args.kwarg) if each is not None}
+    names |= {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store | ast.Del)}
+    return names - declared
+
+
+def _path(node: ast.expr) -> tuple[str, tuple[str, ...]] | None:
+    """Returns ``a.b.c`` as ("a", ("b", "c")), without subscripts in between; None for other expressions."""
+    path: list[str] = []
+    while not isinstance(node, ast.Name):
+        if isinstance(node, ast.Attribute):
+            path.insert(0, node.attr)
+        elif not isinstance(node, ast.Subscript):
+            return None
+        node = node.value
+    return node.id, tuple(path)
+
+
+def _root(node: ast.expr) -> str | None:
+    at = _path(node)
+    return None if at is None else at[0]

@@ -1,0 +1,371 @@
+"""Arrow data from other processes: schemas, record batches and streams are checked before they are read.
+
+pyarrow trusts lengths and offsets: a wrong one reads foreign memory, or ends the process.
+``validate(full=True)`` finds these. It checks every offset and every character: 8 µs for 1,000 rows of four columns,
+1.8 ms for 100,000, a twentieth of the time to decode them. (The cheap ``validate()`` checks the last offset only.) It
+does not bound the decoded size, so compressed rows are refused, and types by which a few bytes stand for many values.
+
+Times are translated to what Python has: to zones by names that Python knows, and to microseconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import struct
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+import pyarrow.types as t
+
+from stateflow.errors import InvalidArgument
+from stateflow.types import shown
+
+SCHEMA_BYTES_MAX = 1 << 20
+#: fields in a schema, nested ones included
+FIELDS_MAX = 10_000
+DEPTH_MAX = 32
+#: a value takes at least one bit, except for type null, whose values take nothing
+VALUES_PER_BYTE_MAX = 8
+VALUES_FREE = 1 << 20
+_REMEDY = "send Arrow IPC messages as written by pyarrow or Spark"
+#: an encapsulated message begins with this mark and four bytes of length, then its metadata; before Arrow 0.15 without
+#: the mark
+_CONTINUED = b"\xff\xff\xff\xff"
+_ENVELOPE = 8
+_RECORD_BATCH = 3  # in the union of headers
+#: exceptions that pyarrow raises for bytes that are not valid Arrow
+ARROW_RAISES = (
+    *(pa.ArrowException, ValueError, OSError, EOFError, LookupError, TypeError, MemoryError, OverflowError),
+)
+
+# -- Times -----------------------------------------------------------------------------------------------------------
+
+#: java.time.ZoneId.SHORT_IDS
+_SHORT = {
+    "ACT": "Australia/Darwin",
+    "AET": "Australia/Sydney",
+    "AGT": "America/Argentina/Buenos_Aires",
+    "ART": "Africa/Cairo",
+    "AST": "America/Anchorage",
+    "BET": "America/Sao_Paulo",
+    "BST": "Asia/Dhaka",
+    "CAT": "Africa/Harare",
+    "CNT": "America/St_Johns",
+    "CST": "America/Chicago",
+    "CTT": "Asia/Shanghai",
+    "EAT": "Africa/Addis_Ababa",
+    "ECT": "Europe/Paris",
+    "EST": "-05:00",
+    "HST": "-10:00",
+    "IET": "America/Indiana/Indianapolis",
+    "IST": "Asia/Kolkata",
+    "JST": "Asia/Tokyo",
+    "MIT": "Pacific/Apia",
+    "MST": "-07:00",
+    "NET": "Asia/Yerevan",
+    "NST": "Pacific/Auckland",
+    "PLT": "Asia/Karachi",
+    "PNT": "America/Phoenix",
+    "PRT": "America/Puerto_Rico",
+    "PST": "America/Los_Angeles",
+    "SST": "Pacific/Guadalcanal",
+    "VST": "Asia/Ho_Chi_Minh",
+}
+#: offsets as java.time.ZoneOffset reads them, and Spark, which takes ``+h:mm`` and ``+hh:m`` too
+_OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{1,2})(?::?(\d\d))?)?", re.ASCII)
+_HOURS_MAX = 18
+_EPOCH, _MICROSECOND = datetime(1970, 1, 1), timedelta(microseconds=1)
+_FIRST_US, _LAST_US = ((end - _EPOCH) // _MICROSECOND for end in (datetime.min, datetime.max))
+
+
+@functools.lru_cache(maxsize=256)
+def python_zone(name: str) -> str:
+    """Returns the name that Python and Arrow have for a zone of ``java.time.ZoneId`` or of the tz database.
+
+    >>> python_zone("GMT+2"), python_zone("PST"), python_zone("Europe/Berlin")
+    ('+02:00', 'America/Los_Angeles', 'Europe/Berlin')
+
+    Raises InvalidArgument for a zone that Python does not have.
+    """
+    found = _SHORT.get(name, name)
+    if found in ("Z", "UT"):
+        found = "UTC"
+    elif (offset := _OFFSET.fullmatch(found)) is not None:
+        found = _offset(offset) or found
+    try:
+        pa.scalar(0, pa.timestamp("us", tz=found)).as_py()
+    except Exception as error:  # a zone database may raise anything
+        raise InvalidArgument(
+            f"Python does not know the time zone {name!r}",
+            remedy="use a tz database name such as Europe/Berlin, or an offset such as +02:00; in Spark: "
+            'spark.conf.set("spark.sql.session.timeZone", …)',
+        ) from error
+    return found
+
+
+def _offset(read: re.Match[str]) -> str | None:
+    """Returns ``+hh:mm``; None for an invalid offset, and for one with seconds, which Arrow cannot represent."""
+    sign, *said = read.groups()
+    hours, minutes, seconds = (int(each or 0) for each in said)
+    if (hours, minutes) > (_HOURS_MAX, 0) or minutes > 59 or seconds:
+        return None
+    return f"{sign}{hours:02}:{minutes:02}" if hours or minutes else "UTC"
+
+
+def in_python_zones(schema: pa.Schema) -> pa.Schema:
+    """Returns the schema with the zones of its times, also nested ones, as Python has them. Raises InvalidArgument."""
+    fields = []
+    for field in schema:
+        try:
+            fields.append(field.with_type(_with_times(field.type, _zoned)))
+        except InvalidArgument as error:
+            error.located(column=field.name)
+            raise
+    return schema if fields == list(schema) else pa.schema(fields, schema.metadata)
+
+
+def time_of(scalar: pa.Scalar) -> datetime:
+    """Returns a time in its zone when its year there is in Python's range, even if its year in UTC is not; else in UTC.
+
+    Raises OverflowError when neither year is.
+    """
+    try:
+        plain: datetime = scalar.as_py()
+        return plain
+    except (ValueError, OverflowError):
+        micros = scalar.cast(pa.timestamp("us", scalar.type.tz)).value
+    zone = pa.scalar(0, pa.timestamp("us", scalar.type.tz)).as_py().tzinfo
+    offset = zone.utcoffset(datetime.max if micros > 0 else datetime.min)
+    for since_us, named in ((micros + offset // _MICROSECOND, zone), (micros, ZoneInfo("UTC"))):
+        if _FIRST_US <= since_us <= _LAST_US:
+            found: datetime = (_EPOCH + since_us * _MICROSECOND).replace(tzinfo=named)
+            return found
+    raise OverflowError("its year is outside 1 to 9999")
+
+
+def in_micros(kind: pa.DataType) -> pa.DataType:
+    """Returns the type with its times, also nested ones, in microseconds where they are in nanoseconds."""
+    return _with_times(kind, _in_micros)
+
+
+def _zoned(kind: pa.DataType) -> pa.DataType:
+    return pa.timestamp(kind.unit, python_zone(kind.tz)) if t.is_timestamp(kind) and kind.tz is not None else kind
+
+
+def _in_micros(kind: pa.DataType) -> pa.DataType:
+    if t.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if t.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    return pa.time64("us") if t.is_time64(kind) and kind.unit == "ns" else kind
+
+
+def _with_times(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Returns the type with its innermost types changed."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind
+    if not kind.num_fields:
+        return change(kind)
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    if t.is_map(kind):
+        fields = [kind.key_field, kind.item_field]
+    inner = [field.with_type(_with_times(field.type, change)) for field in fields]
+    made: list[tuple[Callable[[pa.DataType], bool], Callable[[], pa.DataType]]] = [
+        (t.is_struct, lambda: pa.struct(inner)),
+        (t.is_map, lambda: pa.map_(*inner, kind.keys_sorted)),
+        (t.is_large_list, lambda: pa.large_list(inner[0])),
+        (t.is_fixed_size_list, lambda: pa.list_(inner[0], kind.list_size)),
+        (t.is_list, lambda: pa.list_(inner[0])),
+    ]
+    return next((make() for told, make in made if told(kind)), kind)
+
+
+# -- Validation ------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=16)
+def read_schema(data: bytes) -> pa.Schema:
+    """Reads and checks an IPC schema message. Raises InvalidArgument."""
+    if not 0 < len(data) <= SCHEMA_BYTES_MAX:
+        raise InvalidArgument(f"an Arrow schema cannot have {len(data)} bytes", remedy=_REMEDY)
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(data))
+        check_types(schema)
+    except ARROW_RAISES as error:
+        raise _unreadable("a schema", error) from error
+    return schema
+
+
+def check_types(schema: pa.Schema) -> None:
+    """Checks that a schema is not too large and has accepted types only. Raises InvalidArgument."""
+    left = [(field.name, _type_of(field, field.name), 1) for field in schema]
+    seen = 0
+    while left:
+        name, kind, depth = left.pop()
+        seen += 1
+        if depth > DEPTH_MAX or seen > FIELDS_MAX:
+            raise InvalidArgument(
+                "a schema is too large", remedy=f"use at most {FIELDS_MAX} fields and {DEPTH_MAX} levels"
+            )
+        if isinstance(kind, pa.BaseExtensionType):
+            kind = kind.storage_type
+        # a few bytes stand for many values: one entry or run may be repeated any number of times
+        if any(told(kind) for told in _FOLDED):
+            raise InvalidArgument(
+                f"column {shown(name)} has the unsupported type {shown(str(kind))}",
+                remedy="cast it to the plain type of its values",
+            )
+        left += [(name, _type_of(kind.field(number), name), depth + 1) for number in range(kind.num_fields)]
+
+
+def _type_of(field: pa.Field, column: str) -> pa.DataType:
+    try:
+        return field.type
+    except KeyError:
+        raise InvalidArgument(
+            f"column {shown(column)} has a type that Python cannot represent, such as an interval of months",
+            remedy="cast it, for example to a number of months",
+        ) from None
+
+
+_FOLDED = (
+    t.is_dictionary,
+    t.is_run_end_encoded,
+    t.is_union,
+    t.is_list_view,
+    t.is_large_list_view,
+    t.is_string_view,
+    t.is_binary_view,
+)
+
+
+class BatchReader:
+    """Reads IPC record batch messages of one schema."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        check_types(schema)
+        self.schema = schema
+        self._nested = [number for number, field in enumerate(schema) if field.type.num_fields]
+
+    @staticmethod
+    def of(schema: bytes) -> BatchReader:
+        """Returns the reader of an IPC schema message, cached by schema. Its times are in zones that Python knows.
+        Raises InvalidArgument."""
+        return _batch_reader(schema)
+
+    def read(self, message: bytes) -> pa.RecordBatch:
+        """Returns the rows of a message, an empty batch for ``b""``. Raises InvalidArgument."""
+        if not message:
+            return pa.RecordBatch.from_pylist([], schema=self.schema)
+        try:
+            _check_plain(message, _ENVELOPE if message.startswith(_CONTINUED) else 4)
+            return self._proved(pa.ipc.read_record_batch(pa.py_buffer(message), self.schema), len(message))
+        except ARROW_RAISES as error:
+            raise _unreadable("rows", error) from error
+
+    def _proved(self, batch: pa.RecordBatch, size: int) -> pa.RecordBatch:
+        limit = VALUES_FREE + VALUES_PER_BYTE_MAX * size
+        if batch.num_rows > limit:
+            raise InvalidArgument(f"{size} bytes cannot hold {batch.num_rows} rows", remedy=_REMEDY)
+        batch.validate(full=True)
+        for number in self._nested:
+            _check_values(batch.column(number), limit, size)
+        return batch
+
+    def read_message(self, message: pa.ipc.Message, size: int) -> pa.RecordBatch:
+        """Returns the rows of a message that belongs to a stream of ``size`` bytes. Raises InvalidArgument, and what
+        pyarrow raises."""
+        _check_plain(message.metadata.to_pybytes(), 0)
+        return self._proved(pa.ipc.read_record_batch(message, self.schema), size)
+
+
+@functools.lru_cache(maxsize=64)
+def _batch_reader(schema: bytes) -> BatchReader:
+    return BatchReader(in_python_zones(read_schema(schema)))
+
+
+def read_batch(message: bytes, schema: pa.Schema) -> pa.RecordBatch:
+    """Returns the rows of an IPC record batch message, an empty batch for ``b""``. Raises InvalidArgument."""
+    return BatchReader(schema).read(message)
+
+
+def read_table(stream: bytes) -> pa.Table:
+    """Reads all rows of an IPC stream. Raises InvalidArgument."""
+    try:
+        messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(stream))
+        first = messages.read_next_message()
+        if first.type != "schema":  # pyarrow would read it as a schema
+            raise ValueError(f"it begins with a {first.type}, not a schema")
+        reader = BatchReader(pa.ipc.read_schema(first))
+        batches = [reader.read_message(each, len(stream)) for each in _rest(messages)]
+        return pa.Table.from_batches(batches, reader.schema)
+    except (*ARROW_RAISES, StopIteration) as error:
+        raise _unreadable("a stream of rows", error) from error
+
+
+def _rest(messages: pa.ipc.MessageReader) -> Iterator[pa.ipc.Message]:
+    try:
+        while True:
+            yield messages.read_next_message()
+    except StopIteration:
+        return
+
+
+def _check_values(array: pa.Array, limit: int, size: int) -> None:
+    """Checks the number of values, nested ones included: a list of a million nulls takes a few bytes. Raises
+    InvalidArgument."""
+    if len(array) > limit:
+        raise InvalidArgument(f"{size} bytes cannot hold {len(array)} values", remedy=_REMEDY)
+    kind = array.type
+    if isinstance(array, pa.ExtensionArray):
+        _check_values(array.storage, limit, size)
+    elif t.is_struct(kind):
+        for number in range(kind.num_fields):
+            _check_values(array.field(number), limit, size)
+    elif t.is_map(kind):
+        _check_values(array.keys, limit, size)
+        _check_values(array.items, limit, size)
+    elif kind.num_fields:
+        _check_values(array.values, limit, size)
+
+
+def _check_plain(data: bytes, start: int) -> None:
+    """Refuses a message of compressed rows, which pyarrow would inflate to any size before a check is possible.
+
+    Reads the flatbuffer itself, from ``start`` on (format/Message.fbs), as pyarrow does not expose the compression.
+    Raises InvalidArgument for compressed rows, ValueError for anything but a record batch.
+    """
+    try:
+        root = start + _u32(data, start)
+        kind, header = _field(data, root, 1), _field(data, root, 2)
+        if kind is None or data[kind] != _RECORD_BATCH or header is None:
+            raise ValueError("it is not a record batch")
+        if _field(data, header + _u32(data, header), 3) is not None:
+            raise InvalidArgument("rows are compressed", remedy="send them uncompressed")
+    except (struct.error, IndexError) as error:
+        raise ValueError("its metadata is truncated") from error
+
+
+def _field(data: bytes, table: int, number: int) -> int | None:
+    """Returns the offset of a flatbuffer table's field. None: not set."""
+    vtable = table - struct.unpack_from("<i", data, table)[0]
+    if vtable < 0:
+        raise ValueError("its metadata is malformed")
+    at = 4 + 2 * number
+    if at + 2 > struct.unpack_from("<H", data, vtable)[0]:
+        return None
+    offset = struct.unpack_from("<H", data, vtable + at)[0]
+    return table + offset if offset else None
+
+
+def _u32(data: bytes, at: int) -> int:
+    value: int = struct.unpack_from("<I", data, at)[0]
+    return value
+
+
+def _unreadable(what: str, error: BaseException) -> InvalidArgument:
+    why = (str(error).splitlines() or [type(error).__name__])[0][:160]
+    return InvalidArgument(f"{what} cannot be read as Arrow: {why}", remedy=_REMEDY)

@@ -1,0 +1,564 @@
+"""Operators as users write them: classes with a key, an output schema, states, and ``process``."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, ClassVar, TypeVar, cast
+
+import pyarrow as pa
+
+from stateflow.code.bundles import BundleStore, package_of
+from stateflow.code.loading import check_digest, digest_of, find, is_text, place_of
+from stateflow.errors import DeclarationError, InvalidArgument, OperatorNotImportable, StateflowError
+from stateflow.metrics.own import Metrics, OwnFigures
+from stateflow.operator.ddl import schema_of
+from stateflow.operator.rows import columns_of
+from stateflow.operator.timers import Timer, TimerColumns, Timers, check_timer_name
+from stateflow.partitioner import check_partitions
+from stateflow.state import (
+    ColumnStates,
+    Declaration,
+    KeyedState,
+    Namespace,
+    TrackedList,
+    TrackedMap,
+    TrackedReducing,
+    TrackedSet,
+    ValueColumn,
+    declarations_of,
+)
+from stateflow.state.columns import whole
+from stateflow.state.typed import taken
+from stateflow.types import OperatorSpec, check_name
+
+DEFAULT_PARTITIONS = 128
+T = TypeVar("T")
+_CHANGES = {
+    "value": "self.{0}.value = …",
+    "map": "self.{0}[key] = …, or self.{0}.clear() and self.{0}.update(…)",
+    "set": "self.{0}.add(…), or self.{0}.clear() and self.{0}.update(…)",
+    "list": "self.{0}.append(…), or self.{0}[:] = …",
+    "reducing": "self.{0}.add(…)",
+    "counter": "self.{0}.value += …",
+}
+#: namespace of an operator's own states
+GLOBAL = Namespace()
+
+
+class Helper:
+    """Base of helpers that store something under their name, by default that of the class attribute: windows."""
+
+    name: str
+
+
+class Context:
+    """Time, timers, metrics and side outputs, as an operator uses them beside its row and its state.
+
+    Attributes:
+        key: key of the current row or timer; None outside of them.
+        partition: number of this instance's partition.
+        timestamp: the row's event time, when the operator names an ``event_time`` column.
+        watermark: no row older than this is expected any more; None before the first watermark. A batch's watermark
+            counts after its rows: the rows see the watermark of the batch before, ``on_watermark`` and timers the new
+            one.
+
+    Example: ``ctx.set_timer(ctx.timestamp + timedelta(hours=1), name="quiet", domain="event")``
+    """
+
+    __slots__ = (
+        *("_figures", "_frozen", "_metrics", "_side", "_states", "_timers", "_unheard"),
+        *("key", "logger", "partition", "timestamp", "watermark"),
+    )
+
+    def __init__(
+        self,
+        operator: str,
+        partition: int,
+        timers: Timers,
+        states: KeyedState | None = None,
+        figures: Callable[[], Metrics] | None = None,
+    ) -> None:
+        self.key: Any = None
+        self.partition = partition
+        self.timestamp: Any = None
+        self.watermark: datetime | None = None
+        self.logger = logging.getLogger(f"stateflow.operator.{operator}")
+        self._timers = timers
+        self._states = states
+        self._side: dict[str, list[Any]] = {}
+        self._frozen: Mapping[str, Callable[[Any], Any]] = {}  # by tag, for rows that might change later
+        self._figures = figures or (lambda: Metrics(OwnFigures(), operator, None))
+        self._metrics: Metrics | None = None
+        self._unheard = ""  # name of the timer method that the operator lacks; empty: it has it
+
+    @property
+    def metrics(self) -> Metrics:
+        """The operator's own counters, gauges and histograms, in its replica's ``/metrics``.
+
+        What a batch records counts when the batch is applied.
+        """
+        if self._metrics is None:
+            self._metrics = self._figures()
+        return self._metrics
+
+    def set_timer(self, at: datetime | int, *, name: str = "", domain: str = "event") -> None:
+        """Sets a timer, for which ``on_timer`` is called with this key once ``at`` has passed.
+
+        Replaces the key's timer of that name.
+
+        Args:
+            at: an aware datetime, or microseconds since 1970.
+            domain: ``event``: fires when the watermark passes ``at``; ``processing``: fires with the first batch after
+                that time, with rows or without.
+
+        Raises InvalidArgument for another domain or an invalid time, outside of a row or timer, and where the operator
+        has no ``on_timer``.
+        """
+        key, named = self._current(), check_timer_name(name)
+        self._check_heard()
+        self._timers.set(key, named, at, domain)
+
+    def delete_timer(self, *, name: str = "", domain: str = "event") -> None:
+        """Deletes the key's timer of that name; no error when there is none."""
+        self._timers.delete(self._current(), check_timer_name(name), domain)
+
+    def set_timers(self, keys: pa.Array, at: Any, *, name: str = "", domain: str = "event") -> None:
+        """Sets a timer for each of these keys, in a batch operator, whose ``on_timers`` is called; see
+        :meth:`set_timer`.
+
+        Args:
+            keys: as state columns take them.
+            at: one time for all of them, as for :meth:`set_timer`; or an Arrow array as long as ``keys``, of timestamps
+                with a time zone or of microseconds since 1970.
+
+        Raises InvalidArgument, also where the operator has no ``on_timers``; NullKey.
+        """
+        named = check_timer_name(name)
+        self._check_heard()
+        self._timers.set_many(whole(keys), named, whole(at), domain)
+
+    def delete_timers(self, keys: pa.Array, *, name: str = "", domain: str = "event") -> None:
+        """Deletes the timer of that name of each of these keys; see :meth:`delete_timer`."""
+        self._timers.delete_many(whole(keys), check_timer_name(name), domain)
+
+    def _set_timer(self, at_us: int, name: str) -> None:
+        """Sets a window helper's timer, in event time."""
+        self._check_heard()
+        self._timers.set(self._current(), name, at_us, "event")
+
+    def _check_heard(self) -> None:
+        """Refuses timers where the operator has no method for them: every batch would fail once the timer is due."""
+        if self._unheard:
+            raise InvalidArgument(
+                f"a timer is set, but the operator has no {self._unheard}()",
+                remedy=f"define {self._unheard}(self, …) to handle it, or set no timer",
+            )
+
+    def _delete_timer(self, name: str) -> None:
+        self._timers.delete(self._current(), name, "event")
+
+    def emit(self, tag: str, row: Any) -> None:
+        """Puts a row into the side output ``tag`` of the operator's ``side_outputs``. Raises InvalidArgument."""
+        freeze = self._frozen.get(tag)
+        try:
+            self._side[tag].append(row if freeze is None else freeze(row))
+        except KeyError:
+            raise InvalidArgument(
+                f"there is no side output {tag!r}", remedy='declare it: side_outputs = {"tag": "column type, …"}'
+            ) from None
+
+    def state(self, tag: T, namespace: Namespace = GLOBAL) -> T:
+        """Returns the current key's state for a tag, ``state.counter(name="n")`` for example, in a namespace.
+
+        Tags of one name that differ in kind or type share nothing. Raises DeclarationError for a tag without a name,
+        InvalidArgument without a current key and in a batch operator.
+        """
+        key = self._current()
+        return cast(T, self._keyed().at(key, namespace, tag))
+
+    def clear_state(self, namespace: Namespace) -> None:
+        """Empties every state of the current key in a namespace."""
+        self._keyed().clear_namespace(self._current(), namespace)
+
+    def _keyed(self) -> KeyedState:
+        if self._states is None:
+            raise InvalidArgument(
+                "a batch operator has no keyed state", remedy="use an operator with process(row, ctx)"
+            )
+        return self._states
+
+    def _current(self) -> Any:
+        if self.key is None:
+            raise InvalidArgument("there is no current key", remedy="call this in process() or on_timer()")
+        return self.key
+
+
+class Operator:
+    """Base class of keyed, stateful operators.
+
+    Attributes:
+        key: name of the key column, or a tuple of names.
+        output: schema of the rows ``process`` produces, as Spark DDL or a :class:`pyarrow.Schema`.
+        side_outputs: schema of each side output by its tag, see :meth:`Context.emit`.
+        event_time: name of the column that becomes ``ctx.timestamp``.
+        state_version: raise it when stored state must be migrated; see :meth:`migrate_state`.
+
+    One instance serves one partition. Before ``process(row, ctx)`` its states are bound to the row's key. Attributes
+    set in ``open`` are per instance and not part of the state.
+
+    >>> from stateflow import state
+    >>> class Count(Operator):
+    ...     key, output, n = "k", "k string, n long", state.value(int, default=0)
+    ...
+    ...     def process(self, row, ctx):
+    ...         self.n.value += 1
+    ...         yield row.k, self.n.value
+    """
+
+    key: ClassVar[str | tuple[str, ...]]
+    output: ClassVar[str | pa.Schema]
+    side_outputs: ClassVar[Mapping[str, str | pa.Schema]] = {}
+    event_time: ClassVar[str | None] = None
+    state_version: ClassVar[int] = 1
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses to assign to a state, which is changed and never replaced: a value assigned in its place would belong
+        to no key and be stored nowhere. Raises AttributeError.
+        """
+        state = getattr(type(self), name, None)
+        if isinstance(state, Declaration):
+            if value is state:  # a dataclass assigns the defaults of its fields
+                return
+            # a set's |= and a list's += end in an assignment of what they changed
+            if name not in self.__dict__ or value is not self.__dict__[name]:
+                how = _CHANGES[state.kind].format(name)
+                raise AttributeError(f"self.{name} is a state and cannot be assigned: use {how}")
+        super().__setattr__(name, value)
+
+    def open(self, ctx: Context) -> None:
+        """Called once before the first row this instance sees. ``ctx.key`` is None."""
+
+    def process(self, row: Any, ctx: Context) -> Iterable[Any] | None:
+        """Called for each row, a :class:`~stateflow.operator.rows.Row` of the input columns, in order per key.
+
+        Yields (or returns a list of) output rows as tuples or dicts, or returns None. An exception fails the
+        batch of this partition and leaves its state as it was before the batch.
+        """
+        raise NotImplementedError
+
+    def init_state(self, row: Any, ctx: Context) -> None:
+        """Called for each row of ``initial_state=``, before any other row, with the states bound to its key.
+
+        By default each column named like a state goes into that state: a value is assigned, a map updated (from a dict
+        or a list of pairs), a set updated, a list extended; null adds nothing. Raises InvalidArgument when no column is
+        named like a state, and for a column that is neither a state's nor part of the key.
+        """
+        for name in _states_among(type(self), columns_of(row)):
+            given = row[name]
+            if given is not None:
+                _fill(getattr(self, name), given, declarations_of(type(self))[name])
+
+    def on_timer(self, timer: Timer, ctx: Context) -> Iterable[Any] | None:
+        """Called once for each timer that is due, with the states bound to its key; produces rows as ``process``."""
+        raise NotImplementedError
+
+    def on_watermark(self, watermark: datetime, ctx: Context) -> Iterable[Any] | None:
+        """Called when the partition's watermark has advanced, before the timers it makes due. ``ctx.key`` is None."""
+
+    def migrate_state(self, old_version: int, old: SimpleNamespace) -> None:
+        """Called once for each stored key, with its states bound, when the stored ``state_version`` is older.
+
+        Args:
+            old: the plain values (dict, set, list, …) of the key's states as they were stored, by stored name: None or
+                empty where nothing is stored; a record is a dict of its fields.
+
+        States whose declaration is unchanged are as they were, all others empty. The states of a partition are
+        migrated in one commit, in memory.
+        """
+        raise NotImplementedError
+
+    def close(self, ctx: Context) -> None:
+        """Called when the partition leaves this replica, and when the replica shuts down cleanly."""
+
+
+class BatchOperator(Operator):
+    """An operator that processes all rows of a partition's batch at once, in Arrow columns.
+
+    Its states are read and written for many keys at a time. Of a value state, ``self.n.get_many(keys)`` returns an
+    Arrow array in the order of ``keys``, and ``self.n.put_many(keys, values)`` stores one; maps, sets, counters and
+    reducing states are :class:`~stateflow.state.columns.MapColumn`, ``SetColumn`` and ``AddedColumn``.
+    ``ctx.set_timers(keys, at)`` sets timers. Methods that need a current key (``ctx.set_timer``, ``ctx.state``) are not
+    available.
+
+    >>> import pyarrow.compute as pc
+    >>> from stateflow import state
+    >>> class Total(BatchOperator):
+    ...     key, output, n = "k", "k string, n long", state.value(int, default=0)
+    ...
+    ...     def process_batch(self, batch, ctx):
+    ...         totals = pc.add(self.n.get_many(batch["k"]), 1)
+    ...         self.n.put_many(batch["k"], totals)
+    ...         return pa.table({"k": batch["k"], "n": totals})
+    """
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> pa.RecordBatch | pa.Table | None:
+        """Called with the rows of one batch, of all this partition's keys in it. Returns output columns by name, or
+        None.
+        """
+        raise NotImplementedError
+
+    def process(self, row: Any, ctx: Context) -> None:
+        raise NotImplementedError("a batch operator does not process single rows")
+
+    def on_timers(self, timers: TimerColumns, ctx: Context) -> pa.RecordBatch | pa.Table | None:
+        """Called once with all timers of one domain that are due, in order of time; produces columns as
+        ``process_batch``. Timers that it sets and that are due as well come with another call.
+        """
+        raise NotImplementedError
+
+    def init_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
+        """Called with the rows of ``initial_state=``. By default each column named like a state goes into that state.
+
+        Raises InvalidArgument when no column is named like a state, and for a column that is neither a state's nor part
+        of the key.
+        """
+        states = declarations_of(type(self))
+        names = _states_among(type(self), tuple(batch.schema.names))
+        columns = key_columns(type(self))
+        keys = batch[columns[0]]
+        if len(columns) > 1:
+            keys = pa.StructArray.from_arrays([batch[column] for column in columns], names=columns)
+        for name in names:
+            column = getattr(self, name)
+            if isinstance(column, ValueColumn):
+                column.put_many(keys, batch[name])
+                continue
+            for tracked, given in zip(column.each(keys), batch[name].to_pylist(), strict=True):
+                if given is not None:
+                    _fill(tracked, given, states[name])
+
+
+def _fill(tracked: Any, given: Any, declared: Declaration) -> None:
+    """Puts one value of an initial row into a state.
+
+    Args:
+        given: the value as an Arrow column of the declared type gives it, or already as the state holds it.
+    """
+    value, key = partial(taken, declared.coder), partial(taken, declared.key_coder)
+    match tracked:
+        case TrackedMap():
+            pairs = given.items() if isinstance(given, dict) else given
+            tracked.update((key(entry), value(item)) for entry, item in pairs if item is not None)
+        case TrackedSet():
+            tracked.update(map(key, given))
+        case TrackedList():
+            tracked.extend(map(value, given))
+        case TrackedReducing():
+            tracked.add(value(given))
+        case _:
+            tracked.value = value(given)
+
+
+def check_initial_columns(cls: type[Operator], columns: tuple[str, ...]) -> None:
+    """Refuses initial rows with a column that no state takes, unless the class fills its states itself. Raises
+    InvalidArgument.
+    """
+    own = (
+        cls.init_batch is not BatchOperator.init_batch
+        if issubclass(cls, BatchOperator)
+        else (cls.init_state is not Operator.init_state)
+    )
+    if not own:
+        _states_among(cls, columns)
+
+
+def _states_among(cls: type[Operator], columns: tuple[str, ...]) -> list[str]:
+    """Returns the states that initial rows of these columns fill. Raises InvalidArgument for a column that would be
+    lost.
+    """
+    states, key = declarations_of(cls), key_columns(cls)
+    names = [name for name in states if name in columns]
+    if not names:
+        raise InvalidArgument(
+            f"initial rows have the columns {', '.join(columns)}, none of which names a state",
+            remedy=f"name them {', '.join(states) or 'after states'}, or define init_state(row, ctx)",
+        )
+    for column in columns:
+        if column not in states and column not in key:
+            raise InvalidArgument(
+                f"the column {column!r} of initial rows is neither a state nor the key",
+                remedy=f"drop it, rename it to its state ({', '.join(states)}), or define init_state()",
+            )
+    if len(set(columns)) < len(columns):
+        twice = next(column for column in columns if columns.count(column) > 1)
+        raise InvalidArgument(
+            f"initial rows have several columns {twice!r}", remedy="rename or drop all but one of them"
+        )
+    return names
+
+
+def key_columns(cls: type[Operator]) -> tuple[str, ...]:
+    """Returns the names of the key columns. Raises DeclarationError when the operator names no key."""
+    key = getattr(cls, "key", None)
+    columns = (key,) if isinstance(key, str) else key
+    if not isinstance(columns, tuple) or not columns or not all(isinstance(c, str) and c for c in columns):
+        raise DeclarationError(
+            "the operator declares no key",
+            remedy='set key = "column" or a tuple of columns',
+            operator=cls.__name__,
+        )
+    return columns
+
+
+def output_schema(cls: type[Operator]) -> pa.Schema:
+    """Returns the schema of the main output. Raises DeclarationError when ``output`` is missing or cannot be read."""
+    return _schema(cls, getattr(cls, "output", None))
+
+
+def side_schemas(cls: type[Operator]) -> dict[str, pa.Schema]:
+    """Returns the schema of each side output by its tag. Raises DeclarationError."""
+    return {tag: _schema(cls, schema) for tag, schema in cls.side_outputs.items()}
+
+
+def _schema(cls: type[Operator], output: object) -> pa.Schema:
+    if isinstance(output, str | pa.Schema):
+        try:
+            return schema_of(output)
+        except StateflowError as error:
+            error.located(operator=cls.__name__)
+            raise
+    raise DeclarationError(
+        "the operator declares no output schema", remedy='set output = "name type, …"', operator=cls.__name__
+    )
+
+
+def describe(cls: type[Operator], partitions: int = DEFAULT_PARTITIONS, name: str | None = None) -> OperatorSpec:
+    """Describes an operator to replicas and clients, and checks its declaration."""
+    check_class(cls)
+    operator = check_name("operator", name or cls.__name__)
+    check_whole(cls)
+    state = (ColumnStates if issubclass(cls, BatchOperator) else KeyedState)(operator, declarations_of(cls), _EMPTY)
+    target, source = place_of(cls)
+    return OperatorSpec(
+        name=operator,
+        target=target,
+        partitions=check_partitions(partitions),
+        key=key_columns(cls),
+        output_schema=output_schema(cls).serialize().to_pybytes(),
+        state_schema=json.dumps(state.schema(), sort_keys=True),
+        side_schemas=tuple((tag, schema.serialize().to_pybytes()) for tag, schema in sorted(side_schemas(cls).items())),
+        source=source,
+        source_digest=digest_of(source),
+    )
+
+
+def check_whole(cls: type[Operator]) -> None:
+    """Checks an operator's declaration. Raises DeclarationError when the method for its rows is missing, when windows
+    would share what they store, and when outputs could not be told apart.
+    """
+    if issubclass(cls, BatchOperator):
+        missing = "process_batch(batch, ctx)" if cls.process_batch is BatchOperator.process_batch else ""
+    else:
+        missing = "process(row, ctx)" if cls.process is Operator.process else ""
+    if missing:
+        raise DeclarationError(f"the operator has no {missing}", remedy="define it", operator=cls.__name__)
+    _check_windows(cls)
+    check_outputs(cls)
+
+
+def check_outputs(cls: type[Operator]) -> None:
+    """Checks the names of side outputs. Raises DeclarationError for one that another side output or a column of the
+    main output has: in Spark a side output is a column beside those, and could not be read. Case is ignored, as in
+    Spark.
+    """
+    seen = {name.lower(): f"the main output's column {name!r}" for name in output_schema(cls).names}
+    for tag in side_schemas(cls):
+        if not isinstance(tag, str) or not tag:
+            raise DeclarationError(
+                f"{tag!r} is not a valid side output name", remedy="use a non-empty string", operator=cls.__name__
+            )
+        if other := seen.get(tag.lower()):
+            raise DeclarationError(
+                f"the side output {tag!r} has the same name as {other}", remedy="rename it", operator=cls.__name__
+            )
+        seen[tag.lower()] = f"the side output {tag!r}"
+
+
+def _check_windows(cls: type[Operator]) -> None:
+    """Checks the window helpers. Raises DeclarationError for windows of a batch operator or without an event time, and
+    when two would share what they store.
+    """
+    seen: dict[str, str] = {}
+    for attribute in dir(cls):
+        helper = inspect.getattr_static(cls, attribute)
+        if not isinstance(helper, Helper):
+            continue
+        if issubclass(cls, BatchOperator):
+            raise DeclarationError(
+                f"the windows {attribute!r} work row by row, but a batch operator takes many rows at once",
+                remedy="derive from Operator, or keep a map keyed by window start and close windows in on_timers",
+                operator=cls.__name__,
+            )
+        if cls.event_time is None:
+            raise DeclarationError(
+                f"the windows {attribute!r} use event time, but the operator declares no event_time column",
+                remedy='set event_time = "column"',
+                operator=cls.__name__,
+            )
+        if seen.setdefault(helper.name, attribute) != attribute:
+            raise DeclarationError(
+                f"the windows {seen[helper.name]!r} and {attribute!r} are both stored as {helper.name!r}",
+                remedy="give one of them its own name=",
+                operator=cls.__name__,
+            )
+
+
+class _Empty:
+    def get(self, cell: bytes) -> bytes | None:
+        return None
+
+    def scan(self, prefix: bytes) -> Any:
+        return iter(())
+
+
+_EMPTY = _Empty()
+
+
+def class_of(spec: OperatorSpec, bundles: BundleStore) -> type[Operator]:
+    """Loads the class that a deployment names. A text or bundle is loaded only when it is the one that was deployed,
+    and the file or module of its name never takes its place. Raises OperatorNotImportable, among them BundleMissing.
+    """
+    check_digest(spec.source, spec.source_digest)
+    if not spec.source and is_text(spec.target):
+        raise OperatorNotImportable(
+            "the deployment lacks the operator's source", remedy="deploy it again", target=spec.target
+        )
+    package = package_of(spec.bundle, bundles.opened(spec.bundle)) if spec.bundle else ""
+    return load(spec.target, spec.source, package)
+
+
+def check_class(given: object) -> None:
+    """Checks that this is an operator class. Raises DeclarationError otherwise, for example for an instance."""
+    if isinstance(given, Operator):
+        name = type(given).__name__
+        raise DeclarationError(f"{name}() is an instance of an operator", remedy=f"pass the class itself: {name}")
+    if not (isinstance(given, type) and issubclass(given, Operator)):
+        raise DeclarationError(f"{given!r} is not an operator", remedy="derive it from stateflow.Operator")
+
+
+def load(target: str, source: str = "", package: str = "") -> type[Operator]:
+    """Loads the class at ``target``, see :func:`~stateflow.code.loading.find`. Raises OperatorNotImportable with the
+    import's own error.
+    """
+    loaded = find(target, source, package)
+    if not (isinstance(loaded, type) and issubclass(loaded, Operator)):
+        raise OperatorNotImportable(
+            f"{target} is not an Operator class", remedy="name a class derived from stateflow.Operator"
+        )
+    return loaded

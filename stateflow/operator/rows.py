@@ -1,0 +1,679 @@
+"""Rows as operators see and make them, converted from Arrow record batches and back.
+
+:class:`Arriving` holds rows of several partitions that arrived in one record batch, and has a :class:`RowReader` decode
+them together. :class:`OutputWriter` encodes what operators return. A value that Python cannot represent is
+:class:`Unreadable`: an error only when it is looked at.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import unicodedata
+from bisect import bisect_right
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from operator import attrgetter, itemgetter
+from types import MappingProxyType, NoneType
+from typing import Any, NoReturn
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as t
+
+from stateflow.errors import InvalidArgument, KeyColumnMissing, NullKey, OutputMismatch, SchemaMismatch
+from stateflow.operator.arrow import in_micros, in_python_zones, read_schema, time_of
+from stateflow.operator.exact import Misfit, column_of, taken
+from stateflow.state.cells import CELL, decode_row_key, split_address
+from stateflow.storage import PartitionStore
+from stateflow.types import shown
+
+#: rows of neighbouring parts decoded to Python at a time; a single part is decoded whole, however many rows it has
+WINDOW_ROWS = 2048
+
+# -- Types of keys ---------------------------------------------------------------------------------------------------
+
+_KINDS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
+    (t.is_integer, "int"),
+    (t.is_floating, "float"),
+    (t.is_boolean, "bool"),
+    (t.is_string, "str"),
+    (t.is_large_string, "str"),
+    (t.is_binary, "bytes"),
+    (t.is_large_binary, "bytes"),
+    (t.is_fixed_size_binary, "bytes"),
+    (t.is_date, "date"),
+    (lambda type_: t.is_timestamp(type_) and type_.tz is not None, "timestamp"),
+    (t.is_timestamp, "timestamp without time zone"),
+)
+
+
+def kind_of(type_: pa.DataType) -> str:
+    """Returns the kind of keys that a column's values make; empty: it depends on the values."""
+    return next((kind for told, kind in _KINDS if told(type_)), "")
+
+
+def kinds_of(key: Any) -> tuple[str, ...]:
+    """Returns the kind of each column of a stored key."""
+    return tuple(map(_kind, key if isinstance(key, tuple) else (key,)))
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case datetime():
+            return "timestamp" if value.tzinfo is not None else "timestamp without time zone"
+        case date():
+            return "date"
+    return type(value).__name__
+
+
+def check_keys(schema: pa.Schema, columns: tuple[str, ...], store: PartitionStore, operator: str) -> None:
+    """Checks that the stored keys, of which it reads one, have the types of the key columns. Raises SchemaMismatch.
+
+    Keys of two types are never equal, even where both look like 7.
+    """
+    address = next((address for address, _ in store.scan(CELL)), None)
+    if address is None:
+        return
+    stored = kinds_of(decode_row_key(split_address(address)[0]))
+    come = tuple(kind_of(schema.field(column).type) for column in columns)
+    for column, was, now in zip(columns, stored, come, strict=False):
+        if now and was != now:
+            raise SchemaMismatch(
+                f"the key column {column!r} is of type {now}, but stored keys are of type {was}",
+                remedy="cast the column to the stored type; initial state, too, needs keys of the rows' type",
+                operator=operator,
+            )
+
+
+# -- Values that Python cannot represent -----------------------------------------------------------------------------
+
+
+class Unreadable:
+    """Stand-in for a value that Python lacks, like a time in the year 12000.
+
+    All uses but showing it raise InvalidArgument with column and row.
+    """
+
+    __slots__ = ("_column", "_row", "_type", "_why")
+
+    def __init__(self, column: str, row: int, type_: str, why: str) -> None:
+        self._column, self._row, self._type, self._why = column, row, type_, why
+
+    def refusal(self) -> InvalidArgument:
+        return InvalidArgument(
+            f"Python cannot represent a {self._type}: {self._why}",
+            remedy="filter out such rows, or cast the column",
+            column=self._column,
+            row=self._row,
+        )
+
+    def __repr__(self) -> str:
+        return f"<a {self._type} that Python cannot represent>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # a look-up of what the value can do
+            raise AttributeError(name)
+        raise self.refusal()
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise self.refusal()
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __bool__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __truediv__ = __floordiv__ = _refuse
+    __neg__ = __abs__ = __int__ = __float__ = __index__ = __round__ = __bytes__ = __reduce__ = _refuse
+    __getitem__ = __iter__ = __len__ = __contains__ = __reversed__ = __or__ = __ror__ = _refuse
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec) if not spec else self._refuse()
+
+
+# -- Rows that operators are given -----------------------------------------------------------------------------------
+
+_value_at = tuple.__getitem__
+
+
+class Row(tuple[Any, ...]):
+    """A row that an operator is given: a tuple of its values, in the order of the input's columns.
+
+    ``row.name`` is the column of that name, for every name that is an identifier: also ``_1``, ``count`` and ``µs``,
+    which Python reads in its NFKC form. Names of the form ``__x__`` are Python's own. ``row["any name"]`` is the column
+    of exactly that name, ``row[0]`` the first one. Reading a name that two columns share raises InvalidArgument.
+    ``_fields``, ``_asdict()`` and ``_replace(name=value)`` are those of a named tuple, unless a column is called so.
+
+    >>> row = row_class(("k", "_2", "a b"))(("x", 7, None))
+    >>> row.k, row._2, row["a b"], row[1]
+    ('x', 7, None, 7)
+    """
+
+    __slots__ = ()
+    #: names of the columns in order; place of each name that only one column has
+    __columns__: tuple[str, ...] = ()
+    __places__: Mapping[str, int] = MappingProxyType({})
+
+    def __getitem__(self, at: Any) -> Any:
+        if at.__class__ is int or not isinstance(at, str):  # the first half is for speed
+            return _value_at(self, at)
+        return _value_at(self, _place(self, at))
+
+    def __repr__(self) -> str:
+        shown = [
+            f"{name}={value!r}" if name.isidentifier() else f"{name!r}: {value!r}"
+            for name, value in zip(self.__columns__, self, strict=True)
+        ]
+        return f"Row({', '.join(shown)})"
+
+    @property
+    def _fields(self) -> tuple[str, ...]:
+        return self.__columns__
+
+    def _asdict(self) -> dict[str, Any]:
+        return dict(zip(self.__columns__, self, strict=True))
+
+    def _replace(self, /, **values: Any) -> Row:
+        changed = list(self)
+        for name, value in values.items():
+            changed[_place(self, name)] = value
+        return type(self)(changed)
+
+
+def _place(row: Row, name: str) -> int:
+    place = row.__places__.get(name)
+    if place is not None:
+        return place
+    if name in row.__columns__:
+        raise _shared(name, row.__columns__)
+    raise KeyError(f"the row has no column {name!r}, only {', '.join(row.__columns__)}")
+
+
+def columns_of(row: Row) -> tuple[str, ...]:
+    """Returns the names of a row's columns, also where a column is named like an attribute of a row."""
+    return row.__columns__
+
+
+@functools.lru_cache(maxsize=64)
+def row_class(columns: tuple[str, ...]) -> type[Row]:
+    """Makes the class of rows with these columns."""
+    names = {"__slots__": (), "__columns__": columns, "__places__": _places(columns)}
+    # a named tuple's own descriptors: nothing reads an attribute faster
+    plain = namedtuple("plain", [f"c{number}" for number in range(len(columns))])  # type: ignore[misc]
+    readers: dict[str, tuple[int, Any]] = {}
+    for number, name in enumerate(columns):
+        for attribute in {name, unicodedata.normalize("NFKC", name)}:
+            if not attribute.isidentifier() or _is_pythons(attribute):
+                continue
+            taken = attribute in readers and readers[attribute][0] != number
+            reader = _ambiguous(attribute, columns) if taken else vars(plain)[f"c{number}"]
+            readers[attribute] = (number, reader)
+    return type("Row", (Row,), {**names, **{name: reader for name, (_, reader) in readers.items()}})
+
+
+def reader_of(columns: tuple[str, ...], number: int) -> Callable[[Any], Any]:
+    """Returns the fastest function that reads one column of such rows."""
+    name = columns[number]
+    own = vars(row_class(columns)).get(name)
+    if own is None or isinstance(own, property) or not name.isidentifier() or _is_pythons(name):
+        return lambda row: _value_at(row, number)
+    return attrgetter(name)
+
+
+def _places(columns: Sequence[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(columns) if columns.count(name) == 1}
+
+
+def _is_pythons(name: str) -> bool:
+    """Tells whether Python itself looks up the name, on objects of any kind: ``__class__``, ``__len__``."""
+    return name.startswith("__") and name.endswith("__")
+
+
+def _ambiguous(name: str, columns: Sequence[str]) -> property:
+    def refuse(_: Row) -> NoReturn:
+        raise _shared(name, columns)
+
+    return property(refuse)
+
+
+def _shared(name: str, columns: Sequence[str]) -> InvalidArgument:
+    same = [each for each in columns if unicodedata.normalize("NFKC", each) == unicodedata.normalize("NFKC", name)]
+    numbers = [str(number) for number, each in enumerate(columns) if each in same]
+    return InvalidArgument(
+        f"{len(numbers)} columns are named {name!r}: the columns {', '.join(numbers)} of the row",
+        remedy=f"rename one of them, or read row[{numbers[0]}] or row[{numbers[-1]}]",
+    )
+
+
+# -- Readers and writers ---------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def get_ready() -> None:
+    """Loads what the first batch would otherwise wait for, a quarter of a second: pyarrow imports pandas, where there
+    is one, for the first array that it makes of Python objects. Freezes all that was imported, so that the garbage
+    collector need not scan it between batches, 50 ms.
+    """
+    pa.array([0])
+    gc.freeze()
+
+
+class RowReader:
+    """Decodes record batches of one input schema to rows, see :class:`Row`. A map becomes a
+    dict. A value that Python cannot represent is refused when it is looked at, and as a key at once.
+
+    Raises KeyColumnMissing when the schema lacks a key column.
+    """
+
+    def __init__(self, schema: pa.Schema, key: tuple[str, ...], operator: str) -> None:
+        self.schema = schema
+        self.operator = operator
+        self.key = key
+        self._key = [self._index(column, "", "; select the key column, or rename one to it") for column in key]
+        #: columns of nanoseconds → their type in microseconds; a value that would lose digits is one that Python cannot
+        #: represent
+        self._coarse = {
+            index: coarse for index, field in enumerate(schema) if (coarse := in_micros(field.type)) != field.type
+        }
+        self._maps = {index for index, field in enumerate(schema) if holds_map(field.type)}
+        self._make: Any = functools.partial(tuple.__new__, row_class(tuple(schema.names)))
+
+    @classmethod
+    def of(cls, schema: bytes, key: tuple[str, ...], operator: str) -> RowReader:
+        """Returns the reader of an IPC schema message, the same one as before: making one takes as long as some
+        thousand rows.
+        """
+        return _reader(schema, key, operator)
+
+    def getter(self, column: str | None) -> Callable[[Any], Any] | None:
+        """Returns a function that reads one field of a row; None: no column.
+
+        Raises KeyColumnMissing when the input lacks it.
+        """
+        if column is None:
+            return None
+        index = self._index(column, ", which the operator declares as event_time", "")
+        return reader_of(tuple(self.schema.names), index)
+
+    def _index(self, column: str, used: str, remedy: str) -> int:
+        index: int = self.schema.get_field_index(column)
+        if index >= 0:
+            return index
+        if column in self.schema.names:
+            raise KeyColumnMissing(
+                f"there are several columns {column!r} in the input{used}",
+                remedy="rename or drop all but one of them",
+                operator=self.operator,
+            )
+        raise KeyColumnMissing(
+            f"there is no column {column!r} in the input{used}",
+            remedy=f"the input has {', '.join(self.schema.names)}{remedy}",
+            operator=self.operator,
+        )
+
+    def keyed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Replaces keys of -0.0 by 0.0, as they are stored: grouping by them would part the two."""
+        for index in self._key:
+            column = batch.column(index)
+            if pa.types.is_float32(column.type) or pa.types.is_float64(column.type):
+                batch = batch.set_column(index, batch.schema.field(index), pc.add(column, pa.scalar(0.0, column.type)))
+        return batch
+
+    def check_keys(self, batch: pa.RecordBatch) -> None:
+        """Refuses null keys. Raises NullKey."""
+        for index in self._key:
+            if count := batch.column(index).null_count:
+                raise null_key(self.schema.names[index], count, self.operator)
+
+    def read(self, batch: pa.RecordBatch) -> tuple[list[Any], Iterator[Any]]:
+        """Returns (keys, rows), in order; the key of several columns is a tuple. Raises one of ``NOT_PYTHONS`` where
+        Python cannot represent a value.
+        """
+        return self._rows([self._plain(batch.column(index), index) for index in range(batch.num_columns)])
+
+    def read_each(self, batch: pa.RecordBatch) -> tuple[list[Any], Iterator[Any]]:
+        """Returns what :meth:`read` does, with an :class:`Unreadable` in place of each value that Python cannot
+        represent. Raises InvalidArgument where a key has such a value.
+        """
+        columns = [self._values(batch.column(index), index) for index in range(batch.num_columns)]
+        for index in self._key:
+            if (wrong := next((value for value in columns[index] if type(value) is Unreadable), None)) is not None:
+                raise wrong.refusal()
+        return self._rows(columns)
+
+    def _rows(self, columns: list[list[Any]]) -> tuple[list[Any], Iterator[Any]]:
+        keys = [columns[index] for index in self._key]
+        rows = map(self._make, zip(*columns, strict=True))
+        return (keys[0] if len(keys) == 1 else list(zip(*keys, strict=True))), rows
+
+    def _plain(self, column: pa.Array, index: int) -> list[Any]:
+        if (coarse := self._coarse.get(index)) is not None:
+            column = column.cast(coarse)
+        values: list[Any] = column.to_pylist(maps_as_pydicts="strict" if index in self._maps else None)
+        return values
+
+    def _values(self, column: pa.Array, index: int) -> list[Any]:
+        try:
+            return self._plain(column, index)
+        except NOT_PYTHONS:  # Python lacks some of them; the operator may never look at those
+            return [self._value(column.slice(row, 1), index, row) for row in range(len(column))]
+
+    def _value(self, column: pa.Array, index: int, row: int) -> Any:
+        if (coarse := self._coarse.get(index)) is not None:
+            try:
+                column = column.cast(coarse)
+            except NOT_PYTHONS as error:
+                return Unreadable(self.schema.names[index], row, str(column.type), _first_line(error))
+        return readable(column[0], self.schema.names[index], row)
+
+
+@functools.lru_cache(maxsize=64)
+def _reader(schema: bytes, key: tuple[str, ...], operator: str) -> RowReader:
+    try:
+        zoned = in_python_zones(read_schema(schema))
+    except InvalidArgument as error:
+        error.located(operator=operator)
+        raise
+    return RowReader(zoned, key, operator)
+
+
+#: what pyarrow raises for a value that Python cannot represent
+NOT_PYTHONS = (pa.ArrowException, ValueError, ArithmeticError, LookupError, TypeError)
+
+
+def _part_by_part(scalar: pa.Scalar) -> Any:
+    """Reads a value of which some part is a time near the ends of what Python can represent."""
+    kind = scalar.type
+    if not scalar.is_valid:
+        return None
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return time_of(scalar)
+    if pa.types.is_map(kind):
+        pairs = [(_part_by_part(entry[0]), _part_by_part(entry[1])) for entry in scalar.values]
+        try:
+            read = dict(pairs)
+        except TypeError:  # unhashable keys
+            return pairs
+        return read if len(read) == len(pairs) else pairs
+    if pa.types.is_struct(kind):
+        names = [kind.field(number).name for number in range(kind.num_fields)]
+        if len(set(names)) < len(names):
+            raise ValueError("duplicate field names")
+        return {name: _part_by_part(scalar[number]) for number, name in enumerate(names)}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return [_part_by_part(each) for each in scalar.values]
+    return scalar.as_py()
+
+
+#: ways to read a value: as it is; a map with unhashable keys; a time near the ends of what Python can represent, where
+#: another zone's year is beyond them
+_WAYS: tuple[Callable[[pa.Scalar], Any], ...] = (
+    lambda scalar: scalar.as_py(maps_as_pydicts="strict"),
+    lambda scalar: scalar.as_py(),
+    _part_by_part,
+)
+
+
+def readable(scalar: pa.Scalar, column: str, row: int) -> Any:
+    """Returns a value as Python has it, or an :class:`Unreadable` where Python cannot represent it."""
+    why: Exception | None = None
+    for read in _WAYS:
+        try:
+            return read(scalar)
+        except NOT_PYTHONS as error:
+            why = why or error
+    assert why is not None
+    return Unreadable(column, row, str(scalar.type), _first_line(why))
+
+
+def holds_map(type_: pa.DataType) -> bool:
+    """Tells whether the type has a map in it, at any depth."""
+    return pa.types.is_map(type_) or any(holds_map(type_.field(n).type) for n in range(type_.num_fields))
+
+
+def null_key(column: str, count: int, operator: str) -> NullKey:
+    return NullKey(
+        f"the key column {column!r} is null in {count} row(s)",
+        remedy="filter out such rows before the operator, or coalesce the column to a value",
+        operator=operator,
+    )
+
+
+class OutputWriter:
+    """Encodes output rows as one record batch message in the operator's declared schema.
+
+    Args:
+        tag: of the side output; None: the main output.
+    """
+
+    def __init__(self, schema: pa.Schema, operator: str, tag: str | None = None) -> None:
+        self.schema = schema
+        self._operator, self._tag = operator, tag
+        self._names = schema.names
+        self._columns = [column_of(field) for field in schema]
+        self._changeable = frozenset(i for i, field in enumerate(schema) if _may_change(field.type))
+
+    @property
+    def freeze(self) -> Callable[[Any], Any] | None:
+        """Function that copies a row, so that the copy stays as it is when the state it was made from changes.
+
+        None: values of the declared types never change.
+        """
+        return self._freeze if self._changeable else None
+
+    def _freeze(self, row: Any) -> Any:
+        if isinstance(row, tuple):
+            frozen = [_frozen(value) if i in self._changeable else value for i, value in enumerate(row)]
+            made: Any = getattr(row, "_make", type(row))(frozen)  # with its names, which are checked later
+            return made
+        return {name: _frozen(value) for name, value in row.items()} if isinstance(row, dict) else row
+
+    def write(self, rows: list[Any], columns: Sequence[pa.RecordBatch] = ()) -> bytes:
+        """Encodes ``columns``, then ``rows``; ``b""`` for nothing. Raises OutputMismatch with the row and the field."""
+        batches = [
+            batch for batch in (*columns, self._encode(self.settled(rows))) if batch is not None and batch.num_rows
+        ]
+        if not batches:
+            return b""
+        whole = batches[0] if len(batches) == 1 else self._joined(pa.Table.from_batches(batches).combine_chunks())
+        message: bytes = whole.serialize().to_pybytes()
+        return message
+
+    def write_each(self, several: Sequence[list[Any]]) -> list[bytes]:
+        """Encodes several lists of rows at once, each to a message that is byte for byte as if it had been encoded
+        alone.
+
+        Args:
+            several: rows that are settled, see :meth:`settled`.
+
+        Raises OutputMismatch, and what pyarrow may raise of so many rows.
+        """
+        whole = self._encode([row for rows in several for row in rows] if len(several) > 1 else several[0])
+        messages, start = [], 0
+        for rows in several:
+            messages.append(_message(whole.slice(start, len(rows))) if whole is not None and rows else b"")
+            start += len(rows)
+        return messages
+
+    def settled(self, rows: list[Any]) -> list[Any]:
+        """Returns rows that stay as they are when the operator goes on. Raises OutputMismatch."""
+        if rows and set(map(type, rows)) != {tuple}:
+            return [self._as_tuple(row, number) for number, row in enumerate(rows)]
+        return rows
+
+    def _encode(self, rows: list[Any]) -> pa.RecordBatch | None:
+        """Encodes settled rows; None: there are none. Raises OutputMismatch."""
+        if not rows:
+            return None
+        width = len(self._names)
+        if set(map(len, rows)) != {width}:
+            number, bad = next((number, row) for number, row in enumerate(rows) if len(row) != width)
+            raise self._mismatch(f"a row has {len(bad)} fields, {width} are declared: {shown(bad)}", row=number)
+        arrays = []
+        for index, field in enumerate(self.schema):
+            try:
+                array = self._columns[index].array(list(map(itemgetter(index), rows)))
+            except Misfit as misfit:
+                raise self._misfit(field, misfit) from misfit
+            if isinstance(array, pa.ChunkedArray):
+                raise self._mismatch(
+                    "the rows of one batch have more than 2 GiB of text in the column", column=field.name
+                )
+            arrays.append(array)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def columns(self, produced: Any, method: str) -> pa.RecordBatch:
+        """Returns what ``method`` returned, with the declared columns in order. Raises OutputMismatch."""
+        if not isinstance(produced, (pa.RecordBatch, pa.Table)):
+            raise self._mismatch(f"{method} must return a RecordBatch or Table, not {type(produced).__name__}")
+        if set(produced.schema.names) != set(self._names) or produced.num_columns != len(self._names):
+            raise self._mismatch(f"the columns are {', '.join(produced.schema.names)}")
+        table = pa.Table.from_batches([produced]) if isinstance(produced, pa.RecordBatch) else produced
+        arrays = []
+        for field in self.schema:
+            try:
+                arrays.append(taken(table[field.name], field))
+            except Misfit as misfit:
+                raise self._misfit(field, misfit) from misfit
+            except pa.ArrowException as error:  # too much for one column
+                raise self._mismatch(str(error).splitlines()[0], column=field.name) from error
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _joined(self, table: pa.Table) -> pa.RecordBatch:
+        batches = table.to_batches()
+        if len(batches) != 1:
+            raise self._mismatch("the rows of one batch have more than 2 GiB of text in a column")
+        return batches[0]
+
+    def _as_tuple(self, row: Any, number: int) -> tuple[Any, ...]:
+        if isinstance(row, tuple):
+            fields = getattr(row, "_fields", None)
+            if fields and list(fields) != self._names and sorted(fields) == sorted(self._names):
+                raise self._mismatch(
+                    f"a named tuple has the declared fields in another order: {', '.join(fields)}", row=number
+                )
+            return tuple(row)
+        if isinstance(row, dict):
+            if set(row) != set(self._names):
+                odd = sorted(set(row) ^ set(self._names), key=str)
+                what = f"the fields of a row differ from the declared ones: {', '.join(map(str, odd))}"
+                raise self._mismatch(what, row=number)
+            return tuple(row[name] for name in self._names)
+        what = f"a row must be a tuple or a dict, not {type(row).__name__}: {shown(row)}"
+        raise self._mismatch(what, row=number)
+
+    def _misfit(self, field: pa.Field, misfit: Misfit) -> OutputMismatch:
+        what = f"field {field.name!r}{misfit.path} {misfit.what}"
+        return self._mismatch(what, misfit.how, column=f"{field.name}{misfit.path}", row=misfit.row)
+
+    def _mismatch(self, what: str, how: str = "", **where: Any) -> OutputMismatch:
+        remedy = "make process() produce what `output` declares, in that order"
+        if self._tag is not None:
+            remedy = f"emit what `side_outputs` declares for {self._tag!r}, in that order"
+        remedy = f"{how}; {remedy}" if how else remedy
+        return OutputMismatch(what, remedy=remedy, operator=self._operator, side_output=self._tag, **where)
+
+
+def _message(part: pa.RecordBatch) -> bytes:
+    """Serializes a slice. Copies it first: pyarrow also sends what lies behind a slice, up to 64 bytes a buffer, which
+    belongs to another partition.
+    """
+    message: bytes = pa.concat_batches([part]).serialize().to_pybytes()
+    return message
+
+
+def _may_change(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_nested(type_) or pa.types.is_binary(type_) or pa.types.is_large_binary(type_))
+
+
+_NEVER_CHANGE = frozenset({NoneType, bool, int, float, str, bytes, date, datetime, time, timedelta, Decimal, UUID})
+
+
+def _frozen(value: Any) -> Any:
+    """Copies a value, as deep as necessary."""
+    if value.__class__ in _NEVER_CHANGE:
+        return value
+    if value.__class__ is list:
+        return [_frozen(each) for each in value]
+    return copy.deepcopy(value)  # a tracked container becomes a plain one
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]
+
+
+# -- Rows that arrived together --------------------------------------------------------------------------------------
+
+
+class Arriving:
+    """Rows of several partitions in one record batch, read part by part and decoded in windows of several parts.
+
+    Args:
+        rows: validated rows of all parts.
+        stops: for each part the index after its last row, ascending.
+    """
+
+    def __init__(self, reader: RowReader, rows: pa.RecordBatch, stops: Sequence[int]) -> None:
+        self.reader = reader
+        self._rows, self._stops = reader.keyed(rows), stops
+        self._has_null_keys = any(rows.column(column).null_count for column in reader.key)
+        self._first = 0
+        self._keys: list[Any] = []
+        self._window: list[Any] = []  # the rows of these keys
+        # some value has no Python equivalent: parts are then decoded one by one, so that it affects its own part only
+        self._alone = False
+
+    def columns(self, start: int, stop: int) -> pa.RecordBatch:
+        """Returns the rows from ``start`` to before ``stop`` as a record batch. Raises NullKey."""
+        part = self._rows.slice(start, stop - start)
+        if self._has_null_keys:
+            self.reader.check_keys(part)
+        return part
+
+    def read(self, start: int, stop: int) -> tuple[list[Any], Iterable[Any]]:
+        """Returns (keys, rows) from ``start`` to before ``stop``. Raises NullKey, and InvalidArgument for a key without
+        a Python equivalent."""
+        if self._has_null_keys:
+            self.columns(start, stop)
+        if not self._first <= start <= stop <= self._first + len(self._keys):
+            reach = 0 if self._alone else bisect_right(self._stops, start + WINDOW_ROWS)
+            end = self._stops[reach - 1] if reach else stop
+            if end <= stop:  # the window holds no other part's rows
+                return self._part(start, stop)
+            try:
+                self._keys, rows = self.reader.read(self._rows.slice(start, end - start))
+            except NOT_PYTHONS:
+                self._alone = True
+                return self._part(start, stop)
+            self._first, self._window = start, list(rows)
+        part = slice(start - self._first, stop - self._first)
+        return self._keys[part], self._window[part]
+
+    def _part(self, start: int, stop: int) -> tuple[list[Any], Iterable[Any]]:
+        return self.reader.read_each(self._rows.slice(start, stop - start))
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Rows of one partition among those that arrived together."""
+
+    arriving: Arriving
+    start: int
+    stop: int
+
+    @property
+    def reader(self) -> RowReader:
+        return self.arriving.reader
+
+    def read(self) -> tuple[list[Any], Iterable[Any]]:
+        return self.arriving.read(self.start, self.stop)
+
+    def columns(self) -> pa.RecordBatch:
+        return self.arriving.columns(self.start, self.stop)
+
+
+def alone(reader: RowReader, rows: pa.RecordBatch) -> Arrived:
+    """Wraps rows that all belong to one partition."""
+    return Arrived(Arriving(reader, rows, [rows.num_rows]), 0, rows.num_rows)

@@ -1,0 +1,234 @@
+"""Watchdog for operators that do not return: they cost their batch, not their replica.
+
+One thread runs a batch. When the batch takes longer than it may, :class:`Interrupted` is raised in the operator's code,
+where that is Python: the batch fails, its partition goes on. Code that waits in a call of C cannot be interrupted. Then
+the batch is *taken away*: it can never commit, whenever that call returns, and its partition is not served here until
+it does; everything else goes on in a new thread.
+
+Rules:
+
+* Interrupted is raised only where the innermost frame is not stateflow's own and the first one of stateflow's below it
+  is where operators are called. No bookkeeping is cut in two.
+* A commit is shielded: from ``begin_commit`` on nothing is raised, and nothing is taken away. ``begin_commit`` and the
+  watchdog decide under one lock, so that exactly one of them is first.
+* An operator's instance that was interrupted serves no more batches: the next batch gets a new one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import traceback
+from types import FrameType
+from typing import Protocol
+
+from stateflow.errors import OperatorStuck
+from stateflow.types import PartitionId
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH120, PTH100 - as in code objects
+#: the file in which operators are called
+_CALLER = os.path.join(_PACKAGE, "operator", "instance.py")  # noqa: PTH118
+FRAMES_SHOWN = 12
+
+
+class Interrupted(BaseException):
+    """Raised in the middle of an operator that does not come back."""
+
+
+class Discardable(Protocol):
+    def discard(self) -> None: ...
+
+
+class Guard(Protocol):
+    """A watchdog that may end a batch from outside, but not while the batch is being committed."""
+
+    def begin_commit(self) -> None:
+        """Begins the commit. May raise, before anything is written."""
+        ...
+
+    def end_commit(self) -> None: ...
+
+
+class Unguarded:
+    def begin_commit(self) -> None: ...
+
+    def end_commit(self) -> None: ...
+
+
+UNGUARDED = Unguarded()
+
+#: another object in each forked child; a batch compares it three times, where a system call would take microseconds
+_process = object()
+
+
+def _in_child() -> None:
+    global _process  # noqa: PLW0603 - of a process
+    _process = object()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+class InHand:
+    """One partition's batch while a thread works on it.
+
+    Attributes:
+        began: monotonic seconds.
+        left: no caller waits for its thread any more.
+        taken: it can never commit; the thread that took it away has ended it.
+        host: host of the partition, once the batch was taken away; discarded when the batch's thread returns.
+    """
+
+    __slots__ = (
+        "_ended",
+        "_lock",
+        "_shielded",
+        "_stack",
+        "began",
+        "host",
+        "interrupted",
+        "left",
+        "partition",
+        "process",
+        "taken",
+        "thread",
+    )
+
+    def __init__(self, partition: PartitionId, began: float) -> None:
+        self.partition = partition
+        self.began = began
+        self.thread = threading.get_ident()
+        self.process = _process
+        self.interrupted = self.taken = self.left = False
+        self.host: Discardable | None = None
+        self._stack = ""
+        self._shielded = self._ended = False
+        self._lock = threading.Lock()
+
+    # -- in its own thread --------------------------------------------------------------------------------
+
+    def begin_commit(self) -> None:
+        """Shields the commit, after the operator's last call. Raises Interrupted when the batch was taken away."""
+        self.end_children()
+        self.shield()
+        if self.taken:
+            raise Interrupted
+
+    def end_children(self) -> None:
+        """Ends this process if it is a child that the operator forked.
+
+        Only one process may write this batch, and the others that run with it.
+        """
+        if _process is not self.process:
+            os._exit(70)
+
+    def shield(self) -> None:
+        """Shields the batch: from here on nothing is raised, and nothing taken away."""
+        with self._lock:
+            self._shielded = True
+            self._withdraw()
+
+    def end_commit(self) -> None:
+        """Ends the shield: the operator is called again in the same batch."""
+        self._shielded = False
+
+    def end(self) -> bool:
+        """Ends the batch, which is committed or rolled back. False: it was taken away, and ended by another thread."""
+        self.end_children()
+        with self._lock:
+            self._ended = True
+            self._withdraw()
+            return not self.taken
+
+    def _withdraw(self) -> None:
+        if self.interrupted:
+            _raise_in(self.thread, None)
+
+    # -- in the watchdog's --------------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def interrupt(self) -> None:
+        """Interrupts the operator's code, if that is where the thread is now, by raising Interrupted in it."""
+        with self._lock:
+            if self._shielded or self._ended:
+                return
+            frame = sys._current_frames().get(self.thread)
+            if frame is None or not in_operator(frame):
+                return
+            at = frame.f_lasti
+            self.interrupted = True
+            _raise_in(self.thread, Interrupted)
+            if sys._current_frames().get(self.thread) is not frame or frame.f_lasti != at:
+                _raise_in(self.thread, None)  # it went on meanwhile, to an unknown place
+
+    def take_away(self) -> bool:
+        """Takes the batch away: from now on it cannot commit. False: it has ended, or is being committed."""
+        with self._lock:
+            if self._ended or self._shielded:
+                return False
+            self.taken, self._stack = True, self._stack_now()
+            return True
+
+    def refusal(self) -> OperatorStuck:
+        """Makes the error for batches of the partition, once this one was taken away."""
+        return OperatorStuck(
+            "the operator did not return in time, and waits where it cannot be interrupted",
+            remedy="fix the operator and restart the replica, or move the partition; it is served again once the "
+            "operator returns; the batch was not applied",
+            operator=self.partition.operator,
+            partition=self.partition.partition,
+            traceback="\n" + self._stack,
+        )
+
+    def _stack_now(self) -> str:
+        """Returns where the operator's code is now, innermost last."""
+        frame = sys._current_frames().get(self.thread)
+        if frame is None:
+            return ""
+        stack = traceback.extract_stack(frame)
+        first = max((n for n, each in enumerate(stack) if each.filename == _CALLER), default=-1)
+        return "".join(traceback.format_list(stack[first + 1 :][-FRAMES_SHOWN:]))
+
+
+def frames_of(error: BaseException, most: int) -> str:
+    """Returns where an error was raised, innermost last, at most ``most`` frames.
+
+    In this module, which calls no operator: reading source text may take so long that elsewhere it would be taken for
+    the operator's code.
+    """
+    return "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-most:]))
+
+
+def stalled_s(busy_since: float | None, in_hand: bool, served_at: float, now: float) -> float:
+    """Returns for how long the thread for batches has run none, though there is work, in seconds.
+
+    It waits for a partition that another thread holds, or it is held up by an operator's ``__del__``. All times are
+    monotonic seconds.
+
+    Args:
+        busy_since: when the thread began with its present work; None: it is idle.
+        in_hand: whether that work is a batch.
+        served_at: when a batch last ran.
+    """
+    return 0.0 if busy_since is None or in_hand else now - max(busy_since, served_at)
+
+
+def in_operator(frame: FrameType | None) -> bool:
+    """Tells whether the frame is in the operator's code, or in what that has called."""
+    # the thread runs meanwhile: its frame, or that frame's caller, may be gone; CPython 3.11 then gives another object
+    if not isinstance(frame, FrameType) or frame.f_code.co_filename.startswith(_PACKAGE):
+        return False
+    while isinstance(frame, FrameType) and not frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return isinstance(frame, FrameType) and frame.f_code.co_filename == _CALLER
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Makes another thread raise an error; None: withdraws one that was not raised yet."""
+    raised = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)

@@ -1,0 +1,600 @@
+"""Batches applied to the partitions owned here: one batch at a time per partition, committed in groups.
+
+The thread that calls :meth:`Batches.apply` applies the parts of a batch, one for each partition, in order. A part goes
+through these steps:
+
+1. *Admission*: the lease holds, requests of the operator are not held, the thread has the slot's ``work``, and the
+   lifecycle's ``begin`` returns SERVE. Otherwise the outcome is known at once.
+2. *Running*: :class:`Hands` notes the batch, and the host processes it. If the host finds that the batch was applied
+   before, its outcome is known now.
+3. *Processed*: the batch is put down and waits in the thread's :class:`~stateflow.partition.groups.Group`. The thread
+   keeps ``work``.
+4. *Committed*: one durable write appends all members of the group to the commit log, if there is one. Then each member
+   is taken up, written to its database and ended, and its outcome is reported.
+
+Invariants:
+
+* A thread with an open group waits for no other partition: it commits the group before it waits for ``work``, before a
+  slow part, and before it handles an error.
+* A commit is reported only if the lease still holds after it.
+* A batch that was taken away from its thread never commits. Its partition is not served here until the operator
+  returns.
+* A seal that waits for a running batch is written when the batch ends, by whichever thread ends it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol, TypeAlias, TypeVar
+
+from stateflow.errors import (
+    DiskFull,
+    DiskRefused,
+    InvalidArgument,
+    NotOwner,
+    OperatorFailed,
+    OperatorStuck,
+    StateDamaged,
+    TooFewFiles,
+)
+from stateflow.metrics.own import OwnFigures
+from stateflow.operator.instance import failure
+from stateflow.operator.output import encode
+from stateflow.operator.watchdog import InHand, Interrupted
+from stateflow.partition import layout
+from stateflow.partition.groups import GROUP_ROWS, SLOW_US, Group, Member
+from stateflow.partition.lifecycle import State, Verdict
+from stateflow.partition.local_partition import Slot
+from stateflow.partition.positions import Retention
+from stateflow.partition.processor import Applied, Commit, PartitionHost, Ran
+from stateflow.partition.registry import PartitionRegistry
+from stateflow.partition.skipped import until
+from stateflow.partition.slices import Frame, Part, Shares
+from stateflow.partition.takeover import Lease
+from stateflow.partition.transfer_out import Sender
+from stateflow.state import CachePool
+from stateflow.storage.faults import meaning
+from stateflow.types import PartitionId, ReplicaInfo
+
+log = logging.getLogger(__name__)
+#: longest time for which requests of an operator are held at once, in seconds: the process that holds them may be gone
+HOLD_S_MAX = 10.0
+T = TypeVar("T")
+#: outcome of a part: ``Applied``; the replica that the partition moved to; None: the partition is on its way here, or
+#: its requests are held: ask again after the next ``on_change``; or an error: LeaseLost, or what is wrong with sender,
+#: rows, operator or this program
+Outcome: TypeAlias = Applied | ReplicaInfo | BaseException | None
+
+
+class Answers(Protocol):
+    """A caller that is told of outcomes, in the thread that applies. ``number``: number of the part, from 0."""
+
+    def begun(self, number: int) -> None:
+        """Called when this part is begun, as all parts before it are."""
+        ...
+
+    def committing(self) -> None:
+        """Called before some of the parts are committed as one group. The outcome of each follows."""
+        ...
+
+    def told(self, number: int, outcome: Outcome) -> None:
+        """Called with the outcome of a part: once for each that was begun, unless the part is given up."""
+        ...
+
+    def goes_on(self) -> bool:
+        """Returns whether another part may be begun."""
+        ...
+
+
+class Hands:
+    """Running batches of one replica. Thread-safe.
+
+    Each thread has the batch of one partition, and a group of processed batches of others to be committed together with
+    it. All are taken away from the thread when the operator does not return.
+    """
+
+    def __init__(self, registry: PartitionRegistry, sender: Sender) -> None:
+        self._registry, self._sender, self._clock = registry, sender, registry.clock
+        self._with: dict[int, InHand] = {}  # by thread
+        self._groups: dict[int, Group] = {}  # by thread
+
+    # -- in the thread itself -----------------------------------------------------------------------------
+
+    @contextmanager
+    def group(self) -> Iterator[Group]:
+        """Opens a group for this thread. Members that are not committed at the end are dropped."""
+        thread, group = threading.get_ident(), Group()
+        self._groups[thread] = group
+        try:
+            yield group
+        finally:
+            del self._groups[thread]
+            self._let_go(group.take(ends=True))
+
+    def take(self, slot: Slot, began: float) -> InHand:
+        """Begins a running batch on this thread. Callers have called the lifecycle's ``begin``. Args: began: monotonic
+        seconds."""
+        hand = InHand(slot.id, began)
+        self._with[hand.thread] = hand
+        return hand
+
+    def put_down(self, hand: InHand) -> None:
+        """Sets a processed batch aside until its group is committed."""
+        del self._with[hand.thread]
+
+    def take_up(self, hand: InHand, now: float) -> None:
+        hand.began = now
+        self._with[hand.thread] = hand
+
+    def end(self, slot: Slot, hand: InHand) -> None:
+        """Ends a batch that is committed or rolled back, or that was taken away and whose operator returns at last.
+        Seals the partition if a seal waited for the batch, and raises what that raises."""
+        self._with.pop(hand.thread, None)
+        if hand.end():
+            with slot.mutex:
+                if hand.interrupted and slot.host is not None:
+                    slot.host.discard()
+                    slot.host = None
+                sealing = slot.lifecycle.finish()
+                if slot.host is not None and slot.host.is_unsure:
+                    # the database is read again, and followers start over: they may have missed the last commit
+                    self._registry.close_store(slot)
+                if sealing:
+                    self._sender.seal(slot)
+            return
+        with slot.mutex:
+            if hand.host is not None:
+                hand.host.discard()
+            if slot.stuck is hand:
+                slot.stuck = None
+        log.warning("%s is served again: its operator returned", slot.id)
+        self._registry.on_change(slot.id)
+
+    # -- in other threads ---------------------------------------------------------------------------------
+
+    def in_hand(self) -> list[InHand]:
+        """Returns the running batches, except those whose thread was left behind."""
+        return [hand for hand in list(self._with.values()) if not hand.left]
+
+    @property
+    def is_stuck(self) -> bool:
+        """Tells whether a thread that was left behind still works on its batch."""
+        return any(hand.left for hand in list(self._with.values()))
+
+    def overdue(self, limit_s: float) -> InHand | None:
+        """Returns a batch that has been running for longer than ``limit_s``. None: there is none."""
+        before = self._clock.monotonic() - limit_s
+        return next((hand for hand in self.in_hand() if hand.began < before), None)
+
+    def take_away(self, hand: InHand) -> bool:
+        """Takes a batch that cannot be interrupted away from its thread, with the thread's group.
+
+        The batch will never commit, and this replica does not serve the partition before the thread returns from the
+        operator. In the state before the batch, the partition may move away, be checkpointed and be taken over. Returns
+        False where the batch has ended, or is just being committed.
+        """
+        slot, group = self._registry.slot(hand.partition), self._groups.get(hand.thread)
+        members: list[Member] = []
+        try:
+            with slot.mutex:
+                if not hand.take_away():
+                    return False
+                members = [] if group is None else group.take(ends=True)
+                slot.stuck, hand.host, slot.host = hand, slot.host, None
+                slot.work.take_away()
+                if slot.lifecycle.finish():
+                    self._sender.seal(slot)
+        finally:
+            self._leave(members)
+        self._registry.on_change(slot.id)
+        return True
+
+    def leave_behind(self) -> None:
+        """Takes all groups away, when a thread does not return though it has no running batch."""
+        self._leave([member for group in list(self._groups.values()) for member in group.take(ends=True)])
+
+    def keeps_waiting(self, limit_s: float) -> bool:
+        """Tells whether processed batches have waited for ``limit_s`` to be committed together with a slow batch."""
+        before = self._clock.monotonic() - limit_s
+        return any(group.has_waited(before) for group in list(self._groups.values()))
+
+    def spare(self, limit_s: float) -> None:
+        """Drops processed batches that have waited for ``limit_s``, as a move may need their partitions. They are sent
+        again after the slow batch."""
+        before = self._clock.monotonic() - limit_s
+        self._leave([member for group in list(self._groups.values()) for member in group.take(before=before)])
+
+    def _leave(self, members: list[Member]) -> None:
+        if members:
+            self._registry.environment.aside(partial(self._let_go, members))  # each may have to wait for its disk
+
+    def _let_go(self, members: list[Member]) -> None:
+        """Drops processed batches as if they had never arrived, and takes ``work`` of their slots away from the thread
+        that held it."""
+        for member in members:
+            slot = member.slot
+            try:
+                with slot.mutex:
+                    member.host.discard()
+                    if slot.host is member.host:
+                        slot.host = None
+                    slot.work.take_away()
+                    if slot.lifecycle.finish():
+                        self._sender.seal(slot)
+            except Exception:  # of a seal that waited for the batch, for example: the controller asks for it again
+                log.exception("%s: failed to drop a processed batch", slot.id)
+            self._registry.on_change(slot.id)
+
+
+class _Taken(Exception):
+    """The running batch or its group was taken away from this thread. ``told``: outcome of the current part; None:
+    no outcome is reported."""
+
+    def __init__(self, told: BaseException | None) -> None:
+        self.told = told
+
+
+class Batches:
+    """Applies batches on one replica. Thread-safe. ``hands``: the running batches of all threads.
+
+    Args:
+        sender: seals a partition after its running batch, where a fence asked for that meanwhile.
+    """
+
+    def __init__(self, registry: PartitionRegistry, lease: Lease, sender: Sender, cache: CachePool) -> None:
+        self._registry, self._lease, self._cache = registry, lease, cache
+        self.hands = Hands(registry, sender)
+        #: metrics that operators define
+        self.figures = OwnFigures()
+        self._settings, self._clock = registry.settings, registry.clock
+        self._retention = Retention(
+            round(self._settings.source_idle_s * 1e6),
+            self._settings.sources_max,
+            self._settings.sources_retired_max,
+            round(self._settings.watermark_idle_s * 1e6),
+        )
+        self._held: dict[str, float] = {}  # operator → until, monotonic
+
+    def apply(self, shares: Shares, answers: Answers) -> None:
+        """Applies a batch to several partitions, in order, and commits them in groups, see
+        :mod:`stateflow.partition.groups`.
+
+        Reports the outcome of each part to ``answers``, errors included, instead of raising. A part that was begun and
+        has no outcome was given up, and may be sent again.
+        """
+        with self.hands.group() as group:
+            for number, part in enumerate(shares.parts):
+                if not answers.goes_on():
+                    break
+                answers.begun(number)
+                if not self._part(shares, number, part, group, answers):
+                    return
+                if group.is_full(self._clock.monotonic()):
+                    self._commit(group, answers)
+            self._commit(group, answers)
+
+    def pass_over(self, frame: Frame) -> list[int]:
+        """Lets a batch skip the partitions that need no visit, and returns their places in the frame. Where skipping is
+        not possible the list is empty, and the batch visits all partitions."""
+        began = self._clock.monotonic()
+        if self._is_held(frame.operator) or not self._lease.holds(began, frame.operator):
+            return []
+        try:
+            _, cls = self._registry.operator(frame.operator)
+            places = self._registry.passes.pass_over(
+                frame.operator,
+                cls,
+                frame.batch,
+                frame.partitions,
+                frame.epochs,
+                frame.counts,
+                began,
+                self._clock.now_us(),
+            )
+        except Exception as error:  # noqa: BLE001 - the first visit meets the same disk error, and reports it
+            log.warning("batch %s of %s skips no partitions: %s", frame.batch.number, frame.batch.source, error)
+            return []
+        self._registry.served_at = now = self._clock.monotonic()
+        # the process may have been stopped meanwhile: partitions skipped after the lease lapsed are not reported
+        return places if self._lease.holds(now, frame.operator) else []
+
+    def _part(self, shares: Shares, number: int, part: Part, group: Group, answers: Answers) -> bool:
+        """Applies one part and reports its outcome, unless it waits for the group's commit. Returns False where the
+        group was taken away from this thread."""
+        slot = self._registry.look(PartitionId(shares.operator, part.partition))
+        try:
+            self._lease.check(self._clock.monotonic(), shares.operator)
+            outcome = (
+                None if self._is_held(shares.operator) else self._admit(slot, shares, number, part, group, answers)
+            )
+        except _Taken as taken:
+            if taken.told is not None:
+                answers.told(number, taken.told)
+            return False
+        except BaseException as error:  # noqa: BLE001 - it is reported
+            # handling the error may have to wait, which a thread with an open group must not
+            self._commit(group, answers)
+            outcome = self._judged(slot, error)
+        if not isinstance(outcome, Member):
+            answers.told(number, outcome)
+        return True
+
+    def _admit(
+        self, slot: Slot, shares: Shares, number: int, part: Part, group: Group, answers: Answers
+    ) -> Outcome | Member:
+        """Applies one part if its partition is served here. Returns its outcome, or its group member where the group
+        commits it."""
+        with slot.mutex:
+            if slot.lost is not None and slot.lifecycle.state is State.ABSENT:
+                raise slot.lost
+            if slot.lifecycle.state is not State.OWNED:  # perhaps for minutes, while a checkpoint is fetched
+                verdict = slot.lifecycle.begin(part.epoch)
+                return slot.lifecycle.successor if verdict is Verdict.MOVED else None
+        host = slot.host
+        slow = part.stop - part.start >= GROUP_ROWS or (host is not None and host.operator_us > SLOW_US)
+        if slow or group.has(slot) or not slot.work.acquire(0.0):
+            self._commit(group, answers)
+            slot.work.__enter__()
+        outcome: Outcome | Member = None
+        try:
+            with slot.mutex:
+                if slot.stuck is not None:
+                    raise slot.stuck.refusal()
+                verdict = slot.lifecycle.begin(part.epoch)
+            if verdict is not Verdict.SERVE:
+                return slot.lifecycle.successor if verdict is Verdict.MOVED else None
+            outcome = self._run(slot, shares, number, part, group)
+            return outcome
+        finally:
+            if not isinstance(outcome, Member):
+                slot.work.release()
+
+    def _run(self, slot: Slot, shares: Shares, number: int, part: Part, group: Group) -> Outcome | Member:
+        self._registry.served_at = began = self._clock.monotonic()
+        slot.cadence.began(began)
+        hand = self.hands.take(slot, began)
+        stays = False
+        try:
+            host = self._host(slot)
+            self._take_up(slot, host)
+            rows = shares.arrived(part, host.key)
+            ran = host.run(shares.batch, rows, self._clock.now_us(), part.after, part.digest, hand)
+            slot.traffic.came(part.stop - part.start, shares.row_bytes, shares.batch.site)
+            if shares.batch.site_column:
+                slot.traffic.came_from(shares.origins(part))
+            self._registry.served_at = now = self._clock.monotonic()
+            if isinstance(ran, Ran):
+                member = Member(number, slot, hand, host, ran)
+                if stays := group.add(member):
+                    self.hands.put_down(hand)
+                    return member
+                host.rollback()
+                raise _Taken(None)
+            slot.cadence.ended(now)
+            self._grant(slot, host, now)
+            # the process may have been stopped meanwhile: a commit after the lease lapsed is not reported
+            self._lease.check(now, slot.id.operator)
+            return ran
+        except Interrupted as error:
+            stuck = _stuck(hand, error)
+            raise _Taken(stuck) if hand.taken else stuck from error
+        except BaseException as error:
+            if hand.taken:
+                raise _Taken(error) from error
+            raise
+        finally:
+            if not stays:
+                self.hands.end(slot, hand)
+
+    def _commit(self, group: Group, answers: Answers) -> None:
+        """Commits the group and reports the outcomes. Does nothing where the group was taken away."""
+        members = group.members
+        encoded = encode([member.ran.outputs for member in members])
+        if not members or not group.begin_commit(members):
+            return
+        answers.committing()
+        members[-1].hand.end_children()
+        outcomes: list[tuple[Member, Outcome]] = []
+        staged: list[tuple[Member, Commit]] = []
+        for member, rows in zip(members, encoded, strict=True):
+            try:
+                staged.append((member, member.host.stage(member.ran, rows)))
+            except BaseException as error:  # noqa: BLE001 - it is reported
+                outcomes.append((member, self._ended(member, error)))
+        for member, commit in self._logged(staged, outcomes):
+            self.hands.take_up(member.hand, self._clock.monotonic())
+            try:
+                outcome: Outcome = member.host.write(member.ran, commit)
+                self._registry.served_at = now = self._clock.monotonic()
+                member.slot.cadence.ended(now)
+                self._grant(member.slot, member.host, now)
+                # the process may have been stopped meanwhile: a commit after the lease lapsed is not reported
+                self._lease.check(now, member.slot.id.operator)
+            except BaseException as error:  # noqa: BLE001 - it is reported
+                outcome = error
+            outcomes.append((member, self._ended(member, outcome)))
+        group.end_commit()
+        for member, outcome in outcomes:
+            judged = self._judged(member.slot, outcome) if isinstance(outcome, BaseException) else outcome
+            answers.told(member.number, judged)
+
+    def _logged(
+        self, staged: list[tuple[Member, Commit]], outcomes: list[tuple[Member, Outcome]]
+    ) -> list[tuple[Member, Commit]]:
+        """Appends staged commits to the commit log, if there is one, with one durable write. Returns the commits to be
+        written to their databases: all of them, or none where the log failed."""
+        log = self._registry.commits.log
+        if log is None or not staged:
+            return staged
+        self.hands.take_up(staged[0][0].hand, self._clock.monotonic())
+        try:
+            log.append([commit.staged.logged for _, commit in staged if commit.staged.logged is not None])
+            return staged
+        except BaseException as error:  # noqa: BLE001 - it is reported
+            for member, _ in staged:
+                member.host.rollback()
+                outcomes.append((member, self._ended(member, error)))
+            return []
+
+    def _ended(self, member: Member, outcome: Outcome) -> Outcome:
+        try:
+            self.hands.end(member.slot, member.hand)
+        except BaseException as error:  # noqa: BLE001 - it is reported
+            return error
+        finally:
+            member.slot.work.release()
+        return outcome
+
+    def refusal(self, partition: PartitionId) -> OperatorStuck | None:
+        """Returns the error with which a partition's batches are refused since one of them was taken away. None: they
+        are not refused."""
+        stuck = self._registry.look(partition).stuck
+        return None if stuck is None else stuck.refusal()
+
+    def open_source(
+        self, partition: PartitionId, source: str, session: layout.Session, settled: int | None = None
+    ) -> int:
+        """See :meth:`.PartitionHost.open_source`. Raises NotOwner, LeaseLost, SourceTaken."""
+        return self._beside_batches(partition, lambda host: host.open_source(source, session, settled))
+
+    def retire_source(self, partition: PartitionId, source: str) -> bool:
+        """See :meth:`~stateflow.partition.processor.PartitionHost.retire`. Raises NotOwner, LeaseLost."""
+        return self._beside_batches(partition, lambda host: host.retire(source))
+
+    def drop_output(self, partition: PartitionId, source: str, batch: int, apply: bool) -> int:
+        """See :meth:`~stateflow.partition.processor.PartitionHost.drop_output`. Raises NotOwner, LeaseLost."""
+        return self._beside_batches(partition, lambda host: host.drop_output(source, batch, apply))
+
+    def _beside_batches(self, partition: PartitionId, work: Callable[[PartitionHost], T]) -> T:
+        """Runs work that commits to a partition and is not a batch."""
+        slot = self._registry.look(partition)
+        try:
+            return self._commit_beside(slot, work)
+        except Exception as error:
+            self.judge(slot, error)
+            raise
+
+    def _commit_beside(self, slot: Slot, work: Callable[[PartitionHost], T]) -> T:
+        self._lease.check(self._clock.monotonic(), slot.id.operator)
+        if slot.lifecycle.state is not State.OWNED:
+            raise not_owned(slot)
+        with slot.work:
+            with slot.mutex:
+                if slot.stuck is not None:
+                    raise slot.stuck.refusal()
+                serves = slot.lifecycle.state is State.OWNED
+                serves = serves and slot.lifecycle.begin(slot.lifecycle.epoch) is Verdict.SERVE
+            if not serves:
+                raise not_owned(slot)
+            hand = self.hands.take(slot, self._clock.monotonic())
+            try:
+                host = self._host(slot)  # the operator may have to open
+                self._take_up(slot, host)
+                hand.begin_commit()
+                done = work(host)
+                self._lease.check(self._clock.monotonic(), slot.id.operator)
+                return done
+            except Interrupted as error:
+                raise _stuck(hand, error) from error
+            finally:
+                self.hands.end(slot, hand)
+
+    def judge(self, slot: Slot, error: Exception) -> None:
+        """Acts on an error of the store, and raises the error it stands for, if that is another one.
+
+        A partition that cannot be read is given up as lost, so that another replica takes it over instead of failing
+        again and again. A partition that could not be written is closed and opened again, as its database accepts no
+        more writes.
+        """
+        meant = meaning(error)
+        if isinstance(meant, StateDamaged) and meant is not slot.lost:
+            meant.located(partition=slot.id)
+            self._registry.lose(slot, meant)
+        elif isinstance(meant, DiskFull | DiskRefused | TooFewFiles):
+            self._registry.close_store(slot)
+        if meant is not None and meant is not error:
+            raise meant from error
+
+    def _judged(self, slot: Slot, error: BaseException) -> BaseException:
+        """Returns the error to report for a part: what :meth:`judge` raises, or else ``error`` itself."""
+        if isinstance(error, Exception):
+            try:
+                self.judge(slot, error)
+            except Exception as meant:  # noqa: BLE001 - it is reported
+                return meant
+        return error
+
+    def evolve(self, slot: Slot) -> None:
+        """Evolves a partition's stored states to those declared now, ahead of its first batch, which would do the same.
+
+        Callers hold ``work``. Raises LeaseLost, and what :meth:`.PartitionHost.evolve` raises.
+        """
+        self._lease.check(self._clock.monotonic(), slot.id.operator)
+        host = self._host(slot)
+        self._take_up(slot, host)
+        host.evolve(self._clock.now_us())
+
+    def _take_up(self, slot: Slot, host: PartitionHost) -> None:
+        """Stops batches from skipping the partition, and hands it the positions of those that did: they become durable
+        in it with its next commit. Callers hold ``work``."""
+        self._registry.passes.revoke(slot)
+        host.adopt(self._registry.passes.held(slot, host.epoch, host.sequence))
+
+    def _grant(self, slot: Slot, host: PartitionHost, now: float) -> None:
+        """Lets following batches skip the partition until a visit is due. Callers hold ``work``, after a batch."""
+        self._registry.passes.grant(slot, host, host.needs_no_visit(until(slot.id, now)))
+
+    def _host(self, slot: Slot) -> PartitionHost:
+        """Returns the partition's host, with the code that is deployed now; creates it if necessary. Callers hold
+        ``work``."""
+        spec, cls = self._registry.operator(slot.id.operator)
+        if slot.host is not None and not slot.host.runs(cls):
+            slot.host.let_go(self._registry.environment.aside)
+            slot.host = None
+        if slot.host is None:
+            slot.host = PartitionHost(
+                cls,
+                slot.id,
+                self._registry.store(slot),
+                slot.lifecycle.epoch,
+                cached_keys=self._settings.cached_keys,
+                cache=self._cache,
+                max_value_bytes=self._settings.value_bytes_max,
+                log=self._registry.commits.log,
+                on_commit=slot.tell,
+                clock=self._clock,
+                retention=self._retention,
+                deployed=partial(self._registry.deployed, slot.id.operator),
+                partitions=spec.partitions,
+                figures=self.figures,
+            )
+        return slot.host
+
+    def hold(self, operator: str, seconds: float) -> None:
+        """Lets requests of an operator wait for at most so many seconds; 0: lets them go on. Raises InvalidArgument."""
+        if not 0 <= seconds <= HOLD_S_MAX:
+            raise InvalidArgument(
+                f"requests cannot be held for {seconds:g} s",
+                remedy=f"hold them for at most {HOLD_S_MAX:g} s at a time",
+            )
+        self._held[operator] = self._clock.monotonic() + seconds
+        if not seconds:
+            for slot in self._registry.slots():
+                if slot.id.operator == operator:
+                    self._registry.on_change(slot.id)
+
+    def _is_held(self, operator: str) -> bool:
+        return self._held.get(operator, 0.0) > self._clock.monotonic() if self._held else False
+
+
+def not_owned(slot: Slot) -> NotOwner:
+    return NotOwner("the partition is not owned here", remedy="refresh the assignment", partition=slot.id)
+
+
+def _stuck(hand: InHand, error: Interrupted) -> OperatorFailed:
+    hand.shield()
+    return failure("the operator", error, "", operator=hand.partition.operator, partition=hand.partition.partition)

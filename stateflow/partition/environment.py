@@ -1,0 +1,336 @@
+"""Environment of a replica: databases, files and locks of its machine, the memory of its process, and pacing.
+
+A replica gets :class:`Environment`, its access to the machine, as an object, so that a simulation can replace it and
+lose, at a power loss, all data that was not synced. A process that applies batches uses :class:`Garbage` and
+:func:`keep_buffers`, so that neither Python's garbage collector nor the kernel delays its batches. :class:`RateLimit`
+and :class:`DutyCycle` slow transfers and background work down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import os
+import shutil
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, TextIO
+
+from stateflow.durable import sync, write_durably
+from stateflow.errors import DataDirLocked, InvalidArgument
+from stateflow.private import UMASK, keep_private
+from stateflow.settings import ReplicaSettings
+from stateflow.storage import PartitionStore, RocksEngine
+from stateflow.storage.commit_log import DirectorySegments, SegmentFiles
+
+#: cache of a database that is read once, from begin to end, in bytes
+APART_BYTES = 8 << 20
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class WorkLock:
+    """A re-entrant lock that can be taken away from a thread that never gives it back."""
+
+    __slots__ = ("_lock",)
+    #: interval at which a waiting thread checks whether the lock was taken away, in seconds
+    LOOK_S = 0.25
+
+    def __init__(self) -> None:
+        self._lock: Any = threading.RLock()
+
+    def __enter__(self) -> None:
+        while not self.acquire(self.LOOK_S):
+            pass
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def acquire(self, wait_s: float) -> bool:
+        """Waits at most ``wait_s`` seconds for the lock. Returns whether it was acquired, and must be released."""
+        while True:
+            lock, look_s = self._lock, min(wait_s, self.LOOK_S)
+            if lock.acquire(timeout=look_s):
+                if lock is self._lock:
+                    return True
+                lock.release()
+            elif (wait_s := wait_s - look_s) <= 0:
+                return False
+
+    def release(self) -> None:
+        lock = self._lock
+        if lock._is_owned():  # otherwise it was taken away meanwhile
+            lock.release()
+
+    def take_away(self) -> None:
+        """Takes the lock away from the thread that holds it, and frees it for others."""
+        self._lock = threading.RLock()
+
+
+def claim(directory: Path, file_name: str) -> TextIO:
+    """Claims a directory by locking a file in it, which holds the id of the claiming process. See
+    :meth:`Environment.claim`."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o777 & ~UMASK)
+        keep_private(directory)
+        file = (directory / file_name).open("a+")
+    except OSError as error:
+        raise InvalidArgument(
+            f"the data directory cannot be used: {error.strerror}",
+            remedy="choose a writable directory",
+            path=directory,
+        ) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        file.close()
+        raise DataDirLocked(
+            "another replica uses the data directory",
+            remedy="stop that replica, or give this one its own --data-dir",
+            path=directory,
+            pid=holder,
+        ) from error
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
+
+
+def place_of(directory: Path) -> str:
+    """Identifies a claimed directory by machine boot and lock file: no two processes with the same place hold the claim
+    at once. Copies of a directory, on this machine or another, have other places; a reboot changes the place, too."""
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        machine = f"{uuid.getnode():x}"
+    lock = (directory / "LOCK").stat()
+    return f"{machine}/{lock.st_dev:x}/{lock.st_ino:x}"
+
+
+def disk_of(place: str) -> str:
+    """Returns the disk part of a place, which two places on one disk share."""
+    return place.rpartition("/")[0] or place
+
+
+class Environment:
+    """The real machine."""
+
+    def __init__(self, settings: ReplicaSettings) -> None:
+        self._engine = RocksEngine(settings.block_cache_bytes, settings.write_buffer_bytes)
+
+    def open(self, directory: Path, *, create: bool = False, up_to_damage: bool = False) -> PartitionStore:
+        """Opens a partition's database. Raises StateMissing, StateDamaged, DataDirLocked.
+
+        Args:
+            up_to_damage: drop the end of its write-ahead log from the first damage on, as a power loss leaves it.
+        """
+        return self._engine.open(directory, create=create, up_to_damage=up_to_damage)
+
+    def expect(self, databases: int) -> None:
+        """Checks that so many databases can be open at once. Raises TooFewFiles."""
+        self._engine.expect(databases)
+
+    def open_read_only(self, directory: Path, *, up_to_damage: bool = False) -> PartitionStore:
+        """Opens a database without writing to it."""
+        return self._engine.open_read_only(directory, up_to_damage=up_to_damage)
+
+    def open_apart(self, directory: Path) -> PartitionStore:
+        """Opens a database read-only with a cache of its own, so that data read once does not evict data that is read
+        again."""
+        return RocksEngine(APART_BYTES, APART_BYTES).open_read_only(directory)
+
+    def sync_database(self, directory: Path) -> None:
+        """Makes all writes to a database durable, whether it is open or not."""
+        for path in sorted(directory.glob("*.log")):  # in order: a later log is of no use without the earlier ones
+            with contextlib.suppress(FileNotFoundError):  # its data is in a sorted file by now
+                self.sync([path])
+        self.sync([directory])
+
+    def segments(self, directory: Path) -> SegmentFiles:
+        """Returns access to the segments of the commit log in a directory."""
+        return DirectorySegments(directory)
+
+    def copy(self, directory: Path, to: Path) -> None:
+        """Copies a database that is not open to another directory. Sorted files never change, and are hard-linked.
+
+        A snapshot would do as well, but needs the database open, and opening one with rocksdict blocks every thread.
+        """
+        to.mkdir(parents=True)
+        for path in directory.iterdir():
+            if path.suffix == ".sst":
+                (to / path.name).hardlink_to(path)
+            elif path.is_file() and path.name != "LOCK":
+                shutil.copyfile(path, to / path.name)
+
+    def mutex(self) -> AbstractContextManager[Any]:
+        """Makes a re-entrant lock between the threads of this process."""
+        return threading.RLock()
+
+    def work_lock(self) -> WorkLock:
+        return WorkLock()
+
+    def aside(self, work: Callable[[], None], wait_s: float = 0.0) -> None:
+        """Runs ``work`` in a thread of its own, which may never end. Waits at most ``wait_s`` seconds for it."""
+        thread = threading.Thread(target=work, name="aside", daemon=True)
+        thread.start()
+        thread.join(wait_s)
+
+    def claim(self, directory: Path) -> Closable:
+        """Claims a data directory for this process until the result is closed, and creates the directory if necessary.
+        Raises DataDirLocked, InvalidArgument."""
+        return claim(directory, "LOCK")
+
+    def place(self, directory: Path) -> str:
+        """See :func:`place_of`."""
+        return place_of(directory)
+
+    def new_id(self) -> str:
+        """Makes an id that was never given before."""
+        return uuid.uuid4().hex
+
+    def write_durably(self, path: Path, content: str | bytes) -> None:
+        """Replaces a file atomically and durably: a power loss leaves the old content or the new one, and the new one
+        once this returns."""
+        write_durably(path, content)
+
+    def sync(self, paths: Iterable[Path]) -> None:
+        """Makes the contents of files and the entries of directories survive a power loss."""
+        for path in paths:
+            sync(path)
+
+    def free_bytes(self, path: Path) -> int:
+        """Returns the free bytes of the disk that ``path`` is on."""
+        return shutil.disk_usage(path).free
+
+    def remove_tree(self, path: Path) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+# -- Memory of the process between batches ---------------------------------------------------------------------------
+
+#: number of new objects that are examined at once, which takes about 5 ms
+YOUNG: Final = 10_000
+#: least number of kept objects before all are examined again
+OLD: Final = 500_000
+#: the collector's own thresholds, for a batch that alone makes so many objects
+WITHIN_A_BATCH: Final = (100_000, 20, 50)
+
+
+class Garbage:
+    """Runs Python's cyclic collector between batches, so that it does not pause them. To be called from one thread at a
+    time.
+
+    A replica holds hundreds of thousands of tracked objects, none of them in a cycle. The collector would examine all
+    of them again and again while everything stands still: 60 ms and more with raised thresholds, 150 ms for the oldest
+    generation. Here it examines new objects once, in small portions between batches, and all objects only when their
+    number, cached state apart, has doubled.
+
+    Args:
+        known: returns the number of objects held by something that is known to have no cycles.
+    """
+
+    def __init__(self, known: Callable[[], int] = lambda: 0) -> None:
+        self._known = known
+        gc.set_threshold(*WITHIN_A_BATCH)
+        gc.collect()
+        gc.freeze()
+        self._kept = self._blocks = 0
+        self._note_kept()
+
+    def _unknown(self) -> int:
+        return gc.get_freeze_count() - self._known()
+
+    def is_due(self) -> bool:
+        """Tells whether there are enough new objects to examine. Cheap."""
+        return gc.get_count()[0] >= YOUNG
+
+    def collect(self) -> None:
+        """Examines new objects. Those that survive are not examined again, but freed as usual with their last
+        reference."""
+        gc.collect(0)
+        gc.freeze()
+        # the interpreter walks all frozen objects to count them, which takes 40 ms for 600,000; it counts allocated
+        # blocks, at least one for nearly every object, by pool
+        blocks = sys.getallocatedblocks()
+        self._blocks = min(self._blocks, blocks)
+        if blocks > self._blocks + max(self._kept, OLD):
+            self._blocks = blocks
+            if self._unknown() > self._kept + max(self._kept, OLD):
+                self._collect_all()
+
+    def _collect_all(self) -> None:
+        """Frees cycles that were still in use when they were first examined."""
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        self._note_kept()
+
+    def _note_kept(self) -> None:
+        self._kept = self._unknown()
+        self._blocks = sys.getallocatedblocks()
+
+
+#: mallopt(3)
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+#: largest value that glibc accepts, in bytes; a larger buffer still comes from the kernel and goes back to it
+KEPT_WHOLE_BYTES: Final = 32 << 20
+#: free memory at the end of a heap that stays with the process, in bytes
+KEPT_FREE_BYTES: Final = 64 << 20
+
+
+def keep_buffers() -> bool:
+    """Makes this process keep the memory of freed buffers for later ones. Returns False where the C library is not
+    glibc, and nothing was set.
+
+    glibc takes large buffers from the kernel and gives them back when they are freed; the kernel clears each page at
+    its first touch. A batch needs several such buffers per megabyte of rows, of similar sizes from batch to batch.
+    Encoding a message of 800 KB took 0.94 ms, of which 0.91 ms were page faults.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # musl, macOS, Windows
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, KEPT_WHOLE_BYTES)) and bool(mallopt(_M_TRIM_THRESHOLD, KEPT_FREE_BYTES))
+
+
+# -- Pacing of transfers and background work. Sans-io: sizes and times in, seconds to wait out -----------------------
+
+
+@dataclass(slots=True)
+class RateLimit:
+    """Keeps a stream of pieces at or below ``bytes_per_s``; 0: no limit. Unused time is saved up to ``burst_s``."""
+
+    bytes_per_s: float
+    burst_s: float = 0.05
+    _free_at: float = 0.0
+
+    def wait_s(self, now: float, size: int) -> float:
+        """Returns how long to wait after a piece of ``size`` bytes that was done at ``now``, in seconds."""
+        if self.bytes_per_s <= 0:
+            return 0.0
+        self._free_at = max(self._free_at, now - self.burst_s) + size / self.bytes_per_s
+        return max(0.0, self._free_at - now)
+
+
+@dataclass(frozen=True, slots=True)
+class DutyCycle:
+    """Limits background work to ``share`` of the time while there is other work: after *t* seconds of work it waits
+    ``t·(1/share − 1)``. Other work counts as going on for ``busy_s`` after it was last seen.
+    """
+
+    share: float
+    busy_s: float = 0.5
+
+    def wait_s(self, now: float, worked_s: float, other_work_at: float) -> float:
+        return worked_s * (1 / self.share - 1) if now < other_work_at + self.busy_s else 0.0

@@ -1,0 +1,99 @@
+"""Group commit: the batches of several partitions share one commit, and none waits long for the others.
+
+A thread holds the ``work`` lock of each member from before its batch until after the commit. A thread that has to wait
+for another partition's ``work`` commits its group first, so that no thread waits for a thread that waits. If the thread
+spends long on one partition, or does not return from its operator, the other members are taken from it: their
+uncommitted batches are dropped, and their partitions are served again at once.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import NamedTuple
+
+from stateflow.operator.watchdog import InHand
+from stateflow.partition.local_partition import Slot
+from stateflow.partition.processor import PartitionHost, Ran
+
+#: a group is committed when it has been open for so many seconds, or has so many rows of input and output
+GROUP_S, GROUP_ROWS = 0.005, 2048
+#: if the operator took longer than this for a partition's last batch (µs), the group is committed before its next one,
+#: so that other partitions do not wait for it with their commits and fences
+SLOW_US = 20_000
+
+
+class Member(NamedTuple):
+    """A processed batch of one partition, to be committed with its group. ``number``: index of the part in the batch
+    that the client sent."""
+
+    number: int
+    slot: Slot
+    hand: InHand
+    host: PartitionHost
+    ran: Ran
+
+
+class Group:
+    """Processed batches that one thread will commit together. Other threads may call :meth:`take` and
+    :meth:`has_waited`."""
+
+    __slots__ = ("_began", "_committing", "_lock", "_rows", "_slots", "_taken", "members")
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+        self._slots: set[int] = set()
+        self._began, self._rows = 0.0, 0
+        self._lock = threading.Lock()
+        self._committing = self._taken = False
+
+    def add(self, member: Member) -> bool:
+        """Adds a member. Returns False where the whole group was taken, and the member is not in it."""
+        with self._lock:
+            if self._taken:
+                return False
+            if not self.members:
+                self._began, self._rows = member.hand.began, 0
+            self.members.append(member)
+            self._slots.add(id(member.slot))
+            self._rows += member.ran.rows + len(member.ran.outputs.rows)
+            return True
+
+    def has_waited(self, before: float) -> bool:
+        """Tells whether the group was begun before a time in monotonic seconds."""
+        return bool(self.members) and self._began < before
+
+    def is_full(self, now: float) -> bool:
+        return bool(self.members) and (self._rows >= GROUP_ROWS or now - self._began >= GROUP_S)
+
+    def has(self, slot: Slot) -> bool:
+        return id(slot) in self._slots
+
+    def begin_commit(self, members: list[Member]) -> bool:
+        """Protects the members from :meth:`take` until :meth:`end_commit`. Returns False where they were taken."""
+        with self._lock:
+            self._committing = self.members is members
+            return self._committing
+
+    def end_commit(self) -> None:
+        with self._lock:
+            self._committing = False
+            self._clear()
+
+    def take(self, *, ends: bool = False, before: float = math.inf) -> list[Member]:
+        """Takes the members away from the group's thread, which will not commit them. Returns no members where they are
+        just being committed, or were taken before.
+
+        Args:
+            ends: the group accepts no further members.
+            before: take members only if the group was begun before this time, in monotonic seconds.
+        """
+        with self._lock:
+            if self._committing or self._taken or self._began >= before:
+                return []
+            self._taken = ends
+            return self._clear()
+
+    def _clear(self) -> list[Member]:
+        members, self.members, self._slots = self.members, [], set()
+        return members

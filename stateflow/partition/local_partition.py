@@ -1,0 +1,353 @@
+"""Local partition: one partition as it is on a replica, with what is served, what is incoming, and who follows it.
+
+Locks: :class:`Slot` has two. ``work`` is held while the store is written or copied (a batch, a snapshot), ``mutex`` for
+the instant of a lifecycle transition, so that a fence never waits for a batch in order to be *heard*. Order: ``work``
+before ``mutex``. A slot's invariants hold whenever ``mutex`` is free, see :meth:`Slot.validate`.
+
+Fences: the moment for a fence is between two batches, and while the disk is quiet. A micro-batch source sends at nearly
+equal intervals and is silent in between, so a partition fenced right after a commit pauses while no batch needs it. A
+source that sends all the time has no such moment, and the fence does not wait. A disk that is writing back other
+processes' data may take a second for a write that otherwise takes a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stateflow.checkpoint import Adoption, Manifest
+from stateflow.errors import (
+    REPORT_LINE,
+    BudgetUnreachable,
+    InvariantBroken,
+    Moved,
+    NotOwner,
+    StandbyMissing,
+    StateDamaged,
+    Unavailable,
+)
+from stateflow.operator.watchdog import InHand
+from stateflow.partition.change_feed import NO_CHANGES, ChangeLog, Kept, Seal
+from stateflow.partition.environment import WorkLock
+from stateflow.partition.lifecycle import SERVED, Lifecycle, State
+from stateflow.partition.processor import PartitionHost
+from stateflow.partition.skipped import Passing
+from stateflow.partition.slices import Traffic
+from stateflow.storage import PartitionStore
+from stateflow.transitions import check
+from stateflow.types import PartitionId, ReplicaInfo
+
+# -- The moment for a fence. Sans-io ---------------------------------------------------------------------------------
+
+#: weight of the newest interval in the averages
+NEWEST = 0.3
+#: a fence waits for its moment no longer than this many intervals …
+INTERVALS_MAX = 1.5
+#: … and no longer than this, in seconds
+WAIT_S_MAX = 2.0
+#: number of batches, and their largest mean deviation as a part of the interval, from which the next one is predicted
+BATCHES_MIN = 4
+JITTER_MAX = 0.5
+#: a disk is quiet when a durable write takes no longer than this, or than the predicted pause
+QUIET_SYNC_MS = 10.0
+#: interval at which a waiting fence looks for the next commit, in seconds
+LOOK_S = 0.002
+
+
+def disk_is_quiet(sync_ms: float, pause_ms: float) -> bool:
+    """Tells whether the disk is quiet enough for a fence with a predicted pause of ``pause_ms``. Its seal is a durable
+    write, too."""
+    return sync_ms <= max(pause_ms, QUIET_SYNC_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class QuietDisk:
+    """Waits for a quiet disk before fencing."""
+
+    partition: PartitionId
+    since: float  # monotonic seconds
+    pause_ms: float  # predicted
+    max_pause_ms: float = 0.0  # allowed; 0: any
+
+    def has_come(self, sync_ms: float, now: float) -> bool:
+        """Tells whether the wait is over at ``now``, when a durable write took ``sync_ms``: the disk is quiet, or
+        ``WAIT_S_MAX`` has passed. Raises BudgetUnreachable where the write alone then takes longer than the allowed
+        pause."""
+        if disk_is_quiet(sync_ms, self.pause_ms):
+            return True
+        if now <= self.since + WAIT_S_MAX:
+            return False
+        if 0 < self.max_pause_ms < sync_ms:
+            raise BudgetUnreachable(
+                f"a durable write takes {sync_ms:.0f} ms at the source, the pause limit is {self.max_pause_ms:g} ms",
+                remedy="raise max_pause_ms, or move when its disk is less busy",
+                partition=self.partition,
+            )
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class QuietMoment:
+    """Waits for the commit after ``sequence`` before fencing, but no longer than ``until``, monotonic seconds."""
+
+    sequence: int
+    until: float
+
+    def wait_s(self, now: float, sequence: int) -> float:
+        """Returns the seconds to wait before asking again, when the last commit is ``sequence``; 0: fence now."""
+        if sequence != self.sequence:
+            return 0.0
+        return max(0.0, min(self.until - now, LOOK_S))
+
+
+@dataclass(slots=True)
+class Cadence:
+    """Intervals and durations of a partition's batches, in seconds on one monotonic clock."""
+
+    interval_s: float = 0.0  # between the begins of two batches, averaged
+    jitter_s: float = 0.0  # mean deviation from it
+    busy_s: float = 0.0  # from begin to commit, averaged
+    batches: int = 0
+    began_at: float = 0.0
+
+    def began(self, now: float) -> None:
+        if self.batches:
+            interval = now - self.began_at
+            weight = NEWEST if self.batches > 1 else 1.0
+            self.jitter_s += weight * (abs(interval - self.interval_s) - self.jitter_s) if self.batches > 1 else 0.0
+            self.interval_s += weight * (interval - self.interval_s)
+        self.batches += 1
+        self.began_at = now
+
+    def ended(self, now: float) -> None:
+        weight = NEWEST if self.batches > 1 else 1.0
+        self.busy_s += weight * ((now - self.began_at) - self.busy_s)
+
+    @property
+    def rate(self) -> float:
+        """Average number of batches per second; 0: unknown."""
+        return 1.0 / self.interval_s if self.interval_s > 0 else 0.0
+
+    def wait_s(self, now: float, pause_s: float) -> float:
+        """Returns the seconds that a fence with a pause of ``pause_s`` should wait for the next commit; 0: fence now.
+
+        Waiting pays only when batches come regularly, the gap between them is longer than the pause, and the next batch
+        would otherwise fall into the pause.
+        """
+        if self.batches < BATCHES_MIN or self.jitter_s > JITTER_MAX * self.interval_s:
+            return 0.0
+        if self.interval_s - self.busy_s < pause_s:
+            return 0.0
+        next_begin = self.began_at + self.interval_s
+        if now + pause_s + self.jitter_s <= next_begin or now > next_begin + self.interval_s:
+            return 0.0  # the pause ends before the next batch, or the source has stopped
+        return min(WAIT_S_MAX, INTERVALS_MAX * self.interval_s)
+
+
+# -- Answers to the sender of a batch, apart from the result of applying it. Sans-io ---------------------------------
+
+
+def acknowledgement(sequence: int, confirmed: bool, lifecycle: Lifecycle) -> int | ReplicaInfo | NotOwner | None:
+    """Returns the answer to a commit that a standby must confirm: its ``sequence`` once confirmed, the new owner, or
+    NotOwner. None: not known yet, to be asked again after a change.
+
+    A later attempt finds the batch applied, whichever replica it is sent to.
+
+    Args:
+        confirmed: whether a standby durably has everything up to ``sequence``.
+        lifecycle: current lifecycle of the partition.
+    """
+    if confirmed:
+        return sequence
+    if lifecycle.state is State.SEALED and lifecycle.successor is not None:
+        return lifecycle.successor  # it has the batch, and standbys of its own: the sender asks it again
+    if lifecycle.state not in SERVED:
+        return left(lifecycle.partition)
+    return None
+
+
+def left(partition: PartitionId) -> NotOwner:
+    return NotOwner("the partition has left this replica", remedy="refresh the assignment", partition=partition)
+
+
+def unconfirmed(partition: PartitionId, sequence: int, waited_s: float) -> StandbyMissing:
+    return StandbyMissing(
+        f"no standby confirmed the batch within {waited_s:g} s",
+        remedy="check that the operator's standbys run; the request is retried",
+        partition=partition,
+        sequence=sequence,
+    )
+
+
+def moved(owner: ReplicaInfo, epoch: int) -> Moved:
+    return Moved(
+        "the partition moved to another replica",
+        remedy="resend to its owner",
+        owner=owner.name,
+        site=owner.site,
+        address=owner.address,
+        epoch=epoch,
+    )
+
+
+def late(partition: PartitionId) -> NotOwner:
+    """Makes the answer for rows that arrived ahead of their partition, where the partition did not follow in time."""
+    return NotOwner("the partition did not arrive in time", remedy="refresh the assignment", partition=partition)
+
+
+def held_up(partition: PartitionId) -> Unavailable:
+    return Unavailable(
+        "the batch did not finish on this replica",
+        remedy="check the replica's log and disk; a retry shows whether the batch was applied",
+        partition=partition,
+    )
+
+
+# -- The partition itself --------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Slot:
+    """A partition on this replica. ``directory``: where ``store`` is; ``incoming``: a copy that is being built."""
+
+    id: PartitionId
+    lifecycle: Lifecycle
+    home: Path
+    work: WorkLock
+    mutex: AbstractContextManager[Any]
+    directory: Path | None = None
+    store: PartitionStore | None = None
+    host: PartitionHost | None = None
+    incoming: Incoming | None = None
+    logs: dict[str, ChangeLog] = field(default_factory=dict)  # by move
+    snapshots: int = 0
+    restoring: Restoring | None = None
+    checkpointed: tuple[str, int, int] = ("", 0, 0)  # store, epoch and sequence of the last checkpoint
+    cadence: Cadence = field(default_factory=Cadence)
+    kept: Kept | None = None  # what the copy in ``directory`` is, once it was sealed for a move
+    since: Since | None = None  # changes since it moved in, as it might move back
+    lost: StateDamaged | None = None  # the damage for which it was given up
+    stuck: InHand | None = None  # a batch that was taken away, and has not returned
+    schema: bytes | None = None  # its stored schema, while ``store`` is closed
+    sealed_at: float = 0.0  # when its last seal began, monotonic seconds: rows were processed until then
+    traffic: Traffic = field(default_factory=Traffic)
+    passing: Passing | None = None  # positions of batches that skipped it
+
+    def replace(self, directory: Path, store: PartitionStore) -> Path | None:
+        """Makes another copy the partition. Callers hold ``mutex``.
+
+        Returns the directory of the former copy; None: there is none to remove.
+        """
+        former, self.directory, self.store = self.directory, directory, store
+        self.kept = self.since = self.lost = None
+        return former if former != directory else None
+
+    def tell(self, sequence: int, encode: Callable[[], bytes]) -> None:
+        """Tells followers of a commit."""
+        followers = list(self.logs.values())
+        if self.since is not None:
+            if self.since.changes.overflowed:
+                self.since = None
+            else:
+                followers.append(self.since.changes)
+        if followers:
+            change_set = encode()
+            for follower in followers:
+                follower.append(sequence, change_set)
+
+    def validate(self) -> None:
+        """Checks the invariants. Callers hold ``mutex``. Raises InvariantBroken in a state that only a bug leads to."""
+        self.lifecycle.validate()
+        for words in self._broken():
+            raise InvariantBroken(
+                f"an invariant is broken in {self.lifecycle.state}: {words}",
+                remedy=REPORT_LINE,
+                partition=self.id,
+                epoch=self.lifecycle.epoch,
+                move=self.lifecycle.move_id or None,
+            )
+
+    def _broken(self) -> Iterator[str]:
+        lifecycle, incoming = self.lifecycle, self.incoming
+        serves = lifecycle.state in SERVED
+        copies = [each.directory for each in (self, incoming, self.restoring) if each is not None and each.directory]
+        if lifecycle.partition != self.id:
+            yield "a slot and its lifecycle are of the same partition"
+        if incoming is not None and (lifecycle.state is not State.WARMING or lifecycle.move_id != incoming.move_id):
+            yield "a copy comes in only while the partition warms, for the same move"
+        if self.directory is None and (serves or lifecycle.state is State.SEALED):
+            yield "an owned or sealed partition is on disk"
+        if self.directory is None and self.store is not None:
+            yield "an open database has a directory"
+        if any(directory.parent != self.home for directory in copies) or len(set(copies)) < len(copies):
+            yield "each copy has its own directory in the partition's"
+        if self.host is not None and not serves:
+            yield "only an owned partition has a host"
+        if self.host is not None and (self.host.epoch != lifecycle.epoch or self.store is None):
+            yield "the host has the owned epoch and an open database"
+        if self.lost is not None and serves:
+            yield "a lost partition is not served"
+        if self.stuck is not None and lifecycle.in_hand:
+            yield "no batch runs beside a stuck one"
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """Every change set since a partition moved in. ``digest``: of the seal it moved in with."""
+
+    kept: Kept
+    digest: str
+    changes: ChangeLog
+
+
+@dataclass(slots=True)
+class Incoming:
+    """An incoming copy of a partition. ``changes``: chain of the change sets applied to the base so far; ``seal``: seal
+    with which a standby's copy ends, when its source sealed for another replica.
+    """
+
+    move_id: str
+    directory: Path
+    sequence: int = -1
+    base: str = ""  # digest
+    changes: bytes = NO_CHANGES
+    store: PartitionStore | None = None
+    seal: Seal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Restoring:
+    """A checkpoint that was fetched and proved. ``adoption``: by the replica's own store, where the ownership is
+    published first; None: it has no store. ``owning``: re-entrant lock, held while the checkpoint becomes the
+    partition.
+    """
+
+    id: str
+    directory: Path
+    store: PartitionStore
+    manifest: Manifest
+    epoch_min: int
+    adoption: Adoption | None
+    owning: AbstractContextManager[Any]
+
+
+class CheckedMutex:
+    """A slot's ``mutex`` that validates the slot when it is released: its holder has then made a whole change."""
+
+    def __init__(self, mutex: AbstractContextManager[Any], slot: Slot) -> None:
+        self._mutex, self._slot, self._depth = mutex, slot, 0
+
+    def __enter__(self) -> None:
+        self._mutex.__enter__()
+        self._depth += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        self._depth -= 1
+        try:
+            if not self._depth and kind is None:
+                check(self._slot)
+        finally:
+            self._mutex.__exit__(kind, *error)

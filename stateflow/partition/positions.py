@@ -1,0 +1,718 @@
+"""Positions of sources: which batches a partition contains, and so what becomes of a batch that is sent to it.
+
+For a partition, a source is in one of these states:
+
+* *unknown*: the partition contains no batch of it. Its first batch is number 0, or any where it is *sparse*.
+* *known*: the partition contains its batches up to its position, and has the output of the newest one. That batch is a
+  replay when it is sent again: its rows are checked, and the stored output is the answer. A run of a batch DataFrame
+  may send any of its batches again. The next number is applied; only a sparse source may skip numbers. Older batches
+  are skipped in a rewind, and otherwise refused.
+* *retired*: there is a tombstone in place of its position and its output.
+
+A source costs a partition its position, and the whole output of its newest batch. A run of a batch DataFrame costs the
+output of all its batches, a query in real-time mode that of all batches whose rows Spark may ask for again. A source
+that has been idle for long, or that is one of too many, is therefore retired: its output is removed, its watermark
+holds no other source back, and a tombstone of some bytes says which batch is contained. A retired source may come back
+at any time and goes on after that batch; only the output of that batch is gone. The newest tombstones are kept. Once
+any was dropped, a source that is not known and cannot be new is refused, for it may be one of those.
+
+A retirement is part of a commit, and moves with the partition. Memory follows the commit: callers tell
+:class:`Positions` of a change once it is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from types import MappingProxyType
+from typing import Any
+
+import msgpack
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as t
+import xxhash
+
+from stateflow.changes import Mutations
+from stateflow.errors import (
+    BatchChanged,
+    InvalidArgument,
+    OperatorUsedTwice,
+    PositionGap,
+    SourceRetired,
+    SourceTaken,
+    StaleBatch,
+    TasksMerged,
+)
+from stateflow.operator.timers import to_datetime
+from stateflow.partition import layout
+from stateflow.partition.layout import BATCH_RUN, UNKNOWN_ATTEMPT, Attempt, Piece, Position, Session
+from stateflow.state.cells import LATEST_US
+from stateflow.storage import PartitionStore
+from stateflow.types import PartitionId
+
+# -- Digests of rows -------------------------------------------------------------------------------------------------
+
+_hash = xxhash.xxh3_64_intdigest
+_BITS = (1 << 63) - 1
+
+
+def digests_of(schema: bytes, rows: pa.RecordBatch | None, bounds: Sequence[int]) -> list[int]:
+    """Returns the digest of each part, from one bound to before the next. Args: schema: Arrow IPC schema; rows: None
+    for no rows.
+
+    Rows are digested by their values, so that the same rows have the same digest in any message and beside any other
+    rows. A digest covers the buffers of each column, as if the part were alone and its nulls had no bytes behind them.
+    """
+    seed = _hash(schema)
+    found = [seed] * (len(bounds) - 1)
+    if rows is not None:
+        if bounds[0] or bounds[-1] != rows.num_rows:
+            rows = rows.slice(bounds[0], bounds[-1] - bounds[0])
+            bounds = [bound - bounds[0] for bound in bounds]
+        for column in rows.columns:
+            _add(column, bounds, found)
+    return [
+        -1 - ((digest ^ (stop - start)) & _BITS) for digest, (start, stop) in zip(found, pairwise(bounds), strict=True)
+    ]
+
+
+def comparable(one: int, other: int) -> bool:
+    """Tells whether two digests are of the same kind.
+
+    Former versions digested the Arrow message, which the values do not determine. Digests of values are negative, so
+    that stored digests of the two kinds can be told apart.
+    """
+    return (one < 0) == (other < 0)
+
+
+def _add(column: pa.Array, bounds: Sequence[int], found: list[int]) -> None:
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        _add(column.storage, bounds, found)
+        return
+    if column.null_count:
+        _add_nulls(np.asarray(pc.is_null(column).cast(pa.uint8())), bounds, found)
+    if t.is_null(kind):
+        return
+    if t.is_boolean(kind):
+        _add_bytes(np.asarray(pc.fill_null(column, False).cast(pa.uint8())), 1, bounds, found)
+    elif t.is_binary(kind) or t.is_string(kind) or t.is_large_binary(kind) or t.is_large_string(kind):
+        _add_texts(column, bounds, found)
+    elif t.is_primitive(kind) and kind.bit_width >= 8:
+        width = kind.bit_width // 8
+        if column.null_count:  # the bytes behind a null are arbitrary
+            plain = np.asarray(column.view(f"int{kind.bit_width}").fill_null(0))
+            _add_bytes(plain, width, bounds, found)
+        else:
+            _add_bytes(column.buffers()[1], width, [column.offset + bound for bound in bounds], found)
+    else:
+        _add_others(column, bounds, found)
+
+
+def _add_nulls(nulls: Any, bounds: Sequence[int], found: list[int]) -> None:
+    """Adds the nulls of each part that has any, so that a null elsewhere does not change a part's digest."""
+    for number, (start, stop) in enumerate(pairwise(bounds)):
+        part = nulls[start:stop]
+        if part.any():
+            found[number] = _hash(memoryview(part), found[number])
+
+
+def _add_bytes(data: Any, width: int, bounds: Sequence[int], found: list[int]) -> None:
+    view = memoryview(data).cast("B")
+    for number, (start, stop) in enumerate(pairwise(bounds)):
+        if start < stop:
+            found[number] = _hash(view[start * width : stop * width], found[number])
+
+
+def _add_texts(column: pa.Array, bounds: Sequence[int], found: list[int]) -> None:
+    if column.null_count:
+        column = column.fill_null(b"" if t.is_binary(column.type) or t.is_large_binary(column.type) else "")
+    _, offsets, data = column.buffers()
+    is_large = t.is_large_binary(column.type) or t.is_large_string(column.type)
+    where = np.frombuffer(offsets, np.int64 if is_large else np.int32)[column.offset : column.offset + len(column) + 1]
+    _add_bytes(np.diff(where), where.itemsize, bounds, found)
+    if data is not None:
+        _add_bytes(data, 1, where[list(bounds)].tolist(), found)
+
+
+def _add_others(column: pa.Array, bounds: Sequence[int], found: list[int]) -> None:
+    """Adds a column of a nested type, or of one wider than a number, part by part."""
+    for number, (start, stop) in enumerate(pairwise(bounds)):
+        if start < stop:
+            alone = column.slice(start, stop - start).take(pa.array(range(stop - start)))
+            message = pa.record_batch([pa.concat_arrays([alone])], names=["c"]).serialize()
+            found[number] = _hash(memoryview(message), found[number])
+
+
+# -- Retirement of sources that send no more -------------------------------------------------------------------------
+
+#: of too many sources, only those silent for this long are retired, µs: their last batch may be asked for again, by a
+#: query that stands still, or (runs of a batch DataFrame: the second) for a frame that is evaluated twice
+SPARED_US, SPARED_RUN_US = 86_400_000_000, 600_000_000
+#: sources retired with one batch, at most; and looked at
+PER_BATCH, LOOKED_AT = 8, 64
+#: share of the limit that is freed in addition when tombstones are too many
+SLACK = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Limits on what a partition keeps of its sources.
+
+    Args:
+        idle_us: a source silent for this long is retired, µs; 0: never for that.
+        sources_max: sources of one partition; beyond it the longest silent ones are retired.
+        retired_max: tombstones of one partition.
+        watermark_idle_us: the watermark of a source silent for this long does not count any more, µs; 0: always counts.
+    """
+
+    idle_us: int = 7 * 86_400 * 1_000_000
+    sources_max: int = 64
+    retired_max: int = 1000
+    watermark_idle_us: int = 86_400 * 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """Tombstone of a source. ``batch``: the last one contained, -1: none; ``at_us``: when it came."""
+
+    batch: int
+    at_us: int
+    session: Session | None = None
+    event_us: int | None = None
+
+    @classmethod
+    def of(cls, position: Position, session: Session | None) -> Retired:
+        return cls(position.batch, position.at_us, session, position.event_us)
+
+    @property
+    def position(self) -> Position:
+        client = "" if self.session is None else self.session.id
+        us = self.event_us
+        return Position(self.batch, event_us=us, event_before_us=us, at_us=self.at_us, client=client)
+
+    def encode(self) -> bytes:
+        session = None if self.session is None else [self.session.generation_us, self.session.id]
+        packed: bytes = msgpack.packb([layout.VERSION, self.batch, self.at_us, session, self.event_us])
+        return packed
+
+    @classmethod
+    def decode(cls, data: bytes) -> Retired:
+        with layout.decoding("a retired source"):
+            version, batch, at_us, session, event_us = msgpack.unpackb(data)
+            layout.check_version(version)
+            known = None if session is None else layout.typed(Session(*session), int, str)
+            if type(batch) is not int or type(at_us) is not int or type(event_us) not in (int, type(None)):
+                raise ValueError("a field is not a number")
+            return cls(batch, at_us, known, event_us)
+
+
+def idle(sources: Iterable[tuple[str, Position]], count: int, now_us: int, retention: Retention) -> list[str]:
+    """Returns the sources to retire now.
+
+    Args:
+        sources: the first few of ``count``, in order of when their last batch came.
+    """
+    found: list[str] = []
+    excess = count - retention.sources_max
+    for source, position in sources:
+        silent_us = now_us - position.at_us
+        aged = 0 < retention.idle_us <= silent_us
+        if len(found) == PER_BATCH or (not aged and silent_us < SPARED_RUN_US):
+            break
+        spared = silent_us < (SPARED_RUN_US if source.startswith(layout.BATCH_RUN) else SPARED_US)
+        # a source with a watermark holds the others back on purpose: only its age ends that
+        promises = position.watermark_us is not None and position.watermark_us < LATEST_US
+        if aged or (excess > len(found) and not promises and not spared):
+            found.append(source)
+    return found
+
+
+class Tombstones:
+    """Tombstones of one partition, in its store."""
+
+    def __init__(self, store: PartitionStore, most: int) -> None:
+        self._store, self._most = store, most
+        self._count: int | None = None  # not counted yet
+        forgotten = store.get(layout.FORGOTTEN)
+        #: when the newest of the dropped sources had its last batch, µs; None: none was dropped
+        self.forgotten_us = None if forgotten is None else int.from_bytes(forgotten, "big", signed=True)
+
+    @property
+    def any(self) -> bool:
+        """Tells whether a source has ever been retired here."""
+        return self.forgotten_us is not None or next(iter(self._store.scan(layout.RETIRED)), None) is not None
+
+    def of(self, source: str) -> Retired | None:
+        stored = self._store.get(layout.RETIRED + source.encode())
+        return None if stored is None else Retired.decode(stored)
+
+    def bury(self, sources: Mapping[str, Retired], mutations: Mutations) -> None:
+        """Adds to ``mutations`` what retires sources, and drops the oldest tombstones when there are too many."""
+        for source, retired in sources.items():
+            name = source.encode()
+            kinds = (layout.POSITION, layout.OUTPUT, layout.SESSION, layout.LAPSED)
+            mutations.deletes += [kind + name for kind in kinds]
+            if source.startswith(layout.KEPT):
+                mutations.clears.append(layout.piece_keys(source))
+            mutations.puts.append((layout.RETIRED + name, retired.encode()))
+        if self._count is None:
+            self._count = sum(1 for _ in self._store.scan(layout.RETIRED))
+        self._count += len(sources)
+        if self._count > self._most:
+            self._drop(mutations, len(sources))
+
+    def _drop(self, mutations: Mutations, added: int) -> None:
+        stored = sorted((Retired.decode(value).at_us, key) for key, value in self._store.scan(layout.RETIRED))
+        self._count = len(stored) + added
+        dropped = stored[: max(0, self._count - int(self._most * (1 - SLACK)))]
+        if self._count <= self._most or not dropped:
+            return
+        mutations.deletes += [key for _, key in dropped]
+        self.forgotten_us = max(self.forgotten_us or 0, dropped[-1][0])
+        mutations.puts.append((layout.FORGOTTEN, self.forgotten_us.to_bytes(8, "big", signed=True)))
+        self._count = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceView:
+    """State of a source in a partition. ``batch``: the last one contained, -1: none; ``at_us``: when it came;
+    ``bytes``: of its output and position; ``session``: its newest client.
+    """
+
+    source: str
+    batch: int
+    at_us: int
+    bytes: int
+    watermark_us: int | None = None
+    retired: bool = False
+    session: Session | None = None
+
+
+def sources_in(store: PartitionStore, held: Mapping[str, Position] = MappingProxyType({})) -> list[SourceView]:
+    """Returns all sources that a partition knows.
+
+    Args:
+        held: positions held for the partition, beyond those it has itself.
+    """
+    sessions = {key[len(layout.SESSION) :].decode(): Session.decode(v) for key, v in store.scan(layout.SESSION)}
+    outputs = {key[len(layout.OUTPUT) :].decode(): len(value) for key, value in store.scan(layout.OUTPUT)}
+    found: list[SourceView] = []
+    for key, value in store.scan(layout.POSITION):
+        source = key[len(layout.POSITION) :].decode()
+        position = held.get(source) or Position.decode(value)
+        size, session = len(value) + outputs.get(source, 0), sessions.pop(source, None)
+        if source.startswith(layout.REAL_TIME):
+            size += sum(len(piece.output) for _, piece in layout.pieces(store, source, -1))
+        elif (piece := store.get(layout.piece_key(source, position.batch))) is not None:
+            size += Piece.decode(piece).bytes_up_to
+        found.append(SourceView(source, position.batch, position.at_us, size, position.watermark_us, False, session))
+    for key, value in store.scan(layout.RETIRED):
+        retired = Retired.decode(value)
+        source = key[len(layout.RETIRED) :].decode()
+        found.append(SourceView(source, retired.batch, retired.at_us, len(value), None, True, retired.session))
+    return found + [
+        SourceView(source, -1, session.generation_us, 0, session=session) for source, session in sessions.items()
+    ]
+
+
+# -- Positions. Sans-io ----------------------------------------------------------------------------------------------
+
+#: prefix of source names that are not the user's
+RESERVED = "stateflow:"
+#: the source whose rows are not processed but become the operator's first state
+INITIAL = "stateflow:initial"
+#: the source of the change set that migrates a partition's state; its number is the new state version
+MIGRATION = "stateflow:migration"
+
+
+_NONE = Position(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch of a source, apart from its rows. ``number`` rises by one per batch; a *sparse* source may skip numbers.
+
+    ``rewind``: an older batch is sent again, for partitions that lost it. Partitions that contain it skip it, and do
+    not have its output any more.
+
+    ``watermark_us``: this source promises no older rows from its next batch on, µs; None: it makes no promise.
+    ``event_us``: the newest event time among the rows its sender has, for all partitions, µs. ``attempt``: the attempt
+    that sends it, where known. ``session``: the client's session, where a source belongs to one client at a time; its
+    rows must then be the same every time the batch is sent. ``known``: what the client tells its successor. ``site``:
+    where its rows come from, which decides nothing here; ``site_column``: the column that says so for each row.
+    ``traceparent``: of the span that sends the batch, see :mod:`stateflow.tracing`; it makes no difference between
+    batches.
+    """
+
+    source: str
+    number: int
+    sparse: bool = False
+    watermark_us: int | None = None
+    attempt: Attempt = UNKNOWN_ATTEMPT
+    event_us: int | None = None
+    rewind: bool = False
+    session: Session | None = None
+    known: bytes = b""
+    site: str = ""
+    site_column: str = ""
+    traceparent: str = field(default="", compare=False)
+
+    @property
+    def is_piece(self) -> bool:
+        """Tells whether the batch is one of a run of a batch DataFrame. A client's is none, by any source name."""
+        return self.session is None and self.source.startswith(BATCH_RUN)
+
+
+def check_source(source: str) -> None:
+    """Refuses reserved source names. Raises InvalidArgument for a name that its caller may not send under."""
+    if source.startswith(RESERVED) and source != INITIAL:
+        raise InvalidArgument(f"{source!r} is a reserved name", remedy="choose another name for the source")
+
+
+class Positions:
+    """Positions of one partition, by source."""
+
+    def __init__(
+        self,
+        partition: PartitionId,
+        known: Mapping[str, Position],
+        sessions: Mapping[str, Session] | None = None,
+        lapsed: Iterable[str] = (),
+        stopped_us: int = -1,
+    ) -> None:
+        self.partition = partition
+        self._sessions = dict(sessions or {})
+        self._stopped_us = stopped_us  # clients that began at this time or before are refused
+        self._lapsed = set(lapsed)  # sources whose client has to say again that it is the newest
+        opened = {s: Position(-1, at_us=session.generation_us) for s, session in self._sessions.items()}
+        #: in order of when their last batch came; a client that has sent nothing yet counts from its start
+        self._known = dict(sorted({**opened, **known}.items(), key=lambda each: each[1].at_us))
+        self._recalled: set[str] = set()
+        #: processing time of the newest batch, None: none came yet; and since when batches have come without a longer
+        #: pause
+        self._latest_us: int | None = None
+        self._since_us = 0
+
+    def last(self, source: str) -> int | None:
+        """Returns the last batch of ``source`` that the partition contains; None: it contains none."""
+        known = self._known.get(source)
+        return None if known is None or known.batch < 0 else known.batch
+
+    def knows(self, source: str) -> bool:
+        return source in self._known
+
+    def recall(self, source: str, retired: Retired) -> None:
+        """Takes back a source that was retired. Its tombstone stays until a batch is committed."""
+        self._known[source] = retired.position
+        self._recalled.add(source)
+        self._lapsed.add(source)
+        if retired.session is not None:
+            self._sessions[source] = max(retired.session, self._sessions.get(source, retired.session))
+
+    def session(self, source: str) -> Session | None:
+        """Returns the newest client of the source; None: none is known."""
+        return self._sessions.get(source)
+
+    def is_recalled(self, source: str) -> bool:
+        return source in self._recalled
+
+    def refuse_forgotten(self, batch: Batch, after: int | None, forgotten_us: int) -> None:
+        """Refuses a batch of an unknown source that may be one of those whose tombstones were dropped.
+
+        The newest of those had its last batch at ``forgotten_us``. Raises SourceRetired unless the source must be a new
+        one, or the batch begins as a new one does.
+        """
+        later = batch.number > 0 and not batch.sparse
+        older = batch.session is not None and batch.session.generation_us <= forgotten_us
+        if later or older or after is not None:
+            raise SourceRetired(
+                "the source was retired too long ago to tell which of its batches were applied",
+                remedy="send new batches under another source name",
+                operator=self.partition.operator,
+                partition=self.partition.partition,
+                source=batch.source,
+            )
+
+    def idle(self, now_us: int, retention: Retention, serving: str) -> dict[str, Retired]:
+        """Returns the tombstones of the sources to retire with a batch of ``serving``."""
+        oldest = next(iter(self._known.values()), None)
+        count = len(self._known) + (serving not in self._known)
+        if oldest is None or (count <= retention.sources_max and not 0 < retention.idle_us <= now_us - oldest.at_us):
+            return {}
+        if oldest.at_us == 0:  # written before positions had a time: its idle time begins now
+            stamped = {s: p if p.at_us else p._replace(at_us=now_us) for s, p in self._known.items()}
+            self._known = dict(sorted(stamped.items(), key=lambda each: each[1].at_us))
+            return {}
+        found = idle(islice(self._known.items(), LOOKED_AT), count, now_us, retention)
+        spared = {serving, INITIAL} | self._recalled
+        return {source: self.tombstone(source) for source in found if source not in spared}
+
+    def tombstone(self, source: str) -> Retired:
+        return Retired.of(self._known[source], self._sessions.get(source))
+
+    def retired(self, sources: Iterable[str]) -> None:
+        """Forgets these sources, once their retirement is committed."""
+        for source in sources:
+            self._known.pop(source, None)
+            self._sessions.pop(source, None)
+            self._recalled.discard(source)
+            self._lapsed.discard(source)
+
+    def reached_by(self, source: str) -> Position | None:
+        return self._known.get(source)
+
+    def is_newer(self, source: str, session: Session) -> bool:
+        """Returns whether ``session`` must be stored as the source's newest client. Raises SourceTaken for a client
+        that a newer one follows, or that a restore has stopped.
+        """
+        present = self._sessions.get(source)
+        if session.generation_us <= self._stopped_us:
+            raise SourceTaken(
+                "the partition was restored from a checkpoint, which stopped all clients from before "
+                f"{to_datetime(self._stopped_us):%Y-%m-%d %H:%M:%S} UTC",
+                remedy="start a new client; it continues after the batches in the checkpoint",
+                operator=self.partition.operator,
+                partition=self.partition.partition,
+                source=source,
+                generation_us=max(self._stopped_us, 0 if present is None else present.generation_us),
+            )
+        if present is None or session > present:
+            return True
+        if session == present:
+            return source in self._lapsed
+        since = to_datetime(present.generation_us)
+        raise SourceTaken(
+            f"a newer client took over the source at {since:%Y-%m-%d %H:%M:%S} UTC",
+            remedy="send under another source name, or start a new client to take it back",
+            operator=self.partition.operator,
+            partition=self.partition.partition,
+            source=source,
+            generation_us=present.generation_us,
+        )
+
+    def check_client(self, source: str, session: Session) -> None:
+        """Checks the client of a batch. Raises SourceTaken for a client that a newer one follows.
+
+        Raises PositionGap for a client that was let in, as far as it knows, and is not known here: this copy is older
+        than the one that let it in. Copies of other partitions may be older as well, and may have lost a newer client
+        or batches in the same way. The client has to ask all of them first.
+        """
+        if self.is_newer(source, session):
+            last = self.last(source)
+            raise PositionGap(
+                "the partition does not know this client, and may have lost its batches",
+                remedy="open the source at every partition, and resend the batches they lack",
+                expected=0 if last is None else last + 1,
+                operator=self.partition.operator,
+                partition=self.partition.partition,
+                source=source,
+            )
+
+    def taken(self, source: str, session: Session) -> None:
+        """Notes the source's newest client, once that is committed."""
+        self._sessions[source] = session
+        self._lapsed.discard(source)
+        self._known.setdefault(source, Position(-1, at_us=session.generation_us))
+
+    def contains(self, batch: Batch) -> bool:
+        """Tells whether a batch of a rewind is contained already, with later ones after it."""
+        last = self.last(batch.source)
+        return batch.rewind and last is not None and batch.number < last
+
+    @property
+    def others(self) -> bool:
+        """Tells whether the partition contains rows other than initial state."""
+        return any(source != INITIAL and position.batch >= 0 for source, position in self._known.items())
+
+    def is_replay(self, batch: Batch, after: int | None, started: bool = False) -> bool:
+        """Returns whether the batch was applied before: it is its source's newest one, or any of a batch DataFrame's.
+
+        ``after``: see :meth:`~stateflow.partition.processor.PartitionHost.apply`.
+
+        Args:
+            started: whether the operator has processed rows; it then takes no initial state any more.
+
+        Raises StaleBatch, PositionGap, SourceRetired, OperatorUsedTwice or TasksMerged.
+        """
+        last = self.last(batch.source)
+        if batch.source == INITIAL and started:
+            if last is not None and batch.number <= last:
+                return True
+            raise StaleBatch(
+                "the operator has already processed rows",
+                remedy="load initial state before the first query or stream starts",
+                operator=self.partition.operator,
+                partition=self.partition.partition,
+            )
+        contained = batch.number == last or (last is not None and batch.number < last and batch.is_piece)
+        if contained and batch.source in self._recalled:
+            raise self.output_is_gone(batch)
+        if batch.number == last:
+            self._refuse_others(self._known[batch.source].attempt, batch.attempt)
+        if contained:
+            return True
+        where = {
+            "operator": self.partition.operator,
+            "partition": self.partition.partition,
+            "source": batch.source,
+        }
+        if last is not None and batch.number < last:
+            raise StaleBatch(
+                f"batch {batch.number} was sent after batch {last}",
+                remedy="only the newest batch can be replayed; start the query from its latest checkpoint",
+                **where,
+            )
+        expected = 0 if last is None else last + 1
+        if batch.number != expected and not batch.sparse:
+            raise PositionGap(
+                f"batch {batch.number} was sent, the state expects batch {expected}",
+                remedy=f"rewind the source to batch {expected}",
+                expected=expected,
+                **where,
+            )
+        if after is not None and after >= expected:  # a sparse source may skip, but no acknowledged batch
+            raise PositionGap(
+                f"batch {after} was acknowledged, the state contains none after {expected - 1}",
+                remedy=f"resend the batches from {expected} on, with rewind",
+                expected=expected,
+                **where,
+            )
+        return False
+
+    def output_is_gone(self, batch: Batch) -> SourceRetired:
+        """Makes the error for a batch that is contained, and whose output is not."""
+        remedy = f"continue with batch {batch.number + 1}"
+        if batch.is_piece:
+            remedy = "its state is kept; pass another source= to apply the frame again"
+        return SourceRetired(
+            f"batch {batch.number} was applied, but its output is gone since its source was retired",
+            remedy=f"{remedy} (a higher STATEFLOW_REPLICA_SOURCE_IDLE_S keeps outputs longer)",
+            operator=self.partition.operator,
+            partition=self.partition.partition,
+            source=batch.source,
+        )
+
+    def _refuse_others(self, earlier: Attempt, now: Attempt) -> None:
+        """Refuses a second sender of the same batch. A retry gets the stored output; another sender has other rows."""
+        if not now.run or earlier.run != now.run:
+            return
+        if earlier.use != now.use:
+            raise OperatorUsedTwice(
+                "the operator is applied twice in one query",
+                remedy="pass a different source= to each apply_operator",
+                operator=self.partition.operator,
+            )
+        if earlier.task == now.task and earlier.call != now.call:
+            raise TasksMerged(
+                "Spark merged several tasks of the operator into one, as it does for a coalesce directly after it",
+                remedy="put .repartition(n) between the operator and the coalesce",
+                operator=self.partition.operator,
+            )
+
+    def check_rows(self, batch: Batch, then: int, now: int) -> None:
+        """Checks the number of rows of a replay: ``now`` rows, ``then`` when it was applied.
+
+        The stored output belongs to the rows that came first. Were it given to Spark for others, those would be lost
+        silently. A query's replay may lack rows, as its source may skip what is gone; one run of a batch DataFrame may
+        not. Raises BatchChanged.
+        """
+        if now > then or (now < then and batch.is_piece):
+            raise self._changed(batch, f"batch {batch.number} had {then} row(s) when it was applied, and has {now} now")
+
+    def check_digest(self, batch: Batch, then: int | None, now: int | None) -> None:
+        """Checks the rows of a replay by their digest. Raises BatchChanged when other rows were applied.
+
+        Digests of two kinds say nothing: a former version applied the batch.
+        """
+        if now is not None and then is not None and now != then and comparable(now, then):
+            raise self._changed(batch, f"batch {batch.number} was applied with other rows")
+
+    def _changed(self, batch: Batch, what: str) -> BatchChanged:
+        remedy = "send other rows as a new batch, under the next number"
+        if batch.session is None:
+            remedy = (
+                "use another source= or query for other rows; a source and the stages after it must replay the same "
+                "rows, a batch DataFrame of several pieces with as many tasks= as before"
+            )
+        where = {"operator": self.partition.operator, "partition": self.partition.partition, "source": batch.source}
+        return BatchChanged(what, remedy=remedy, **where)
+
+    def silent(self, now_us: int, idle_us: int, serving: str) -> dict[str, Position]:
+        """Returns the sources that were silent for ``idle_us`` when a batch of ``serving`` comes, without watermarks.
+
+        A silent source's watermark does not count any more, until the source brings another.
+
+        Time in which no source sent does not count, nor does time before the partition was opened here: a cluster that
+        was down, or restored, must wait for each of its sources.
+        """
+        if self._latest_us is None or now_us - self._latest_us >= idle_us:
+            self._since_us = now_us
+        self._latest_us = now_us
+        if idle_us <= 0:
+            return {}
+        return {
+            source: position._replace(watermark_us=None)
+            for source, position in self._known.items()
+            if position.watermark_us is not None
+            and source != serving
+            and idle_us <= now_us - max(position.at_us, self._since_us)
+        }
+
+    def silenced(self, sources: Mapping[str, Position]) -> None:
+        """Takes over the positions of silent sources, once they are committed."""
+        self._known.update(sources)
+
+    def watermark_us(self, batch: Batch, without: Collection[str] = ()) -> int | None:
+        """Returns the minimum over the sources that have a watermark, this batch's included; None when none has."""
+        oldest = watermark_of(self._known, {*without, batch.source})
+        known = None if batch.source in without else self._known.get(batch.source)
+        promised = _later(None if known is None else known.watermark_us, batch.watermark_us)
+        return promised if oldest is None else oldest if promised is None else min(oldest, promised)
+
+    def overlaid(self, held: Mapping[str, Position]) -> dict[str, Position]:
+        """Returns all known positions, with held ones in place of older ones. Callable from any thread."""
+        return {**self._known, **held}
+
+    def behind(self, batch: Batch, rows: int, now_us: int, digest: int | None = None) -> Position:
+        """Returns the source's position after the batch is applied."""
+        return behind(self._known.get(batch.source, _NONE), batch, rows, now_us, digest)
+
+    def reached(self, source: str, position: Position) -> None:
+        """Moves a source to a position that is committed."""
+        self._known.pop(source, None)
+        self._known[source] = position  # to the end: its last batch came last
+        self._recalled.discard(source)
+
+
+def behind(before: Position, batch: Batch, rows: int, now_us: int, digest: int | None = None) -> Position:
+    """Returns a source's position after a batch is applied."""
+    return Position(
+        batch.number,
+        _later(before.watermark_us, batch.watermark_us),
+        rows,
+        batch.attempt,
+        _later(before.event_us, batch.event_us),
+        before.event_before_us if before.batch == batch.number else before.event_us,
+        now_us,
+        digest,
+        batch.known or before.known,
+        "" if batch.session is None else batch.session.id,
+    )
+
+
+def watermark_of(positions: Mapping[str, Position], without: Collection[str] = ()) -> int | None:
+    """Returns the minimum over the sources that have a watermark; None when none has."""
+    promised = (
+        each.watermark_us
+        for source, each in positions.items()
+        if each.watermark_us is not None and source not in without
+    )
+    return min(promised, default=None)
+
+
+def _later(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else max(one, other)

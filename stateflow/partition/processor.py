@@ -1,0 +1,471 @@
+"""Host of one owned partition: applies batches to an operator's state, exactly once.
+
+A batch is identified by (source, batch). Its mutations, its position and its output go into one atomic write, so
+that a retry or replay finds the stored output and changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from stateflow.changes import Mutations
+from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.metrics.own import OwnFigures
+from stateflow.operator.arrow import read_batch
+from stateflow.operator.instance import OperatorInstance, Produced
+from stateflow.operator.operator import BatchOperator, Operator, key_columns
+from stateflow.operator.output import Outputs, encode
+from stateflow.operator.rows import Arrived, RowReader, alone, check_keys
+from stateflow.operator.timers import Domain, Timers
+from stateflow.operator.watchdog import UNGUARDED, Guard
+from stateflow.partition import layout
+from stateflow.partition.commits import Committer, Staged
+from stateflow.partition.evolution import UNDEPLOYED, Evolver
+from stateflow.partition.positions import INITIAL, Batch, Retention, digests_of, watermark_of
+from stateflow.partition.skipped import Pass
+from stateflow.partition.sources import Advance, Sources
+from stateflow.partitioner import check_belongs
+from stateflow.state import (
+    MAX_VALUE_BYTES,
+    CachePool,
+    ColumnStates,
+    DeployedStates,
+    KeyedState,
+    declarations_of,
+)
+from stateflow.storage import PartitionStore
+from stateflow.storage.commit_log import CommitLog
+from stateflow.types import PartitionId
+
+#: number of stored cells of states with a ttl that each batch checks for expiry, plus two for each of its rows
+SWEPT_MIN = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Result of an applied batch. ``output``: see :mod:`stateflow.operator.output`; ``b""`` for nothing. ``replayed``:
+    it had been applied before. ``sequence``: the partition's sequence that includes the batch.
+
+    ``operator_us``: time in the operator, with decoding rows, timers and watermark, in µs; ``commit_us``: time to
+    collect the changes and write them. Both are 0 when the batch was applied before.
+    """
+
+    output: bytes
+    replayed: bool
+    rows: int
+    sequence: int = field(default=0, compare=False)
+    operator_us: int = field(default=0, compare=False)
+    commit_us: int = field(default=0, compare=False)
+
+
+class Ran(NamedTuple):
+    """A batch that the operator has processed and that is not written yet. ``outputs``: rows to be encoded, together
+    with those of other batches."""
+
+    batch: Batch
+    outputs: Outputs
+    produced: Produced
+    earlier: bytes
+    rows: int
+    watermark_us: int | None
+    silent: Mapping[str, layout.Position]
+    position: layout.Position
+    mutations: Mutations
+    operator_us: int
+    commit_us: int
+
+
+class Commit(NamedTuple):
+    """A batch that is ready to be logged, then written. ``output``: all of the batch's output, with earlier parts."""
+
+    output: bytes
+    advance: Advance
+    staged: Staged
+
+
+class PartitionHost:
+    """Hosts one partition. Not thread-safe: one batch at a time.
+
+    Args:
+        log: see :class:`~stateflow.partition.commits.Committer`.
+        on_commit: see :class:`~stateflow.partition.commits.Committer`.
+        clock: measures durations; the time of day comes with each batch.
+        deployed: returns the states as they are deployed now; a new object when that has changed.
+        partitions: number of the operator's partitions. The host refuses a key that belongs to another partition when
+            it first meets the key. None: keys are not checked.
+        figures: collects the metrics that the operator defines, with each commit; None: they are not read.
+    """
+
+    def __init__(
+        self,
+        operator: type[Operator],
+        partition: PartitionId,
+        store: PartitionStore,
+        epoch: int,
+        *,
+        cached_keys: int = 262_144,
+        cache: CachePool | None = None,
+        max_value_bytes: int = MAX_VALUE_BYTES,
+        log: CommitLog | None = None,
+        on_commit: Callable[[int, Callable[[], bytes]], None] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        retention: Retention = Retention(),  # noqa: B008 - frozen
+        deployed: Callable[[], DeployedStates] = lambda: UNDEPLOYED,
+        partitions: int | None = None,
+        figures: OwnFigures | None = None,
+    ) -> None:
+        self.partition = partition
+        self.epoch = epoch
+        self._clock = clock
+        self._store = store
+        kind = ColumnStates if issubclass(operator, BatchOperator) else KeyedState
+        self.state: KeyedState | ColumnStates = kind(
+            partition.operator,
+            declarations_of(operator),
+            store,
+            cached_keys=cached_keys,
+            cache=cache,
+            max_value_bytes=max_value_bytes,
+            belongs=None if partitions is None else partial(check_belongs, partition.partition, partitions),
+        )
+        #: names of the key columns
+        self.key = key_columns(operator)
+        self._reader: RowReader | None = None  # last reader whose key types were checked against the stored keys
+        self._sources = Sources(partition, store, retention)
+        self._committer = Committer(partition, store, epoch, log, on_commit)
+        #: newest processing time of a batch here
+        self.latest_us = 0
+        #: time that the operator took for the last batch
+        self.operator_us = 0
+        self._timers = Timers(store)
+        self._watermark_us = read_watermark(store)
+        self._instance = OperatorInstance(
+            operator, partition, self.state, self._timers, self._watermark_us, figures or OwnFigures()
+        )
+        self._evolver = Evolver(partition, store, self._instance, self._committer, deployed)
+        self._instance.open()
+        self._instance.count()
+
+    @property
+    def sequence(self) -> int:
+        """Sequence of the last commit."""
+        return self._committer.sequence
+
+    @property
+    def is_unsure(self) -> bool:
+        """Tells whether a commit has begun of which it is not certain that all is on disk and in memory."""
+        return self._committer.is_unsure
+
+    def runs(self, operator: type[Operator]) -> bool:
+        """Tells whether an instance of this operator class, and so of this version, serves here."""
+        return type(self._instance.operator) is operator
+
+    def peek(self, key: Any, now_us: int) -> SimpleNamespace:
+        """Reads the stored states of a key past the cache; for tests and the harness."""
+        self.state.invalidate()
+        self.state.set_time(now_us, self._watermark_us)
+        return self.state.peek(key)
+
+    def evolve(self, now_us: int, guard: Guard = UNGUARDED) -> None:
+        """Evolves the stored states to those declared now. Called before the first batch, before the first read, and
+        after the operator was deployed again.
+
+        Raises SchemaMismatch, OperatorFailed.
+        """
+        try:
+            self._evolver.evolve(now_us, self._watermark_us, guard)
+        except BaseException:
+            self._instance.forget()
+            raise
+        self._instance.count()
+
+    # -- sources ------------------------------------------------------------------------------------------
+
+    def position(self, source: str) -> int | None:
+        """Returns the last batch of ``source`` that this partition contains; None when it has seen none."""
+        return self._sources.last(source)
+
+    def reached(self, source: str) -> layout.Position | None:
+        """Returns the position of ``source``: its last batch here and what is known of it; None when there is none."""
+        return self._sources.reached(source)
+
+    def open_source(self, source: str, session: layout.Session, settled: int | None = None) -> int:
+        """Refuses older clients of a source from now on. Returns the sequence of the last commit, which may be an
+        earlier one. Raises SourceTaken when this client is itself older than the newest. Args: settled: see
+        :meth:`~stateflow.partition.sources.Sources.open`."""
+        mutations = self._sources.open(source, session, settled)
+        if mutations is not None:
+            last = self._sources.last(source)
+            # sync: the client gets no output from which it could learn that this commit was lost
+            self._committer.commit(source, -1 if last is None else last, mutations, sync=True)
+            self._sources.opened(source, session)
+            self._committer.known()
+        return self.sequence
+
+    def retire(self, source: str) -> bool:
+        """Keeps only a tombstone of a source, see :mod:`stateflow.partition.positions`. Returns False where there is
+        nothing to retire, as for an unknown or already retired source."""
+        retiring = self._sources.retire(source)
+        if retiring is None:
+            return False
+        self._committer.commit(source, *retiring)
+        self._sources.retired(source)
+        self._committer.known()
+        return True
+
+    def drop_output(self, source: str, batch: int, apply: bool) -> int:
+        """Drops the stored output of a contained batch. Returns its size in bytes; 0: there is none. Args: apply: drop
+        it; otherwise only report the size."""
+        size, mutations = self._sources.without_output(source, batch)
+        if size and apply:
+            self._committer.commit(source, batch, mutations, sync=True)
+            self._committer.known()
+        return size
+
+    # -- batches that skip the partition ------------------------------------------------------------------
+
+    def contains(self, source: str) -> layout.Position | None:
+        """See :meth:`~stateflow.partition.sources.Sources.contained`."""
+        return self._sources.contained(source)
+
+    def adopt(self, held: Mapping[str, layout.Position]) -> None:
+        """Takes over positions of sources whose batches skipped this partition, to be written with the next commit."""
+        if held:
+            self._sources.adopt(held)
+            self._committer.adopt(held)
+            self.latest_us = max(self.latest_us, *(position.at_us for position in held.values()))
+
+    def settle(self, held: Mapping[str, layout.Position]) -> None:
+        """Calls :meth:`adopt` and commits. Raises what the store raises."""
+        self.adopt(held)
+        mutations, watermark_us = Mutations(), self.watermark_us({})
+        if watermark_us is not None and watermark_us != self._watermark_us:
+            mutations.puts.append((layout.WATERMARK, watermark_us.to_bytes(8, "big", signed=True)))
+        self._committer.commit("", -1, mutations)
+        self._watermark_us = watermark_us
+        self._instance.show_watermark(watermark_us)
+        self._committer.known()
+
+    def watermark_us(self, held: Mapping[str, layout.Position]) -> int | None:
+        """Returns the partition's watermark, with the positions held for it taken into account; None: there is none."""
+        return self._later(watermark_of(self._sources.overlaid(held)))
+
+    def needs_no_visit(self, until: float) -> Pass:
+        """Returns which batches may skip this partition. Called between batches. Args: until: monotonic seconds."""
+        event_us, processing_us = (self._timers.next_us(domain) for domain in (Domain.EVENT, Domain.PROCESSING))
+        if self._instance.hears_watermarks:
+            event_us = -math.inf if self._watermark_us is None else min(event_us, self._watermark_us + 1)
+        return Pass(self, until, event_us, processing_us)
+
+    # -- batches ------------------------------------------------------------------------------------------
+
+    def apply(
+        self,
+        batch: Batch,
+        input_schema: bytes,
+        rows: bytes,
+        now_us: int,
+        after: int | None = None,
+        guard: Guard = UNGUARDED,
+        digest: int | None = None,
+    ) -> Applied:
+        """Applies one batch, or returns the stored output when it was applied before.
+
+        Args:
+            input_schema: Arrow IPC schema of ``rows``.
+            rows: Arrow record batch message; ``b""`` when the batch has no row for this partition.
+            now_us, after, guard, digest: see :meth:`run`. A missing digest is computed from the rows where the batch
+                names a client.
+
+        Raises what :meth:`run`, :meth:`stage` and :meth:`write` raise; the state is then as it was before the call.
+        """
+        arrived, read = None, None
+        if rows:
+            reader = RowReader.of(input_schema, self.key, self.partition.operator)
+            read = read_batch(rows, reader.schema)
+            arrived = alone(reader, read)
+        if digest is None and batch.session is not None:
+            (digest,) = digests_of(input_schema, read, [0, 0 if read is None else read.num_rows])
+        ran = self.run(batch, arrived, now_us, after, digest, guard)
+        if isinstance(ran, Applied):
+            return ran
+        (encoded,) = encode([ran.outputs])
+        commit = self.stage(ran, encoded)
+        try:
+            self._committer.log(commit.staged)
+        except BaseException:
+            self.rollback()
+            raise
+        return self.write(ran, commit)
+
+    def run(
+        self,
+        batch: Batch,
+        rows: Arrived | None,
+        now_us: int,
+        after: int | None = None,
+        digest: int | None = None,
+        guard: Guard = UNGUARDED,
+    ) -> Applied | Ran:
+        """Lets the operator process one batch, or finds that the batch was applied before.
+
+        Callers stage and write the result, or roll it back, before they call anything else.
+
+        Args:
+            rows: None when the batch has no row for this partition.
+            now_us: processing time; timers of that domain fire up to it.
+            after: newest batch of a sparse source, up to this one, that this partition must contain as far as the
+                sender knows.
+            digest: digest of the rows, see :mod:`stateflow.partition.positions`, or the sender's own.
+
+        Raises PositionGap, StaleBatch, SourceTaken, SourceRetired, BatchChanged, and the errors of wrong rows and of
+        the operator; the state is then as it was before the call.
+        """
+        earlier = b""
+        sources, instance, initial = self._sources, self._instance, batch.source == INITIAL
+        began = self._clock.monotonic()
+        sources.check(batch, after)
+        if sources.contains(batch):
+            return Applied(b"", True, 0, self.sequence)
+        self.evolve(now_us, guard)
+        if (replayed := sources.replayed(batch, after, digest)) is not None:
+            earlier, named = replayed.output, batch.session is not None
+            if rows is None or named or replayed.rows or not sources.takes_rows_later(batch):
+                if batch.attempt.use and not initial:  # a sender of the same rows, or a mistaken one
+                    now = 0 if rows is None else len(self._checked(rows).columns())
+                    sources.check_rows(batch, replayed.rows, now)
+                return Applied(earlier, True, 0, self.sequence)
+            # A task without the rows has visited before (its batch failed): the rows arrive now.
+        try:
+            outputs: list[Any] = []
+            silent = sources.silent(now_us, batch.source)
+            watermark_us = self._later(sources.watermark_us(batch, silent))
+            instance.begin()
+            self.latest_us = max(self.latest_us, now_us)
+            self.state.set_time(now_us, watermark_us)
+            count = 0
+            if rows is not None and instance.takes_batches:
+                count = instance.process_batch(self._checked(rows), initial)
+            elif rows is not None:
+                count = instance.process(self._checked(rows), outputs, initial)
+            self._advance(watermark_us, now_us, outputs)
+            produced = instance.produced(outputs)
+            worked = self._clock.monotonic()
+            # sweeps twice as fast as state can grow, so that expired cells leave the disk in time
+            mutations = self.state.expired(SWEPT_MIN + 2 * count) if self.state.expires else self.state.collect()
+            self._timers.collect(mutations)
+            position = sources.behind(batch, count, now_us, digest)
+            guard.begin_commit()
+        except BaseException:
+            self.rollback()
+            raise
+        ended = self._clock.monotonic()
+        to_encode = Outputs(instance.writer, produced.rows)
+        spent = _micros(worked - began), _micros(ended - worked)
+        self.operator_us = spent[0]
+        return Ran(batch, to_encode, produced, earlier, count, watermark_us, silent, position, mutations, *spent)
+
+    def _checked(self, rows: Arrived) -> Arrived:
+        """Checks once per reader that the key columns have the types of the stored keys. Raises SchemaMismatch."""
+        if rows.reader is not self._reader:
+            check_keys(rows.reader.schema, self.key, self._store, self.partition.operator)
+            self._reader = rows.reader
+        return rows
+
+    def _later(self, watermark_us: int | None) -> int | None:
+        """Returns the partition's watermark with a batch that brings its sources to ``watermark_us``. The watermark
+        never goes back when a late source joins. It is the event time of the whole batch: of its rows, its timers and
+        their writes."""
+        if watermark_us is None or (self._watermark_us is not None and watermark_us <= self._watermark_us):
+            return self._watermark_us
+        return watermark_us
+
+    def _advance(self, watermark_us: int | None, now_us: int, outputs: list[Any]) -> None:
+        """Advances time: calls the operator for a new watermark, then fires the timers that are due."""
+        if watermark_us is not None:
+            if watermark_us != self._watermark_us:
+                self._instance.on_watermark(watermark_us, outputs)
+            self._instance.fire(Domain.EVENT, watermark_us, outputs)
+        self._instance.fire(Domain.PROCESSING, now_us, outputs)
+
+    def stage(self, ran: Ran, encoded: bytes | Exception) -> Commit:
+        """Prepares the commit of a processed batch. Raises Unavailable, and ``encoded`` if that is an error; the state
+        is then as it was before the batch."""
+        try:
+            if isinstance(encoded, Exception):
+                raise encoded
+            output, mutations = self._instance.join(ran.earlier, ran.produced, encoded), ran.mutations
+            source, watermark_us = ran.batch.source, ran.watermark_us
+            advance = self._sources.advance(source, ran.position, output, ran.silent, mutations)
+            if watermark_us is not None and watermark_us != self._watermark_us:
+                mutations.puts.append((layout.WATERMARK, watermark_us.to_bytes(8, "big", signed=True)))
+            return Commit(output, advance, self._committer.stage(source, ran.batch.number, mutations))
+        except BaseException:
+            self.rollback()
+            raise
+
+    def write(self, ran: Ran, commit: Commit) -> Applied:
+        """Writes a prepared commit. Raises what the store raises; the state is then as it was before the batch, or
+        :attr:`is_unsure`."""
+        began = self._clock.monotonic()
+        try:
+            self._committer.write(commit.staged)
+            self._sources.committed(commit.advance)
+            self._watermark_us = ran.watermark_us
+            self.state.mark_clean()
+            self._timers.end_batch()
+            self._committer.known()
+            self._instance.count()
+        except BaseException:
+            self.rollback()
+            raise
+        took_us = ran.commit_us + _micros(self._clock.monotonic() - began)
+        return Applied(commit.output, False, ran.rows, self.sequence, ran.operator_us, took_us)
+
+    def rollback(self) -> None:
+        """Restores the state as it was before the batch."""
+        self.state.rollback()
+        self._timers.rollback()
+        self._instance.forget()
+        self._instance.show_watermark(self._watermark_us)
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Closes the operator on this thread, see :meth:`let_go`.
+
+        The store stays open: it may still be a move's source.
+        """
+        self.let_go(lambda work: work())
+
+    def let_go(self, aside: Callable[[Callable[[], None]], None]) -> None:
+        """See :meth:`~stateflow.operator.instance.OperatorInstance.let_go`."""
+        self.end()
+        self._instance.let_go(aside)
+        self.state.close()
+
+    def end(self) -> None:
+        """Refuses all commits from now on. Called before anything is released: a batch that is still running would be
+        written with its position, but without the released state. Thread-safe."""
+        self._committer.end()
+
+    def discard(self) -> None:
+        """Closes the host without calling the operator's ``close``, as the operator did not return, or was
+        interrupted."""
+        self.end()
+        self.state.close()
+
+
+def _micros(seconds: float) -> int:
+    return int(seconds * 1e6)
+
+
+def read_watermark(store: PartitionStore) -> int | None:
+    """Returns the watermark of the partition in ``store``, µs; None before the first."""
+    stored = store.get(layout.WATERMARK)
+    return None if stored is None else int.from_bytes(stored, "big", signed=True)

@@ -1,0 +1,604 @@
+"""Registry of a replica: its data directory, the operators it knows, and a slot for every partition."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from stateflow.clock import Clock
+from stateflow.code.bundles import BundleStore
+from stateflow.errors import (
+    REPORT_LINE,
+    CommitLogDamaged,
+    DecodeError,
+    InvariantBroken,
+    OperatorNotDeployed,
+    OperatorNotImportable,
+    OperatorOutdated,
+    StaleEpoch,
+    StateDamaged,
+    StateflowError,
+    StateMissing,
+    Unavailable,
+)
+from stateflow.operator.operator import Operator, class_of, describe
+from stateflow.operator.rows import get_ready
+from stateflow.partition import layout
+from stateflow.partition.change_feed import FileDigests
+from stateflow.partition.commits import Commits
+from stateflow.partition.data_directory import Evidence, identify, owned_mark
+from stateflow.partition.environment import Environment
+from stateflow.partition.evolution import evolution_of
+from stateflow.partition.lifecycle import CheckedLifecycle, Lifecycle, State
+from stateflow.partition.local_partition import CheckedMutex, Incoming, Slot
+from stateflow.partition.skipped import Passes
+from stateflow.settings import ReplicaSettings
+from stateflow.state import DeployedStates
+from stateflow.storage import PartitionStore
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+
+log = logging.getLogger(__name__)
+#: marks the directory of an incoming copy: without an ownership of this replica's in it, it is no replica's state
+INCOMING = "INCOMING"
+#: how long operators may take together to close when the replica stops, seconds
+CLOSE_S_MAX = 3.0
+#: how long a stopping replica waits, for all partitions together, for threads that still write to one, seconds
+RELEASE_S_MAX = 1.0
+#: marks the directory of a copy that is being restored or created, and was never served; removed before it is served
+UNFINISHED = "RESTORING"
+#: end of the name of a directory that does not hold a whole copy of a partition; removed at start
+PART = ".part"
+#: the greatest term of a controller that this replica has heard of, and its ledger
+TERM = "TERM"
+ALONE = "ALONE"
+#: beside a partition's copies: base files of unfinished transfers, so that the next one need not send them again
+RECEIVED = "received"
+#: end of the name of a directory there, into which a file is fetched from the checkpoint store
+STORED = ".stored"
+
+
+class PartitionRegistry:
+    """Owns a data directory.
+
+    Raises DataDirLocked when another process owns it, InvalidArgument when it is another replica's.
+
+    Layout: ``LOCK``, ``NODE`` and ``workers/`` (see :mod:`stateflow.node.workers`), ``REPLICA`` (see
+    :mod:`stateflow.partition.data_directory`), ``TERM``, ``ALONE`` (what may be served while no controller answers),
+    ``operators/<name>/operator.json``, ``…/p00003/<copy>/`` (RocksDB; ``<copy>.part/`` while it is not whole),
+    ``commits/`` (see :mod:`stateflow.partition.commits`), ``passed/`` (see :mod:`stateflow.partition.skipped`),
+    ``bundles/<digest>.zip`` (see :mod:`stateflow.code.bundles`), ``snapshots/<id>/`` (hard links that serve a
+    transfer; emptied at start).
+    """
+
+    def __init__(
+        self,
+        info: ReplicaInfo,
+        root: Path,
+        settings: ReplicaSettings,
+        clock: Clock,
+        environment: Environment | None = None,
+    ) -> None:
+        self.info = info
+        self.settings = settings
+        self.clock = clock
+        self.root = root
+        self.environment = environment or Environment(settings)
+        self._claim = self.environment.claim(root)
+        self.identity = identify(self.environment, root, info.name)
+        self.digests = FileDigests()
+        self._operators: dict[str, tuple[OperatorSpec, type[Operator]]] = {}
+        self._deployed: dict[str, DeployedStates] = {}
+        self._unloadable: dict[str, StateflowError] = {}
+        self._recorded_us: dict[str, int] = {}  # operator → when the version kept here was recorded
+        self._learning = self.environment.mutex()
+        self._makers: Counter[str] = Counter()  # running calls that create something of an operator, by its name
+        self._undeployed: dict[str, int] = {}  # operator → newest epoch that this process was told to drop
+        self._slots: dict[PartitionId, Slot] = {}
+        #: called, from any thread, after each change of a partition's lifecycle
+        self.on_change: Callable[[PartitionId], None] = lambda _: None
+        #: called, from any thread, when a partition was lost
+        self.on_lost: Callable[[], None] = lambda: None
+        self._closed = False
+        self.served_at = -math.inf  # when a batch last ran, monotonic seconds
+        self.snapshots = root / "snapshots"
+        self.environment.remove_tree(self.snapshots)
+        self.snapshots.mkdir(parents=True)
+        self.bundles = BundleStore(root / "bundles")
+        self.evidence = Evidence(root, self.environment)
+        durable = {"wal": False, "fsync": True}.get(settings.acknowledge)  # None: a standby confirms commits
+        self.passes = Passes(root, self.environment, durable)
+        self.commits = Commits(
+            root, settings, self.environment, lambda partition: self.look(partition).directory, self._lose_unsynced
+        )
+
+    def recover_operator(self, folder: Path) -> None:
+        """Loads an operator's description and code.
+
+        Without them its partitions are recovered all the same: the controller knows the operator, too.
+        """
+        file = folder / "operator.json"
+        self._unloadable[folder.name] = Unavailable(
+            "the operator's description is missing here",
+            remedy="wait until the controller sends it",
+            operator=folder.name,
+        )
+        if not file.exists():
+            log.error("%s: description missing, requested from the controller", folder.name)
+            return
+        try:
+            spec = OperatorSpec.from_json(json.loads(file.read_text()))
+            if spec.name != folder.name:
+                raise ValueError(f"it describes {spec.name!r}")
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            kept = self.evidence.put_aside(file, folder.name)
+            log.error(
+                "%s: description damaged or of another version (%s), quarantined as %s, requested from the controller",
+                folder.name,
+                error,
+                kept,
+            )
+            return
+        self._recorded_us[spec.name] = spec.recorded_us
+        try:
+            self._know(spec, self._load(spec))
+            del self._unloadable[spec.name]
+        except StateflowError as error:
+            log.error("%s cannot be served: %s", spec.name, error)
+            self._unloadable[spec.name] = error
+        get_ready()
+
+    def put_aside(self, partition: PartitionId, directory: Path, why: str) -> None:
+        """Quarantines a copy of a partition that cannot be used. Removes nothing that might be state."""
+        self.commits.put_aside(partition, directory)
+        kept = self.evidence.put_aside(directory, partition.operator, directory.parent.name)
+        log.error("%s is not served from %s, which is quarantined as %s: %s", partition, directory.name, kept, why)
+
+    def lose(self, slot: Slot, why: StateDamaged) -> None:
+        """Quarantines a partition that cannot be read any more. The replica neither serves it nor promises anything of
+        it from here on.
+        """
+        with slot.work, slot.mutex:
+            if not slot.lifecycle.lose():
+                return
+            host, slot.host = slot.host, None
+            store, slot.store = slot.store, None
+            directory, slot.directory = slot.directory, None
+            slot.kept = slot.since = None
+            slot.lost = why
+            if host is not None:
+                host.let_go(self.environment.aside)
+            if store is not None:
+                with contextlib.suppress(Exception):  # what could be written is written
+                    store.close()
+            for move_id in list(slot.logs):
+                self.drop_log(slot, move_id)
+            if directory is not None:
+                try:
+                    self.put_aside(slot.id, directory, str(why))
+                    self.commits.forget([slot.id])
+                except (OSError, CommitLogDamaged) as error:  # it stays where it is, and is still lost
+                    log.error("%s cannot be quarantined: %s (%s)", directory, error, why)
+        self.on_change(slot.id)
+        self.on_lost()
+
+    def _lose_unsynced(self, partition: PartitionId, why: StateDamaged) -> None:
+        self.lose(self.slot(partition), why)
+
+    def read_term(self) -> tuple[str, int]:
+        """Returns (ledger, greatest term) of the controllers that were heard here; ("", 0): none was.
+
+        Raises DecodeError.
+        """
+        file = self.root / TERM
+        if not file.exists():
+            return "", 0
+        try:
+            kept = json.loads(file.read_text())
+            return str(kept["ledger"]), int(kept["term"])
+        except (ValueError, KeyError, TypeError):
+            raise DecodeError(
+                "the record of this replica's controller is damaged",
+                remedy="remove the file if only one controller runs, and restart the replica",
+                path=file,
+            ) from None
+
+    def keep_term(self, ledger: str, term: int) -> None:
+        self.environment.write_durably(self.root / TERM, json.dumps({"ledger": ledger, "term": term}))
+
+    def read_alone(self) -> tuple[int, frozenset[str]]:
+        """Returns (order, operators) that may be served without a controller. No operator where the file is damaged."""
+        file = self.root / ALONE
+        if not file.exists():
+            return 0, frozenset()
+        try:
+            kept = json.loads(file.read_text())
+            return int(kept["order"]), frozenset(map(str, kept["operators"]))
+        except (ValueError, KeyError, TypeError) as error:
+            log.error(
+                "list of operators that may be served alone cannot be read: none is until a controller allows it (%s)",
+                error,
+            )
+            return 0, frozenset()
+
+    def keep_alone(self, order: int, operators: frozenset[str]) -> None:
+        kept = {"order": order, "operators": sorted(operators)}
+        self.environment.write_durably(self.root / ALONE, json.dumps(kept))
+
+    def expect(self, more: int) -> None:
+        """Checks that ``more`` databases can be opened beside those that are here. Raises TooFewFiles otherwise."""
+        here = sum(
+            (slot.directory is not None) + (slot.incoming is not None) + (slot.restoring is not None)
+            for slot in self.slots()
+        )
+        self.environment.expect(here + more)
+
+    def learn(self, spec: OperatorSpec) -> None:
+        """Learns an operator: loads its code and keeps its description. An older version than the one that is here
+        changes nothing: the request for it was sent, or begun, before the newer one was deployed.
+
+        Raises OperatorNotImportable, OperatorOutdated, and SchemaMismatch when a partition here has states that cannot
+        become those of this code.
+        """
+        with self._learning:
+            known = self._operators.get(spec.name)
+            if known is not None and known[0] == spec:
+                return
+            if spec.recorded_us < self._recorded_us.get(spec.name, 0):
+                self.operator(spec.name)
+                return
+            cls = self.check(spec)
+            get_ready()
+            folder = self.root / "operators" / spec.name
+            folder.mkdir(parents=True, exist_ok=True)
+            self.environment.write_durably(folder / "operator.json", json.dumps(spec.to_json()))
+            self.environment.sync([folder.parent, self.root])  # a file is only as durable as its directory entries
+            self._know(spec, cls)
+            self._recorded_us[spec.name] = spec.recorded_us
+            self._unloadable.pop(spec.name, None)
+
+    def follow(self, spec: OperatorSpec) -> StateflowError | None:
+        """Learns what is deployed now. Returns why it cannot; None: it is learnt.
+
+        Where it cannot be learnt, no older version serves in its place; the controller names it again at the next
+        registration.
+        """
+        with self._learning:
+            try:
+                self.learn(spec)
+                return None
+            except StateflowError as error:
+                log.error("%s cannot be served: %s", spec.name, error)
+                self._operators.pop(spec.name, None)
+                self._recorded_us[spec.name] = max(spec.recorded_us, self._recorded_us.get(spec.name, 0))
+                self._unloadable[spec.name] = error
+                return error
+
+    @contextmanager
+    def making(self, spec: OperatorSpec, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Learns an operator, and keeps it from being forgotten while the caller creates something of it here.
+
+        Raises what :meth:`learn` does.
+
+        Args:
+            check: raises where the request behind the call is void by now.
+        """
+        with self._learning:
+            check()
+            self.learn(spec)
+            self._makers[spec.name] += 1
+        try:
+            yield
+        finally:
+            with self._learning:
+                self._makers[spec.name] -= 1
+
+    def _know(self, spec: OperatorSpec, cls: type[Operator]) -> None:
+        self._deployed[spec.name] = DeployedStates.of(spec.state_schema, spec.dropped)
+        self._operators[spec.name] = spec, cls
+
+    def _stored_schemas(self, operator: str) -> set[bytes]:
+        """Returns the schemas that the operator's partitions here are stored with, each once."""
+        found = {self.stored_schema(slot) for slot in self.slots() if slot.id.operator == operator}
+        return {schema for schema in found if schema is not None}
+
+    @staticmethod
+    def stored_schema(slot: Slot) -> bytes | None:
+        """Returns the schema that a partition served here is stored with; None for others, and where nothing is stored.
+
+        Opens no database.
+        """
+        if slot.lifecycle.state is not State.OWNED:
+            return None
+        with slot.mutex:
+            return slot.schema if slot.store is None else slot.store.get(layout.SCHEMA)
+
+    def undeployed(self, operator: str, epoch: int) -> None:
+        """Refuses to create anything of an operator at this epoch or an older one from now on, however late the request
+        comes. For this process only: requests to an earlier process are void.
+        """
+        self._undeployed[operator] = max(epoch, self._undeployed.get(operator, 0))
+
+    def check_deployed(self, partition: PartitionId, epoch: int) -> None:
+        """Refuses an epoch at which the operator was undeployed. Callers hold ``mutex``, so that a drop either comes
+        before, or finds what was created. Raises StaleEpoch.
+        """
+        undeployed = self._undeployed.get(partition.operator, 0)
+        if epoch <= undeployed:
+            raise StaleEpoch(
+                f"the operator was undeployed at epoch {undeployed}, the partition cannot be created at {epoch}",
+                remedy="deploy it again",
+                partition=partition,
+            )
+
+    def unlearn(self, operator: str) -> None:
+        """Forgets an operator, unless something of it is here or being made, for example by a later deployment."""
+        with self._learning:
+            slots = (slot for slot in self.slots() if slot.id.operator == operator)
+            if self._makers[operator] or any(self._has_something(slot) for slot in slots):
+                return
+            self._operators.pop(operator, None)
+            self._deployed.pop(operator, None)
+            self._unloadable.pop(operator, None)
+            self._recorded_us.pop(operator, None)
+            self.environment.remove_tree(self.root / "operators" / operator)
+
+    @staticmethod
+    def _has_something(slot: Slot) -> bool:
+        with slot.mutex:
+            return slot.lifecycle.state is not State.ABSENT or slot.incoming is not None or slot.restoring is not None
+
+    def barrier(self) -> None:
+        """Waits for every call that is changing something: later calls find what was decided before this."""
+        with self._learning:
+            pass
+        for slot in self.slots():
+            with slot.mutex:
+                pass
+
+    def _load(self, spec: OperatorSpec) -> type[Operator]:
+        """Loads the class of a version. Raises OperatorNotImportable, with this replica as the place of the import."""
+        try:
+            return class_of(spec, self.bundles)
+        except OperatorNotImportable as error:
+            error.where["process"] = f"replica {self.info.name}"
+            raise
+
+    def check(self, spec: OperatorSpec) -> type[Operator]:
+        """Returns the class of this version, which need not become the serving one. Raises what :meth:`learn` does."""
+        cls = self._load(spec)
+        _check_version(spec, cls)
+        for stored in self._stored_schemas(spec.name):
+            evolution_of(spec.name, cls, stored, DeployedStates.of(spec.state_schema, spec.dropped))
+        return cls
+
+    def operator(self, operator: str) -> tuple[OperatorSpec, type[Operator]]:
+        try:
+            return self._operators[operator]
+        except KeyError:
+            if (error := self._unloadable.get(operator)) is not None:
+                raise error from None
+            raise OperatorNotDeployed(
+                f"there is no operator {operator!r} here",
+                remedy="deploy it with `stateflow deploy module:Class`",
+                replica=self.info.name,
+            ) from None
+
+    def deployed(self, operator: str) -> DeployedStates:
+        """Returns what is decided of a known operator's states; the same object until the operator is deployed anew."""
+        return self._deployed[operator]
+
+    def operators(self) -> list[OperatorSpec]:
+        return [spec for spec, _ in list(self._operators.values())]
+
+    def slot(self, partition: PartitionId) -> Slot:
+        """Returns the slot of a partition; an empty one when nothing of it is here."""
+        slot = self._slots.get(partition)
+        if slot is None:
+            slot = self._slots.setdefault(partition, self._empty(partition))
+        return slot
+
+    def look(self, partition: PartitionId) -> Slot:
+        """Returns the slot of a partition for reading. Nothing is kept for an absent one: callers may ask for any."""
+        return self._slots.get(partition) or self._empty(partition)
+
+    def _empty(self, partition: PartitionId) -> Slot:
+        home = self.root / "operators" / partition.operator / f"p{partition.partition:05d}"
+        checked = self.settings.debug_validate
+        lifecycle = CheckedLifecycle(partition) if checked else Lifecycle(partition)
+        slot = Slot(partition, lifecycle, home, self.environment.work_lock(), self.environment.mutex())
+        if checked:
+            slot.mutex = CheckedMutex(slot.mutex, slot)
+        return slot
+
+    def slots(self) -> Iterator[Slot]:
+        return iter(list(self._slots.values()))
+
+    def validate(self) -> None:
+        """Checks the invariants. Raises InvariantBroken in a state that only a bug leads to."""
+        for partition, slot in list(self._slots.items()):
+            with slot.mutex:
+                slot.validate()
+                known = partition.operator in self._operators or partition.operator in self._unloadable
+                if slot.id != partition or not (known or slot.lifecycle.state is State.ABSENT):
+                    raise InvariantBroken(
+                        "a partition has another's name, or an operator that is unknown here",
+                        remedy=REPORT_LINE,
+                        partition=slot.id,
+                        replica=self.info.name,
+                    )
+
+    def store(self, slot: Slot) -> PartitionStore:
+        """Returns a partition's store, which the first caller opens. Raises StateMissing, StateDamaged, Unavailable."""
+        store = slot.store
+        if store is None:
+            with slot.mutex:  # readers hold no lock
+                store = slot.store
+                if store is None:
+                    if self._closed:
+                        raise Unavailable("the replica is stopping", remedy="the request is retried", partition=slot.id)
+                    if slot.directory is None:
+                        raise StateMissing("the partition is not here", remedy="ask its owner", partition=slot.id)
+                    store = slot.store = self.commits.open(slot.id, slot.lifecycle.epoch, slot.directory)
+        return store
+
+    def close_store(self, slot: Slot) -> None:
+        """Closes a partition's store, which the next caller that needs it opens again.
+
+        Followers begin anew: whether the last write is in the store is unknown before it is opened.
+        """
+        with slot.work, slot.mutex:
+            if slot.lifecycle.in_hand or slot.store is None:
+                return
+            host, store = slot.host, slot.store
+            with contextlib.suppress(Exception):
+                slot.schema = store.get(layout.SCHEMA)
+            slot.host = slot.store = slot.since = None
+            for move_id in list(slot.logs):
+                self.drop_log(slot, move_id)
+            if host is not None:
+                host.let_go(self.environment.aside)
+            with contextlib.suppress(Exception):
+                store.close()
+
+    @contextmanager
+    def reopening(self, slot: Slot) -> Iterator[None]:
+        """Closes the store when a write outside of a batch fails; the caller may then ask again.
+
+        A database that could not write takes no more writes before it is opened anew. Entered without ``mutex`` held.
+        """
+        try:
+            yield
+        except StateflowError:
+            raise
+        except Exception:
+            self.close_store(slot)
+            raise
+
+    def settle(self, slot: Slot) -> None:
+        """Writes what skipped batches left of a partition to its database. Callers hold ``work``, or ``mutex`` with no
+        batch running. Raises what the disk does.
+        """
+        if slot.passing is not None:
+            self.passes.settle(slot, self.store(slot), self.commits.log)
+
+    def sync(self, store: PartitionStore) -> float:
+        """Forces a store to disk. Returns how long that took, milliseconds."""
+        began = self.clock.monotonic()
+        store.sync()
+        return (self.clock.monotonic() - began) * 1e3
+
+    def drop_log(self, slot: Slot, move_id: str) -> None:
+        """Removes a follower's change log and its snapshot. Callers hold ``mutex``."""
+        changes = slot.logs.pop(move_id, None)
+        if changes is not None:
+            changes.close()
+            self.environment.remove_tree(self.snapshots / changes.snapshot_id)
+
+    def close(self) -> None:
+        """Closes everything in bounded time. A partition that a thread still writes to is left as after a kill, and
+        commits no batch that is not committed by then.
+        """
+        self._closed = True
+        closing: list[Callable[[], None]] = []
+        with contextlib.ExitStack() as held:
+            free = list(self._free(held))
+            for slot in free:
+                if slot.host is not None:
+                    with contextlib.suppress(Exception):  # the next start finds it where it is held
+                        self.settle(slot)
+                    slot.host.let_go(closing.append)
+            if closing:  # an operator that never returns from close() keeps nothing open
+                self.environment.aside(partial(_all, closing), CLOSE_S_MAX)
+            for slot in free:
+                if slot.incoming is not None:
+                    self.discard(slot.incoming)
+                if slot.restoring is not None:
+                    slot.restoring.store.close()
+                    self.remove(slot.restoring.directory)
+                if slot.store is not None:
+                    slot.store.close()
+        self.passes.close()
+        self.commits.close()
+        self._claim.close()
+
+    def _free(self, held: contextlib.ExitStack) -> Iterator[Slot]:
+        """Yields the slots that no thread works on any more, nor can until ``held`` ends."""
+        until = self.clock.monotonic() + RELEASE_S_MAX
+        for slot in self.slots():
+            if slot.work.acquire(max(0.0, until - self.clock.monotonic())):
+                held.callback(slot.work.release)
+                yield slot
+                continue
+            if (host := slot.host) is not None:
+                host.end()
+            log.error("%s is still in use, its database is left open", slot.id)
+
+    def discard(self, incoming: Incoming) -> None:
+        if incoming.store is not None:
+            incoming.store.close()
+        self.remove(incoming.directory)
+
+    def remove(self, directory: Path) -> None:
+        """Removes a copy of a partition. Renames it first: the next start would try to open a half removed one."""
+        if not directory.name.endswith(PART) and directory.exists():
+            directory = directory.rename(directory.parent / (directory.name + PART))
+            self.environment.sync([directory.parent])
+        self.environment.remove_tree(directory)
+
+    def mark_incoming(self, directory: Path) -> None:
+        """Marks a copy as incoming: it is no replica's state before it is owned.
+
+        Once its database holds an ownership record, that record decides.
+        """
+        (directory / INCOMING).write_bytes(b"")
+
+    def is_incoming(self, directory: Path) -> bool:
+        return (directory / INCOMING).exists()
+
+    def mark_owned(self, directory: Path, move_id: str) -> None:
+        """Marks a copy whose name is a standby's with the move by which it is owned.
+
+        The mark says so when nothing else of the copy can be read any more.
+        """
+        (directory / owned_mark(move_id)).write_bytes(b"")
+
+    def unmark_incoming(self, directory: Path) -> None:
+        with contextlib.suppress(OSError):  # the mark means nothing beside an ownership
+            (directory / INCOMING).unlink()
+
+
+def _all(calls: Iterable[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
+def _check_version(spec: OperatorSpec, cls: type[Operator]) -> None:
+    """Refuses code that differs from what is deployed. Newer code may have more states than that; with fewer it would
+    lose some. Raises OperatorOutdated.
+    """
+    here = describe(cls, spec.partitions, spec.name)
+    differs = [name for name in ("key", "output_schema") if getattr(here, name) != getattr(spec, name)]
+    have = {each["name"]: each for each in json.loads(here.state_schema)}
+    states: list[dict[str, Any]] = json.loads(spec.state_schema)
+    differs += [f"state {each['name']}" for each in states if not _is_same(each, have.get(each["name"]))]
+    if differs:
+        raise OperatorOutdated(
+            "the operator's code here is not the deployed version",
+            remedy="install the deployed version on this replica and restart it, or deploy the version that is here",
+            operator=spec.name,
+            target=spec.target,
+            differs=", ".join(differs),
+        )
+
+
+def _is_same(state: dict[str, Any], here: dict[str, Any] | None) -> bool:
+    """Tells whether two descriptions store a state alike. A description by an earlier version says nothing of types."""
+    return here is not None and all(state[part] == here.get(part) for part in ("tag", "types") if part in state)

@@ -1,0 +1,421 @@
+"""A replica without its sockets: the partitions one process creates, owns, warms, gives away and deletes.
+
+:class:`ReplicaNode` joins the parts of a replica around one data directory. :func:`create` makes the first, empty
+copies of an operator's partitions, :func:`drop` deletes those of an undeployed operator; both can be repeated after a
+crash. A copy that was not created completely is marked as unfinished on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from stateflow.changes import Mutations
+from stateflow.checkpoint import CheckpointStore
+from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.code.bundles import BundleStore
+from stateflow.errors import AlreadyDeployed, StateflowError, StateMissing
+from stateflow.partition import layout
+from stateflow.partition.batches import Batches
+from stateflow.partition.checkpoints import Checkpointer
+from stateflow.partition.control import NOBODY, Authority, Command, DiskView, PartitionView
+from stateflow.partition.data_directory import Identity, remember
+from stateflow.partition.environment import Environment, disk_of
+from stateflow.partition.lifecycle import SERVED, Lifecycle, State
+from stateflow.partition.local_partition import Slot
+from stateflow.partition.reader import Reader
+from stateflow.partition.recovering import Recovery
+from stateflow.partition.registry import UNFINISHED, PartitionRegistry
+from stateflow.partition.restoring import Restorer
+from stateflow.partition.takeover import Lease, Successor
+from stateflow.partition.transfer_in import Receiver
+from stateflow.partition.transfer_out import Sender
+from stateflow.partition.verification import Trials, Verifier
+from stateflow.settings import ReplicaSettings
+from stateflow.state import CachePool
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+
+log = logging.getLogger(__name__)
+#: the batch rate of a partition is 0 when no batch came for this long, seconds
+RATE_FORGOTTEN_S = 60.0
+
+# -- Creating an operator's partitions -------------------------------------------------------------------------------
+
+
+def check(registry: PartitionRegistry, spec: OperatorSpec, total: int) -> None:
+    """Checks that this replica could hold ``total`` partitions of this version of an operator, and changes nothing.
+
+    Raises OperatorNotImportable, OperatorOutdated, TooFewFiles, SchemaMismatch.
+    """
+    registry.check(spec)
+    registry.expect(max(0, total - len(_here(registry, spec.name))))
+
+
+def _here(registry: PartitionRegistry, operator: str) -> set[int]:
+    """Returns the operator's partitions that have a database here."""
+    return {slot.id.partition for slot in registry.slots() if slot.id.operator == operator and slot.directory}
+
+
+def create(
+    registry: PartitionRegistry,
+    spec: OperatorSpec,
+    partitions: Iterable[int],
+    epoch: int,
+    total: int = 0,
+    check_asked: Callable[[], None] = lambda: None,
+) -> None:
+    """Creates empty partitions owned from ``epoch`` on. Partitions that are owned here at this epoch stay as they are.
+
+    Args:
+        total: number of partitions of the operator that will be here in the end.
+        check_asked: raises where the command to create them is void by now.
+
+    Raises TooFewFiles, before anything is created; StaleEpoch, and what ``check_asked`` raises, where the operator may
+    have been undeployed meanwhile.
+    """
+    with registry.making(spec, check_asked):
+        partitions = list(partitions)
+        here = _here(registry, spec.name)
+        registry.expect(max(len(set(partitions) - here), total - len(here)))
+        for number in partitions:
+            slot = registry.slot(PartitionId(spec.name, number))
+            with slot.work, slot.mutex:
+                check_asked()
+                if slot.lifecycle.state is State.OWNED and slot.lifecycle.epoch == epoch:
+                    continue
+                _create(registry, slot, epoch)
+            registry.on_change(slot.id)
+
+
+def _create(registry: PartitionRegistry, slot: Slot, epoch: int) -> None:
+    """Creates one partition. Callers hold ``work`` and ``mutex``."""
+    registry.check_deployed(slot.id, epoch)
+    if slot.lifecycle.state is State.ABSENT and registry.evidence.has(slot.id.operator, slot.home.name):
+        raise StateMissing(
+            "the partition was here before, and its copy is quarantined",
+            remedy="restore it from a checkpoint; to start empty, remove the quarantined copy first",
+            partition=slot.id,
+            replica=registry.info.name,
+        )
+    if slot.lifecycle.state is not State.ABSENT or slot.lifecycle.epoch >= epoch:
+        raise AlreadyDeployed(
+            "the partition already exists on this replica",
+            remedy="use another operator name or data directory",
+            partition=slot.id,
+            epoch=slot.lifecycle.epoch,
+        )
+    slot.directory = slot.home / f"created-{epoch}"
+    slot.directory.mkdir(parents=True, exist_ok=True)
+    (slot.directory / UNFINISHED).write_bytes(b"")  # marks a creation that was cut short, to be repeated …
+    registry.environment.sync([slot.directory])  # … and must survive a power loss
+    slot.store = registry.environment.open(slot.directory, create=True)
+    registry.environment.sync([slot.home, slot.home.parent])
+    ownership = layout.Ownership(registry.info.name, State.OWNED, epoch)
+    slot.store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+    (slot.directory / UNFINISHED).unlink()
+    registry.environment.sync([slot.directory])
+    slot.lost = None  # the former, quarantined copy has nothing to do with the new one
+    slot.lifecycle.create(epoch)
+
+
+# -- Deleting an undeployed operator's partitions --------------------------------------------------------------------
+
+
+def drop(registry: PartitionRegistry, operator: str, epoch: int) -> int:
+    """Deletes the operator's partitions here at ``epoch`` and older epochs, in any state, and the operator's
+    description when no partition is left. Returns the number of deleted partitions.
+
+    Repeated after a crash: the replica names the remaining partitions at its next registration, and deletes them then.
+    Quarantined copies stay, under another name.
+    """
+    registry.undeployed(operator, epoch)
+    slots = [slot for slot in registry.slots() if slot.id.operator == operator]
+    _leave_evidence(registry, operator, epoch)
+    dropped = [slot.id for slot in slots if _drop_slot(registry, slot, epoch)]
+    # no partition is created at these epochs before the next start, which begins a new log
+    registry.commits.forget(dropped)
+    registry.unlearn(operator)
+    if dropped:
+        log.warning("%s undeployed: %d partitions deleted", operator, len(dropped))
+    return len(dropped)
+
+
+def _leave_evidence(registry: PartitionRegistry, operator: str, epoch: int) -> None:
+    """Renames the quarantined copies of the dropped deployment. Copies of a later deployment keep their name, and
+    keep preventing that its partition is created empty."""
+    for number in registry.evidence.partitions(operator):
+        slot = registry.slot(PartitionId(operator, number))
+        with slot.mutex:
+            if slot.lifecycle.epoch <= epoch:
+                registry.evidence.undeployed(epoch, operator, slot.home.name)
+
+
+def _drop_slot(registry: PartitionRegistry, slot: Slot, epoch: int) -> bool:
+    """Deletes one partition, after its running batch, whose result is reported to no one. Returns whether there was
+    anything to delete."""
+    with slot.work, slot.mutex:
+        if slot.lifecycle.epoch <= epoch:
+            slot.lost = None  # a later deployment has nothing to do with the lost copy
+        if slot.lifecycle.state is State.ABSENT or not slot.lifecycle.drop(epoch):
+            return False
+        host, slot.host = slot.host, None
+        store, slot.store = slot.store, None
+        incoming, slot.incoming = slot.incoming, None
+        slot.directory = slot.kept = slot.since = slot.schema = None
+        if host is not None:
+            host.let_go(registry.environment.aside)
+        if store is not None:
+            with contextlib.suppress(Exception):  # the database is deleted next, so a failed write does not matter
+                store.close()
+        if incoming is not None:
+            registry.discard(incoming)
+        for move_id in list(slot.logs):
+            registry.drop_log(slot, move_id)
+        for copy in [path for path in slot.home.glob("*") if path.is_dir()]:
+            registry.remove(copy)
+        registry.environment.remove_tree(slot.home)
+    registry.on_change(slot.id)
+    return True
+
+
+# -- The replica -----------------------------------------------------------------------------------------------------
+
+
+class ReplicaNode:
+    """A replica's parts around one data directory. Called from several threads.
+
+    ``batches`` serves, ``reader`` reads what is there; ``sender`` and ``receiver`` are its two sides of a move,
+    ``checkpointer`` and ``restorer`` those of a checkpoint, ``successor`` its part in a takeover; ``verifier`` looks
+    for damage, ``trials`` try a new version.
+
+    Args:
+        lease: None: the replica needs no controller to serve.
+        recover: recovers at once; False: the caller calls :meth:`recover`.
+
+    Raises what :class:`~stateflow.partition.registry.PartitionRegistry` raises for its data directory.
+    """
+
+    def __init__(
+        self,
+        info: ReplicaInfo,
+        data_dir: Path,
+        settings: ReplicaSettings | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        environment: Environment | None = None,
+        lease: Lease | None = None,
+        *,
+        recover: bool = True,
+    ) -> None:
+        self.info = info
+        self.lease = lease or Lease()
+        self.settings = settings or ReplicaSettings()
+        self._clock = clock
+        self.cache = CachePool(self.settings.cache_bytes)
+        self._registry = PartitionRegistry(info, data_dir, self.settings, clock, environment)
+        self._recovery = Recovery(self._registry)
+        self.lost_some = False
+        self._registry.on_lost = self._note_loss
+        self._alone_order, self.lease.alone = self._registry.read_alone()
+        self.authority = Authority(self._registry.read_term(), self._registry.keep_term, alone=lease is None)
+        self.sender = Sender(self._registry, self.authority)
+        self.receiver = Receiver(self._registry)
+        self.checkpointer = Checkpointer(self._registry)
+        self.verifier = Verifier(self._registry)
+        self.trials = Trials(self._registry, self.verifier)
+        self.restorer = Restorer(self._registry, self.authority)
+        self.successor = Successor(self._registry, self.lease, self.authority, clock)
+        self.batches = Batches(self._registry, self.lease, self.sender, self.cache)
+        self.reader = Reader(self._registry, self.batches)
+        if recover:
+            self.recover()
+
+    def recover(self) -> None:
+        """Finds what the data directory holds. Called once, before anything else is asked of the replica."""
+        self._recovery.run()
+
+    def give_up_recovery(self) -> None:
+        """Ends the recovery early, because this process is to end."""
+        self._recovery.give_up()
+
+    def _note_loss(self) -> None:
+        """Notes that a partition was lost. The controller hears of it by a registration without that partition."""
+        self.lost_some = True
+
+    @property
+    def served_at(self) -> float:
+        """Time when a batch last ran, monotonic seconds; minus infinity: never."""
+        return self._registry.served_at
+
+    @property
+    def alone(self) -> tuple[int, frozenset[str]]:
+        """(order, operators) that may be served while no controller answers, as kept on disk."""
+        return self._alone_order, self.lease.alone
+
+    def serve_alone(self, order: int, operators: frozenset[str]) -> None:
+        """Allows these operators, and no others, to be served while no controller answers. What is newly allowed is
+        kept on disk before it takes effect; what is no longer allowed takes effect before that is kept.
+        """
+        if (order, operators) == self.alone:
+            return
+        self.lease.alone &= operators
+        self._registry.keep_alone(order, operators)
+        self._alone_order, self.lease.alone = order, operators
+
+    @property
+    def bundles(self) -> BundleStore:
+        return self._registry.bundles
+
+    def operators(self) -> list[OperatorSpec]:
+        """Returns the operators that this replica knows."""
+        return self._registry.operators()
+
+    @property
+    def identity(self) -> Identity:
+        """Identity of the data directory."""
+        return self._registry.identity
+
+    def on_change(self, listener: Callable[[PartitionId], None]) -> None:
+        """Calls ``listener``, from any thread, after each change of a partition's lifecycle."""
+        self._registry.on_change = listener
+
+    def remember(self, store: CheckpointStore) -> None:
+        """Keeps checkpoints in this store from now on, and in no other store that is found in its place."""
+        remember(self._registry.environment, self._registry.root, store)
+
+    # -- operators and partitions -----------------------------------------------------------------------
+
+    def learn(self, spec: OperatorSpec) -> None:
+        """Learns an operator: loads its code and keeps its description. Raises OperatorNotImportable."""
+        self._registry.learn(spec)
+
+    def follow(self, spec: OperatorSpec) -> StateflowError | None:
+        """See :meth:`~stateflow.partition.registry.PartitionRegistry.follow`."""
+        return self._registry.follow(spec)
+
+    def check(self, spec: OperatorSpec, total: int) -> None:
+        """See :func:`check`."""
+        check(self._registry, spec, total)
+
+    def create(
+        self, spec: OperatorSpec, partitions: Iterable[int], epoch: int, total: int = 0, command: Command = NOBODY
+    ) -> None:
+        """See :func:`create`."""
+        create(self._registry, spec, partitions, epoch, total, partial(self.authority.check, command))
+
+    def drop(self, operator: str, epoch: int) -> int:
+        """See :func:`drop`."""
+        return drop(self._registry, operator, epoch)
+
+    def lifecycle(self, partition: PartitionId) -> Lifecycle:
+        """Returns the lifecycle of a partition on this replica, to be read and not changed."""
+        return self._registry.look(partition).lifecycle
+
+    def begin_session(self, command: Command, adopted: str = "") -> None:
+        """Obeys this controller, in this session. What was asked for in an earlier session is refused from now on, or
+        done when this returns. Raises StaleTerm, ForeignLedger.
+        """
+        self.authority.obey(command, adopted)
+        self._registry.barrier()
+
+    def inventory(self) -> Iterator[tuple[Lifecycle, int]]:
+        """Yields (lifecycle, sequence) of every partition that is here in some form."""
+        for slot in self._registry.slots():
+            if slot.lifecycle.state is not State.ABSENT:
+                yield slot.lifecycle, slot.host.sequence if slot.host else 0
+
+    def view(self, partition: PartitionId) -> PartitionView:
+        """Returns what this replica reports of a partition."""
+        slot = self._registry.look(partition)
+        lifecycle, traffic = slot.lifecycle, slot.traffic
+        return PartitionView(
+            partition,
+            lifecycle.state,
+            lifecycle.epoch,
+            self.sequence(partition),
+            lifecycle.move_id,
+            self.batch_rate(partition),
+            rows=traffic.rows,
+            row_bytes=round(traffic.bytes),
+            origins=dict(traffic.origins),
+        )
+
+    def views(self) -> list[PartitionView]:
+        """Returns a view of every partition that is here in some form."""
+        return [self.view(lifecycle.partition) for lifecycle, _ in self.inventory()]
+
+    def sized(self, views: Iterable[PartitionView]) -> tuple[list[PartitionView], DiskView]:
+        """Returns these views with the size of their files, and the disk's view. Waits for the disk."""
+        return [self._sized(view) for view in views], self.disk()
+
+    def _sized(self, view: PartitionView) -> PartitionView:
+        store = self._registry.look(view.partition).store
+        entries = None if store is None else store.entries()
+        return replace(view, bytes=self.bytes_on_disk(view.partition), entries=entries)
+
+    @property
+    def is_empty(self) -> bool:
+        """Tells whether nothing of any partition is here, served or quarantined."""
+        return next(self.inventory(), None) is None and not self._registry.evidence.any
+
+    def quiet_in(self, partition: PartitionId, pause_s: float) -> float:
+        """Returns how long a fence that costs ``pause_s`` should wait for the next commit, seconds; 0: fence now."""
+        return self._registry.look(partition).cadence.wait_s(self._clock.monotonic(), pause_s)
+
+    def sealed_at(self, partition: PartitionId) -> float:
+        """Returns when the partition's last seal began, monotonic seconds; 0: never in this process."""
+        return self._registry.look(partition).sealed_at
+
+    def batch_rate(self, partition: PartitionId) -> float:
+        """Returns the batches per second, averaged over the time in which they came."""
+        cadence = self._registry.look(partition).cadence
+        return cadence.rate if self._clock.monotonic() - cadence.began_at < RATE_FORGOTTEN_S else 0.0
+
+    def bytes_on_disk(self, partition: PartitionId) -> int:
+        slot = self._registry.look(partition)
+        incoming = slot.incoming
+        sizes: dict[int, int] = {}  # by inode: a file that two copies share counts once
+        for directory in (slot.directory, incoming.directory if incoming is not None else None):
+            if directory is not None and directory.is_dir():
+                with contextlib.suppress(FileNotFoundError):  # the copy may go meanwhile
+                    for stat in (path.stat() for path in directory.iterdir() if path.name.endswith(".sst")):
+                        sizes[stat.st_ino] = stat.st_size
+        return sum(sizes.values())
+
+    def disk(self) -> DiskView:
+        """Returns the space on disk that there is for partitions."""
+        environment, settings = self._registry.environment, self.settings
+        free = environment.free_bytes(self._registry.root) - settings.disk_reserve_bytes
+        return DiskView(disk_of(self.identity.place), max(0, free), settings.room_bytes)
+
+    def sequence(self, partition: PartitionId) -> int:
+        """Returns the sequence of the last commit; 0 where the partition is not being served here."""
+        host = self._registry.look(partition).host
+        return host.sequence if host else 0
+
+    def owned(self, operator: str | None = None) -> list[PartitionId]:
+        return sorted(
+            (
+                slot.id
+                for slot in self._registry.slots()
+                if slot.lifecycle.state in SERVED and operator in (None, slot.id.operator)
+            ),
+            key=lambda partition: (partition.operator, partition.partition),
+        )
+
+    def cancel(self, partition: PartitionId, move_id: str, owned_at: int = 0) -> bool:
+        """Stops sending and receiving this move. False: it has sealed here and goes forward.
+
+        ``owned_at``: see :meth:`~stateflow.partition.lifecycle.Lifecycle.cancel`. Raises StateMissing.
+        """
+        possible = self.sender.cancel(
+            partition, move_id, owned_at
+        )  # first, so that a prepare that comes late is refused …
+        self.receiver.abandon(partition, move_id)  # … and one that came before is undone
+        return possible
+
+    def close(self) -> None:
+        self._registry.close()

@@ -1,0 +1,425 @@
+"""Skipped batches: a partition need not be visited by a batch that has no rows for it, where nothing is due.
+
+A source that visits all partitions with each batch advances its position in each of them. Written partition by
+partition, this costs as much as a row does. The positions of the partitions that a batch skips are therefore kept in
+one place, a database of the replica's own, with one write for all of them. Such a position is *held* for the partition,
+and becomes the partition's own with its next commit. What a copy of the partition must contain, be it a snapshot, a
+checkpoint or a seal, becomes its own before the copy is taken: :meth:`Passes.settle`.
+
+A held position belongs to a partition at one epoch and sequence. A commit makes those held before it void. So does
+everything that rolls a copy back: a loss of power that took a commit takes what was held after that commit, too, and
+the gap is noticed. A start discards void positions before it serves, because other commits may reach the same sequence.
+
+A partition is skipped only where a batch of its own, committed here, said until when nothing is due: see :class:`Pass`.
+Everything else that a visit does, such as sweeping expired state, is done at least every ``VISIT_S_MAX`` seconds in
+which there are batches.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgpack
+import numpy as np
+
+from stateflow.changes import Mutations
+from stateflow.errors import DecodeError, StateDamaged, StateMissing
+from stateflow.partition import layout
+from stateflow.partition.commits import Committer, read_sequence
+from stateflow.partition.environment import Environment
+from stateflow.partition.layout import Position
+from stateflow.partition.lifecycle import State
+from stateflow.partition.positions import INITIAL, Batch, behind
+from stateflow.storage import PartitionStore
+from stateflow.storage.commit_log import CommitLog
+from stateflow.types import PartitionId
+
+log = logging.getLogger(__name__)
+#: folder of the database, in the data directory
+FOLDER = "passed"
+#: longest time without a visit, seconds; a partition is visited again after half of it to all of it, so that not all
+#: partitions are visited at once
+VISIT_S_MAX = 60.0
+#: distinct positions kept of one source, before those that no partition has any more are removed
+KINDS_MAX = 64
+_GOLDEN = 0.6180339887498949
+
+
+class Serving(Protocol):
+    """A partition being served, see :class:`~stateflow.partition.processor.PartitionHost`."""
+
+    @property
+    def sequence(self) -> int: ...
+
+    def runs(self, operator: type) -> bool: ...
+
+    def contains(self, source: str) -> Position | None:
+        """Returns the source's last batch here; None also where the source's next batch must change more than its
+        position.
+        """
+        ...
+
+    def settle(self, held: dict[str, Position]) -> None: ...
+
+
+@dataclass(slots=True)
+class Pass:
+    """Batches that need not visit a partition: up to ``until`` (monotonic seconds), without rows, with a watermark
+    below ``event_us``, at a processing time below ``processing_us``.
+    """
+
+    host: Serving
+    until: float
+    event_us: float
+    processing_us: float
+
+
+@dataclass(slots=True)
+class Passing:
+    """Positions held for one partition at ``epoch`` and ``sequence``. ``held``: by source; ``granted``: the batches
+    that may skip it, None: each batch visits it.
+    """
+
+    epoch: int
+    sequence: int
+    held: dict[str, Position] = field(default_factory=dict)
+    granted: Pass | None = None
+
+
+class PassedSlot(Protocol):
+    """The part of a local partition that skipping needs, see :class:`~stateflow.partition.local_partition.Slot`."""
+
+    id: PartitionId
+    passing: Passing | None
+    logs: dict[str, Any]
+
+    @property
+    def lifecycle(self) -> Any: ...
+
+    @property
+    def host(self) -> Any: ...
+
+    def tell(self, sequence: int, encode: Any) -> None: ...
+
+
+@dataclass(slots=True)
+class _Source:
+    """Positions held of one source. ``kinds``: the distinct positions; ``kind``: which of them each partition has, by
+    partition number; void where the partition is at another epoch or sequence.
+    """
+
+    kinds: list[Position] = field(default_factory=list)
+    kind: Any = field(default_factory=lambda: np.zeros(0, np.uint32))
+    epoch: Any = field(default_factory=lambda: np.zeros(0, np.uint64))
+    sequence: Any = field(default_factory=lambda: np.zeros(0, np.uint64))
+
+    def reach(self, partitions: int) -> None:
+        if partitions > len(self.kind):
+            more = partitions - len(self.kind)
+            self.kind, self.epoch, self.sequence = (
+                np.concatenate([each, np.zeros(more, each.dtype)]) for each in (self.kind, self.epoch, self.sequence)
+            )
+
+    def encode(self) -> bytes:
+        packed: bytes = msgpack.packb(
+            [
+                layout.VERSION,
+                [position.encode() for position in self.kinds],
+                self.kind.tobytes(),
+                self.epoch.tobytes(),
+                self.sequence.tobytes(),
+            ]
+        )
+        return packed
+
+    @classmethod
+    def decode(cls, data: bytes) -> _Source:
+        try:
+            version, kinds, kind, epoch, sequence = msgpack.unpackb(data)
+            layout.check_version(version)
+            found = cls(
+                [Position.decode(each) for each in kinds],
+                np.frombuffer(kind, np.uint32).copy(),
+                np.frombuffer(epoch, np.uint64).copy(),
+                np.frombuffer(sequence, np.uint64).copy(),
+            )
+        except (ValueError, TypeError) as error:
+            raise DecodeError(f"the held positions of a source cannot be read: {error}", remedy="-") from error
+        alike = len(found.kind) == len(found.epoch) == len(found.sequence)
+        if not alike or (found.kind[found.epoch > 0] >= len(found.kinds)).any():
+            raise DecodeError("the held positions of a source do not match its partitions", remedy="-")
+        return found
+
+    def add(self, numbers: Any, kinds: Any, positions: Sequence[Position], epochs: Any, sequences: Any) -> None:
+        """Adds the positions of some partitions.
+
+        Args:
+            numbers: of the partitions, ascending.
+            kinds: which of ``positions`` each partition has.
+        """
+        if len(self.kinds) > KINDS_MAX:
+            used, places = np.unique(self.kind, return_inverse=True)
+            self.kinds = [self.kinds[each] for each in used.tolist()]
+            self.kind = places.astype(np.uint32)
+        self.reach(int(numbers[-1]) + 1)
+        self.kind[numbers] = kinds + len(self.kinds)
+        self.kinds += positions
+        self.epoch[numbers], self.sequence[numbers] = epochs, sequences
+
+
+class Passes:
+    """Positions held for the partitions of one replica. Called from several threads. Lock order: a slot's ``work``, or
+    its ``mutex`` with no batch running, comes before the lock in here.
+
+    Args:
+        root: the data directory.
+        durable: whether held positions survive a loss of power, as commits do. None: nothing is held, and every batch
+            visits.
+    """
+
+    def __init__(self, root: Path, environment: Environment, durable: bool | None) -> None:
+        self._directory, self._environment, self._durable = root / FOLDER, environment, durable
+        self._lock: AbstractContextManager[Any] = environment.mutex()
+        self._slots: dict[str, dict[int, PassedSlot]] = {}  # with a granted pass, by operator
+        self._sources: dict[tuple[str, str], _Source] = {}
+        self._void: set[tuple[str, PartitionId]] = set()  # (source, partition) of void positions found at start
+        self._store: PartitionStore | None = None
+        self._closed = False
+
+    # -- at start -----------------------------------------------------------------------------------------
+
+    def find(self) -> None:
+        """Reads what was left. A database that cannot be read is quarantined: partitions then miss a batch, and its
+        source is asked for it.
+        """
+        if not (self._directory / "CURRENT").exists():
+            return
+        try:
+            for key, value in self._open().scan(b""):
+                operator, _, source = key.decode().partition("\0")
+                self._sources[operator, source] = _Source.decode(value)
+        except (StateDamaged, StateMissing, DecodeError) as error:
+            self._sources.clear()
+            self._close()
+            aside = self._directory.parent / f"{FOLDER}-damaged-{self._environment.new_id()}"
+            self._directory.rename(aside)
+            self._environment.sync([self._directory.parent])
+            log.error(
+                "positions of skipped batches cannot be read and are quarantined as %s: %s; sources resend the missing "
+                "batches, or report which batch to rewind to",
+                aside,
+                error,
+            )
+
+    def found(self, partition: PartitionId, epoch: int, sequence: int) -> Passing | None:
+        """Returns what was left of a partition that is owned here; None: nothing."""
+        number = partition.partition
+        held: dict[str, Position] = {}
+        for (operator, source), each in self._sources.items():
+            if operator != partition.operator or number >= len(each.kind) or not each.epoch[number]:
+                continue
+            if (each.epoch[number], each.sequence[number]) == (epoch, sequence):
+                held[source] = each.kinds[each.kind[number]]
+            else:
+                self._void.add((source, partition))
+        return Passing(epoch, sequence, held) if held else None
+
+    def begin(self) -> None:
+        """Durably discards void positions, except those of quarantined partitions, which may be put back.
+
+        Called once all partitions were looked for. Raises what the disk does.
+        """
+        if not self._void:
+            return
+        mutations = Mutations()
+        for source, partition in self._void:
+            self._sources[partition.operator, source].epoch[partition.partition] = 0
+        for (operator, source), each in list(self._sources.items()):
+            if each.epoch.any():
+                mutations.puts.append((_key(operator, source), each.encode()))
+            else:
+                del self._sources[operator, source]
+                mutations.deletes.append(_key(operator, source))
+        self._open().apply(mutations, sync=True)
+        self._void.clear()
+
+    # -- while it serves ----------------------------------------------------------------------------------
+
+    def grant(self, slot: PassedSlot, host: Serving, until: Pass) -> None:
+        """Lets batches skip a partition from now on, as far as ``until`` says. Callers hold ``work``, after a batch
+        that was committed or found committed.
+        """
+        if self._durable is None or slot.logs:
+            return
+        with self._lock:
+            passing, sequence = slot.passing, host.sequence
+            if passing is None or (passing.epoch, passing.sequence) != (slot.lifecycle.epoch, sequence):
+                passing = slot.passing = Passing(slot.lifecycle.epoch, sequence)
+            passing.granted = until
+            self._slots.setdefault(slot.id.operator, {})[slot.id.partition] = slot
+
+    def revoke(self, slot: PassedSlot) -> None:
+        """Makes every batch visit the partition again, or wait for it: something else is about to work on it."""
+        if slot.passing is not None:
+            with self._lock:
+                slot.passing.granted = None
+                self._slots.get(slot.id.operator, {}).pop(slot.id.partition, None)
+
+    def held(self, slot: PassedSlot, epoch: int, sequence: int) -> dict[str, Position]:
+        """Returns the positions held for a partition that is at this epoch and sequence."""
+        passing = slot.passing
+        if passing is None or (passing.epoch, passing.sequence) != (epoch, sequence):
+            return {}
+        return passing.held
+
+    def pass_over(
+        self,
+        operator: str,
+        cls: type,
+        batch: Batch,
+        partitions: Sequence[int],
+        epochs: Sequence[int],
+        counts: Sequence[int],
+        now: float,
+        now_us: int,
+    ) -> list[int]:
+        """Makes a batch skip the partitions that need no visit, as durably as commits are. Returns their places,
+        ascending. Raises what the disk does.
+
+        Args:
+            cls: the operator's class that is deployed now.
+            counts: rows of each partition.
+            now: monotonic seconds.
+            now_us: processing time.
+        """
+        if not _may_pass(batch) or (slots := self._slots.get(operator)) is None:
+            return []
+        source, last, watermark_us = batch.source, batch.number - 1, batch.watermark_us
+        places: list[int] = []
+        passed: list[Passing] = []
+        kinds: dict[tuple[Any, ...], int] = {}
+        positions: list[Position] = []
+        kind: list[int] = []
+        with self._lock:
+            if self._closed:
+                return []
+            for place, count in enumerate(counts):
+                if count or (slot := slots.get(partitions[place])) is None:
+                    continue
+                passing = slot.passing
+                if passing is None or (granted := passing.granted) is None:
+                    continue
+                epoch, lifecycle = epochs[place], slot.lifecycle
+                if passing.epoch != epoch or lifecycle.epoch != epoch or lifecycle.state is not State.OWNED:
+                    continue
+                if now >= granted.until or now_us >= granted.processing_us:
+                    continue
+                if watermark_us is not None and watermark_us >= granted.event_us:
+                    continue
+                host = granted.host
+                if slot.logs or slot.host is not host or not host.runs(cls):
+                    continue
+                before = passing.held.get(source) or host.contains(source)
+                if before is None or before.batch != last:
+                    continue
+                alike = before.watermark_us, before.event_us, before.known
+                if (number := kinds.get(alike)) is None:
+                    number = kinds[alike] = len(positions)
+                    positions.append(behind(before, batch, 0, now_us))
+                places.append(place)
+                passed.append(passing)
+                kind.append(number)
+            if not places:
+                return []
+            self._write(operator, source, [partitions[place] for place in places], passed, positions, kind)
+            for passing, number in zip(passed, kind, strict=True):
+                passing.held[source] = positions[number]
+        return places
+
+    def _write(
+        self,
+        operator: str,
+        source: str,
+        numbers: list[int],
+        passed: list[Passing],
+        positions: list[Position],
+        kind: list[int],
+    ) -> None:
+        found = self._sources.setdefault((operator, source), _Source())
+        found.add(
+            np.array(numbers),
+            np.array(kind, np.uint32),
+            positions,
+            np.array([passing.epoch for passing in passed], np.uint64),
+            np.array([passing.sequence for passing in passed], np.uint64),
+        )
+        try:
+            mutations = Mutations(puts=[(_key(operator, source), found.encode())])
+            self._open().apply(mutations, sync=bool(self._durable))
+        except BaseException:
+            self._close()  # the database takes no more writes before it is opened anew
+            raise
+
+    def settle(self, slot: PassedSlot, store: PartitionStore, commits: CommitLog | None) -> None:
+        """Makes what is held for a partition its own. Nothing is held for it any more before its next batch.
+
+        Callers hold ``work``, or ``mutex`` with no batch running. Raises what the disk does.
+        """
+        self.revoke(slot)
+        passing, host = slot.passing, slot.host
+        if passing is None:
+            return
+        epoch, sequence = slot.lifecycle.epoch, read_sequence(store) if host is None else host.sequence
+        if (held := self.held(slot, epoch, sequence)) and host is not None:
+            host.settle(held)
+        elif held:
+            committer = Committer(slot.id, store, epoch, commits, slot.tell)
+            committer.adopt(held)
+            committer.commit("", -1, Mutations())
+        slot.passing = None
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._close()
+
+    def _open(self) -> PartitionStore:
+        if self._store is None:
+            is_new = not self._directory.exists()
+            self._store = self._environment.open(self._directory, create=True)
+            if is_new:  # its files are only as durable as the directory entries that lead to them
+                self._environment.sync([self._directory, self._directory.parent])
+        return self._store
+
+    def _close(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+
+def _key(operator: str, source: str) -> bytes:
+    return f"{operator}\0{source}".encode()
+
+
+def _may_pass(batch: Batch) -> bool:
+    """Tells whether a batch may skip partitions.
+
+    A source whose client names itself, and what partitions must contain, visits only the partitions that it means to.
+    """
+    return not (
+        batch.sparse
+        or batch.rewind
+        or batch.session is not None
+        or batch.source == INITIAL
+        or batch.source.startswith(layout.BATCH_RUN)
+    )
+
+
+def until(partition: PartitionId, now: float) -> float:
+    """Returns when a partition must be visited again at the latest, monotonic seconds."""
+    return now + VISIT_S_MAX * (1 + (partition.partition * _GOLDEN) % 1) / 2

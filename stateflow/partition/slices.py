@@ -1,0 +1,288 @@
+"""Slices of one batch, of several partitions, as they are applied: the rows of all of them in one record batch.
+
+A :class:`Frame` is what arrived. Its rows are not decoded yet, so slices without rows can be left out first. Decoded,
+it is :class:`Shares`, whose parts lie one after another in the rows. :class:`Waiting` limits the bytes of rows that
+cannot be applied yet. :class:`Traffic` counts what came, for placement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise, repeat
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from stateflow.errors import InvalidArgument, Unavailable
+from stateflow.operator.arrow import BatchReader
+from stateflow.operator.rows import Arrived, Arriving, RowReader
+from stateflow.partition.positions import Batch, digests_of
+from stateflow.types import NAME
+
+# -- Traffic of a partition ------------------------------------------------------------------------------------------
+
+#: sites that are counted separately; rows of other sites count like rows without one
+SITES_MAX = 64
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Rows that came for a partition: ``rows`` since this process first served it, ``bytes`` of them as Arrow has them,
+    and ``origins``, how many named which site. The numbers only grow, and are forgotten with the process: two readings
+    give a rate.
+    """
+
+    rows: int = 0
+    bytes: float = 0.0
+    origins: dict[str, int] = field(default_factory=dict)
+
+    def came(self, rows: int, row_bytes: float, site: str) -> None:
+        """Counts rows of ``row_bytes`` each. ``site``: their origin; empty: unknown, or each row names its own."""
+        self.rows += rows
+        self.bytes += rows * row_bytes
+        if site:
+            self._add(site, rows)
+
+    def came_from(self, origins: Mapping[str, int]) -> None:
+        """Counts how many of the rows that came named which site."""
+        for site, rows in origins.items():
+            self._add(site, rows)
+
+    def _add(self, site: str, rows: int) -> None:
+        if site in self.origins or len(self.origins) < SITES_MAX:
+            self.origins[site] = self.origins.get(site, 0) + rows
+
+
+class Origins:
+    """Sites of rows that came together, as one of their columns names them. The column is read once, and counted part
+    by part. A value that is no site's name does not count, nor does a column that is missing or not text.
+    """
+
+    def __init__(self, rows: pa.RecordBatch, column: str) -> None:
+        index = rows.schema.get_field_index(column)
+        self._sites: list[str] = []
+        if index < 0 or not _is_text(rows.schema.field(index).type):
+            return
+        encoded = rows.column(index).dictionary_encode()
+        values = len(encoded.dictionary)
+        # a column that names no sites may have as many values as rows: the first ones are enough to look at
+        number_of = np.full(values + 1, SITES_MAX, np.int64)
+        for place, site in enumerate(encoded.dictionary[:SITES_MAX].to_pylist()):
+            if NAME.holds(site):
+                number_of[place] = len(self._sites)
+                self._sites.append(site)
+        self._numbers = number_of[encoded.indices.fill_null(values).to_numpy(zero_copy_only=False)]
+
+    def of(self, start: int, stop: int) -> dict[str, int]:
+        """Returns site → number of the rows from ``start`` to before ``stop`` that name it, never 0."""
+        if not self._sites:
+            return {}
+        counts = np.bincount(self._numbers[start:stop], minlength=len(self._sites))[: len(self._sites)].tolist()
+        return {site: count for site, count in zip(self._sites, counts, strict=True) if count}
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+# -- Slices of a batch -----------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """Slice of a batch for one partition: the rows from ``start`` to before ``stop``. ``epoch``: of ownership, as the
+    sender believes. ``after``: see :meth:`.PartitionHost.run`. ``digest``: of the rows, where they must be the same
+    every time the batch is sent.
+    """
+
+    partition: int
+    epoch: int
+    start: int = 0
+    stop: int = 0
+    after: int | None = None
+    digest: int | None = None
+
+
+class Frame(NamedTuple):
+    """Slices as they came, with rows that are not decoded yet. ``partitions``: ascending; ``epochs``, ``counts`` of
+    rows, ``afters`` (-1: it does not say) and ``digests``: of each slice; the last two may be empty. ``message``: the
+    Arrow record batch message of all rows, ``b""`` for none.
+    """
+
+    operator: str
+    batch: Batch
+    schema: bytes
+    partitions: Sequence[int]
+    epochs: Sequence[int]
+    counts: Sequence[int]
+    afters: Sequence[int]
+    digests: Sequence[int]
+    message: bytes
+
+    def without(self, places: Sequence[int]) -> Frame:
+        """Returns the frame without some of its slices.
+
+        Args:
+            places: of slices without rows, ascending.
+        """
+        gone = set(places)
+        rest = [place for place in range(len(self.partitions)) if place not in gone]
+
+        def of(numbers: Sequence[int]) -> Sequence[int]:
+            return [numbers[place] for place in rest] if numbers else numbers
+
+        return self._replace(
+            partitions=of(self.partitions),
+            epochs=of(self.epochs),
+            counts=of(self.counts),
+            afters=of(self.afters),
+            digests=of(self.digests),
+        )
+
+    def read(self) -> Shares:
+        """Decodes the rows. Raises InvalidArgument when it is unknown which rows are of which slice."""
+        rows = BatchReader.of(self.schema).read(self.message) if self.message else None
+        bounds = [0, *accumulate(self.counts)]
+        if bounds[-1] != (0 if rows is None else rows.num_rows):
+            raise InvalidArgument(
+                f"{0 if rows is None else rows.num_rows} rows arrived, {bounds[-1]} were announced",
+                remedy="check which client sends them, and its version",
+                operator=self.operator,
+                source=self.batch.source,
+            )
+        digests: Sequence[int | None] = self.digests
+        if not digests:
+            named = self.batch.session is not None
+            digests = digests_of(self.schema, rows, bounds) if named else [None] * len(self.partitions)
+        parts = [
+            Part(
+                partition,
+                epoch,
+                start,
+                stop,
+                None if after < 0 else after,
+                None if self.digests and start == stop else digest,
+            )
+            for partition, epoch, (start, stop), after, digest in zip(
+                self.partitions, self.epochs, pairwise(bounds), self.afters or repeat(-1), digests, strict=False
+            )
+        ]
+        return Shares(self.operator, self.batch, self.schema, rows, parts)
+
+
+@dataclass(slots=True)
+class Shares:
+    """Slices of a batch, with their rows. ``schema``: Arrow IPC schema of ``rows``, which are checked; None: no part
+    has any. The rows of each part come after those of the parts before it. Raises InvalidArgument where they do not.
+    """
+
+    operator: str
+    batch: Batch
+    schema: bytes
+    rows: pa.RecordBatch | None
+    parts: list[Part]
+    _arriving: Arriving | None = field(default=None, init=False)
+    _row_bytes: float | None = field(default=None, init=False)
+    _origins: Origins | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        reached = 0
+        for part in self.parts:
+            if not reached <= part.start <= part.stop:
+                raise self._wrong(part)
+            reached = part.stop
+        if reached > (0 if self.rows is None else self.rows.num_rows):
+            raise self._wrong(self.parts[-1])
+
+    def _wrong(self, part: Part) -> InvalidArgument:
+        return InvalidArgument(
+            f"rows {part.start} to {part.stop} do not belong to this partition",
+            remedy="check which client sends them, and its version",
+            operator=self.operator,
+            partition=part.partition,
+        )
+
+    @property
+    def row_bytes(self) -> float:
+        """Average size of a row in memory, in bytes."""
+        if self._row_bytes is None:
+            self._row_bytes = self.bytes / max(1, 0 if self.rows is None else self.rows.num_rows)
+        return self._row_bytes
+
+    @property
+    def bytes(self) -> int:
+        """Size of the rows in memory, in bytes."""
+        return 0 if self.rows is None else int(self.rows.nbytes)
+
+    def origins(self, part: Part) -> dict[str, int]:
+        """Returns site → number of a part's rows that name it, in the column that the batch names."""
+        if self.rows is None:
+            return {}
+        if self._origins is None:
+            self._origins = Origins(self.rows, self.batch.site_column)
+        return self._origins.of(part.start, part.stop)
+
+    def only(self, places: Sequence[int]) -> Shares:
+        """Returns some of the parts, by place, ascending.
+
+        The result holds the rows of all parts, or only its own where these are few.
+        """
+        parts = [self.parts[place] for place in places]
+        count = sum(part.stop - part.start for part in parts)
+        if self.rows is not None and 2 * count > self.rows.num_rows:
+            return Shares(self.operator, self.batch, self.schema, self.rows, parts)
+        bounds = [0, *accumulate(part.stop - part.start for part in parts)]
+        mine = [
+            part._replace(start=start, stop=stop) for part, (start, stop) in zip(parts, pairwise(bounds), strict=True)
+        ]
+        rows = None
+        if self.rows is not None and count:
+            rows = pa.concat_batches([self.rows.slice(part.start, part.stop - part.start) for part in parts])
+        return Shares(self.operator, self.batch, self.schema, rows, mine)
+
+    def arrived(self, part: Part, key: tuple[str, ...]) -> Arrived | None:
+        """Returns a part's rows, by these key columns; None: it has none. Raises KeyColumnMissing."""
+        if part.start == part.stop:
+            return None
+        if self._arriving is None or self._arriving.reader.key != key:
+            assert self.rows is not None
+            reader = RowReader.of(self.schema, key, self.operator)
+            self._arriving = Arriving(reader, self.rows, [each.stop for each in self.parts])
+        return Arrived(self._arriving, part.start, part.stop)
+
+
+# -- Rows that wait. Sans-io -----------------------------------------------------------------------------------------
+
+
+class Waiting:
+    """Limit on the bytes of rows that cannot be applied yet: of slices that are not whole, or ahead of their partition.
+
+    Args:
+        bytes_max: of all callers; one caller may have half of it.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.bytes = 0
+
+    def admit(self, more: int, has: int, source: str) -> None:
+        """Lets ``more`` bytes wait, of a caller that ``has`` some waiting already.
+
+        Raises InvalidArgument for more than one caller may have, Unavailable when all callers together have too many.
+        """
+        if has + more > self._bytes_max // 2:
+            raise InvalidArgument(
+                f"more than {self._bytes_max // 2} bytes of one batch's rows would be buffered here",
+                remedy="send smaller batches, or raise STATEFLOW_REPLICA_WAITING_BYTES_MAX",
+                source=source,
+            )
+        if self.bytes + more > self._bytes_max:
+            raise Unavailable(
+                f"{self.bytes} bytes of incomplete batches are buffered here already",
+                remedy="check the senders, or raise STATEFLOW_REPLICA_WAITING_BYTES_MAX; the request is retried",
+            )
+        self.bytes += more
+
+    def let_go(self, fewer: int) -> None:
+        self.bytes -= fewer

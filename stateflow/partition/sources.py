@@ -1,0 +1,253 @@
+"""Sources of a partition: what it contains of each, who its client is, and what is kept when it sends no more.
+
+:mod:`~stateflow.partition.positions` decides, and says what is kept. This module reads both from the
+partition's store and writes them with its commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from stateflow.changes import Mutations
+from stateflow.partition import layout
+from stateflow.partition.positions import INITIAL, Batch, Positions, Retention, Retired, Tombstones
+from stateflow.storage import PartitionStore
+from stateflow.types import PartitionId
+
+
+class Advance(NamedTuple):
+    """Positions of sources after a batch. ``silent``: sources whose watermark does not count any more; ``retired``:
+    sources that are retired with the batch.
+    """
+
+    source: str
+    position: layout.Position
+    silent: Mapping[str, layout.Position]
+    retired: Mapping[str, Retired]
+
+
+class Sources:
+    """Sources of one partition. Not thread-safe. What is added to ``mutations`` counts once :meth:`committed`,
+    :meth:`opened` or :meth:`retired` says that it is on disk.
+    """
+
+    def __init__(self, partition: PartitionId, store: PartitionStore, retention: Retention) -> None:
+        known = {
+            entry[len(layout.POSITION) :].decode(): layout.Position.decode(value)
+            for entry, value in store.scan(layout.POSITION)
+        }
+        sessions = {
+            entry[len(layout.SESSION) :].decode(): layout.Session.decode(value)
+            for entry, value in store.scan(layout.SESSION)
+        }
+        lapsed = [entry[len(layout.LAPSED) :].decode() for entry, _ in store.scan(layout.LAPSED)]
+        self._store, self._retention = store, retention
+        stopped = store.get(layout.STOPPED)
+        stopped_us = -1 if stopped is None else int.from_bytes(stopped, "big")
+        self._positions = Positions(partition, known, sessions, lapsed, stopped_us)
+        self._tombstones = Tombstones(store, retention.retired_max)
+        self._passed: set[str] = set()  # their last batch skipped the partition; the stored output is of the one before
+
+    def last(self, source: str) -> int | None:
+        """Returns the last batch of ``source`` that the partition contains; None: it contains none."""
+        return self._positions.last(source)
+
+    def reached(self, source: str) -> layout.Position | None:
+        """Returns the position of the source's last batch here; None: nothing is known of it."""
+        return self._positions.reached_by(source)
+
+    def contained(self, source: str) -> layout.Position | None:
+        """Returns the same as :meth:`reached`; None also where the next batch must change more than the position, as
+        for a source that was retired.
+        """
+        return None if self._positions.is_recalled(source) else self._positions.reached_by(source)
+
+    def adopt(self, held: Mapping[str, layout.Position]) -> None:
+        """Takes over positions that were held for the partition. They are written with its next commit."""
+        for source, position in held.items():
+            self._positions.reached(source, position)
+        self._passed.update(held)
+
+    def overlaid(self, held: Mapping[str, layout.Position]) -> dict[str, layout.Position]:
+        """See :meth:`~stateflow.partition.positions.Positions.overlaid`."""
+        return self._positions.overlaid(held)
+
+    def _recall(self, source: str) -> bool:
+        """Tells whether the source is known, perhaps by its tombstone, which takes it back."""
+        if self._positions.knows(source):
+            return True
+        retired = self._tombstones.of(source)
+        if retired is not None:
+            self._positions.recall(source, retired)
+        return retired is not None
+
+    # -- a batch ------------------------------------------------------------------------------------------
+
+    def check(self, batch: Batch, after: int | None) -> None:
+        """Checks that the client may send the batch. Raises SourceTaken, SourceRetired, PositionGap."""
+        if not self._recall(batch.source) and self._tombstones.forgotten_us is not None:
+            self._positions.refuse_forgotten(batch, after, self._tombstones.forgotten_us)
+        if batch.session is not None:
+            self._positions.check_client(batch.source, batch.session)
+
+    def contains(self, batch: Batch) -> bool:
+        """See :meth:`~stateflow.partition.positions.Positions.contains`."""
+        return self._positions.contains(batch)
+
+    def replayed(self, batch: Batch, after: int | None, digest: int | None) -> layout.Piece | None:
+        """Returns what is stored of a batch that was applied before: its source's newest one, or any of a run of a
+        batch DataFrame. None: the batch is new.
+
+        Raises BatchChanged, SourceRetired, and what :meth:`~stateflow.partition.positions.Positions.is_replay` raises.
+        """
+        started = batch.source == INITIAL and (self._positions.others or self._tombstones.any)
+        if not self._positions.is_replay(batch, after, started):
+            return None
+        contained = self._contained(batch)
+        self._positions.check_digest(batch, contained.digest, digest)
+        return contained
+
+    def _contained(self, batch: Batch) -> layout.Piece:
+        if batch.is_piece or batch.source.startswith(layout.REAL_TIME):
+            stored = self._store.get(layout.piece_key(batch.source, batch.number))
+            if stored is not None:
+                return layout.Piece.decode(stored)
+            if not self.is_newest(batch):  # the source has gone on since it was retired
+                raise self._positions.output_is_gone(batch)
+        position = self._positions.reached_by(batch.source)
+        assert position is not None, batch
+        passed = batch.source in self._passed
+        output = b"" if passed else self._store.get(layout.OUTPUT + batch.source.encode()) or b""
+        return layout.Piece(position.rows, position.digest, len(output), output)
+
+    def is_newest(self, batch: Batch) -> bool:
+        """Tells whether the batch is its source's newest one that is contained."""
+        return batch.number == self._positions.last(batch.source)
+
+    def takes_rows_later(self, batch: Batch) -> bool:
+        """Tells whether a batch that is contained, and brought no rows, may bring them yet.
+
+        In a run of a batch DataFrame it may not: what a task has of the run is all of it.
+        """
+        return self.is_newest(batch) and not batch.is_piece
+
+    def check_rows(self, batch: Batch, then: int, now: int) -> None:
+        """Checks the number of rows of a replay: ``now`` rows, ``then`` when it was applied. Raises BatchChanged."""
+        self._positions.check_rows(batch, then, now)
+
+    def silent(self, now_us: int, serving: str) -> dict[str, layout.Position]:
+        """See :meth:`~stateflow.partition.positions.Positions.silent`."""
+        return self._positions.silent(now_us, self._retention.watermark_idle_us, serving)
+
+    def watermark_us(self, batch: Batch, silent: Mapping[str, layout.Position]) -> int | None:
+        """Returns the minimum over the sources with a watermark that are not silent, with this batch's; None: none."""
+        return self._positions.watermark_us(batch, silent)
+
+    def behind(self, batch: Batch, rows: int, now_us: int, digest: int | None) -> layout.Position:
+        """Returns the source's position after the batch is applied."""
+        return self._positions.behind(batch, rows, now_us, digest)
+
+    def advance(
+        self,
+        source: str,
+        position: layout.Position,
+        output: bytes,
+        silent: Mapping[str, layout.Position],
+        mutations: Mutations,
+    ) -> Advance:
+        """Adds to ``mutations`` what a batch changes of its source, and of sources that are silent or to be retired."""
+        positions, name = self._positions, source.encode()
+        if positions.is_recalled(source):
+            mutations.deletes.append(layout.RETIRED + name)
+            if (session := positions.session(source)) is not None:
+                mutations.puts.append((layout.SESSION + name, session.encode()))
+        mutations.puts += [(layout.POSITION + name, position.encode()), *self._stored(source, position, output)]
+        if retired := positions.idle(position.at_us, self._retention, source):
+            self._tombstones.bury(retired, mutations)
+        if silent:
+            # written with the watermark that comes of it: a copy that has the batch keeps to that decision
+            silent = {each: without for each, without in silent.items() if each not in retired}
+            mutations.puts += [(layout.POSITION + each.encode(), without.encode()) for each, without in silent.items()]
+        return Advance(source, position, silent, retired)
+
+    def _stored(self, source: str, position: layout.Position, output: bytes) -> list[tuple[bytes, bytes]]:
+        """Returns what to store of a batch's output.
+
+        Of a run of a batch DataFrame every output is kept: another evaluation wants them all. Of a query in real-time
+        mode those are kept that its client has not settled: Spark may run an epoch again, and end it elsewhere.
+        """
+        if source.startswith(layout.REAL_TIME):
+            piece = layout.Piece(position.rows, position.digest, len(output), output)
+            return [(layout.piece_key(source, position.batch), piece.encode())] if output else []
+        if position.client or not source.startswith(layout.BATCH_RUN):
+            return [(layout.OUTPUT + source.encode(), output)]
+        before = self._store.get(layout.piece_key(source, position.batch - 1)) if position.batch else None
+        bytes_before = 0 if before is None else layout.Piece.decode(before).bytes_up_to
+        piece = layout.Piece(position.rows, position.digest, bytes_before + len(output), output)
+        return [(layout.piece_key(source, position.batch), piece.encode())]
+
+    def committed(self, advance: Advance) -> None:
+        self._passed.discard(advance.source)
+        self._positions.reached(advance.source, advance.position)
+        self._positions.silenced(advance.silent)
+        self._positions.retired(advance.retired)
+
+    # -- a client, or none any more -----------------------------------------------------------------------
+
+    def open(self, source: str, session: layout.Session, settled: int | None) -> Mutations | None:
+        """Returns the mutations that refuse older clients of a source from now on; None: they are refused already.
+
+        Raises SourceTaken when this client is older itself, and SourceRetired for a source without outputs where the
+        client may want any.
+
+        Args:
+            settled: outputs of batches up to this one are not wanted any more; None: the client wants none removed.
+        """
+        self._recall(source)
+        if settled is not None and self._positions.is_recalled(source):
+            last = self._positions.last(source)
+            if last is not None and last > settled:
+                raise self._positions.output_is_gone(Batch(source, last))
+        if not self._positions.is_newer(source, session):
+            return None
+        put = layout.SESSION + source.encode(), session.encode()
+        if self._positions.is_recalled(source):  # it stays retired until it sends
+            tombstone = replace(self._positions.tombstone(source), session=session)
+            put = layout.RETIRED + source.encode(), tombstone.encode()
+        mutations = Mutations(puts=[put], deletes=[layout.LAPSED + source.encode()])
+        if settled is not None and settled >= 0:
+            mutations.clears.append((layout.piece_key(source, 0), layout.piece_key(source, settled + 1)))
+        return mutations
+
+    def opened(self, source: str, session: layout.Session) -> None:
+        self._positions.taken(source, session)
+
+    def retire(self, source: str) -> tuple[int, Mutations] | None:
+        """Returns (the source's last batch, mutations that leave only its tombstone); None: nothing is known of it."""
+        if not self._positions.knows(source) or self._positions.is_recalled(source) or source == INITIAL:
+            return None
+        mutations, tombstone = Mutations(), self._positions.tombstone(source)
+        self._tombstones.bury({source: tombstone}, mutations)
+        return tombstone.batch, mutations
+
+    def retired(self, source: str) -> None:
+        self._positions.retired([source])
+
+    def without_output(self, source: str, batch: int) -> tuple[int, Mutations]:
+        """Returns (bytes of the output that is kept of one batch, mutations that remove it); (0, none) where the batch
+        is not here, or its output is not. The batch stays contained, and is answered with no rows.
+        """
+        mutations, key = Mutations(), layout.piece_key(source, batch)
+        stored = self._store.get(key)
+        if stored is not None:
+            piece = layout.Piece.decode(stored)
+            if piece.output:
+                mutations.puts.append((key, replace(piece, output=b"").encode()))
+            return len(piece.output), mutations
+        key = layout.OUTPUT + source.encode()
+        if source in self._passed or self._positions.last(source) != batch or not (output := self._store.get(key)):
+            return 0, mutations
+        mutations.puts.append((key, b""))
+        return len(output), mutations

@@ -1,0 +1,293 @@
+"""Takeover: owning a partition without its old owner's consent: the owner's lease has lapsed, or its data is lost.
+
+Lease: without one from the controller a replica does not serve. The controller answers a heartbeat with a duration. The
+replica counts it on its own monotonic clock from when it *sent* that heartbeat, the controller from when it received
+the heartbeat, which is later. If the clocks drift apart by less than the controller's margin, a replica knows that its
+lease has lapsed before the controller acts on it (Gray and Cheriton, "Leases", SOSP 1989). A process that was stopped
+finds its lease lapsed when it continues, as the monotonic clock went on. An operator with manual failover needs no
+lease while no controller answers: no other replica gets its partitions then.
+
+Takeover: the controller chooses one of three ways: to serve the copy a standby kept, to serve what was sealed here for
+a move that can never end, or to restore the newest checkpoint. Each is done once, however often it is asked for: an
+ownership at the granted epoch is the answer. The new owner makes its ownership durable before it serves; right before
+that it checks again, with the partition locked, that the controller cannot have given the takeover up.
+
+The old owner, if it comes back, learns that it was superseded: its copy is only a warm base from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stateflow.changes import Mutations
+from stateflow.checkpoint import CheckpointStore, Manifest
+from stateflow.clock import Clock
+from stateflow.errors import CheckpointCorrupt, LeaseLost, MoveUnknown, StaleEpoch, StateDamaged, StateMissing
+from stateflow.partition import layout
+from stateflow.partition.commits import read_sequence
+from stateflow.partition.control import NOBODY, Authority, Command, Origin, TakenOver
+from stateflow.partition.lifecycle import SERVED, State
+from stateflow.partition.local_partition import Incoming, Slot
+from stateflow.partition.registry import PART, PartitionRegistry
+from stateflow.storage import PartitionStore
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Lease:
+    """Lease up to ``until``, monotonic seconds. Sans-io. Default: never expires (replicas without a controller).
+
+    ``alone``: operators that the replica serves without a lease while it is ``cut_off``: it has asked every controller
+    since the last answer or since its start, and none answered."""
+
+    until: float = math.inf
+    alone: frozenset[str] = frozenset()
+    cut_off: bool = False
+
+    @classmethod
+    def none(cls) -> Lease:
+        """Makes a lease that does not hold before the controller grants it."""
+        return cls(-math.inf)
+
+    def granted(self, sent_at: float, duration_s: float) -> None:
+        """Extends the lease by the answer to a heartbeat sent at ``sent_at``. Answers may arrive out of order."""
+        self.until = max(self.until, sent_at + duration_s)
+        self.cut_off = False
+
+    def revoke(self) -> None:
+        """Ends the lease, as the controller does not know this process any more."""
+        self.until = -math.inf
+        self.cut_off = False
+
+    def unanswered(self) -> None:
+        """Marks the replica as cut off: no controller has answered."""
+        self.cut_off = True
+
+    def holds(self, now: float, operator: str = "") -> bool:
+        return now < self.until or (self.cut_off and operator in self.alone)
+
+    def serves_some(self, now: float) -> bool:
+        return now < self.until or (self.cut_off and bool(self.alone))
+
+    def check(self, now: float, operator: str = "") -> None:
+        """Checks that the operator may be served. Called before a batch is applied, and again before the batch is
+        acknowledged. Raises LeaseLost."""
+        if not self.holds(now, operator):
+            raise LeaseLost(
+                "this replica's lease has lapsed: its partitions may have other owners",
+                remedy="refresh the assignment; the replica serves again once it reaches the controller",
+            )
+
+
+class Successor:
+    """Takes partitions over. Called from several threads."""
+
+    def __init__(self, registry: PartitionRegistry, lease: Lease, authority: Authority, clock: Clock) -> None:
+        self._registry, self._lease, self._authority, self._clock = registry, lease, authority, clock
+
+    def _check_asked(self, command: Command) -> None:
+        """Checks that the controller cannot have given this takeover up. Raises LeaseLost, StaleTerm."""
+        self._lease.check(self._clock.monotonic())
+        self._authority.check(command)
+
+    def from_standby(
+        self, partition: PartitionId, move_id: str, epoch: int, standby_move: str, command: Command = NOBODY
+    ) -> TakenOver:
+        """Serves the copy that follows for ``standby_move``. Raises MoveUnknown, MoveAborted, StaleEpoch, LeaseLost."""
+        slot = self._registry.slot(partition)
+        with slot.work:
+            if not self._owns(slot, epoch):
+                incoming = slot.incoming
+                if incoming is None or incoming.move_id not in (standby_move, move_id) or incoming.store is None:
+                    raise MoveUnknown(
+                        "this replica has no copy of that standby", remedy="restore a checkpoint", move=standby_move
+                    )
+                self._own(slot, move_id, epoch, incoming.store, incoming.directory, command, incoming)
+            return self._view(slot, epoch)
+
+    def from_local(self, partition: PartitionId, move_id: str, epoch: int, command: Command = NOBODY) -> TakenOver:
+        """Serves again what was sealed here. Raises StateMissing, StaleEpoch, LeaseLost."""
+        slot = self._registry.slot(partition)
+        with slot.work:
+            if not self._owns(slot, epoch):
+                try:
+                    store = self._registry.store(slot)
+                except StateDamaged as error:  # else the controller would ask for it again and again
+                    self._registry.lose(slot, error)
+                    raise
+                assert slot.directory is not None
+                self._check_asked(command)
+                with slot.mutex:
+                    if epoch <= slot.lifecycle.epoch:  # before anything changes: what is sealed must stay so
+                        raise StaleEpoch(
+                            f"epoch {epoch} is not newer than {slot.lifecycle.epoch}",
+                            remedy="check the status and plan again",
+                            partition=partition,
+                        )
+                    sealed = replace(slot.lifecycle)
+                    slot.lifecycle.prepare(move_id, slot.lifecycle.epoch)
+                try:
+                    self._own(slot, move_id, epoch, store, slot.directory, command)
+                except BaseException:  # such as a full disk: it is sealed as before, and may be asked for again
+                    with slot.mutex:
+                        if slot.lifecycle.state is State.WARMING:
+                            slot.lifecycle.seal_again(sealed)
+                    self._registry.close_store(slot)
+                    raise
+            return self._view(slot, epoch)
+
+    def from_checkpoint(
+        self,
+        spec: OperatorSpec,
+        partition: PartitionId,
+        move_id: str,
+        epoch: int,
+        checkpoints: CheckpointStore,
+        command: Command = NOBODY,
+        oldest_epoch: int = 1,
+    ) -> TakenOver:
+        """Restores the newest readable checkpoint, and publishes it under the new epoch before it is served: an old
+        owner that comes back can then checkpoint no more.
+
+        Args:
+            oldest_epoch: checkpoints of older epochs are of a former deployment of the same name.
+
+        Raises StateMissing when there is none, CheckpointStoreMissing when there is no store, StaleEpoch when a newer
+        owner has checkpointed already, LeaseLost.
+        """
+        slot = self._registry.slot(partition)
+        with self._registry.making(spec), slot.work:
+            if self._owns(slot, epoch):
+                return self._view(slot, epoch)
+            self._check_asked(command)
+            self._registry.expect(1)
+            with slot.mutex:
+                slot.lifecycle.prepare(move_id, slot.lifecycle.epoch)
+            try:
+                slot.snapshots += 1
+                part = slot.home / f"{move_id}-{slot.snapshots}{PART}"
+                manifest = self._restore(partition, (oldest_epoch, epoch), checkpoints, part)
+                self._registry.mark_incoming(part)
+                self._registry.environment.sync([*part.iterdir(), part])
+                directory = part.rename(part.with_name(part.name.removesuffix(PART)))
+                self._registry.environment.sync([slot.home, slot.home.parent])
+                self._check_asked(command)  # that may have taken minutes
+                if slot.store is not None:
+                    slot.store.close()
+                    slot.store = None
+                restored = self._registry.environment.open(directory)
+                try:
+                    self._own(slot, move_id, epoch, restored, directory, command)
+                except BaseException:
+                    if slot.store is not restored:
+                        restored.close()
+                        self._registry.remove(directory)
+                    raise
+            except BaseException:
+                with slot.mutex:
+                    slot.lifecycle.abandon(move_id)
+                raise
+            return self._view(slot, epoch, manifest)
+
+    def _restore(
+        self, partition: PartitionId, epochs: tuple[int, int], checkpoints: CheckpointStore, directory: Path
+    ) -> Manifest:
+        oldest, epoch = epochs
+        for manifest in checkpoints.newest(partition):
+            if manifest.epoch < oldest:
+                break
+            if manifest.epoch > epoch:
+                raise StaleEpoch(
+                    f"a checkpoint has epoch {manifest.epoch}, but epoch {epoch} was granted",
+                    remedy="check the status and plan again",
+                    partition=partition,
+                )
+            self._registry.environment.remove_tree(directory)
+            try:
+                checkpoints.restore(manifest, directory, durable=True)
+            except CheckpointCorrupt as error:
+                if not checkpoints.has(manifest):  # garbage-collected, since a newer one was published
+                    return self._restore(partition, epochs, checkpoints, directory)
+                log.error("checkpoint skipped, trying an older one: %s", error)
+                continue
+            if manifest.epoch < epoch:
+                with checkpoints.adopt(manifest, directory) as adoption:
+                    adoption.publish(epoch, self._registry.info.name)
+            return manifest
+        raise StateMissing(
+            "the partition has no checkpoint to restore from",
+            remedy="restart its owner with its data directory",
+            partition=partition,
+        )
+
+    @staticmethod
+    def _owns(slot: Slot, epoch: int) -> bool:
+        return slot.lifecycle.state in SERVED and slot.lifecycle.epoch == epoch
+
+    def _own(
+        self,
+        slot: Slot,
+        move_id: str,
+        epoch: int,
+        store: PartitionStore,
+        directory: Path,
+        command: Command,
+        standby: Incoming | None = None,
+    ) -> None:
+        """Makes the ownership durable, then serves.
+
+        Checks the command again: since the last check this replica may have registered without the partition, and the
+        controller may have given this takeover up.
+        """
+        ownership = layout.Ownership(self._registry.info.name, State.OWNED, epoch, move_id)
+        with slot.mutex:
+            self._check_asked(command)
+            self._registry.check_deployed(slot.id, epoch)
+            if standby is not None:
+                slot.lifecycle.adopt(standby.move_id, move_id)
+                standby.move_id = move_id  # its transfer applies nothing more
+            slot.lifecycle.check_own(move_id, epoch)
+            puts = [(layout.OWNERSHIP, ownership.encode()), *layout.lapsing(store)]
+            store.apply(Mutations(puts=puts), sync=True)
+            slot.lifecycle.own(move_id, epoch)
+            old, slot.incoming = slot.replace(directory, store), None
+        self._registry.unmark_incoming(directory)
+        if old is not None:
+            self._registry.remove(old)
+        self._registry.on_change(slot.id)
+
+    def _view(self, slot: Slot, epoch: int, manifest: Manifest | None = None) -> TakenOver:
+        store = self._registry.store(slot)
+        origin = None if manifest is None else Origin(manifest.epoch, manifest.sequence, manifest.created_us)
+        return TakenOver(epoch, read_sequence(store), layout.positions(store), origin)
+
+    # -- the old owner ------------------------------------------------------------------------------------
+
+    def supersede(self, partition: PartitionId, epoch: int, owner: ReplicaInfo, burnt: int = 0) -> bool:
+        """Notes that the partition is ``owner``'s at ``epoch``: what is here is only a warm base.
+
+        Durable when this returns. False: nothing of it was here, or it is newer.
+        """
+        slot = self._registry.slot(partition)
+        with self._registry.reopening(slot), slot.work, slot.mutex:
+            if not replace(slot.lifecycle).supersede(epoch, owner, burnt):
+                return False
+            ownership = layout.Ownership(
+                self._registry.info.name, State.SEALED, epoch, "", owner.name, owner.site, owner.address
+            )
+            self._registry.settle(slot)
+            self._registry.store(slot).apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+            slot.lifecycle.supersede(epoch, owner, burnt)
+            if slot.host is not None:
+                slot.host.let_go(self._registry.environment.aside)
+            slot.host = slot.kept = slot.since = None
+            for follower in list(slot.logs):
+                self._registry.drop_log(slot, follower)
+            self._registry.commits.left(partition)
+        self._registry.on_change(partition)
+        return True

@@ -1,0 +1,397 @@
+"""Moving in: a copy is built beside the stream, proved at the seal, and then owned."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from stateflow.changes import ChangeSet, Mutations, chain
+from stateflow.errors import DigestMismatch, DiskFull, MoveUnknown, StateMissing, TransferCorrupt
+from stateflow.partition import layout
+from stateflow.partition.change_feed import (
+    CHANGES,
+    BaseFile,
+    ChangeLog,
+    Kept,
+    Seal,
+    SnapshotInfo,
+    base_digest,
+    cutover_digest,
+    kept_digest,
+)
+from stateflow.partition.commits import read_sequence
+from stateflow.partition.lifecycle import State
+from stateflow.partition.local_partition import Incoming, Since, Slot
+from stateflow.partition.registry import PART, RECEIVED, STORED, PartitionRegistry
+from stateflow.storage import PartitionStore
+from stateflow.types import OperatorSpec, PartitionId
+
+#: smaller files are sent again rather than kept, bytes
+KEPT_BYTES_MIN = 4096
+EVIDENCE_KEPT = 3
+
+
+class Receiver:
+    """The target's side of moves. Called from several threads."""
+
+    def __init__(self, registry: PartitionRegistry) -> None:
+        self._registry = registry
+
+    def prepare(
+        self, spec: OperatorSpec, partition: PartitionId, move_id: str, source_epoch: int, newest_epoch: int = 0
+    ) -> Kept | None:
+        """Makes this replica the target of a move. A second call for the same move starts its transfer again. Returns
+        what an earlier stay of the partition left here, sealed; None: nothing.
+        """
+        slot = self._registry.slot(partition)
+        with self._registry.making(spec), slot.work, slot.mutex:
+            self._registry.check_deployed(partition, max(source_epoch, newest_epoch))
+            if slot.incoming is None:
+                self._registry.expect(1)
+            replace(slot.lifecycle).prepare(move_id, source_epoch, newest_epoch)  # raises before anything is changed
+            slot.snapshots += 1
+            directory = slot.home / f"{move_id}-{slot.snapshots}{PART}"
+            self._registry.environment.remove_tree(directory)
+            directory.mkdir(parents=True)  # the disk may refuse: nothing has changed then
+            former, slot.incoming = slot.incoming, Incoming(move_id, directory)
+            slot.lifecycle.prepare(move_id, source_epoch, newest_epoch)
+            if former is not None:
+                self._registry.discard(former)
+            if slot.store is not None:  # the copy from before a move away: from now on only files
+                slot.store.close()
+                slot.store = None
+        self._registry.on_change(partition)
+        return slot.kept
+
+    def lost(self, partition: PartitionId, move_id: str) -> StateMissing | None:
+        """Returns an error when what this move brought here was owned, and was quarantined since; None otherwise.
+
+        It may have taken batches by then. What the source sealed is therefore not the whole state any more, and the
+        move cannot begin anew: it has ended.
+        """
+        home = self._registry.slot(partition).home
+        for copy in self._registry.evidence.of_move(move_id, partition.operator, home.name):
+            if not self._registry.is_incoming(copy):
+                return StateMissing(
+                    "the move's target owned the partition and lost it to damage",
+                    remedy="repair the quarantined copy, put it back and restart the replica; or restore a checkpoint",
+                    partition=partition,
+                    replica=self._registry.info.name,
+                    evidence=copy,
+                )
+        return None
+
+    def warm_base(self, partition: PartitionId) -> dict[str, Path]:
+        """Returns digest → file of what an earlier stay of this partition, or an interrupted transfer, left here."""
+        slot = self._registry.slot(partition)
+        found = {self._registry.digests.of(path): path for path in self._received(slot) if path.suffix != PART}
+        if slot.directory is not None and slot.directory.is_dir():
+            found |= {file.digest: slot.directory / file.name for file in self._registry.digests.files(slot.directory)}
+        return found
+
+    def begun(self, partition: PartitionId) -> dict[str, int]:
+        """Returns digest → bytes of the files that an interrupted transfer has begun here."""
+        parts = (path for path in self._received(self._registry.slot(partition)) if path.suffix == PART)
+        return {path.stem: path.stat().st_size for path in parts}
+
+    @staticmethod
+    def _received(slot: Slot) -> list[Path]:
+        received = slot.home / RECEIVED
+        return [path for path in received.iterdir() if path.is_file()] if received.is_dir() else []
+
+    def forget_received(self, partition: PartitionId, digests: Collection[str]) -> None:
+        """Removes what interrupted transfers left here, except files with these digests."""
+        slot = self._registry.slot(partition)
+        for path in self._received(slot):
+            if path.stem not in digests:
+                path.unlink()
+        for scratch in (slot.home / RECEIVED).glob(f"*{STORED}"):
+            self._registry.environment.remove_tree(scratch)
+
+    def arriving(self, partition: PartitionId, move_id: str, file: BaseFile) -> Path:
+        """Returns where a base file is built from what arrives. The path may hold the file's beginning, from this
+        attempt or an earlier one; only :meth:`keep_received` proves that it does.
+        """
+        if file.size < KEPT_BYTES_MIN:
+            return self.incoming_directory(partition, move_id) / file.name
+        received = self._registry.slot(partition).home / RECEIVED
+        received.mkdir(exist_ok=True)
+        return received / (file.digest + PART)
+
+    def keep_received(self, partition: PartitionId, move_id: str, file: BaseFile) -> None:
+        """Proves a base file that has arrived, and makes it part of the copy. The file stays for the next attempt,
+        however this one ends. Raises TransferCorrupt; what arrived is then gone.
+        """
+        if file.size < KEPT_BYTES_MIN:
+            return
+        arrived = self.arriving(partition, move_id, file)
+        if self._registry.digests.of(arrived) != file.digest:
+            arrived.unlink()
+            raise TransferCorrupt(
+                "a base file arrived damaged", remedy="the file is resent", partition=partition, file=file.name
+            )
+        kept = arrived.rename(arrived.parent / file.digest)
+        (self.incoming_directory(partition, move_id) / file.name).hardlink_to(kept)
+
+    def check_room(self, partition: PartitionId, bytes_needed: int) -> None:
+        """Checks that ``bytes_needed`` more bytes fit on the disk. Raises DiskFull when they do not."""
+        reserve = self._registry.settings.disk_reserve_bytes
+        free = self._registry.environment.free_bytes(self._registry.root)
+        if bytes_needed + reserve > free:
+            raise DiskFull(
+                f"the transfer needs {bytes_needed} bytes, {free} are free",
+                remedy="free space at the target, or move to another replica; nothing was changed",
+                replica=self._registry.info.name,
+                partition=partition,
+                reserve=reserve,
+            )
+
+    def is_under_way(self, partition: PartitionId, move_id: str) -> bool:
+        incoming = self._registry.slot(partition).incoming
+        return incoming is not None and incoming.move_id == move_id
+
+    def incoming_directory(self, partition: PartitionId, move_id: str) -> Path:
+        return self._incoming(partition, move_id).directory
+
+    def open_incoming(self, partition: PartitionId, move_id: str, base: SnapshotInfo) -> None:
+        """Proves the base, whose files are all there, and opens the copy. Raises DigestMismatch."""
+        incoming = self._incoming(partition, move_id)
+        files = self._registry.digests.files(incoming.directory)
+        self._registry.environment.sync([*(incoming.directory / file.name for file in files), incoming.directory])
+        digest = base_digest(files, base.sequence)
+        if digest != base.digest:
+            self._registry.environment.remove_tree(
+                self._registry.slot(partition).home / RECEIVED
+            )  # one of them may be wrong
+            raise DigestMismatch(
+                "the base that arrived differs from the one sent",
+                remedy="inspect the quarantined copy and start the move again; the source keeps serving",
+                partition=partition,
+                sent=base.digest,
+                arrived=digest,
+                evidence=self._keep_evidence(incoming),
+            )
+        self._open(partition, move_id, base)
+
+    def open_kept(self, partition: PartitionId, move_id: str, base: SnapshotInfo) -> int:
+        """Opens a copy of what an earlier stay left here, sealed, with the changes that arrived: together they are the
+        base. Returns the bytes that were here already.
+
+        What was left stays as it is until the move ends. Raises MoveUnknown or StateMissing when it is gone,
+        TransferCorrupt when the changes are not those that were sent.
+        """
+        slot = self._registry.slot(partition)
+        arrived = self._incoming(partition, move_id).directory
+        if kept_digest(base.kept, self._registry.digests.files(arrived), base.sequence) != base.digest:
+            raise TransferCorrupt("the changes arrived damaged", remedy="the transfer restarts", move=move_id)
+        changes = ChangeSet.decode((arrived / CHANGES).read_bytes()).mutations
+        with slot.work:
+            incoming, kept = self._incoming(partition, move_id), slot.kept
+            if slot.directory is None or kept is None:
+                raise MoveUnknown("the kept copy is gone", remedy="the transfer restarts", move=move_id)
+            self._registry.environment.remove_tree(incoming.directory)
+            self._registry.environment.copy(slot.directory, incoming.directory)
+        files = [path for path in incoming.directory.iterdir() if path.is_file()]
+        size = sum(path.stat().st_size for path in files)
+        self._registry.environment.sync([*files, incoming.directory])
+        changes.deletes.append(layout.OWNERSHIP)  # the record is of what was sealed, not of this copy
+        with slot.work:
+            store = self._open(partition, move_id, base)
+            self._check_kept(store, kept, move_id)
+            store.apply(changes, sync=True)
+        return size
+
+    @staticmethod
+    def _check_kept(store: PartitionStore, kept: Kept, move_id: str) -> None:
+        record = store.get(layout.OWNERSHIP)
+        found = layout.Ownership.decode(record) if record else None
+        if found is None or (found.state, found.move_id, found.epoch, read_sequence(store)) != (
+            State.SEALED,
+            kept.move_id,
+            kept.epoch,
+            kept.sequence,
+        ):
+            raise MoveUnknown("the kept copy is a different one", remedy="the transfer restarts", move=move_id)
+
+    def _open(self, partition: PartitionId, move_id: str, base: SnapshotInfo) -> PartitionStore:
+        with self._registry.slot(partition).work:
+            incoming = self._incoming(partition, move_id)
+            home = incoming.directory.parent
+            self._registry.mark_incoming(incoming.directory)
+            self._registry.environment.sync([incoming.directory])  # the mark survives a loss of power, too
+            incoming.directory = incoming.directory.rename(home / incoming.directory.name.removesuffix(PART))
+            self._registry.environment.sync([home, home.parent])
+            incoming.store = self._registry.environment.open(incoming.directory)
+            incoming.base = base.digest
+            incoming.sequence = base.sequence
+            return incoming.store
+
+    def apply_changes(
+        self, partition: PartitionId, move_id: str, change_sets: Iterable[bytes], *, sync: bool = False
+    ) -> int:
+        """Applies change sets in order and returns the sequence reached. Raises TransferCorrupt on a gap or bad
+        checksum.
+
+        Args:
+            sync: the change sets survive a loss of power once this returns; False: the end of this process only.
+        """
+        with self._registry.slot(partition).work:
+            incoming = self._incoming(partition, move_id)
+            assert incoming.store is not None
+            change_sets = list(change_sets)
+            for number, data in enumerate(change_sets, 1):
+                change_set = ChangeSet.decode(data)
+                named = PartitionId(change_set.operator, change_set.partition)
+                if named != partition or change_set.sequence != incoming.sequence + 1:
+                    raise TransferCorrupt(
+                        f"change set {change_set.sequence} of {named} arrived after {incoming.sequence}",
+                        remedy="the transfer restarts",
+                        partition=partition,
+                    )
+                incoming.store.apply(change_set.mutations, sync=sync and number == len(change_sets))
+                incoming.sequence = change_set.sequence
+                incoming.changes = chain(incoming.changes, data)
+            return incoming.sequence
+
+    def sync(self, partition: PartitionId, move_id: str) -> float:
+        """Forces the copy to disk while it follows, so that owning it only has to write the ownership. Returns how long
+        that took, milliseconds.
+        """
+        incoming = self._incoming(partition, move_id)
+        assert incoming.store is not None
+        return self._registry.sync(incoming.store)
+
+    def check_chain(self, partition: PartitionId, move_id: str, sequence: int, changes: bytes) -> None:
+        """Compares the copy with the source's chain, while a mismatch can still abort the move.
+
+        Raises DigestMismatch.
+        """
+        with self._registry.slot(partition).work:
+            incoming = self._incoming(partition, move_id)
+            if incoming.sequence == sequence and incoming.changes != changes:
+                raise DigestMismatch(
+                    "the copy differs from its source before the cutover",
+                    remedy="inspect the quarantined copy and start the move again; the source keeps serving",
+                    partition=partition,
+                    sequence=sequence,
+                    evidence=self._keep_evidence(incoming),
+                )
+
+    def own(self, partition: PartitionId, move_id: str, seal: Seal) -> list[Path] | None:
+        """Owns the copy, which is the commit point of a move: proves it, makes the ownership durable, serves.
+
+        Returns what is on disk beside the copy, for :meth:`tidy` once no caller waits any more. None: the copy is a
+        standby's, and the seal is for another replica or for a move that was cancelled here; the copy stays, for a
+        takeover. Raises DigestMismatch when the copy is not what the source sealed; nothing is owned then.
+        """
+        slot = self._registry.slot(partition)
+        with slot.work:
+            incoming = self._incoming(partition, move_id)
+            store = incoming.store
+            assert store is not None
+            digest = cutover_digest(incoming.base, incoming.changes)
+            if (incoming.sequence, digest) != (seal.sequence, seal.digest):
+                raise DigestMismatch(
+                    "the copy differs from what the source sealed",
+                    remedy="the transfer restarts from the sealed source",
+                    partition=partition,
+                    sealed=f"{seal.sequence}:{seal.digest}",
+                    copied=f"{incoming.sequence}:{digest}",
+                    evidence=self._keep_evidence(incoming),
+                )
+            if seal.move_id != move_id:
+                with slot.mutex:
+                    if seal.owner is not None and seal.owner.name != self._registry.info.name:
+                        incoming.seal = seal
+                        return None
+                    if seal.move_id in slot.lifecycle.cancelled:
+                        return None
+                    slot.lifecycle.adopt(move_id, seal.move_id)
+                    incoming.move_id = move_id = seal.move_id
+                self._registry.mark_owned(incoming.directory, move_id)
+            ownership = layout.Ownership(self._registry.info.name, State.OWNED, seal.epoch, move_id)
+            store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+            self._registry.unmark_incoming(incoming.directory)
+            with slot.mutex:
+                slot.lifecycle.own(move_id, seal.epoch)
+                former, slot.incoming = slot.replace(incoming.directory, store), None
+                beside = [former] if former is not None else []
+                if (received := slot.home / RECEIVED).exists():
+                    beside.append(received.rename(slot.home / f"{move_id}-{RECEIVED}{PART}"))
+                limit = self._registry.settings.return_log_bytes_max
+                slot.since = Since(
+                    Kept(move_id, seal.epoch, seal.sequence), seal.digest, ChangeLog(move_id, "", seal.sequence, limit)
+                )
+        self._registry.on_change(partition)
+        return beside
+
+    def tidy(self, partition: PartitionId, leftovers: Iterable[Path]) -> None:
+        slot = self._registry.slot(partition)
+        if slot.directory is not None:
+            with contextlib.suppress(FileNotFoundError):  # the partition has moved on
+                self._registry.environment.sync(
+                    [slot.directory]
+                )  # makes durable that the copy is not incoming any more
+        for directory in leftovers:
+            self._registry.remove(directory)
+
+    def abandon(self, partition: PartitionId, move_id: str) -> None:
+        """Gives an unfinished incoming move up. What was here before stays as a warm base, unless the copy is a
+        standby's that ends with a seal: that copy is then the base, since its owner has the changes from there on.
+        """
+        slot = self._registry.slot(partition)
+        if slot.incoming is None:  # without waiting for a running batch
+            return
+        with slot.work, slot.mutex:
+            self._abandon(slot, move_id)
+
+    def _abandon(self, slot: Slot, move_id: str) -> None:
+        if slot.incoming is not None and slot.incoming.move_id == move_id:
+            incoming, slot.incoming = slot.incoming, None
+            try:
+                if incoming.seal is not None:
+                    self._keep(slot, incoming, incoming.seal)
+            finally:
+                slot.lifecycle.abandon(move_id)  # also where keeping fails; a no-op once it is kept
+                if slot.directory != incoming.directory:
+                    self._registry.discard(incoming)
+            self._registry.on_change(slot.id)
+
+    def _keep(self, slot: Slot, incoming: Incoming, seal: Seal) -> None:
+        store, owner = incoming.store, seal.owner
+        assert store is not None
+        assert owner is not None
+        ownership = layout.Ownership(
+            self._registry.info.name, State.SEALED, seal.epoch, seal.move_id, owner.name, owner.site, owner.address
+        )
+        store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+        slot.lifecycle.keep(incoming.move_id, seal.move_id, seal.epoch, owner)
+        former = slot.replace(incoming.directory, store)
+        slot.kept = Kept(seal.move_id, seal.epoch, seal.sequence)
+        self._registry.unmark_incoming(incoming.directory)
+        if former is not None:
+            self._registry.remove(former)
+
+    def _keep_evidence(self, incoming: Incoming) -> Path:
+        """Quarantines a copy that is not what it should be, for inspection, and returns where. Only the newest are
+        kept: the copy is no replica's state, and its source serves on.
+        """
+        if incoming.store is not None:
+            incoming.store.close()
+            incoming.store = None
+        folder = self._registry.evidence.transfers
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = folder / f"{incoming.directory.parent.parent.name}-{incoming.directory.parent.name}-{incoming.move_id}"
+        self._registry.environment.remove_tree(kept)
+        incoming.directory.rename(kept)
+        for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:-EVIDENCE_KEPT]:
+            self._registry.environment.remove_tree(old)
+        return kept
+
+    def _incoming(self, partition: PartitionId, move_id: str) -> Incoming:
+        incoming = self._registry.slot(partition).incoming
+        if incoming is None or incoming.move_id != move_id:
+            raise MoveUnknown("this move is not under way here", remedy="start it again", move=move_id)
+        return incoming

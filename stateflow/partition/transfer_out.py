@@ -1,0 +1,280 @@
+"""Moving out: snapshots and change logs for a move's target, the fence and the seal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from stateflow.changes import ChangeSet, Mutations, net
+from stateflow.errors import MoveUnknown
+from stateflow.partition import layout
+from stateflow.partition.change_feed import (
+    CHANGES,
+    ChangeLog,
+    Kept,
+    Seal,
+    SnapshotInfo,
+    base_digest,
+    cutover_digest,
+    kept_digest,
+)
+from stateflow.partition.commits import read_sequence
+from stateflow.partition.control import NOBODY, Authority, Command
+from stateflow.partition.lifecycle import SERVED, FenceAnswer, State
+from stateflow.partition.local_partition import Slot
+from stateflow.partition.registry import PartitionRegistry
+from stateflow.types import PartitionId, ReplicaInfo
+
+
+class Sender:
+    """The source's side of moves. Called from several threads."""
+
+    def __init__(self, registry: PartitionRegistry, authority: Authority) -> None:
+        self._registry, self._authority = registry, authority
+
+    def snapshot(
+        self, partition: PartitionId, move_id: str, standby: bool = False, kept: Kept | None = None
+    ) -> SnapshotInfo:
+        """Takes a base for a move's target, and starts a change log from there on.
+
+        A sealed partition can only be the base for the move that it was sealed for.
+
+        Args:
+            kept: what the target has of the partition. It is the base where every change since is known here.
+        """
+        slot = self._registry.look(partition)
+        goes_back = kept is not None and slot.since is not None and slot.since.kept == kept
+        if slot.lifecycle.state is State.OWNED and slot.store is not None and not goes_back:
+            slot.store.flush()  # outside the lock: what is left to flush inside is little
+        with slot.work, slot.mutex:
+            lifecycle = slot.lifecycle
+            sealed = lifecycle.state is State.SEALED and lifecycle.move_id == move_id
+            owned = lifecycle.state is State.OWNED and move_id not in lifecycle.cancelled
+            if not (owned or sealed):
+                raise MoveUnknown(
+                    f"the partition is {lifecycle.state} here and cannot be a source of this move",
+                    remedy="plan the move again",
+                    partition=partition,
+                    move=move_id,
+                )
+            store = self._registry.store(slot)
+            if owned:
+                self._registry.settle(slot)
+            slot.snapshots += 1
+            snapshot_id = f"{partition.operator}-{partition.partition}-{move_id}-{slot.snapshots}"
+            sequence, epoch = read_sequence(store), lifecycle.epoch
+            limit = self._registry.settings.change_log_bytes_max
+            since = slot.since
+            directory = self._registry.snapshots / snapshot_id
+            if since is not None and since.kept == kept and not since.changes.overflowed:
+                known, written = since.digest, since.changes.entries()
+            else:
+                known = ""
+                store.snapshot(directory)
+            changes = ChangeLog(move_id, snapshot_id, sequence, limit, standby=standby)
+            changes.read_at = self._registry.clock.monotonic()
+            self._registry.drop_log(slot, move_id)
+            slot.logs[move_id] = changes
+        # the rest while the stream goes on
+        try:
+            if known:
+                directory.mkdir()
+                (directory / CHANGES).write_bytes(_net(partition, epoch, sequence, written).encode())
+            files = self._registry.digests.files(directory)
+        except FileNotFoundError:
+            if not changes.closed:
+                raise
+        if changes.closed:  # what it was made of is gone, except files written after that
+            self._registry.environment.remove_tree(directory)
+            raise MoveUnknown("the move was cancelled or restarted", remedy="start it again", move=move_id)
+        digest = kept_digest(known, files, sequence) if known else base_digest(files, sequence)
+        changes.base = SnapshotInfo(snapshot_id, sequence, epoch, digest, files, known)
+        with slot.mutex:
+            if slot.lifecycle.state is State.SEALED and slot.kept is not None:  # perhaps sealed meanwhile
+                self._end(slot, changes, slot.kept)
+        return changes.base
+
+    def open_file(self, snapshot_id: str, name: str) -> BinaryIO:
+        """Opens a base file for reading. Raises MoveUnknown, also where a cancelled move's files are being removed."""
+        path = self._registry.snapshots / snapshot_id / name
+        try:
+            if path.parent.parent == self._registry.snapshots:
+                return path.open("rb")
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            pass
+        raise MoveUnknown("there is no such base file", remedy="the transfer restarts", path=path)
+
+    def change_log(self, snapshot_id: str) -> ChangeLog:
+        for slot in self._registry.slots():
+            for changes in list(slot.logs.values()):
+                if changes.snapshot_id == snapshot_id:
+                    return changes
+        raise MoveUnknown("there is no such snapshot", remedy="the transfer restarts", snapshot=snapshot_id)
+
+    @contextmanager
+    def reading(self, snapshot_id: str) -> Iterator[ChangeLog]:
+        """Yields the change log of a snapshot, and keeps it while the caller reads from it. Raises MoveUnknown."""
+        changes = self.change_log(snapshot_id)
+        changes.readers += 1
+        try:
+            yield changes
+        finally:
+            changes.readers -= 1
+            changes.read_at = self._registry.clock.monotonic()
+
+    def drop_unread(self) -> None:
+        """Removes snapshots and logs that no target has read from for ``transfer_timeout_s``: the message that their
+        move is over was lost. A target that comes back after that begins with a new snapshot.
+        """
+        before = self._registry.clock.monotonic() - self._registry.settings.transfer_timeout_s
+        for slot in self._registry.slots():
+            for move_id, changes in list(slot.logs.items()):
+                if not changes.readers and changes.base is not None and changes.read_at < before:
+                    with slot.mutex:
+                        if slot.logs.get(move_id) is changes:
+                            self._registry.drop_log(slot, move_id)
+
+    def is_followed(self, partition: PartitionId, *moves: str) -> bool:
+        """Tells whether the target of one of these moves reads the change log now."""
+        logs = self._registry.look(partition).logs
+        return any(move_id in logs and logs[move_id].readers > 0 for move_id in moves)
+
+    def confirm(self, snapshot_id: str, sequence: int) -> None:
+        changes = self.change_log(snapshot_id)
+        changes.confirm(sequence)
+        for slot in self._registry.slots():
+            if changes in slot.logs.values():
+                self._registry.on_change(slot.id)
+
+    def confirmed(self, partition: PartitionId, sequence: int) -> bool:
+        """Tells whether a standby of this partition has confirmed everything up to ``sequence``."""
+        logs = list(self._registry.look(partition).logs.values())
+        return any(changes.standby and changes.confirmed >= sequence for changes in logs)
+
+    def sync(self, partition: PartitionId) -> float:
+        """Forces the partition's store to disk while it is served, so that sealing only has to write the seal. Returns
+        how long that took, milliseconds.
+        """
+        store = self._registry.look(partition).store
+        return 0.0 if store is None else self._registry.sync(store)
+
+    def fence(
+        self,
+        partition: PartitionId,
+        move_id: str,
+        epoch: int,
+        target: ReplicaInfo,
+        *,
+        cold: bool = False,
+        standby_move: str = "",
+        command: Command = NOBODY,
+    ) -> bool:
+        """Stops serving for this move, after the running batch. True: sealed; False: will be when that batch is done.
+
+        Args:
+            cold: the target copies after the seal; False: it must follow by now, for the move or as this standby.
+
+        Raises when the move cannot seal; the partition is then served as before.
+        """
+        slot = self._registry.slot(partition)
+        with self._registry.reopening(slot), slot.mutex:
+            self._authority.check(command)
+            logs = [slot.logs[each] for each in (move_id, standby_move) if each in slot.logs]
+            follows = any(changes.base is not None and not changes.overflowed for changes in logs)
+            if slot.lifecycle.state is State.OWNED and not (follows or cold):
+                raise MoveUnknown(
+                    "the target does not follow this partition", remedy="start the move again", move=move_id
+                )
+            answer = slot.lifecycle.fence(move_id, epoch, target)
+            if answer is FenceAnswer.SEAL_NOW:
+                self.seal(slot)
+            return answer is not FenceAnswer.SEAL_AFTER_BATCH
+
+    def surrender(
+        self,
+        partition: PartitionId,
+        restore_id: str,
+        epoch: int,
+        target: ReplicaInfo,
+        *,
+        command: Command = NOBODY,
+    ) -> bool:
+        """Stops serving, because the partition is restored elsewhere.
+
+        True: sealed, or not owned here now; False: will be when the running batch is done. Raises InvalidTransition
+        while a move is being fenced, StaleEpoch where it is owned at this epoch or a newer one.
+        """
+        slot = self._registry.slot(partition)
+        with self._registry.reopening(slot), slot.mutex:
+            self._authority.check(command)
+            lifecycle = slot.lifecycle
+            if lifecycle.state not in SERVED:
+                return True
+            answer = lifecycle.fence(restore_id, epoch, target)
+            if answer is FenceAnswer.SEAL_NOW:
+                self.seal(slot)
+            return answer is not FenceAnswer.SEAL_AFTER_BATCH
+
+    def seal(self, slot: Slot) -> None:
+        """Seals: first writes the seal durably, then tells followers. Callers hold ``mutex``, with no batch running."""
+        lifecycle, target = slot.lifecycle, slot.lifecycle.successor
+        assert target is not None
+        slot.sealed_at = self._registry.clock.monotonic()
+        store = self._registry.store(slot)
+        self._registry.settle(slot)
+        epoch = lifecycle.granted
+        ownership = layout.Ownership(
+            self._registry.info.name, State.SEALED, epoch, lifecycle.move_id, target.name, target.site, target.address
+        )
+        store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+        lifecycle.sealed()
+        sequence = slot.host.sequence if slot.host else read_sequence(store)
+        slot.kept = Kept(lifecycle.move_id, epoch, sequence)
+        for changes in slot.logs.values():
+            if changes.base is not None:  # else the log ends when its base is known
+                self._end(slot, changes, slot.kept)
+        if slot.host is not None:
+            slot.host.let_go(self._registry.environment.aside)
+            slot.host = None
+        self._registry.commits.left(slot.id)
+        self._registry.on_change(slot.id)
+
+    def _end(self, slot: Slot, changes: ChangeLog, kept: Kept) -> None:
+        assert changes.base is not None
+        digest = cutover_digest(changes.base.digest, changes.changes)
+        now_us = self._registry.clock.now_us()
+        changes.end(Seal(kept.move_id, kept.epoch, kept.sequence, digest, now_us, slot.lifecycle.successor))
+
+    def cancel(self, partition: PartitionId, move_id: str, owned_at: int = 0) -> bool:
+        """Forbids this move to seal. False: it has sealed already and goes forward. Raises StateMissing.
+
+        Does not wait for a running batch.
+        """
+        slot = self._registry.slot(partition)
+        with slot.mutex:
+            possible = slot.lifecycle.cancel(move_id, owned_at)
+            if possible:
+                self._registry.drop_log(slot, move_id)
+        self._registry.on_change(partition)
+        return possible
+
+    def release(self, partition: PartitionId, move_id: str) -> None:
+        """Ends a move whose target owns the partition. Nothing of the move is needed any more; its files stay as a warm
+        base for a return.
+        """
+        slot = self._registry.slot(partition)
+        if slot.lifecycle.state is State.SEALED and slot.lifecycle.move_id == move_id and slot.store is not None:
+            slot.store.flush()  # else opening it reads its write-ahead log, and holds up every thread
+        with slot.work, slot.mutex:
+            self._registry.drop_log(slot, move_id)
+            if slot.lifecycle.state is State.SEALED and slot.lifecycle.move_id == move_id:
+                slot.since = None
+                if slot.store is not None:
+                    slot.store.close()
+                    slot.store = None
+
+
+def _net(partition: PartitionId, epoch: int, sequence: int, written: list[bytes]) -> ChangeSet:
+    mutations = net(ChangeSet.decode(each).mutations for each in written)
+    return ChangeSet(partition.operator, partition.partition, epoch, sequence, "", -1, mutations)

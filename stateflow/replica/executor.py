@@ -1,0 +1,455 @@
+"""Thread in which batches are applied, the order of its jobs, and the watchdog of batches that do not come back.
+
+The batch thread (:class:`Turns`) applies batches one after the other; other jobs run between two of them. Callers take
+turns, by the time that each has had (:class:`Fair`).
+
+The watchdog (:class:`Watch`) has two duties. It tells callers, every ``BEAT_S``, that their batches are worked on. And
+no operator delays the others for longer than ``batch_timeout_s``:
+
+1. A batch that takes longer is interrupted, again and again. Usually it fails then, and the thread goes on.
+2. A batch that cannot be interrupted is taken away: it can never commit. A batch that is being committed is left to
+   finish by itself.
+3. In both cases of step 2, the thread is left behind: another one does the remaining jobs. The job's caller gets
+   :class:`LeftBehind`, and must not use what the former thread may still produce.
+4. A thread that is busy for as long without a running batch is left behind, too.
+
+Processed batches that wait to be committed together with a slow one are dropped after ``LOOK_S``, as a move may need
+their partitions. :mod:`stateflow.operator.watchdog` says how a batch is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+
+from stateflow.clock import Clock
+from stateflow.errors import Unavailable
+from stateflow.operator.watchdog import InHand, stalled_s
+from stateflow.partition.replica import ReplicaNode
+from stateflow.state import CachePool
+from stateflow.storage.faults import meaning
+from stateflow.types import PartitionId
+
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+_Job = tuple["Future[Any]", Callable[[], Any]]
+#: callers that are remembered while they have no job waiting
+REMEMBERED_MAX = 1000
+#: pause between portions of what a partition left in the cache; a portion takes about a millisecond
+FREEING_REST_S = 0.02
+#: interval of checking whether the batch thread has ended
+IDLE_LOOK_S = 0.02
+#: interval at which a caller whose batch takes long is told that it is being worked on, in seconds
+BEAT_S = 5.0
+#: interval of checking for batches that do not come back, in seconds
+LOOK_S = 1.0
+INTERRUPT_EVERY_S = 0.02
+INTERRUPTS = 50
+
+# -- Errors of recurring duties --------------------------------------------------------------------------------------
+
+
+class Troubles:
+    """The errors of one recurring duty: logged, and survived. Each kind is logged once, until a round goes well.
+
+    A duty that ended with its first error would leave a process that looks alive and no longer performs it.
+
+    Args:
+        log: logger of the duty's module.
+        what: begins each line, such as "checkpoints are not taken".
+    """
+
+    def __init__(self, log: logging.Logger, what: str) -> None:
+        self._log, self._what = log, what
+        self._said = ""
+
+    @contextmanager
+    def survived(self) -> Iterator[None]:
+        """Runs one round: any error in it is logged, and the next round may go better."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - logged
+            self.met(error)
+        else:
+            self.over()
+
+    def over(self) -> None:
+        """Notes that a round went well: the next error is logged again."""
+        self._said = ""
+
+    def is_new(self, kind: str) -> bool:
+        """Tells whether ``kind`` differs from the last one, and notes it as the last."""
+        former, self._said = self._said, kind
+        return kind != former
+
+    def met(self, error: Exception) -> None:
+        """Logs an error of the environment in one line, and a bug in stateflow with its stack."""
+        meant = meaning(error)
+        if meant is None:
+            self.unforeseen(error)
+        elif self.is_new(meant.code):
+            self._log.error("%s: %s", self._what, meant)
+
+    def unforeseen(self, error: Exception) -> None:
+        """Logs a bug in stateflow; simulations fail with it."""
+        kind = type(error).__name__
+        if self.is_new(kind):
+            self._log.error("%s: %s: %s", self._what, kind, error, exc_info=error)
+
+
+# -- One thread and its callers --------------------------------------------------------------------------------------
+
+
+class LeftBehind(Exception):
+    """The thread that ran this job does not come back; another thread does the following jobs."""
+
+
+class Fair:
+    """The order of waiting jobs, fair among callers. Not thread-safe.
+
+    Jobs of this process itself (caller None) come first, then those of the caller that has had least of the thread's
+    time (weightless start-time fair queueing: Goyal et al., SIGCOMM 1996). A caller that is new or comes back starts
+    level with those who wait, so that no caller saves up time.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, deque[_Job]] = {}
+        self._had: dict[Hashable, float] = {}  # seconds; a caller that comes back begins there
+        self._level = 0.0  # of the caller that had the last turn
+
+    def give(self, caller: Hashable, job: _Job) -> None:
+        if caller not in self._waiting:
+            self._waiting[caller] = deque()
+            self._had[caller] = max(self._had.pop(caller, 0.0), self._level)
+        self._waiting[caller].append(job)
+
+    def take(self) -> tuple[Hashable, _Job]:
+        caller = None if None in self._waiting else min(self._waiting, key=self._had.__getitem__)
+        jobs = self._waiting[caller]
+        job = jobs.popleft()
+        if not jobs:
+            del self._waiting[caller]
+        self._level = max(self._level, self._had[caller]) if caller is not None else self._level
+        return caller, job
+
+    def took(self, caller: Hashable, seconds: float) -> None:
+        self._had[caller] = self._had.get(caller, self._level) + seconds
+        while len(self._had) > REMEMBERED_MAX + len(self._waiting):
+            gone = next(each for each in self._had if each not in self._waiting)
+            del self._had[gone]
+
+    def others_wait(self, caller: Hashable) -> bool:
+        waiting = self._waiting
+        return len(waiting) > (caller in waiting)
+
+
+class Lane(Executor):
+    """An executor with one thread: jobs of one caller run in order, and callers share the thread's time equally.
+
+    :meth:`leave_behind` continues with the remaining jobs in a new thread; the former thread does nothing more when
+    it comes back. The threads do not keep the process from ending.
+    """
+
+    _max_workers = 1
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        self._name, self._clock = name, clock
+        self._given: SimpleQueue[bool] = SimpleQueue()  # true for each waiting job; false: shut down
+        self._turns = Fair()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._current: tuple[Hashable, Future[Any]] | None = None
+        self._shut = False
+        #: when the running job began, in monotonic seconds; None: idle
+        self.busy_since: float | None = None
+
+    def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        return self.submit_for(None, lambda: work(*args, **kwargs))
+
+    def submit_for(self, caller: Hashable, work: Callable[[], T]) -> Future[T]:
+        """Queues a job.
+
+        Args:
+            caller: whose turn the job takes; None: this process's own.
+        """
+        future: Future[T] = Future()
+        with self._lock:
+            if self._shut:
+                raise RuntimeError("the lane is shut down")
+            self._turns.give(caller, (future, work))
+            self._given.put(True)
+            if self._thread is None:
+                self._start()
+        return future
+
+    def others_wait(self, caller: Hashable) -> bool:
+        """Tells whether callers other than ``caller`` wait. Cheap, and callable from any thread."""
+        return self._turns.others_wait(caller)
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        while self._thread is me and self._given.get():
+            with self._lock:
+                caller, (future, work) = self._turns.take()
+            if not future.set_running_or_notify_cancel():
+                continue
+            began = self._clock.monotonic()
+            self._current, self.busy_since = (caller, future), began
+            result, error = None, None
+            try:
+                result = work()
+            except BaseException as caught:  # noqa: BLE001 - goes to the caller
+                error = caught
+            with self._lock:
+                if self._thread is not me:
+                    return  # the future has been resolved, and its caller charged
+                self._current = self.busy_since = None
+                self._turns.took(caller, self._clock.monotonic() - began)
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+            del future, work, result, error
+
+    def leave_behind(self) -> None:
+        """Ends the running job with LeftBehind for its caller; a new thread does the remaining jobs."""
+        with self._lock:
+            current, since, self._current, self.busy_since = self._current, self.busy_since, None, None
+            if current is not None and since is not None:  # the others waited for all of that time
+                self._turns.took(current[0], self._clock.monotonic() - since)
+            self._start()
+        if current is not None:
+            current[1].set_exception(LeftBehind())
+
+    @property
+    def is_over(self) -> bool:
+        """Tells, after :meth:`shutdown`, whether all jobs are done, except those that were left behind."""
+        thread = self._thread
+        return thread is None or not thread.is_alive()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Refuses new jobs; those queued until now are done."""
+        with self._lock:
+            self._shut = True
+            self._given.put(False)
+        if wait and self._thread is not None:
+            self._thread.join()
+
+
+class Place(Executor):
+    """One caller's view of a lane, as an executor. All places of one lane are equal: they are the same thread."""
+
+    _max_workers = 1
+
+    def __init__(self, lane: Lane, caller: Hashable) -> None:
+        self._lane, self._caller = lane, caller
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Place) and other._lane is self._lane
+
+    def __hash__(self) -> int:
+        return hash(self._lane)
+
+    def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        return self._lane.submit_for(self._caller, lambda: work(*args, **kwargs))
+
+
+# -- Batch thread ----------------------------------------------------------------------------------------------------
+
+
+class Turns:
+    """The batch thread's turns. ``stopping``: nothing new is begun."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._lane = Lane("batches", clock)
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self.stopping = False
+
+    async def run(self, work: Callable[..., T], *arguments: object, of: Hashable = None) -> T:
+        """Runs ``work`` in the batch thread. Raises LeftBehind when the thread does not come back.
+
+        Args:
+            of: the caller whose turn it takes; None: this process's own.
+        """
+        return await self._loop.run_in_executor(Place(self._lane, of), work, *arguments)
+
+    def others_wait(self, caller: Hashable) -> bool:
+        """Tells whether callers other than ``caller`` wait for their turns."""
+        return self._lane.others_wait(caller)
+
+    async def in_turn(self, work: Callable[..., T], *arguments: object) -> T:
+        """Runs ``work`` between two batches.
+
+        Raises Unavailable when the thread does not come back, and when the replica stops before the work begins.
+        """
+
+        def do() -> T:
+            if self.stopping:
+                raise stops()
+            return work(*arguments)
+
+        if self.stopping:
+            raise stops()
+        try:
+            return await self.run(do)
+        except LeftBehind as error:
+            raise Unavailable(
+                "the request did not finish on this replica", remedy="check the replica's log, then try again"
+            ) from error
+
+    def spare(self, work: Callable[[], object]) -> None:
+        """Runs ``work`` between two batches, without waiting for it. Does nothing when the replica stops."""
+        if not self.stopping:
+            self._lane.submit(work)
+
+    @property
+    def busy_since(self) -> float | None:
+        """Begin of the running job, in monotonic seconds; None: the thread is idle."""
+        return self._lane.busy_since
+
+    def leave_behind(self) -> None:
+        """Continues with the remaining jobs in another thread, as this one does not come back."""
+        self._lane.leave_behind()
+
+    def stop(self) -> None:
+        """Begins nothing new; the running job is finished."""
+        self.stopping = True
+        self._lane.shutdown(wait=False)
+
+    async def is_over(self, wait_s: float = 0.0) -> bool:
+        """Tells, after :meth:`stop`, whether the thread has ended within ``wait_s``.
+
+        To see no running batch is not enough: the next one may be about to begin.
+        """
+        until = self._clock.monotonic() + wait_s
+        while not self._lane.is_over and self._clock.monotonic() < until:  # noqa: ASYNC110 - a thread ends it
+            await asyncio.sleep(IDLE_LOOK_S)
+        return self._lane.is_over
+
+
+def stops(partition: PartitionId | None = None) -> Unavailable:
+    return Unavailable("the replica is stopping", remedy="try again; nothing was done", partition=partition)
+
+
+async def free_caches(cache: CachePool, turns: Turns) -> None:
+    """Frees the cache entries of partitions that have left, in portions between batches, but not while their seal is on
+    its way."""
+    with contextlib.suppress(Unavailable):  # the next partition that leaves has it continued
+        while cache.has_left:
+            await asyncio.sleep(FREEING_REST_S)
+            await turns.in_turn(cache.free_some)
+
+
+# -- Watchdog --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Caller:
+    """A caller that waits for the batch thread. ``beat``: the last sign of life, perhaps still on its way."""
+
+    tell: Callable[[], Awaitable[None]]
+    said_at: float
+    beat: asyncio.Task[None] | None = None
+
+    async def said(self) -> None:
+        """Waits until no sign of life is on its way: messages are sent one at a time."""
+        if self.beat is not None:
+            await asyncio.wait((self.beat,))
+
+
+class Watch:
+    def __init__(self, node: ReplicaNode, turns: Turns, clock: Clock) -> None:
+        self._node, self._turns, self._clock = node, turns, clock
+        self._callers: set[Caller] = set()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="watchdog")
+        self._loop = asyncio.get_running_loop()
+
+    @contextlib.contextmanager
+    def telling(self, tell: Callable[[], Awaitable[None]]) -> Iterator[Caller]:
+        """Calls ``tell`` now and then, while the batch thread has the work that the caller waits for."""
+        caller = Caller(tell, self._clock.monotonic())
+        self._callers.add(caller)
+        try:
+            yield caller
+        finally:
+            self._callers.remove(caller)
+
+    async def run(self) -> None:
+        """Checks regularly, until cancelled."""
+        limit_s, troubles = self._node.settings.batch_timeout_s, Troubles(log, "batch watchdog failed")
+        while True:
+            await asyncio.sleep(min(LOOK_S, limit_s / 4) if limit_s else LOOK_S)
+            with troubles.survived():
+                await self._look(limit_s)
+
+    async def _look(self, limit_s: float) -> None:
+        self._give_signs_of_life()
+        hands = self._node.batches.hands
+        if hands.keeps_waiting(LOOK_S):
+            await self._loop.run_in_executor(self._thread, hands.spare, LOOK_S)
+        if not limit_s:
+            return
+        if (hand := hands.overdue(limit_s)) is not None:
+            await self.end(hand)
+            return
+        now, in_hand = self._clock.monotonic(), bool(hands.in_hand())
+        if stalled_s(self._turns.busy_since, in_hand, self._node.served_at, now) > limit_s:
+            log.error("batch thread is stuck, continuing in a new thread")
+            hands.leave_behind()
+            self._turns.leave_behind()
+
+    def _give_signs_of_life(self) -> None:
+        now = self._clock.monotonic()
+        for caller in self._callers:
+            if now - caller.said_at > BEAT_S and (caller.beat is None or caller.beat.done()):
+                caller.said_at = now
+                caller.beat = self._loop.create_task(_told(caller.tell))
+
+    async def end(self, hand: InHand) -> None:
+        """Interrupts a batch, or goes on without its thread."""
+        for _ in range(INTERRUPTS):
+            hand.interrupt()
+            await asyncio.sleep(INTERRUPT_EVERY_S)
+            if hand.ended:
+                return
+        try:
+            taken = await self._loop.run_in_executor(self._thread, self._node.batches.hands.take_away, hand)
+        except Exception as error:
+            if not (taken := hand.taken):
+                raise
+            # for example the seal that waited for the batch: its caller asks again, and the thread is gone all the same
+            Troubles(log, f"{hand.partition} was taken from a stuck thread, but not completely").met(error)
+        if taken:
+            log.error("%s", self._node.batches.refusal(hand.partition))
+        elif hand.ended:
+            return
+        else:
+            log.error("write of %s is stuck, continuing in a new thread", hand.partition)
+        hand.left = True
+        self._turns.leave_behind()
+
+    async def end_all(self) -> None:
+        """Ends all running batches: the replica stops, and they take too long."""
+        for hand in self._node.batches.hands.in_hand():
+            with Troubles(log, "cannot end a running batch").survived():
+                await self.end(hand)
+
+
+async def _told(tell: Callable[[], Awaitable[None]]) -> None:
+    with contextlib.suppress(Exception):  # the caller that waits for the batch finds out
+        await tell()

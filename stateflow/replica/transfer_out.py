@@ -1,0 +1,223 @@
+"""The source's side of a copy: files of a snapshot, the changes written after it, and the fence of a move.
+
+A copy is a move's or a standby's: :class:`Feeder` serves its files and changes. :class:`Fencer` ends a move at its
+source: it cancels it, or seals the partition after its last batch here. The seal waits for a quiet disk (unless the
+fence is cold), for a quiet moment, and for the running batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+import xxhash
+
+from stateflow.clock import Clock
+from stateflow.errors import MoveUnknown
+from stateflow.partition.change_feed import ChangeLog, Reading
+from stateflow.partition.control import Cancellation, Cancelled, Fence
+from stateflow.partition.environment import DutyCycle
+from stateflow.partition.lifecycle import State
+from stateflow.partition.local_partition import QuietDisk, QuietMoment
+from stateflow.partition.replica import ReplicaNode
+from stateflow.replica.peers import Threads
+from stateflow.types import PartitionId
+
+FOLLOW_IDLE_S = 1.0
+#: bytes of a base file in one message; packing a larger one delays the batches that arrive meanwhile
+PIECE_BYTES = 1 << 18
+#: fraction of this process's time for sending base files while batches come
+SENDING_SHARE = 0.4
+
+# -- Changes of a lifecycle ------------------------------------------------------------------------------------------
+
+
+class Changed:
+    """Events with which callers wait for the next change of a partition's lifecycle.
+
+    Args:
+        then: called in the event loop after each change.
+    """
+
+    def __init__(self, node: ReplicaNode, then: Callable[[], None]) -> None:
+        self._then = then
+        self._events: WeakValueDictionary[PartitionId, asyncio.Event] = WeakValueDictionary()  # while a caller waits
+        self._loop = asyncio.get_running_loop()
+        node.on_change(self._in_thread)
+
+    def next(self, partition: PartitionId) -> asyncio.Event:
+        """Returns the event that is set at the next change. Take it before looking at the state that may change."""
+        return self._events.setdefault(partition, asyncio.Event())
+
+    def _in_thread(self, partition: PartitionId) -> None:
+        self._loop.call_soon_threadsafe(self._wake, partition)
+
+    def _wake(self, partition: PartitionId) -> None:
+        event = self._events.pop(partition, None)
+        if event is not None:
+            event.set()
+        self._then()
+
+
+# -- Files and changes -----------------------------------------------------------------------------------------------
+
+
+class Feeder:
+    def __init__(self, node: ReplicaNode, clock: Clock, threads: Threads) -> None:
+        self._node, self._clock, self._threads = node, clock, threads
+        self._share = DutyCycle(SENDING_SHARE)
+        self._loop = asyncio.get_running_loop()
+
+    async def file(self, snapshot_id: str, name: str, offset: int) -> AsyncIterator[tuple[bytes, int]]:
+        """Yields (piece, checksum) of a base file, from ``offset`` on. Raises MoveUnknown."""
+        with self._node.sender.reading(snapshot_id):
+            size = min(PIECE_BYTES, self._node.settings.chunk_bytes)
+            with self._node.sender.open_file(snapshot_id, name) as file:
+                file.seek(offset)
+                while True:
+                    began = self._clock.monotonic()
+                    data, checksum = await self._threads.in_files(_chunk, file, size)
+                    if not data:
+                        return
+                    yield data, checksum
+                    now = self._clock.monotonic()
+                    wait = self._share.wait_s(now, now - began, self._node.served_at)
+                    if wait:
+                        await asyncio.sleep(wait)
+
+    async def changes(self, snapshot_id: str, after: int) -> AsyncIterator[Reading]:
+        """Yields the changes after change set ``after``, up to the seal.
+
+        While there are none, an empty reading comes every ``FOLLOW_IDLE_S``, so that a silent stream is a broken one.
+        Raises MoveUnknown.
+        """
+        with self._node.sender.reading(snapshot_id) as changes:
+            more = asyncio.Event()
+
+            def wake() -> None:
+                self._loop.call_soon_threadsafe(more.set)
+
+            changes.wake = wake
+            said = False
+            changes.confirm(after)
+            while True:
+                more.clear()
+                _check_log(changes)
+                reading = changes.read(after, self._node.settings.chunk_bytes)
+                after += len(reading.change_sets)
+                if reading.change_sets or reading.seal or not said:
+                    yield reading
+                    said = True
+                if reading.seal is not None:
+                    return
+                if not reading.lag_bytes:
+                    try:
+                        await asyncio.wait_for(more.wait(), FOLLOW_IDLE_S)
+                    except TimeoutError:
+                        said = False
+
+
+def _chunk(file: Any, size: int) -> tuple[bytes, int]:
+    data = file.read(size)
+    return data, xxhash.xxh64_intdigest(data)
+
+
+def _check_log(changes: ChangeLog) -> None:
+    if changes.closed:
+        raise MoveUnknown("the move was cancelled or restarted", remedy="start it again", move=changes.move_id)
+    if changes.overflowed:
+        raise MoveUnknown(
+            "changes arrived faster than the target fetched them",
+            remedy="raise STATEFLOW_REPLICA_CHANGE_LOG_BYTES_MAX",
+            move=changes.move_id,
+        )
+
+
+# -- Fence and cancellation ------------------------------------------------------------------------------------------
+
+
+class Fencer:
+    def __init__(self, node: ReplicaNode, clock: Clock, threads: Threads, changed: Changed) -> None:
+        self._node, self._clock, self._threads, self._changed = node, clock, threads, changed
+
+    async def fence(self, fence: Fence) -> float:
+        """Seals the partition, and returns how long it waited for a quiet moment and the running batch, in ms.
+
+        Rows were processed during that time. Raises BudgetUnreachable, MoveUnknown, and the errors that refuse the
+        seal.
+        """
+        partition = fence.partition
+        started = self._clock.monotonic()
+        if not fence.cold:
+            await self._quiet_disk(fence)
+        await self._quiet_moment(fence)
+        event = self._changed.next(partition)
+        sealed = await self._threads.in_quick(self._fence, fence)
+        while not sealed:  # the running batch is being finished
+            await event.wait()
+            event = self._changed.next(partition)
+            lifecycle = self._node.lifecycle(partition)
+            sealed = lifecycle.state is State.SEALED
+            if not sealed and lifecycle.state is not State.FENCING:
+                raise MoveUnknown("the fence was cancelled", remedy="nothing to do", move=fence.move_id)
+        # until the seal itself began: this task may wake long after the target began to serve
+        return max(0.0, self._node.sealed_at(partition) - started) * 1e3
+
+    def _fence(self, fence: Fence) -> bool:
+        sender, serves = self._node.sender, self._node.lifecycle(fence.partition).state is State.OWNED
+        followed = sender.is_followed(fence.partition, fence.move_id, fence.standby_move)
+        if serves and not fence.cold and not followed:
+            raise MoveUnknown(
+                "the target does not follow this partition", remedy="start the move again", move=fence.move_id
+            )
+        return sender.fence(
+            fence.partition,
+            fence.move_id,
+            fence.epoch,
+            fence.target,
+            cold=fence.cold,
+            standby_move=fence.standby_move,
+            command=fence.command,
+        )
+
+    async def _quiet_disk(self, fence: Fence) -> None:
+        """Waits for a quiet disk before fencing. Raises BudgetUnreachable."""
+        quiet = QuietDisk(fence.partition, self._clock.monotonic(), fence.pause_ms, fence.max_pause_ms)
+        while self._node.lifecycle(fence.partition).state is State.OWNED:
+            sync_ms = await self._threads.in_quick(self._node.sender.sync, fence.partition)
+            if quiet.has_come(sync_ms, self._clock.monotonic()):
+                return
+
+    async def _quiet_moment(self, fence: Fence) -> None:
+        partition = fence.partition
+        wait_s = self._node.quiet_in(partition, fence.pause_ms / 1e3)
+        moment = QuietMoment(self._node.sequence(partition), self._clock.monotonic() + wait_s)
+        while left := moment.wait_s(self._clock.monotonic(), self._node.sequence(partition)):  # noqa: ASYNC110 - a thread's
+            await asyncio.sleep(left)
+
+    async def surrender(self, fence: Fence) -> None:
+        """Seals the partition for another replica, which has its state from elsewhere. Returns when it is sealed."""
+        event = self._changed.next(fence.partition)
+        sealed = await self._threads.in_files(self._surrender, fence)
+        while not sealed:  # the running batch is being finished
+            await event.wait()
+            event = self._changed.next(fence.partition)
+            sealed = self._node.lifecycle(fence.partition).state is not State.FENCING
+
+    def _surrender(self, fence: Fence) -> bool:
+        return self._node.sender.surrender(
+            fence.partition, fence.move_id, fence.epoch, fence.target, command=fence.command
+        )
+
+    async def cancel(self, wanted: Cancellation) -> Cancelled:
+        """Cancels a move here, as its source or its target. Raises StateMissing."""
+        lifecycle = self._node.lifecycle(wanted.partition)
+        as_target = not wanted.owned_at
+        if as_target and lifecycle.state is not State.WARMING and lifecycle.move_id == wanted.move_id:
+            return Cancelled(owned=lifecycle.state is State.OWNED, epoch=lifecycle.epoch)
+        cancelled = await self._threads.in_quick(self._node.cancel, wanted.partition, wanted.move_id, wanted.owned_at)
+        if as_target and lifecycle.state is State.OWNED and lifecycle.move_id == wanted.move_id:
+            return Cancelled(owned=True, epoch=lifecycle.epoch)  # the target owned it while the cancellation waited
+        return Cancelled(sealed=not cancelled)

@@ -1,1 +1,0 @@
-"""Runtime of operators: the classes that users write, the hosts of partitions, the replica that owns partitions."""

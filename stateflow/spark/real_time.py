@@ -1,0 +1,656 @@
+"""Operators in queries of Spark's real-time mode, which apply rows as they come within an epoch of seconds or minutes.
+
+At an epoch's end Spark records the offset that each source partition has reached. An epoch that runs again may end
+elsewhere, so rows that were applied within it may come as rows of the next one. Therefore a row is identified by its
+offset in its source partition, and its output follows the row:
+
+* A task sends the rows that have come as a batch of its own, to a sparse source for each source partition. The batch's
+  number is the offset of its last row plus one. Partitions of the state skip rows up to the number that they contain.
+* Partitions keep the outputs of each batch. When Spark gives rows again that a partition contains, the task gives a
+  batch's stored outputs once the batch's last row has come. So an output is given in every epoch in which Spark gives
+  its row, and in no other.
+* The first row of a source partition in an epoch shows how far earlier epochs have ended for good. Outputs up to there
+  are no longer wanted, and are dropped.
+* An attempt of a task is the newest client of its sources. From then on partitions refuse earlier attempts, whatever
+  they still send.
+* Outputs that come of time and of no row, such as those of timers, belong to a source of each task's own. The numbers
+  of its batches begin with the epoch's, and the kept outputs of an epoch are given again when the epoch is opened
+  again.
+
+:class:`Feed` sends the rows of one source partition to an operator's partitions, by their offsets. :class:`Visits`
+visits partitions without rows. :class:`Epoch`, one task of one epoch, decides which rows go to which source, and when
+partitions are visited. All three are sans-io, as :mod:`stateflow.client.delivery`: they yield steps.
+:class:`RealTimeTask`, the Spark task, performs the steps: it sends rows to the owners of partitions as they come, and
+returns outputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import queue
+import threading
+import uuid
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateflow.client.delivery import Deliver, Delivery, Look, Open, Step, Steps, perform
+from stateflow.client.history import History
+from stateflow.client.stream import asked_of_moving, look, open_source, outputs
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import InputIncomplete, InvalidArgument, PositionGap
+from stateflow.operator.operator import BatchOperator, Operator
+from stateflow.operator.rows import null_key
+from stateflow.partition.layout import Attempt, Position, Session
+from stateflow.partition.positions import Batch
+from stateflow.router import Router
+from stateflow.rpc.clients import ReplicaClient
+from stateflow.rpc.rows import BatchRows
+from stateflow.security.plain import use_token
+from stateflow.spark.metrics import with_report
+from stateflow.spark.task import PARTITION_COLUMN, OperatorTask, Work, ended, no_query, record_batches, span
+
+T = TypeVar("T")
+#: partition → output, see :mod:`stateflow.operator.output`
+Outputs: TypeAlias = dict[int, bytes]
+#: most visits in one epoch
+_VISITS_MAX = 1 << 20
+#: seconds after which an advanced watermark is sent, at the latest
+TELL_EVERY_S = 0.1
+#: seconds by which processing-time timers are late, at most
+LOOK_EVERY_S = 1.0
+#: longest text of a source partition in a source's name, which is limited; longer ones are hashed
+_TEXT_MAX = 128
+#: column with 1 in the copy that follows each row
+TICK_COLUMN = "__stateflow_tick"
+#: bytes of rows of one source partition that a task keeps after sending them in its epoch, for partitions that lose
+#: them
+KEPT_BYTES = 16 << 20
+#: messages that have come and were not taken; each is a row or a tick. Spark holds as many before it waits, too
+MESSAGES_MAX = 4096
+_LOOK_S = 0.1
+
+
+# -- Sources of one attempt of a task --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Step that asks for the kept outputs of batches behind ``after``: partition → (batch, output), in order."""
+
+    after: int
+
+
+FeedStep: TypeAlias = Step | Kept
+FeedSteps: TypeAlias = Generator[FeedStep, Any, T]
+
+
+class _Source:
+    """A source of one attempt of a task.
+
+    Args:
+        settled: batch up to which outputs are no longer wanted.
+        bytes_max: bytes of rows that are kept for partitions that lose them.
+    """
+
+    def __init__(
+        self, operator: str, source: str, partitions: int, session: Session, settled: int, bytes_max: int
+    ) -> None:
+        self._history = History(operator, source, partitions, bytes_max)
+        self._delivery = Delivery(self._history, session, lambda: None, settled)
+        self._settled = settled
+
+    def _open(self) -> FeedSteps[deque[tuple[int, int, bytes]]]:
+        """Opens the source. Returns (batch, partition, output) of the kept outputs, by batch."""
+        yield from self._delivery.open()
+        if self._history.incomplete:  # losses of this epoch come again; Visits detects losses of others
+            yield from self._delivery.accept_loss()
+        kept: dict[int, list[tuple[int, bytes]]] = yield Kept(self._settled)
+        return deque(sorted((batch, p, output) for p, found in kept.items() for batch, output in found))
+
+    def verify(self) -> Steps[None]:
+        """Sends again what partitions lost of what this attempt sent.
+
+        Raises PositionGap where those rows are no longer kept: another attempt sends them.
+        """
+        return self._delivery.verify()
+
+    def _sent(self, rows: BatchRows, number: int, watermark_us: int | None = None) -> Steps[Outputs]:
+        return self._delivery.deliver(rows, number, False, watermark_us, dict)
+
+
+class Feed(_Source):
+    """Rows of a source partition that one attempt of a task sends in one epoch.
+
+    Args:
+        first: offset of the first row that Spark gives in the epoch.
+    """
+
+    def __init__(
+        self, operator: str, source: str, partitions: int, session: Session, first: int, bytes_max: int
+    ) -> None:
+        super().__init__(operator, source, partitions, session, first, bytes_max)
+        self._first = self._next = first
+        self._kept: deque[tuple[int, int, bytes]] = deque()
+        self._contained = np.zeros(0, np.int64)
+        self._ahead = 0  # newest batch that any partition has from earlier attempts
+
+    def open(self) -> FeedSteps[None]:
+        """Opens the source. Raises SourceRetired."""
+        self._kept = yield from self._open()
+        self._contained = np.array(self._history.contained, np.int64)
+        self._ahead = int(self._contained.max())
+
+    def apply(
+        self, offsets: np.ndarray[Any, Any], partitions: np.ndarray[Any, Any], rows: pa.Table
+    ) -> FeedSteps[list[Outputs]]:
+        """Sends the next rows, with the offset and the partition of each.
+
+        Returns outputs in the order in which they are to be given. Raises InvalidArgument for offsets that do not rise.
+        """
+        if int(offsets[0]) < self._next or np.any(offsets[1:] <= offsets[:-1]):
+            raise InvalidArgument(
+                f"offsets of {self._history.source} do not increase: {int(offsets[0])} after {self._next - 1}",
+                remedy="name the columns of source partition and offset with position=, and put no shuffle or "
+                "union between source and operator",
+                operator=self._history.operator,
+            )
+        number = self._next = int(offsets[-1]) + 1
+        outputs: list[Outputs] = []
+        while self._kept and self._kept[0][0] <= number:
+            _, partition, output = self._kept.popleft()
+            outputs.append({partition: output})
+        if int(offsets[0]) < self._ahead:
+            fresh = offsets >= self._contained[partitions]
+            if not fresh.any():
+                return outputs
+            rows, partitions = rows.filter(pa.array(fresh)), partitions[fresh]
+        outputs.append((yield from self._sent(sorted_rows(rows, partitions), number)))
+        return outputs
+
+
+class Visits(_Source):
+    """Visits of all partitions by one task: for timers and watermarks, and to mark the end of an epoch.
+
+    A partition with an epoch's mark contains all of the epoch's rows. An older copy that replaced a newer one lacks the
+    mark.
+    """
+
+    def __init__(
+        self, operator: str, source: str, partitions: int, session: Session, epoch: int, bytes_max: int
+    ) -> None:
+        super().__init__(operator, source, partitions, session, epoch * _VISITS_MAX - 1, bytes_max)
+        self._everywhere = BatchRows.visit(range(partitions))
+        self._number, self._last = epoch * _VISITS_MAX, (epoch + 1) * _VISITS_MAX - 1
+
+    def open(self) -> FeedSteps[list[Outputs]]:
+        """Opens the source. Returns the outputs of an earlier attempt at the same epoch."""
+        kept = yield from self._open()
+        self._number = max(self._number, max(self._history.contained) + 1)
+        return [{partition: output} for _, partition, output in kept]
+
+    @property
+    def marked(self) -> int:
+        """Batch number of the mark of the epoch before; -1: none."""
+        return self._settled
+
+    @property
+    def unmarked(self) -> list[int]:
+        """Partitions without that mark."""
+        return [number for number, batch in enumerate(self._history.contained) if batch < self._settled]
+
+    def visit(self, watermark_us: int | None) -> FeedSteps[list[Outputs]]:
+        """Visits all partitions, and returns their outputs.
+
+        Does nothing once an attempt has begun to mark the epoch's end, as the mark has the epoch's last number.
+        """
+        if self._number > self._last:
+            return []
+        if self._number == self._last:
+            raise InvalidArgument(
+                f"an epoch reached the limit of {_VISITS_MAX} visits for its timers",
+                remedy="shorten epochs with trigger(realTime=)",
+            )
+        outputs = yield from self._sent(self._everywhere, self._number, watermark_us)
+        self._number += 1
+        return [outputs]
+
+    def end(self, watermark_us: int | None) -> FeedSteps[list[Outputs]]:
+        """Sends the mark to partitions that no earlier attempt has marked."""
+        left = [number for number, batch in enumerate(self._history.contained) if batch < self._last]
+        return [(yield from self._sent(BatchRows.visit(left), self._last, watermark_us))] if left else []
+
+
+def sorted_rows(rows: pa.Table, partitions: np.ndarray[Any, Any]) -> BatchRows:
+    """Groups rows by partition, in the order in which they came."""
+    order = np.argsort(partitions, kind="stable")
+    numbers = partitions[order]
+    last = np.flatnonzero(np.r_[numbers[1:] != numbers[:-1], True])
+    whole = rows.take(pa.array(order)).combine_chunks().to_batches()[0]
+    return BatchRows(rows.schema.serialize().to_pybytes(), whole, numbers[last].tolist(), (last + 1).tolist())
+
+
+# -- One task of one epoch -------------------------------------------------------------------------------------------
+
+
+class Of(NamedTuple):
+    """A step of one of the task's sources."""
+
+    source: str
+    step: FeedStep
+
+
+EpochSteps: TypeAlias = Generator[Of, Any, T]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Facts that are the same for all tasks and epochs of a query.
+
+    ``prefix``: prefix of the names of its sources. ``position``: columns of the source partition, then that of the
+    offset in it. ``watermark``: a timestamp column; None: there is no watermark. ``visits``: the operator reacts to
+    time alone. ``bytes_max``: bytes of rows of one source partition that a task keeps for partitions that lose them.
+    """
+
+    operator: str
+    prefix: str
+    partitions: int
+    key: tuple[str, ...]
+    position: tuple[str, ...]
+    watermark: str | None
+    lateness_us: int
+    visits: bool
+    bytes_max: int
+
+    def rows_of(self, name: tuple[Any, ...]) -> str:
+        """Returns the name of the source for a source partition.
+
+        Args:
+            name: the source partition's values in its columns.
+        """
+        text = "/".join(map(str, name))
+        if len(text) > _TEXT_MAX or not text.isprintable():
+            text = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return f"{self.prefix}:rows:{text}"
+
+    @property
+    def times(self) -> str:
+        """Prefix of the sources for timers and watermarks."""
+        return f"{self.prefix}:task:"
+
+
+class Epoch:
+    """State of one task in one epoch.
+
+    Args:
+        number: Spark's number of the epoch.
+        task: number of the task in its stage.
+        session: newer than that of every earlier attempt; if a partition reports that it is not, it is made newer.
+    """
+
+    def __init__(self, plan: Plan, number: int, task: int, session: Session) -> None:
+        self._plan, self._session = plan, session
+        self._feeds: dict[tuple[Any, ...], Feed] = {}
+        self._number, self._task = number, task
+        self._time_source = f"{plan.times}{task}"
+        self._visits = Visits(plan.operator, self._time_source, plan.partitions, session, number, plan.bytes_max)
+        self._promised_us: int | None = None  # by the last visit
+        self._promises = False  # whether the watermark of rows read is promised within the epoch
+        self._newest_us: int | None = None  # event time
+        self._visited_at = -math.inf
+
+    def open(self, watermarks_us: Mapping[str, int], now: float) -> EpochSteps[list[Outputs]]:
+        """Opens the epoch. Returns the outputs that came of time in an earlier attempt at it.
+
+        Raises PositionGap where rows of earlier epochs are lost.
+
+        Args:
+            watermarks_us: watermark of each source, as a partition knows them. A task that is not among them promises
+                its first watermark at the end of its epoch: partitions go by the sources that have promised one, and
+                would not wait for it.
+            now: monotonic seconds.
+        """
+        self._promised_us = watermarks_us.get(self._time_source)
+        self._promises = self._promised_us is not None
+        outputs = yield from _of(self._time_source, self._visits.open())
+        yield from self._check_lost()
+        if not self._plan.visits and self._number:
+            return outputs
+        # in the first epoch also to record that the query is in real-time mode
+        return outputs + (yield from self.visit(now))
+
+    def _check_lost(self) -> EpochSteps[None]:
+        marked, unmarked = self._visits.marked, self._visits.unmarked
+        if len(unmarked) == self._plan.partitions and self._task:  # the task may not have existed in the epoch before
+            first: Mapping[int, Position] = yield Of(f"{self._plan.times}0", Look())
+            unmarked = [number for number in unmarked if number not in first or first[number].batch < marked]
+        if unmarked:
+            raise PositionGap(
+                f"{len(unmarked)} partitions lack rows of epochs before {self._number}",
+                remedy="they are older copies, or were deployed anew: rewind the query to an epoch that they "
+                "contain (stateflow spark rewind), or start it with a new checkpointLocation",
+                operator=self._plan.operator,
+                source=self._time_source,
+                partitions=",".join(map(str, unmarked[:20])),
+            )
+
+    def rows(self, table: pa.Table) -> EpochSteps[list[Outputs]]:
+        """Sends the rows that have come, without ticks, and returns outputs."""
+        plan = self._plan
+        for column in plan.key:
+            if table[column].null_count:
+                raise null_key(column, table[column].null_count, plan.operator)
+        numbers = table[PARTITION_COLUMN].to_numpy().astype(np.int64)
+        offsets = self._offsets(table)
+        if plan.watermark is not None:
+            newest: int | None = pc.max(table[plan.watermark].cast(pa.timestamp("us", "UTC")).cast(pa.int64())).as_py()
+            if newest is not None:
+                self._newest_us = newest if self._newest_us is None else max(self._newest_us, newest)
+        rows = table.drop_columns([PARTITION_COLUMN])
+        outputs: list[Outputs] = []
+        for name, places in _by_source(table, plan.position[:-1]):
+            if places is None:
+                outputs += yield from self._fed(name, offsets, numbers, rows)
+            else:
+                outputs += yield from self._fed(name, offsets[places], numbers[places], rows.take(pa.array(places)))
+        return outputs
+
+    def _offsets(self, table: pa.Table) -> np.ndarray[Any, Any]:
+        column = self._plan.position[-1]
+        found = table[column]
+        if not pa.types.is_integer(found.type) or found.null_count:
+            raise InvalidArgument(
+                f"the column {column!r} does not hold offsets: its type is {found.type}, {found.null_count} of "
+                f"{len(found)} rows are null",
+                remedy="name the columns of source partition and offset with position=",
+                operator=self._plan.operator,
+            )
+        offsets: np.ndarray[Any, Any] = found.to_numpy().astype(np.int64)
+        return offsets
+
+    def _fed(
+        self, name: tuple[Any, ...], offsets: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any], rows: pa.Table
+    ) -> EpochSteps[list[Outputs]]:
+        plan, feed = self._plan, self._feeds.get(name)
+        source = plan.rows_of(name)
+        if feed is None:
+            feed = Feed(plan.operator, source, plan.partitions, self._session, int(offsets[0]), plan.bytes_max)
+            yield from _of(source, feed.open())
+            self._feeds[name] = feed
+        return (yield from _of(source, feed.apply(offsets, numbers, rows)))
+
+    # -- time ---------------------------------------------------------------------------------------------
+
+    def due_in(self, now: float) -> float | None:
+        """Returns the seconds until partitions are to be visited; None: never."""
+        if not self._plan.visits:
+            return None
+        every = TELL_EVERY_S if self._watermark_us != self._promised_us else LOOK_EVERY_S
+        return max(0.0, self._visited_at + every - now)
+
+    @property
+    def _watermark_us(self) -> int | None:
+        """Watermark to be promised now; None: none yet."""
+        if not self._promises or self._newest_us is None:
+            return self._promised_us
+        return _later(self._newest_us - self._plan.lateness_us, self._promised_us)
+
+    def visit(self, now: float) -> EpochSteps[list[Outputs]]:
+        """Visits all partitions, which fire their due timers."""
+        self._visited_at, watermark_us = now, self._watermark_us
+        outputs = yield from _of(self._time_source, self._visits.visit(watermark_us))
+        self._promised_us = watermark_us
+        return outputs
+
+    def end(self, watermarks_us: Mapping[str, int]) -> EpochSteps[list[Outputs]]:
+        """Ends the epoch.
+
+        Every task then promises the watermark of all tasks, as with Spark's own watermarks.
+        """
+        watermark_us = None if self._newest_us is None else self._newest_us - self._plan.lateness_us
+        for source, promised_us in watermarks_us.items():
+            if source.startswith(self._plan.times):
+                watermark_us = _later(promised_us, watermark_us)
+        yield from self._verify()
+        outputs = yield from _of(self._time_source, self._visits.end(watermark_us))
+        yield from self._verify()  # a copy that replaced another one meanwhile may have been marked
+        return outputs
+
+    def _verify(self) -> EpochSteps[None]:
+        for name, feed in self._feeds.items():
+            yield from _of(self._plan.rows_of(name), feed.verify())
+
+
+def _of(source: str, steps: FeedSteps[T]) -> EpochSteps[T]:
+    try:
+        step = next(steps)
+        while True:
+            try:
+                came = yield Of(source, step)
+            except BaseException as error:  # noqa: BLE001 - as delivery.perform
+                step = steps.throw(error)
+            else:
+                step = steps.send(came)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+
+
+def _later(one: int, other: int | None) -> int:
+    return one if other is None else max(one, other)
+
+
+def _by_source(table: pa.Table, columns: tuple[str, ...]) -> list[tuple[tuple[Any, ...], np.ndarray[Any, Any] | None]]:
+    """Returns (values of the columns, places of the rows with these values); places None: all rows."""
+    names = list(zip(*(table[column].to_pylist() for column in columns), strict=True))
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for place, name in enumerate(names):
+        found.setdefault(name, []).append(place)
+    if len(found) == 1:
+        return [(names[0], None)]
+    return [(name, np.array(places)) for name, places in found.items()]
+
+
+# -- The Spark task --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RealTimeTask:
+    """Function for ``mapInArrow``.
+
+    Each row is followed by a tick, a copy with 1 in :data:`TICK_COLUMN`, which the task drops: Spark passes a row on to
+    Python when it has seen the next one.
+
+    ``position``, ``visits``: see :class:`Plan`.
+    """
+
+    base: OperatorTask
+    position: tuple[str, ...]
+    visits: bool
+
+    @property
+    def __name__(self) -> str:
+        return self.base.__name__
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        use_token(self.base.token)
+        context = TaskContext.get()
+        assert context is not None
+        query, number = (
+            context.getLocalProperty("sql.streaming.queryId"),
+            context.getLocalProperty("streaming.sql.batchId"),
+        )
+        if query is None or number is None:
+            raise no_query(self.base.operator)
+        task, router = context.partitionId(), self.base.router()
+        plan = self._plan(query)
+        self._refuse_micro_batches(query, router)
+        run = context.getLocalProperty("spark.jobGroup.id") or ""
+        batch = Batch(plan.times, int(number), attempt=Attempt(run=run, use=self.base.run))
+        work = Work(self.base, query, batch, task, SYSTEM_CLOCK)
+        epoch = Epoch(plan, int(number), task, Session(SYSTEM_CLOCK.now_us(), uuid.uuid4().hex[:16]))
+        with span(self.base.operator, batch, task, query):
+            inbox = Inbox(map(self.base.named, batches))
+            outputs = self._told(epoch, plan, router, inbox, work)
+            try:
+                yield from with_report(outputs, self.base.schema, work.told) if self.base.observed else outputs
+            finally:
+                inbox.close()
+
+    def _told(self, epoch: Epoch, plan: Plan, router: Router, inbox: Inbox, work: Work) -> Iterator[pa.RecordBatch]:
+        yield from self._outputs(epoch, plan, router, inbox, work)
+        work.tell()
+
+    def _outputs(self, epoch: Epoch, plan: Plan, router: Router, inbox: Inbox, work: Work) -> Iterator[pa.RecordBatch]:
+        now = SYSTEM_CLOCK.monotonic
+
+        def run(steps: EpochSteps[list[Outputs]]) -> Iterator[pa.RecordBatch]:
+            for found in perform(steps, lambda of: _do(router, of, work)):
+                yield from record_batches(self.base.tables(found))
+
+        yield from run(epoch.open(_promised(plan, router), now()))
+        while not inbox.ended:
+            arrived = inbox.take(epoch.due_in(now()))
+            if arrived:
+                table = pa.Table.from_batches(arrived)
+                table = table.filter(pc.equal(table[TICK_COLUMN], 0)).drop_columns([TICK_COLUMN])
+                work.read(len(table))
+                if len(table):
+                    yield from run(epoch.rows(table))
+            if epoch.due_in(now()) == 0:
+                yield from run(epoch.visit(now()))
+        if not ended():
+            raise InputIncomplete(
+                "Spark closed the task's input early, as it does when it kills a task",
+                remedy="let Spark repeat the task: received rows are applied, and their outputs are returned then",
+                operator=self.base.operator,
+            )
+        yield from run(epoch.end(_promised(plan, router)))
+
+    def _plan(self, query: str) -> Plan:
+        base = self.base
+        return Plan(
+            operator=base.operator,
+            prefix=base.real_time_source(query),
+            partitions=base.partitions,
+            key=base.key,
+            position=self.position,
+            watermark=base.watermark,
+            lateness_us=base.lateness_us,
+            visits=self.visits or base.watermark is not None,
+            bytes_max=KEPT_BYTES,
+        )
+
+    def _refuse_micro_batches(self, query: str, router: Router) -> None:
+        """Refuses a query that has run in micro-batches. Raises InvalidArgument.
+
+        A micro-batch that was begun is in some partitions already, and has other rows than the epoch of its number.
+        """
+        source = self.base.query_source(query)
+        if source in _CHECKED:
+            return
+        if look(router, source):
+            raise InvalidArgument(
+                "this query has run in micro-batches and cannot switch to real-time mode",
+                remedy="continue without real_time=, or start with a new checkpointLocation",
+                operator=self.base.operator,
+                source=source,
+            )
+        _CHECKED.add(source)
+
+
+#: sources of micro-batches that no partition has, as far as this process knows
+_CHECKED: set[str] = set()
+
+
+def hears_time(operator: type[Operator]) -> bool:
+    """Tells whether the operator reacts to time alone, by timers or watermarks."""
+    timers = operator.on_timer is not Operator.on_timer or operator.on_watermark is not Operator.on_watermark
+    return timers or (issubclass(operator, BatchOperator) and operator.on_timers is not BatchOperator.on_timers)
+
+
+def _do(router: Router, of: Of, work: Work) -> Any:
+    match of.step:
+        case Open(session, settled):
+            return open_source(router, of.source, session, settled)
+        case Look():
+            return look(router, of.source)
+        case Kept(after):
+            return outputs(router, of.source, after)
+        case Deliver(batch, rows, after):
+            work.routed()
+            delivery = router.deliver(batch, rows, after)
+            work.delivered(delivery, len(rows))
+            return delivery.outputs
+
+
+def _promised(plan: Plan, router: Router) -> dict[str, int]:
+    """Returns the watermarks of sources, as partition 0 has them."""
+    if plan.watermark is None:
+        return {}
+    found = asked_of_moving(
+        router, 0, lambda: ReplicaClient(router.table.routes[0].address).sources(router.operator, 0)
+    )
+    return {view.source: view.watermark_us for view in found if view.watermark_us is not None}
+
+
+class Inbox:
+    """Input of a task, read by a thread of its own.
+
+    All that comes while other rows are applied becomes one batch.
+
+    Holds at most ``messages_max`` messages; the thread waits when it is full.
+    """
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], messages_max: int = MESSAGES_MAX) -> None:
+        self._arrived: queue.Queue[pa.RecordBatch | BaseException | None] = queue.Queue(messages_max)
+        self._closed = threading.Event()
+        self.ended = False
+        threading.Thread(target=self._read, args=(batches,), name="real-time input", daemon=True).start()
+
+    def _read(self, batches: Iterator[pa.RecordBatch]) -> None:
+        try:
+            for batch in batches:
+                if not self._put(batch):
+                    return
+            self._put(None)
+        except BaseException as error:  # noqa: BLE001 - raised where it is taken
+            self._put(error)
+
+    def _put(self, came: pa.RecordBatch | BaseException | None) -> bool:
+        while not self._closed.is_set():
+            try:
+                self._arrived.put(came, timeout=_LOOK_S)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def take(self, timeout_s: float | None) -> list[pa.RecordBatch]:
+        """Waits for a message, and returns all that have come; none after ``timeout_s``. Raises what reading raised."""
+        found: list[pa.RecordBatch] = []
+        try:
+            came = self._arrived.get(timeout=timeout_s)
+            while True:
+                if came is None:
+                    self.ended = True
+                    break
+                if isinstance(came, BaseException):
+                    raise came
+                found.append(came)
+                came = self._arrived.get_nowait()
+        except queue.Empty:
+            pass
+        return found
+
+    def close(self) -> None:
+        """Stops the reading thread; nothing takes messages any more."""
+        self._closed.set()

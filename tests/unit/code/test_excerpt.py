@@ -1,0 +1,587 @@
+"""Excerpts of programs: all that a class needs goes along, whole; nothing else of the program is ever run."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import sys
+from argparse import Namespace
+from array import array
+from collections import Counter, OrderedDict, defaultdict, deque
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from types import GenericAlias, MappingProxyType, ModuleType, SimpleNamespace
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pytest
+
+from stateflow.code import excerpt as module_under_test
+from stateflow.code.excerpt import written
+from stateflow.code.program import code, compiled
+from stateflow.errors import OperatorNotImportable
+
+#: code that must never run again
+BOOM = "raise AssertionError('this was run')"
+
+
+def excerpt(texts: list[str], name: str, live: dict[str, Any] | None = None, package: str | None = None) -> str:
+    return module_under_test.excerpt(written(texts, package), name, live)
+
+
+def run(text: str, name: str = "program") -> dict[str, Any]:
+    """Runs an excerpt as a replica does."""
+    module = ModuleType(name)
+    sys.modules[name] = module
+    try:
+        exec(compile(text, "<excerpt>", "exec", dont_inherit=True), vars(module))
+    finally:
+        del sys.modules[name]
+    return vars(module)
+
+
+def each_way(source: str, name: str = "Op") -> list[dict[str, Any]]:
+    """Returns what excerpts define: of a program that has run, of one that has not, and of one whose text is gone."""
+    live = run(source, "live")
+    texts = [excerpt([source], name, live), excerpt([source], name), piped(source, name, live)]
+    return [run(text) for text in texts]
+
+
+def piped(source: str, name: str, live: dict[str, Any]) -> str:
+    return module_under_test.excerpt(compiled(compile(source, "<stdin>", "exec", dont_inherit=True)), name, live)
+
+
+@pytest.mark.parametrize(
+    ("before", "expression"),
+    [
+        ("N = 3", "N"),
+        ("N, OTHER = 3, 4", "N"),
+        ("N = 1; N = 3", "N"),
+        ("N = {}\nN['a'] = 3", "N['a']"),
+        ("N = 1\nN += 2", "N"),
+        ("import math", "math.floor(3.5)"),
+        ("import os.path", "len(os.path.join('a', 'b'))"),
+        ("from math import floor as down", "down(3.5)"),
+        ("from math import *", "floor(3.5)"),
+        ("def three():\n    return 3", "three()"),
+        ("three = lambda: 3", "three()"),
+        ("def fact(n):\n    return n * fact(n - 1) if n else 1", "fact(3) - 3"),
+        ("async def three():\n    return 3\nimport asyncio", "asyncio.run(three())"),
+        ("N = 3\ndef three(n=N):\n    return n", "three()"),
+        ("N = 3", "[N for _ in 'a'][0]"),
+        ("class A:\n    n = 3\nclass B(A): ...", "B().n"),
+        ("N = 3\nclass A:\n    n = N", "A.n"),
+        ("class A:\n    class B:\n        n = 3", "A.B.n"),
+        ("def add(cls):\n    cls.n = 3\n    return cls\n@add\nclass A: ...", "A.n"),
+        ("from functools import cache\n@cache\ndef three():\n    return 3", "three()"),
+        ("from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int = 3", "P().x"),
+        ("from enum import Enum\nclass E(Enum):\n    A = 3", "E.A.value"),
+        ("from collections import namedtuple\nP = namedtuple('P', 'x')", "P(3).x"),
+        ("from typing import NamedTuple\nclass P(NamedTuple):\n    x: int", "P(3).x"),
+        ("from datetime import timedelta\nT = timedelta(seconds=3)", "T.seconds"),
+        ("try:\n    import no_such as m\nexcept ImportError:\n    import math as m", "m.floor(3.5)"),
+        ("import sys\nif sys.version_info > (3,):\n    N = 3\nelse:\n    N = 2", "N"),
+    ],
+)
+@pytest.mark.parametrize("where", ["above", "below"])
+def test_what_the_class_uses_comes_along(before: str, expression: str, where: str) -> None:
+    cls = f"class Op:\n    def f(self):\n        return {expression}\n"
+    for names in each_way(f"{before}\n{cls}" if where == "above" else f"{cls}{before}\n"):
+        assert names["Op"]().f() == 3
+
+
+def test_what_the_class_body_itself_uses() -> None:
+    source = "N = 2\nclass Base:\n    m = 1\ndef double(f):\n    return lambda self: 2 * f(self)\n"
+    source += "class Op(Base):\n    n = N\n    @double\n    def f(self, o=N):\n        return self.n + self.m + o\n"
+    for names in each_way(source):
+        assert names["Op"]().f() == 10
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "print('x') if False else boom()",
+        "with boom():\n    pass",
+        "unused = boom()",
+        "for _ in boom():\n    pass",
+        "while boom():\n    pass",
+        "assert boom()",
+        "if __name__ == '__main__':\n    boom()",
+        "if True:\n    boom()",
+        "try:\n    import no_such\nexcept ImportError:\n    boom()",
+        "boom()",
+        "del boom",
+        "def other(x=boom()): ...",
+        "class Other:\n    x = boom()",
+    ],
+)
+@pytest.mark.parametrize("where", ["above", "below"])
+def test_nothing_else_is_run(statement: str, where: str) -> None:
+    cls = "class Op:\n    def f(self):\n        unused = 3\n        return unused\n"
+    source = f"{statement}\n{cls}" if where == "above" else f"{cls}{statement}\n"
+    live = run(cls)
+    for text in (excerpt([source], "Op"), piped(source, "Op", live)):
+        names = run(text)
+        assert names["Op"]().f() == 3
+        assert not names.keys() & {"boom", "unused", "Other", "other"}
+
+
+LOCAL_NAMES = """
+rows = {boom}
+def rows_of():
+    {boom}
+class Op:
+    def f(self):
+        rows = 3
+        return rows
+    def g(self, rows_of):
+        return [rows for rows in rows_of]
+"""
+
+
+def test_a_local_name_is_not_the_programs() -> None:
+    text = excerpt([LOCAL_NAMES.format(boom="boom()")], "Op")
+    assert "boom" not in text
+
+
+FUTURE = """from __future__ import annotations
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_type_hints
+if TYPE_CHECKING:
+    from no_such_module import Never
+
+@dataclass
+class Inner:
+    x: int
+
+@dataclass
+class Outer:
+    inner: Inner
+    other: "list[Inner]"
+
+class Op:
+    def f(self, never: Never | None = None) -> Missing:
+        return Outer(Inner(3), [])
+"""
+
+
+def test_annotations_that_are_read_later() -> None:
+    """Annotations that are text resolve to types, as records are stored by the types of their fields."""
+    from typing import get_type_hints
+
+    live = run(FUTURE, "live")
+    for text in (excerpt([FUTURE], "Op", live), excerpt([FUTURE], "Op"), piped(FUTURE, "Op", live)):
+        module = ModuleType("hinted")
+        sys.modules["hinted"] = module
+        exec(compile(text, "<excerpt>", "exec", dont_inherit=True), vars(module))
+        hints = get_type_hints(vars(module)["Outer"])
+        inner = vars(module)["Inner"]
+        assert hints == {"inner": inner, "other": GenericAlias(list, (inner,))}
+        assert vars(module)["Op"]().f().inner.x == 3
+
+
+def test_plain_data_is_what_it_is_now() -> None:
+    """Plain data goes along with its present value, whether a loop, an argument or the clock made it."""
+    source = """
+import os
+TABLE = {}
+for n in range(3):
+    TABLE[n] = {n}
+HERE = os.environ.get("NO_SUCH", "here")
+with open(os.devnull) as file:
+    CONTENT = file.read() or None
+class Op:
+    def f(self):
+        return TABLE, HERE, CONTENT
+"""
+    live = run(source, "live")
+    for text in (excerpt([source], "Op", live), piped(source, "Op", live)):
+        assert run(text)["Op"]().f() == ({0: {0}, 1: {1}, 2: {2}}, "here", None)
+        assert "environ" not in text
+
+
+UTC_PLUS_1 = dt.timezone(dt.timedelta(hours=1), "one")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            None,
+            True,
+            -3,
+            10**30,
+            0.1,
+            -0.0,
+            "ä'\n",
+            b"\x00'",
+            (),
+            (1,),
+            [1, [2]],
+            {"a": {1, 2}},
+            frozenset({"x", "y"}),
+        ),
+        *(set(), math.nan, -math.inf, complex(1, math.inf), bytearray(b"x"), range(3), {"f": math.floor}),
+        *(Counter("aab"), OrderedDict(b=1, a=2), defaultdict(list, {1: [2]}), deque([1, 2], 3), deque([1])),
+        *(Decimal("1.50"), Decimal("NaN"), Fraction(1, 3), UUID(int=5), Path("/x"), MappingProxyType({"a": 1})),
+        *(
+            dt.date(2020, 1, 2),
+            dt.datetime(2020, 1, 2, 3, 4, 5, 6),
+            dt.timedelta(-1, 2, 3),
+            dt.time(1, 2, tzinfo=dt.UTC),
+        ),
+        *(dt.datetime(2020, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin")), dt.datetime.now(UTC_PLUS_1)),
+        *(Namespace(rate=0.5, names=["a"]), SimpleNamespace(a=1), array("d", [1, 2])),
+        *(np.arange(6).reshape(2, 3), np.float32(1.5), np.bool_(True), np.array([]), np.array(["a numpy.x"])),
+        *(
+            np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]),
+            np.datetime64("2020-01-01"),
+            np.zeros((0, 3)),
+            np.arange(300.0),
+        ),
+    ],
+    ids=lambda value: type(value).__name__,  # a set's text differs between processes
+)
+def test_data_that_can_be_written(value: object) -> None:
+    live = {"VALUE": value, "Op": type("Op", (), {})}
+    text = excerpt(["VALUE = make()\nclass Op:\n    def f(self):\n        return VALUE"], "Op", live)
+    got = run(text)["Op"]().f()
+    assert type(got) is type(value)
+    assert repr(got) == repr(value)
+    if isinstance(value, np.ndarray):
+        assert got.dtype == value.dtype
+        assert got.flags.writeable
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array([object()]),
+        np.ma.array([1]),
+        np.zeros(2, {"names": ["a"], "formats": ["i4"], "offsets": [4], "itemsize": 12}),
+        Namespace(file=object()),
+        [lambda: 1],
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_be_written_is_made_where_it_is_made(value: object) -> None:
+    live = {"VALUE": value, "Op": type("Op", (), {})}
+    text = excerpt(["VALUE = make()\ndef make(): return 3\nclass Op:\n    f = lambda self: VALUE"], "Op", live)
+    assert "VALUE = make()" in text
+    filled = ["VALUE = make()\ndef make(): return 3\nVALUE.fill()\nclass Op:\n    f = lambda self: VALUE"]
+    with pytest.raises(OperatorNotImportable, match=r"Op uses 'VALUE', a .*, which is changed by a statement"):
+        excerpt(filled, "Op", live)
+
+
+FILLED = [
+    ("from collections import Counter", "Counter()", "N.update('aa')", {"a": 2}),
+    ("from collections import defaultdict", "defaultdict(list)", "for n in (1, 2): N[n].append(n)", {1: [1], 2: [2]}),
+    ("from collections import defaultdict", "defaultdict(lambda: 7)", "N['a']; N['b'] = 1", {"a": 7, "b": 1}),
+    ("from collections import OrderedDict", "OrderedDict()", "N.update(a=1)", {"a": 1}),
+    ("import collections", "collections.deque()", "N.extend([1, 2])", [1, 2]),
+    ("import numpy as np", "np.zeros(2)", "N += 1\nN.fill(3)", [3, 3]),
+    ("from argparse import Namespace", "Namespace()", "setattr(N, 'a', 1)", {"a": 1}),
+    ("def one(): return 1", "{}", "N.update(one=one)", ["one"]),
+    ("class One: ...", "{}", "for n in range(2): N[n] = One", [0, 1]),
+    ("def add(f):\n    N[f.__name__] = f\n    return f", "{}", "@add\ndef one(): return 1", ["one"]),
+    ("from math import *", "{}", "N['f'] = floor", ["f"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("imports", "made", "filled", "holds"), FILLED, ids=[f"{each[1]} {each[2]}" for each in FILLED]
+)
+def test_what_was_filled_after_it_was_made_comes_full(imports: str, made: str, filled: str, holds: Any) -> None:
+    source = f"{imports}\nN = {made}\n{filled}\nclass Op:\n    def f(self):\n        return N\n"
+    live = run(source, "live")
+    for text in (excerpt([source], "Op", live), piped(source, "Op", live)):
+        got = run(text, "live")["Op"]().f()
+        assert type(got) is type(live["N"])
+        assert vars(got) == holds if isinstance(got, Namespace) else [*got] == [*holds]
+        assert not isinstance(holds, dict) or isinstance(got, Namespace) or dict(got) == holds
+        if "lambda" in made:
+            assert got["c"] == 7
+
+
+CHANGED = [
+    ("from configparser import ConfigParser\nN = ConfigParser()", "N.read_string('[a]')", "a ConfigParser"),
+    ("from configparser import ConfigParser\nN = ConfigParser()", "read = N.read_string('[a]')", "a ConfigParser"),
+    (
+        "from configparser import ConfigParser\nN = ConfigParser()\ndef fill(n): n.read_string('')",
+        "fill(N)",
+        "a Config",
+    ),
+    ("from configparser import ConfigParser\nN = ConfigParser()\ndef fill(): N.read_string('')", "fill()", "a Config"),
+    ("from configparser import ConfigParser\nN = ConfigParser()", "with open('/dev/null') as f: N.read_file(f)", "a C"),
+    ("from configparser import ConfigParser\nN = ConfigParser()", "for a in 'xy': N[a] = {}", "a ConfigParser"),
+    ("class A:\n    n = 0\n    def add(self): self.n += 1\nN = A()", "N.add()", "a A"),
+    ("class A: ...\nN = A()", "for _ in range(2): N.x = 1", "a A"),
+    ("class A:\n    table = {}\nN = A", "N.table.update(a=1)", "a type"),
+    ("class A: ...\nN = []", "for _ in range(2): N.append(A())", "a list"),
+    ("class A: ...\nN = {}", "exec('N[1] = A()')", "a dict"),
+    ("from functools import singledispatch\n@singledispatch\ndef N(x): ...", "@N.register\ndef _(x: int): ...", "a f"),
+]
+
+
+@pytest.mark.parametrize(("made", "changed", "kind"), CHANGED, ids=[f"{each[0][-20:]} {each[1]}" for each in CHANGED])
+def test_what_another_statement_changes_is_refused_with_its_name(made: str, changed: str, kind: str) -> None:
+    source = f"{made}\n{changed}\nclass Op:\n    def f(self):\n        return N\n"
+    live = run(source, "live")
+    for program in (written([source]), compiled(compile(source, "<stdin>", "exec", dont_inherit=True))):
+        with pytest.raises(
+            OperatorNotImportable, match=f"Op uses 'N', {kind}.* is changed by a statement that replicas do not run"
+        ):
+            module_under_test.excerpt(program, "Op", live)
+
+
+@pytest.mark.parametrize(
+    ("made", "filled"),
+    [
+        ("N = {}", "N.update(a=1)"),
+        ("N = []", "for n in range(3): N.append(n)"),
+        ("N = make()", "N.start()"),
+        ("N = None", "with open('x') as f: N = f.read()"),
+    ],
+)
+def test_a_file_that_does_not_run_here_says_what_it_fills(made: str, filled: str) -> None:
+    source = f"{made}\n{filled}\nclass Op:\n    def f(self):\n        return N\n"
+    with pytest.raises(OperatorNotImportable, match=r"Op uses 'N', which is changed by .*\(line=2\): build it in one"):
+        excerpt([source], "Op")
+
+
+def test_a_logger_of_a_file_that_does_not_run_here_may_be_set_up() -> None:
+    source = "import logging\nN = logging.getLogger('x')\nN.setLevel('INFO')\nclass Op:\n    f = lambda self: N\n"
+    assert run(excerpt([source], "Op"))["Op"]().f().name == "x"
+
+
+@pytest.mark.parametrize("filled", ["Op.N.update(a=1)", "for n in range(2): Op.N[n] = n", "Op.N['a'] = 1"])
+def test_what_a_class_holds_is_looked_at_too(filled: str) -> None:
+    source = f"class Op:\n    N = {{}}\n    def f(self):\n        return self.N\n{filled}\n"
+    live = run(source, "live")
+    if filled.startswith("Op.N["):  # an assignment goes along
+        assert run(excerpt([source], "Op", live))["Op"]().f() == {"a": 1}
+        return
+    with pytest.raises(
+        OperatorNotImportable, match="Op uses 'Op', a type, which is changed by a statement that replicas do not"
+    ):
+        excerpt([source], "Op", live)
+
+
+@pytest.mark.parametrize(
+    ("made", "looked"),
+    [
+        ("import logging\nN = logging.getLogger('x')", "N.info('begun')\nN.setLevel('INFO')"),
+        ("import re\nN = re.compile('a')", "print(N.sub('', 'b'))"),
+        ("class A:\n    def __init__(self): self.n = 1\n    def get(self): return 1\nN = A()", "print(N.get())"),
+        ("import pyarrow as pa\nN = pa.schema([('a', 'int64')])", "print(N.with_metadata({}))"),
+        ("class N:\n    @classmethod\n    def make(cls): return cls()", "n = N.make()"),
+        ("N = object()", "def other(N): N.change()"),
+        (
+            "class A:\n    def get(self): return 1\nN = A()",
+            "def other(n):\n    n = n or A()\n    return n.get()\nother(N)",
+        ),
+        ("N = object()", "def other():\n    N = []\n    N.append(1)\nother()"),
+        ("from functools import cache\n@cache\ndef N(): return 1", "N.cache_clear()"),
+        ("N = 1; N = object()", "print([N for N in range(3)])"),
+    ],
+)
+def test_what_is_only_looked_at_comes_along(made: str, looked: str) -> None:
+    source = f"{made}\n{looked}\nclass Op:\n    def f(self):\n        return N\n"
+    live = run(source, "live")
+    for text in (excerpt([source], "Op", live), piped(source, "Op", live)):
+        assert run(text)["Op"]().f() is not None
+
+
+def test_arguments_of_a_script_come_as_they_are() -> None:
+    source = (
+        "from argparse import ArgumentParser\nparser = ArgumentParser()\nparser.add_argument('--rate', default=3)\n"
+    )
+    source += "args = parser.parse_args([])\nclass Op:\n    def f(self):\n        return args.rate\n"
+    live = run(source, "live")
+    for text in (excerpt([source], "Op", live), piped(source, "Op", live)):
+        assert "parser" not in text
+        assert run(text)["Op"]().f() == 3
+
+
+def test_functions_in_a_table_are_the_programs_own() -> None:
+    source = (
+        "N = {}\ndef one(): return len(N)\nN['one'] = one\nclass Op:\n    def f(self):\n        return N['one']()\n"
+    )
+    names = run(excerpt([source], "Op", run(source, "live")), "live")
+    assert names["Op"]().f() == 1
+    assert names["N"]["one"] is names["one"]
+    early = source.replace("class Op:", "class Op:\n    first = [*N]")
+    with pytest.raises(OperatorNotImportable, match="Op reads 'N', which holds functions or classes, while being"):
+        excerpt([early], "Op", run(early, "live"))
+
+
+def test_a_line_is_where_it_was() -> None:
+    source = "\n\nRATE = 3\n\nprint('x')\n\nclass Op:\n    def f(self):\n        raise ValueError\n"
+    for live in (None, run(source, "live")):
+        with pytest.raises(ValueError) as caught:
+            run(excerpt([source], "Op", live))["Op"]().f()
+        assert caught.traceback[-1].lineno + 1 == 9
+
+
+def test_cells_of_a_notebook() -> None:
+    """The last definition counts, and a cell that is no Python never ran."""
+    cells = [
+        "",
+        "N = 1\ndef n(): return N",
+        "this is no python",
+        "def n(): return N + 10",
+        "class Op:\n    f = lambda self: n()",
+    ]
+    live: dict[str, Any] = {"__name__": "live"}
+    for cell in (*cells[:2], *cells[3:]):
+        exec(cell, live)
+    live["N"] = 5
+    assert run(excerpt(cells, "Op", live))["Op"]().f() == 15
+
+
+def test_equal_programs_are_equal_text() -> None:
+    source = "SITES = {'a', 'b', 'c'}\nclass Op:\n    def f(self):\n        return SITES\n"
+    assert excerpt([source], "Op", run(source)) == excerpt([source], "Op", {**run(source), "SITES": {"c", "b", "a"}})
+    assert excerpt([source + "print()"], "Op") == excerpt([source], "Op"), "what is not used is no other version"
+
+
+class Session:
+    """An object of a kind that cannot go to another process."""
+
+
+Session.__module__ = "pyspark.sql.session"
+
+
+@pytest.mark.parametrize(
+    ("source", "live", "said"),
+    [
+        (
+            "with x() as N: ...\nclass Op:\n    def f(self): return N",
+            None,
+            "Op uses 'N', which is defined by a statement",
+        ),
+        (
+            "for N in x(): ...\nclass Op:\n    def f(self): return N",
+            {"N": object()},
+            "Op uses 'N', which is defined by",
+        ),
+        (
+            "N = x()\nclass Op:\n    def f(self): return N",
+            {"N": Session()},
+            "a Session, which cannot be sent to a replica",
+        ),
+        ("class Op:\n  def f(self) return", None, "SyntaxError"),
+        ("def g():\n    return N\nwith x() as N: ...\nclass Op:\n    f = g", None, "g uses 'N'"),
+    ],
+)
+def test_what_cannot_come_along(source: str, live: dict[str, Any] | None, said: str) -> None:
+    with pytest.raises(OperatorNotImportable, match=said) as caught:
+        excerpt([source], "Op", None if live is None else {"Op": object, **live})
+    assert caught.value.remedy
+
+
+def test_a_file_that_was_changed_since_it_was_run() -> None:
+    source = "class Op:\n    def f(self):\n        return 3\n    g = property(lambda self: 1)\n    h = lambda self: 2\n"
+    live: dict[str, Any] = {"__name__": "live"}
+    exec(source, live)
+    assert excerpt([f"# a comment\n{source}"], "Op", live)
+    with pytest.raises(OperatorNotImportable, match=r"Op\.f has changed since it was loaded"):
+        excerpt([source.replace("3", "4")], "Op", live)
+
+
+WRAPPED = """
+from functools import cached_property, wraps
+def timed(f):
+    @wraps(f)
+    def timing(*args):
+        return f(*args) + 1
+    return timing
+@timed
+def helper():
+    return 2
+class Op:
+    @timed
+    def f(self):
+        return helper()
+    @cached_property
+    def g(self):
+        return 5
+"""
+
+
+def test_functions_that_are_wrapped() -> None:
+    for names in each_way(WRAPPED):
+        assert names["Op"]().f() == 4
+    live = run(WRAPPED, "live")
+    for changed in (
+        ("+ 1", "+ 2"),
+        ("return 2", "return 3"),
+        ("helper()\n    @", "1\n    @"),
+        ("return 5", "return 6"),
+    ):
+        with pytest.raises(OperatorNotImportable, match=r"has changed since it was loaded"):
+            excerpt([WRAPPED.replace(*changed)], "Op", live)
+
+
+def cell(text: str) -> str:
+    """Returns the text of a cell as IPython keeps it."""
+    magic, _, body = text.removeprefix("%%").partition("\n")
+    name, _, line = magic.partition(" ")
+    return f"get_ipython().run_cell_magic({name!r}, {line!r}, {body!r})\n" if text.startswith("%%") else text
+
+
+OP = "class Op:\n    def f(self):\n        return N"
+
+
+@pytest.mark.parametrize("magic", ["%%time", "%%capture said --no-stderr", "%%prun"])
+def test_a_cell_that_is_timed_is_a_cell(magic: str) -> None:
+    cells = [cell(f"{magic}\nN = object\n{OP}")]
+    live = run(f"N = object\n{OP}")
+    assert run(excerpt(cells, "Op", live))["Op"]().f() is object
+
+
+def test_a_cell_of_another_kind_is_named() -> None:
+    live = {"__name__": "__main__", "Op": type("Op", (), {"__module__": "__main__"}), "N": 1}
+    with pytest.raises(
+        OperatorNotImportable, match=r"'Op' is defined in a cell that begins with %%cython, .*: define it in a"
+    ):
+        excerpt([cell(f"%%cython -a\n{OP}")], "Op", live)
+    with pytest.raises(
+        OperatorNotImportable, match="Op uses 'N', which is defined in a cell that begins with %%cython"
+    ):
+        excerpt([cell("%%cython\nN = x()"), OP], "Op", {**live, "N": object()})
+    with pytest.raises(OperatorNotImportable, match="Op uses 'Op', which is defined by a statement that"):
+        excerpt([cell("%%bash\nls | wc")], "Op", live)
+
+
+def test_relative_imports_of_a_module_that_was_run() -> None:
+    text = excerpt(["from .operators import Count\nclass Op(Count): ..."], "Op", package="tests.unit")
+    assert run(text)["Op"].__mro__[1].__name__ == "Count"
+
+
+def test_what_was_compiled_is_equal_from_run_to_run_and_for_this_python_only() -> None:
+    source = "password = 'hidden'\nclass Op:\n    def f(self):\n        return 3\n"
+    text = piped(source, "Op", run(source))
+    assert text == piped(source, "Op", run(source))
+    constants = [each for each in _codes_in(text)[0].co_consts if isinstance(each, str)]
+    assert "hidden" not in constants, "what the class does not use stays where it is"
+    with pytest.raises(OperatorNotImportable, match="another version of Python"):
+        code("00000000", "")
+
+
+def _codes_in(text: str) -> list[Any]:
+    import ast
+
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and len(node.args) == 2]
+    return [code(*(each.value for each in call.args)) for call in calls if isinstance(call.func, ast.Attribute)]  # type: ignore[attr-defined]
+
+
+def test_many_constants_and_names() -> None:
+    """Indexes of constants and names may take more than a byte."""
+    lines = [f"n{number} = 'c{number}'" for number in range(300)]
+    source = "\n".join([*lines, "def last():\n    return 'x'", "class Op:\n    f = lambda self: n299 + last()"])
+    for names in each_way(source):
+        assert names["Op"]().f() == "c299x"

@@ -1,0 +1,538 @@
+"""One partition at work: exactly once, all or nothing, and the same after every restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateflow import state
+from stateflow.changes import ChangeSet, Mutations
+from stateflow.clock import ManualClock
+from stateflow.errors import (
+    BatchChanged,
+    EncodeError,
+    InvalidArgument,
+    KeyColumnMissing,
+    NullKey,
+    OperatorFailed,
+    OutputMismatch,
+    PositionGap,
+    SchemaMismatch,
+    StaleBatch,
+    StateflowError,
+    Unavailable,
+)
+from stateflow.operator.arrow import read_batch
+from stateflow.operator.operator import BatchOperator, Context, Operator, output_schema
+from stateflow.partition import layout
+from stateflow.partition.positions import Batch
+from stateflow.partition.processor import Applied, PartitionHost
+from stateflow.partitioner import partition_of
+from stateflow.storage import MemoryStore, PartitionStore, RocksEngine
+from stateflow.testing import OperatorHarness
+from stateflow.types import PartitionId
+from tests.sizes import sized
+from tests.unit.operators import Count, Lifecycled, Pair, Picky
+
+NOW_US = 0
+SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
+P = PartitionId("Op", 3)
+
+
+def message(rows: Iterable[tuple[str | None, int]], schema: pa.Schema = SCHEMA) -> bytes:
+    records = [dict(zip(schema.names, row, strict=True)) for row in rows]
+    return pa.RecordBatch.from_pylist(records, schema=schema).serialize().to_pybytes()
+
+
+class Partition:
+    """A host on a store, which can be restarted."""
+
+    def __init__(self, cls: type[Operator] = Count, store: PartitionStore | None = None) -> None:
+        self.cls = cls
+        self.store = store if store is not None else MemoryStore()
+        self.changes: list[bytes] = []
+        self.start()
+
+    def start(self, cls: type[Operator] | None = None) -> PartitionHost:
+        self.cls = cls or self.cls
+        self.host = PartitionHost(
+            self.cls, P, self.store, epoch=4, on_commit=lambda _, encode: self.changes.append(encode())
+        )
+        return self.host
+
+    def apply(
+        self, number: int, *rows: tuple[str | None, int], source: str = "s", sparse: bool = False
+    ) -> list[tuple[Any, ...]]:
+        return self.rows(self.applied(number, *rows, source=source, sparse=sparse))
+
+    def applied(self, number: int, *rows: tuple[str | None, int], source: str = "s", sparse: bool = False) -> Applied:
+        data = message(rows) if rows else b""
+        return self.host.apply(Batch(source, number, sparse), SCHEMA.serialize().to_pybytes(), data, NOW_US)
+
+    def rows(self, applied: Applied) -> list[tuple[Any, ...]]:
+        table = read_batch(applied.output, output_schema(self.cls))
+        return [tuple(row.values()) for row in table.to_pylist()]
+
+    def content(self) -> dict[bytes, bytes]:
+        return dict(self.store.scan(b""))
+
+
+@pytest.mark.parametrize("kind", ["text", "integer", "both"])
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_a_key_belongs_to_its_partition(kind: str, columns: bool) -> None:
+    keys: dict[str, list[Any]] = {
+        "text": [f"k{n}" for n in range(40)],
+        "integer": list(range(40)),
+        "both": [(f"k{n}", n) for n in range(40)],
+    }
+
+    class Rows(Operator):
+        key = ("k", "m") if kind == "both" else "k"
+        output = "n long"
+        n = state.value(int, default=0)
+
+        def process(self, row: Any, ctx: Context) -> Iterator[tuple[int]]:
+            self.n.value += 1
+            yield (self.n.value,)
+
+    class Columns(BatchOperator):
+        key = Rows.key
+        output = "n long"
+        n = state.value(int, default=0)
+
+        def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> pa.RecordBatch:
+            place = batch["k"]
+            if kind == "both":
+                place = pa.StructArray.from_arrays([batch["k"], batch["m"]], names=["k", "m"])
+            found = pc.add(self.n.get_many(place), 1)
+            self.n.put_many(place, found)
+            return pa.record_batch({"n": found})
+
+    mine = [key for key in keys[kind] if partition_of(key, 4) == 3]
+    others = [key for key in keys[kind] if partition_of(key, 4) != 3]
+    store = MemoryStore()
+    host = PartitionHost(Columns if columns else Rows, PartitionId("Keyed", 3), store, 1, partitions=4)
+
+    def apply(number: int, *sent: Any) -> Applied:
+        names = ("k", "m") if kind == "both" else ("k",)
+        rows = [dict(zip(names, key if kind == "both" else (key,), strict=True)) for key in sent]
+        batch = pa.RecordBatch.from_pylist(rows)
+        return host.apply(
+            Batch("s", number), batch.schema.serialize().to_pybytes(), batch.serialize().to_pybytes(), NOW_US
+        )
+
+    assert apply(0, *mine[:3]).rows == 3
+    before = dict(store.scan(b""))
+    for strange in others[:5]:
+        with pytest.raises(InvalidArgument, match=f"belongs to partition {partition_of(strange, 4)} of 4"):
+            apply(1, *mine, strange)
+        assert dict(store.scan(b"")) == before
+    assert apply(1, *mine).rows == len(mine)
+
+
+def test_it_measures_the_operator_and_the_commit() -> None:
+    clock = ManualClock()
+
+    class Slow(Count):
+        def process(self, row: Any, ctx: Context) -> Iterator[tuple[Any, ...]]:
+            clock.advance(0.25)
+            yield from super().process(row, ctx)
+
+    class SlowStore(MemoryStore):
+        def apply(self, mutations: Mutations, *, sync: bool = False) -> None:
+            clock.advance(2.0)
+            super().apply(mutations, sync=sync)
+
+    host = PartitionHost(Slow, P, SlowStore(), epoch=1, clock=clock)
+    schema = SCHEMA.serialize().to_pybytes()
+    applied = [host.apply(Batch("s", 0), schema, message([("a", 1), ("b", 5)]), NOW_US) for _ in range(2)]
+    assert [(each.replayed, each.operator_us, each.commit_us) for each in applied] == [
+        (False, 500_000, 2_000_000),
+        (True, 0, 0),
+    ]
+
+
+def test_rows_in_outputs_out() -> None:
+    p = Partition()
+    assert p.apply(0, ("a", 1), ("b", 5), ("a", 2)) == [("a", 1, 1), ("b", 1, 5), ("a", 2, 3)]
+    assert p.apply(1, ("a", 10)) == [("a", 3, 13)]
+    assert p.applied(2, ("a", 1), ("a", 1)).rows == 2
+
+
+def test_keys_of_several_columns_and_operators_that_stay_silent() -> None:
+    store = MemoryStore()
+    host = PartitionHost(Pair, P, store, epoch=1)
+    schema = pa.schema([("a", pa.string()), ("b", pa.int64())])
+    data = message([("x", 1), ("x", 2), ("x", 1), ("quiet", 1)], schema)
+    applied = host.apply(Batch("s", 0), schema.serialize().to_pybytes(), data, NOW_US)
+    assert read_batch(applied.output, output_schema(Pair)).to_pylist() == [
+        {"a": "x", "n": 1},
+        {"a": "x", "n": 1},
+        {"a": "x", "n": 2},
+    ]
+
+
+# -- exactly once -------------------------------------------------------------------------------------------
+
+
+def test_a_replay_returns_the_stored_output_and_changes_nothing() -> None:
+    p = Partition()
+    p.apply(0, ("a", 1))
+    first = p.applied(1, ("a", 2), ("b", 3))
+    before, told = p.content(), len(p.changes)
+    for rows in ([("a", 2), ("b", 3)], [("z", 99)], []):
+        again = p.applied(1, *rows)  # type: ignore[arg-type]
+        assert (again.output, again.replayed, again.rows) == (first.output, True, 0)
+    assert p.content() == before
+    assert len(p.changes) == told
+    assert p.host.sequence == 2
+    assert first.replayed is False
+
+
+@pytest.mark.parametrize(
+    ("source", "rows", "refused"),
+    [
+        ("query:q", [("a", 1)], False),  # a source may have skipped what it no longer holds
+        ("query:q", [], False),
+        ("query:q", [("a", 1), ("b", 2), ("c", 3)], True),
+        ("batch:nightly", [("a", 1)], True),
+        ("batch:nightly", [], True),
+        ("batch:nightly", [("a", 1), ("b", 2), ("c", 3)], True),
+        ("batch:nightly", [("a", 1), ("b", 2)], False),
+    ],
+)
+def test_a_replay_with_other_rows(source: str, rows: list[tuple[str, int]], refused: bool) -> None:
+    p = Partition()
+
+    def send(*rows: tuple[str, int]) -> Applied:
+        batch = Batch(source, 0, attempt=layout.Attempt(use="u", task=f"{len(rows)}"))
+        return p.host.apply(batch, SCHEMA.serialize().to_pybytes(), message(rows) if rows else b"", NOW_US)
+
+    first = send(("a", 1), ("b", 2))
+    before = p.content()
+    if refused:
+        with pytest.raises(
+            BatchChanged, match=rf"^batch_changed: batch 0 had 2 row\(s\) .* and has {len(rows)} now \("
+        ):
+            send(*rows)
+    else:
+        assert send(*rows).output == first.output
+    assert p.content() == before
+
+
+def test_a_replay_after_a_restart() -> None:
+    p = Partition()
+    first = p.applied(0, ("a", 1))
+    p.start()
+    assert p.applied(0, ("a", 1)) == Applied(first.output, True, 0)
+    assert p.apply(1, ("a", 2)) == [("a", 2, 3)]
+
+
+def test_a_replay_of_a_batch_without_rows_or_without_output() -> None:
+    p = Partition()
+    assert p.applied(0) == Applied(b"", False, 0)
+    assert p.applied(0) == Applied(b"", True, 0)
+    assert p.host.position("s") == 0, "an idle partition's position rises too"
+    assert p.host.sequence == 1
+
+
+@pytest.mark.parametrize("number", [1, 2, 100])
+def test_a_gap_at_the_beginning(number: int) -> None:
+    p = Partition()
+    before = p.content()
+    with pytest.raises(PositionGap, match="expects batch 0") as caught:
+        p.applied(number, ("a", 1))
+    assert caught.value.remedy == "rewind the source to batch 0"
+    assert caught.value.where == {"operator": "Op", "partition": 3, "source": "s", "expected": 0}
+    assert p.content() == before
+
+
+def test_a_gap_in_the_middle_names_the_batch_to_rewind_to() -> None:
+    p = Partition()
+    p.apply(0, ("a", 1))
+    before = p.content()
+    with pytest.raises(PositionGap) as caught:
+        p.applied(2, ("a", 1))
+    assert caught.value.remedy == "rewind the source to batch 1"
+    assert p.content() == before
+    assert p.apply(1, ("a", 1)) == [("a", 2, 2)]
+
+
+def test_a_stale_batch() -> None:
+    p = Partition()
+    for number in range(3):
+        p.apply(number, ("a", 1))
+    before = p.content()
+    for number in (1, 0):
+        with pytest.raises(StaleBatch, match=f"batch {number} was sent after batch 2"):
+            p.applied(number, ("a", 1))
+        with pytest.raises(StaleBatch):
+            p.applied(number, ("a", 1), sparse=True)
+    assert p.content() == before
+
+
+def test_a_sparse_source_may_skip_but_not_fall() -> None:
+    p = Partition()
+    assert p.apply(7, ("a", 1), sparse=True) == [("a", 1, 1)]
+    assert p.applied(7, ("a", 1), sparse=True).replayed
+    assert p.apply(9, ("a", 1), sparse=True) == [("a", 2, 2)]
+    with pytest.raises(StaleBatch):
+        p.applied(8, ("a", 1), sparse=True)
+
+
+def test_sources_are_counted_apart() -> None:
+    p = Partition()
+    p.apply(0, ("a", 1), source="one")
+    assert p.host.position("two") is None
+    assert p.apply(0, ("a", 1), source="two") == [("a", 2, 2)]
+    assert p.applied(0, ("a", 1), source="one").replayed
+    assert p.rows(p.applied(0, source="one")) == [("a", 1, 1)]
+    assert (p.host.position("one"), p.host.position("two"), p.host.sequence) == (0, 0, 2)
+
+
+def test_only_the_newest_output_of_a_source_is_kept() -> None:
+    p = Partition()
+    for number in range(5):
+        p.apply(number, ("a", 1))
+    assert [key for key in p.content() if key.startswith(layout.OUTPUT)] == [layout.OUTPUT + b"s"]
+
+
+# -- all or nothing -----------------------------------------------------------------------------------------
+
+BAD: dict[str, tuple[int, type[BaseException]]] = {
+    "process raises": (-1, OperatorFailed),
+    "process exits": (-6, OperatorFailed),
+    "unencodable value": (-2, EncodeError),
+    "output of a wrong type": (-3, OutputMismatch),
+    "output of a wrong width": (-4, OutputMismatch),
+    "interrupted": (-5, KeyboardInterrupt),
+}
+
+
+@pytest.mark.parametrize("how", BAD)
+@pytest.mark.parametrize("backend", ["memory", "rocksdb"])
+def test_a_failed_batch_leaves_everything_as_it_was(how: str, backend: str, tmp_path: Path) -> None:
+    value, error = BAD[how]
+    store = MemoryStore() if backend == "memory" else RocksEngine(8 << 20, 8 << 20).open(tmp_path / "p", create=True)
+    p = Partition(Picky, store)
+    p.apply(0, ("a", 1), ("b", 2))
+    before, told = p.content(), len(p.changes)
+    for _ in range(2):
+        with pytest.raises(error):
+            p.applied(1, ("a", 10), ("c", 5), ("a", value), ("b", 5))
+    assert p.content() == before
+    assert len(p.changes) == told
+    assert p.host.sequence == 1
+    assert p.host.state.peek("a").n.value == 1
+    assert p.host.state.peek("c").n.value == 0
+    assert p.apply(1, ("a", 10), ("c", 5)) == [("a", 2, 10), ("c", 1, 5)]
+    p.start()
+    assert p.apply(2, ("a", 1)) == [("a", 3, 1)]
+    store.close()
+
+
+def test_the_users_error_is_told_with_key_row_and_traceback() -> None:
+    p = Partition(Picky)
+    with pytest.raises(OperatorFailed) as caught:
+        p.applied(0, ("a", 1), ("b", -1))
+    error = caught.value
+    assert error.what == "process() raised RuntimeError: minus one\nis not liked"
+    assert (error.where["operator"], error.where["partition"]) == ("Op", 3)
+    assert error.where["key"] == "'b'"
+    assert error.where["row"] == "Row(k='b', v=-1)"
+    assert 'raise RuntimeError("minus one' in error.where["traceback"]
+    assert isinstance(error.__cause__, RuntimeError)
+    assert len(str(error).splitlines()) == 1
+
+
+def test_a_store_that_fails_to_write_leaves_the_state_as_it_was() -> None:
+    class Full(MemoryStore):
+        full = False
+
+        def apply(self, mutations: Mutations, *, sync: bool = False) -> None:
+            if self.full:
+                raise OSError("no space left")
+            super().apply(mutations, sync=sync)
+
+    store = Full()
+    p = Partition(Count, store)
+    p.apply(0, ("a", 1))
+    store.full = True
+    with pytest.raises(OSError, match="no space"):
+        p.applied(1, ("a", 2))
+    assert (p.host.sequence, p.host.position("s")) == (1, 0)
+    store.full = False
+    with pytest.raises(Unavailable, match="it is unknown whether"):
+        p.applied(1, ("a", 2))
+    assert Partition(Count, store).apply(1, ("a", 2)) == [("a", 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "rows", "error"),
+    [
+        (pa.schema([("x", pa.string()), ("v", pa.int64())]), [("a", 1)], KeyColumnMissing),
+        (SCHEMA, [("a", 1), (None, 2)], NullKey),
+        (pa.schema([("k", pa.float64()), ("v", pa.int64())]), [(1.0, 1), (float("nan"), 1)], StateflowError),
+        (pa.schema([("k", pa.string()), ("w", pa.int64())]), [("a", 1)], OperatorFailed),
+    ],
+)
+def test_bad_input(schema: pa.Schema, rows: list[Any], error: type[StateflowError]) -> None:
+    p = Partition()
+    p.apply(0, ("a", 1))
+    before = p.content()
+    with pytest.raises(error):
+        p.host.apply(Batch("s", 1), schema.serialize().to_pybytes(), message(rows, schema), NOW_US)
+    assert p.content() == before
+    assert p.apply(1, ("a", 2)) == [("a", 2, 3)]
+
+
+def test_a_column_that_appears_later_is_seen() -> None:
+    p = Partition()
+    p.apply(0, ("a", 1))
+    wider = pa.schema([*SCHEMA, pa.field("more", pa.string())])
+    data = pa.RecordBatch.from_pylist([{"k": "a", "v": 2, "more": "x"}], schema=wider).serialize().to_pybytes()
+    assert p.rows(p.host.apply(Batch("s", 1), wider.serialize().to_pybytes(), data, NOW_US)) == [("a", 2, 3)]
+
+
+# -- restarts, followers, schema ----------------------------------------------------------------------------
+
+
+def test_a_follower_that_applies_every_change_set_has_the_same_store() -> None:
+    p = Partition()
+    follower = MemoryStore(p.content())
+    for number in range(4):
+        p.apply(number, ("a", number), ("b", 1))
+    decoded = [ChangeSet.decode(data) for data in p.changes]
+    assert [(c.sequence, c.position, c.epoch, c.source) for c in decoded] == [(n + 1, n, 4, "s") for n in range(4)]
+    assert {(c.operator, c.partition) for c in decoded} == {("Op", 3)}
+    for change_set in decoded:
+        follower.apply(change_set.mutations)
+    assert dict(follower.scan(b"")) == p.content()
+    there = Partition(Count, follower)
+    assert there.host.sequence == 4
+    assert there.applied(3, ("a", 3), ("b", 1)).replayed
+    assert there.apply(4, ("a", 4)) == [("a", 5, 10)]
+
+
+class Widened(Count):
+    from stateflow import state as _state
+
+    extra = _state.value(float, default=0.0)
+
+
+class Changed(Count):
+    from stateflow import state as _state
+
+    n = _state.value(str, default="")  # type: ignore[assignment]
+
+
+def test_a_state_may_be_added_but_not_changed() -> None:
+    p = Partition()
+    p.apply(0, ("a", 1))
+    before = p.content()
+    p.start(Changed)
+    with pytest.raises(SchemaMismatch, match="'n'"):
+        p.apply(1, ("a", 2))
+    assert p.content() == before
+    p.start(Widened)
+    assert p.apply(1, ("a", 2)) == [("a", 2, 3)]
+    p.start(Count)
+    assert p.apply(2, ("a", 2)) == [("a", 3, 5)]
+
+
+def test_open_and_close_are_called_once() -> None:
+    Lifecycled.calls.clear()
+    host = PartitionHost(Lifecycled, P, MemoryStore(), epoch=1)
+    host.apply(Batch("s", 0), SCHEMA.serialize().to_pybytes(), message([("a", 1), ("b", 1)]), NOW_US)
+    host.close()
+    assert Lifecycled.calls == ["open 3 None", "process a", "process b", "close"]
+
+
+def test_positions_and_ownership_have_a_layout_version() -> None:
+    for position in (layout.Position(41), layout.Position(41, -7)):
+        assert layout.Position.decode(position.encode()) == position
+    ownership = layout.Ownership("edge-0", "SEALED", 7, "m1", "cloud-0", "cloud", "c:1", "d")
+    assert layout.Ownership.decode(ownership.encode()) == ownership
+    newer = bytes([ownership.encode()[0], 2]) + ownership.encode()[2:]
+    with pytest.raises(StateflowError, match="layout 2"):
+        layout.Ownership.decode(newer)
+
+
+# -- against a plain model ----------------------------------------------------------------------------------
+
+ops = st.lists(
+    st.one_of(
+        st.tuples(st.just("new"), st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3)), max_size=3)),
+        st.tuples(st.just("fail"), st.sampled_from([-1, -2, -3])),
+        st.just(("replay", None)),
+        st.just(("restart", None)),
+        st.just(("gap", None)),
+    ),
+    max_size=15,
+)
+
+
+@given(ops, st.integers(1, 3))
+@settings(max_examples=sized(480))
+def test_state_is_that_of_every_batch_once_in_order(script: list[tuple[str, Any]], cached: int) -> None:
+    store = MemoryStore()
+    start: Callable[[], PartitionHost] = lambda: PartitionHost(Picky, P, store, epoch=1, cached_keys=cached)  # noqa: E731
+    host = start()
+    model: dict[str, int] = {}
+    number, last = 0, b""
+    encoded = SCHEMA.serialize().to_pybytes()
+    for what, argument in script:
+        if what == "new":
+            applied = host.apply(Batch("s", number), encoded, message(argument) if argument else b"", NOW_US)
+            expected = []
+            for key, value in argument:
+                model[key] = model.get(key, 0) + 1
+                expected.append({"k": key, "n": model[key], "total": value})
+            assert read_batch(applied.output, output_schema(Picky)).to_pylist() == expected
+            number, last = number + 1, applied.output
+        elif what == "fail":
+            with pytest.raises(StateflowError):
+                host.apply(Batch("s", number), encoded, message([("a", 1), ("b", argument)]), NOW_US)
+        elif what == "replay" and number:
+            assert host.apply(Batch("s", number - 1), encoded, b"", NOW_US) == Applied(last, True, 0)
+        elif what == "gap":
+            with pytest.raises(PositionGap):
+                host.apply(Batch("s", number + 1), encoded, b"", NOW_US)
+        elif what == "restart":
+            host = start()
+    assert {key: host.state.peek(key).n.value for key in "ab"} == {key: model.get(key, 0) for key in "ab"}
+    assert host.sequence == number
+
+
+class Yielding(Operator):
+    """An operator that yields objects and goes on changing them."""
+
+    key = "k"
+    output = "k string, seen array<long>, raw binary"
+    side_outputs = {"side": "seen array<long>"}  # noqa: RUF012
+    v = state.value(list[int], default=[])
+    log = state.list(int)
+
+    def process(self, row: Any, ctx: Context) -> Iterator[Any]:
+        raw = bytearray(b"x")
+        for _ in range(2):
+            self.v.value.append(row.v)
+            self.log.append(row.v)
+            raw += b"y"
+            ctx.emit("side", {"seen": self.log})
+            yield {"k": row.k, "seen": self.v.value, "raw": raw} if row.v % 2 else (row.k, self.v.value, raw)
+
+
+@pytest.mark.parametrize("value", [1, 2], ids=["dicts", "tuples"])
+def test_what_is_yielded_is_what_it_was_then(value: int) -> None:
+    with OperatorHarness(Yielding) as harness:
+        rows = harness.send([{"k": "a", "v": value}])
+        assert [(row["seen"], row["raw"]) for row in rows] == [([value], b"xy"), ([value] * 2, b"xyy")]
+        assert [row["seen"] for row in harness.side_outputs["side"]] == [[value], [value] * 2]

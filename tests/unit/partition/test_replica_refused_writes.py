@@ -1,0 +1,182 @@
+"""Disks that refuse a write, or leave its outcome unknown, at every place where a partition changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow.changes import ChangeSet, Mutations
+from stateflow.errors import MoveConflict, OutOfMemory, StateDamaged
+from stateflow.partition import layout
+from stateflow.partition.lifecycle import State
+from stateflow.storage import RocksStore
+from stateflow.types import ReplicaInfo
+from tests.unit.partition.test_replica import P, Two
+from tests.unit.partition.test_takeover import end_of_standby, followed, moved_to_its_standby
+
+C = ReplicaInfo("c", "site", "c:1")
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Two]:
+    made = Two(tmp_path)
+    yield made
+    made.close()
+
+
+class Refusing:
+    """Makes the writes fail that ``applies`` chooses. ``late``: they are written all the same."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.applies: Any = lambda mutations: False
+        self.late, self.error = False, Exception("IO error: No space left on device: While appending to file")
+        real = RocksStore.apply
+
+        def apply(store: RocksStore, mutations: Mutations, *, sync: bool = False) -> None:
+            refused = self.applies(mutations)
+            if not refused or self.late:
+                real(store, mutations, sync=sync)
+            if refused:
+                raise self.error
+
+        monkeypatch.setattr(RocksStore, "apply", apply)
+
+    def all(self) -> None:
+        self.applies = lambda mutations: True
+
+    def ownerships(self) -> None:
+        self.applies = lambda mutations: any(key == layout.OWNERSHIP for key, _ in mutations.puts)
+
+    def end(self) -> None:
+        self.applies = lambda mutations: False
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> Refusing:
+    return Refusing(monkeypatch)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_batch_of_which_it_is_not_known_whether_it_was_written_is_applied_once(
+    two: Two, refusing: Refusing, late: bool
+) -> None:
+    """A batch whose write has an unknown outcome is applied once.
+
+    The log could not be forced to disk, for an unfamiliar reason.
+    """
+    followed(two)
+    refusing.late, refusing.error = late, Exception("IO error: Stale file handle: While fsync")
+    refusing.all()
+    with pytest.raises(Exception, match="Stale"):
+        two.send(two.a, 7)
+    refusing.end()
+    assert two.send(two.a, 7).replayed is late
+    assert two.states(two.a) == {"k0": 3, "k1": 12, "k2": 2}
+    assert two.send(two.a, 8).replayed is False
+    assert two.states(two.a) == {"k0": 3, "k1": 12, "k2": 10}
+
+
+def test_a_batch_of_which_a_follower_could_not_be_told_is_applied_once_and_not_missing_there(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch whose change set could not be encoded is applied once, and a follower begins anew.
+
+    There was no memory for the change set with its checksum.
+    """
+    followed(two)
+
+    def encode(_: ChangeSet) -> bytes:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ChangeSet, "encode", encode)
+        with pytest.raises(OutOfMemory):
+            two.send(two.a, 7)
+    assert two.send(two.a, 7).replayed
+    assert two.states(two.a) == {"k0": 3, "k1": 12, "k2": 2}
+    assert not two.a._registry.slot(P).logs, "whoever follows begins anew: this one lacks a batch"
+    two.b.cancel(P, "s1")
+    two.move(two.a, two.b, "m1", 1)
+    assert two.states(two.b) == {"k0": 3, "k1": 12, "k2": 2}
+
+
+def test_a_move_that_cannot_begin_changes_nothing(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", full)
+        with pytest.raises(OSError, match="No space"):
+            two.b.receiver.prepare(two.spec, P, "m1", 1)
+    assert two.b.lifecycle(P).state is State.ABSENT
+    two.send(two.a, 1)
+    two.move(two.a, two.b, "m2", 1)
+
+
+def test_a_standby_that_cannot_be_kept_leaves_room_for_another_move(two: Two, refusing: Refusing) -> None:
+    moved_to_its_standby(two)
+    assert two.b.cancel(P, "m1")
+    assert two.b.receiver.own(P, "s1", end_of_standby(two)) is None
+    two.b._registry.slot(P).incoming.seal = end_of_standby(two)  # type: ignore[union-attr]
+    refusing.ownerships()
+    with pytest.raises(Exception, match="No space"):
+        two.b.cancel(P, "s1")
+    refusing.end()
+    assert two.b.lifecycle(P).state is State.ABSENT
+    two.b.receiver.prepare(two.spec, P, "m2", 2)
+    with pytest.raises(MoveConflict):
+        two.b.receiver.prepare(two.spec, P, "m3", 2)
+
+
+def test_what_was_sealed_stays_sealed_where_serving_it_again_cannot_be_written(two: Two, refusing: Refusing) -> None:
+    two.send(two.a, 1, 2)
+    assert two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
+    refusing.ownerships()
+    with pytest.raises(Exception, match="No space"):
+        two.a.successor.from_local(P, "t1", 3)
+    refusing.end()
+    lifecycle = two.a.lifecycle(P)
+    assert (lifecycle.state, lifecycle.epoch, lifecycle.move_id) == (State.SEALED, 2, "m1")
+    assert two.a._registry.slot(P).store is None, "one that could not be written takes no more writes"
+    assert two.a.successor.from_local(P, "t2", 3).epoch == 3
+    two.send(two.a, 3, epoch=3)
+
+
+def test_a_seal_that_cannot_be_written_is_asked_for_again(two: Two, refusing: Refusing) -> None:
+    two.send(two.a, 1)
+    refusing.ownerships()
+    store = two.a._registry.slot(P).store
+    with pytest.raises(Exception, match="No space"):
+        two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
+    refusing.end()
+    assert two.a._registry.slot(P).store is not store, "one that could not be written takes no more writes"
+    assert two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
+
+
+def test_a_partition_that_was_given_away_is_sealed_by_the_second_attempt(two: Two, refusing: Refusing) -> None:
+    two.send(two.a, 1)
+    refusing.ownerships()
+    with pytest.raises(Exception, match="No space"):
+        two.a.successor.supersede(P, 2, C)
+    refusing.end()
+    assert two.a.lifecycle(P).state is State.OWNED
+    assert two.a._registry.slot(P).store is None, "one that could not be written takes no more writes"
+    assert two.a.successor.supersede(P, 2, C)
+    assert two.restart("a").lifecycle(P).state is State.SEALED
+
+
+def test_a_partition_that_is_lost_is_told_of_although_it_cannot_be_put_aside(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.send(two.a, 1)
+
+    def read_only(*_: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(type(two.a._registry.evidence), "put_aside", read_only)
+    two.a._registry.lose(two.a._registry.slot(P), StateDamaged("it cannot be read", remedy="-"))
+    assert two.a.lifecycle(P).state is State.ABSENT
+    assert two.a.lost_some

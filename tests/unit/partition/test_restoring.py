@@ -1,0 +1,131 @@
+"""The last step of a restore: repeated while the first request is at work, refused, and what it writes."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from stateflow.checkpoint import Adoption, CheckpointStore, Codec
+from stateflow.errors import MoveUnknown, SourceTaken
+from stateflow.partition.control import Restored
+from stateflow.partition.layout import Session
+from stateflow.partition.lifecycle import State
+from stateflow.storage import RocksStore
+from tests.unit.partition.test_replica import P, Two
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Two]:
+    made = Two(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def store(two: Two) -> CheckpointStore:
+    """Makes a store with a checkpoint of what ``a`` has, and lets ``b`` fetch it."""
+    made = CheckpointStore(str(two.root / "store"), codec=Codec())
+    two.send(two.a, 1, 2)
+    two.a.checkpointer.take(P, made)
+    two.b.restorer.prepare(two.spec, P, "r", made, made)
+    return made
+
+
+def test_what_is_owned_meanwhile_is_owned(two: Two, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeated request finds the partition owned.
+
+    It used to get stale_epoch, which the controller took for the end of the restore: the former owner served again,
+    too.
+    """
+    publish, first = Adoption.publish, []
+
+    def slowly(adoption: Adoption, epoch: int, replica: str) -> None:
+        publish(adoption, epoch, replica)
+        if not first:
+            first.append(None)
+            first[0] = two.b.restorer.own(P, "r", 2)
+
+    monkeypatch.setattr(Adoption, "publish", slowly)
+    again = two.b.restorer.own(P, "r", 2)
+    assert again.epoch == first[0].epoch == two.b.lifecycle(P).epoch
+    assert two.states(two.b) == {"k1": 1, "k2": 2}
+
+
+@pytest.mark.parametrize("stop_sources", [False, True])
+def test_clients_are_stopped_where_that_is_asked_for(two: Two, store: CheckpointStore, stop_sources: bool) -> None:
+    two.b.restorer.own(P, "r", 2, stop_sources=stop_sources)
+    client = Session(1, "me")
+    if stop_sources:
+        with pytest.raises(SourceTaken, match="restored from a checkpoint"):
+            two.b.batches.open_source(P, "new", client)
+    else:
+        two.b.batches.open_source(P, "new", client)
+
+
+def test_one_after_another(two: Two, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests to own run one after another.
+
+    Otherwise the second makes an epoch durable that the partition is not at.
+    """
+    publish, published, owned = Adoption.publish, [], []
+    others = [threading.Thread(target=lambda: owned.append(two.b.restorer.own(P, "r", 2))) for _ in range(4)]
+
+    def slowly(adoption: Adoption, epoch: int, replica: str) -> None:
+        published.append(epoch)
+        if len(published) == 1:
+            for other in others:
+                other.start()
+        publish(adoption, epoch, replica)
+
+    monkeypatch.setattr(Adoption, "publish", slowly)
+    owned.append(two.b.restorer.own(P, "r", 2))
+    for other in others:
+        other.join()
+    assert published == [2]
+    assert {each.epoch for each in owned} == {2}
+    assert isinstance(owned[0], Restored)
+    again = two.restart("b")
+    assert (again.lifecycle(P).state, again.lifecycle(P).epoch) == (State.OWNED, 2)
+
+
+def test_what_is_fetched_anew_meanwhile_is_not_owned(
+    two: Two, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def anew(_: object) -> None:
+        monkeypatch.undo()
+        two.b.restorer.prepare(two.spec, P, "r", store, store)
+
+    monkeypatch.setattr(two.b.restorer, "_authority", SimpleNamespace(check=anew))
+    with pytest.raises(MoveUnknown):
+        two.b.restorer.own(P, "r", 2)
+    two.b.restorer.own(P, "r", 2)
+    assert two.states(two.b) == {"k1": 1, "k2": 2}
+
+
+def test_an_owner_that_cannot_own_what_was_restored_goes_on_being_checkpointed(
+    two: Two, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An owner that fails to own what was restored, as its disk is full, can still be checkpointed.
+
+    The newer epoch used to be published by then, and every checkpoint of the owner was refused from then on.
+    """
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    two.a.restorer.prepare(two.spec, P, "r2", store, store)
+    with monkeypatch.context() as patch:
+        patch.setattr(RocksStore, "apply", full)
+        with pytest.raises(OSError, match="no space"):
+            two.a.restorer.own(P, "r2", 2)
+    two.send(two.a, 4)
+    assert two.a.checkpointer.take(P, store) is not None
+    assert next(store.newest(P)).epoch == 1
+    again = two.restart("a")
+    assert (again.lifecycle(P).state, again.lifecycle(P).epoch) == (State.OWNED, 1)
+    assert two.states(again) == {"k1": 5, "k2": 2}

@@ -1,0 +1,137 @@
+"""Jobs: which are due, and what is left of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reconfig.controller.cluster_state import ClusterState
+from reconfig.decisions.jobs import Affinity, Do, Job, Run, RunState, Stage, due, next_at_us, next_us
+from reconfig.decisions.placement import PolicyName
+from stateflow.errors import InvalidArgument
+from stateflow.ledger import Ledger, RecordState
+from stateflow.rpc.reports import job_of, job_to_pb
+from stateflow.schedule import Schedule
+
+S = 1_000_000
+EVERY = Job("nightly", Schedule.parse("every 60"), Do.CHECKPOINT)
+
+
+def ran(at_us: int, ended_us: int, state: RunState = RunState.PROCESSED) -> Run:
+    return Run("nightly", at_us, at_us, state, ended_us)
+
+
+def test_a_clock_that_is_behind_runs_for_no_time_again() -> None:
+    runs = [ran(1000 * S, 1001 * S)]
+    assert due(EVERY, runs, 1030 * S) is None
+    assert due(EVERY, runs, 1061 * S) is not None
+    assert due(EVERY, [*runs, ran(2000 * S, 0, RunState.IN_PROCESS)], 3000 * S) is None
+    assert next_at_us([], 5) == 5
+    assert next_at_us(runs, 7) == 1000 * S + 1, "by hand, under a controller whose clock is behind"
+    assert next_us(EVERY, runs, 1002 * S) == 1061 * S
+
+
+def test_whoever_leads_next_goes_on_behind_the_last_stage(tmp_path: Path) -> None:
+    """The next leader goes on after the last finished stage.
+
+    Stages that had not begun when the controller died used to be left for the next run.
+    """
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        cluster = ClusterState(ledger)
+        job = Job(
+            *("nightly", Schedule.parse("every 60"), Do.REBALANCE),
+            coordinator=Affinity.parse("soft:5 site cloud"),
+            workers=Affinity.parse("label disk=ssd:2-4"),
+        )
+        cluster.define_job("nightly", job)
+        run = cluster.begin_run("nightly", 7, ["A", "B", "C"])
+        cluster.end_stage(run, Stage("A", ("r1",)))
+        cluster.end_stage(run, Stage("B", error="no room"))
+        again = ClusterState.read(ledger)
+        found = again.jobs.run("nightly/7")
+        assert found.left(["A", "B", "C", "later"]) == ["C"], "of those that there were when it began"
+        assert found.stages == (Stage("A", ("r1",)), Stage("B", error="no room"))
+        assert (again.jobs.there["nightly"].coordinator, again.jobs.there["nightly"].workers) == (
+            job.coordinator,
+            job.workers,
+        )
+        again.end_run(found, RunState.FAILED, ["r1"], "failed: B: no room")
+        assert ClusterState.read(ledger).jobs.run("nightly/7").state is RunState.FAILED
+        with pytest.raises(InvalidArgument, match="there is no run"):
+            again.jobs.run("nightly/8")
+
+
+def test_a_run_of_an_earlier_version_has_a_stage_for_whatever_is_deployed() -> None:
+    assert Run("j", 1, 1).left(["A", "B"]) == ["A", "B"]
+
+
+def test_one_controller_coordinates() -> None:
+    with pytest.raises(InvalidArgument, match="a job has one coordinator"):
+        Job("j", Schedule.parse("every 60"), Do.CHECKPOINT, coordinator=Affinity.parse("site cloud:2")).check()
+
+
+BAD = [
+    {"schedule": "every 0.0000001", "do": "checkpoint"},
+    {"schedule": "fortnightly", "do": "checkpoint"},
+    {"schedule": "every 60", "do": "dance"},
+    {"schedule": "every 60", "do": "checkpoint", "options": {"colour": "red"}},
+    {"do": "checkpoint"},
+    {"schedule": 7, "do": ["checkpoint"]},
+]
+
+
+@pytest.mark.parametrize("payload", BAD, ids=str)
+def test_a_record_that_cannot_be_read_holds_up_no_other_and_can_be_deleted(
+    tmp_path: Path, payload: dict[str, Any]
+) -> None:
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        cluster = ClusterState(ledger)
+        cluster._append("job/bad/1", RecordState.NEW, None, payload)
+        cluster.define_job("nightly", EVERY)
+        again = ClusterState.read(ledger)
+        assert again.jobs.names() == ["bad", "nightly"]
+        told = [job_of(job_to_pb(again.jobs.report(name, 0))) for name in again.jobs.names()]
+        assert "cannot be read" in told[0].error
+        assert "job delete bad" in told[0].error
+        assert (told[1].error, told[1].next_us > 0) == ("", True)
+        with pytest.raises(InvalidArgument, match="cannot be read"):
+            again.jobs.found("bad")
+        again.define_job("bad", None)
+        assert ClusterState.read(ledger).jobs.names() == ["nightly"]
+
+
+@pytest.mark.parametrize(
+    "text", ["once 1970-01-01T00:00:00Z", "once 1969-12-31T00:00:00Z", "once 2020-01-01T00:00:00Z"]
+)
+def test_a_time_that_has_passed_is_refused_before_it_is_recorded(text: str) -> None:
+    """A time in the past is refused before it is recorded.
+
+    0 used to count as no time: such a job was recorded and could not be shown any more.
+    """
+    job = Job("late", Schedule.parse(text), Do.CHECKPOINT)
+    with pytest.raises(InvalidArgument, match="scheduled time has passed"):
+        job.prove(1_700_000_000 * S)
+    assert next_us(job, [], 0) == job.schedule.once_us, "one that an earlier version recorded is told"
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        (replace(EVERY, policies=(PolicyName.LOAD,)), "a checkpoint job does not take policies"),
+        (replace(EVERY, partitions=(3,)), "does not take partitions"),
+        (replace(EVERY, do=Do.DRAIN, to="edge-0", partitions=(3,)), "a drain job does not take partitions"),
+        (replace(EVERY, do=Do.REBALANCE, to="edge-0"), "does not take a target"),
+    ],
+)
+def test_what_a_job_would_ignore_is_refused(job: Job, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        job.check()
+
+
+def test_a_job_whose_record_would_say_something_else_is_not_recorded() -> None:
+    EVERY.prove(0)
+    with pytest.raises(InvalidArgument, match="would not be read back unchanged"):
+        Job("nightly", replace(EVERY.schedule, text="every 61"), Do.CHECKPOINT).prove(0)

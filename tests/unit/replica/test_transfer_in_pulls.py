@@ -1,0 +1,167 @@
+"""Listeners of an incoming transfer, and answers to those that ask again."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import MoveAborted
+from stateflow.partition.control import Phase, Progress
+from stateflow.partition.lifecycle import Lifecycle, State
+from stateflow.replica.transfer_in import Pulls, RunningPull
+from stateflow.types import PartitionId
+
+P = PartitionId("Op", 0)
+OWNED = Progress(Phase.OWNED, epoch=2, bytes_warm=7, digest="d" * 32)
+
+
+def heard(again: str) -> list[Progress]:
+    """Returns what a request for the move ``again`` hears after move "m" has ended here."""
+
+    async def ask() -> list[Progress]:
+        lifecycle = Lifecycle(P, State.WARMING, 1)
+
+        class Transfer:
+            async def run(self) -> AsyncIterator[Progress]:
+                yield Progress(Phase.WARMING)
+                lifecycle.state, lifecycle.epoch, lifecycle.move_id = State.OWNED, 2, "m"
+                yield OWNED
+
+        async def in_files(*_: object) -> None: ...
+
+        node: Any = SimpleNamespace(
+            lifecycle=lambda _: lifecycle,
+            receiver=SimpleNamespace(lost=None),
+        )
+        threads: Any = SimpleNamespace(in_files=in_files, files=None, quick=None)
+        connect: Any = None
+        pulls = Pulls(node, None, SYSTEM_CLOCK, connect, threads)
+        transfer: Any = Transfer()
+        loop = asyncio.get_running_loop()
+        pulls._begin = lambda move: RunningPull(move.move_id, transfer, loop)  # type: ignore[method-assign]
+        move: Any = SimpleNamespace(partition=P, move_id="m", standby=False)
+        assert [each.phase async for each in pulls.run(move, "")] == [Phase.WARMING, Phase.OWNED]
+        lifecycle.move_id = again  # the move by which the partition came
+        asked: Any = SimpleNamespace(partition=P, move_id=again, standby=False)
+        return [each async for each in pulls.run(asked, "")]
+
+    return asyncio.run(ask())
+
+
+def test_who_asks_again_hears_all_that_was_said_of_the_end() -> None:
+    """A request that is repeated hears all that was reported of the end.
+
+    A controller whose stream broke at that moment used to record the move without its digest.
+    """
+    assert heard("m") == [OWNED]
+
+
+def test_of_a_transfer_that_is_not_known_any_more_only_the_epoch_is_told() -> None:
+    assert heard("another") == [Progress(Phase.OWNED, epoch=2)]
+
+
+def joined(cancelled: str) -> tuple[list[Progress], list[Progress]]:
+    """Returns what a move hears that joins a standby's transfer, and what the standby hears."""
+
+    async def ask() -> tuple[list[Progress], list[Progress]]:
+        lifecycle = Lifecycle(P, State.WARMING, 1, move_id="standby")
+        follows, ends = asyncio.Event(), asyncio.Event()
+
+        class Transfer:
+            async def run(self) -> AsyncIterator[Progress]:
+                yield Progress(Phase.CATCHING_UP)
+                follows.set()
+                await ends.wait()
+                yield OWNED
+
+        async def in_files(*_: object) -> None: ...
+
+        node: Any = SimpleNamespace(lifecycle=lambda _: lifecycle, receiver=SimpleNamespace(lost=None))
+        threads: Any = SimpleNamespace(in_files=in_files, files=None, quick=None)
+        connect: Any = None
+        pulls = Pulls(node, None, SYSTEM_CLOCK, connect, threads)
+        transfer: Any = Transfer()
+        loop = asyncio.get_running_loop()
+        pulls._begin = lambda move: RunningPull(move.move_id, transfer, loop)  # type: ignore[method-assign]
+
+        async def listen(move_id: str, standby_move: str) -> list[Progress]:
+            move: Any = SimpleNamespace(partition=P, move_id=move_id, standby=False)
+            return [each async for each in pulls.run(move, standby_move)]
+
+        standby = loop.create_task(listen("standby", ""))
+        await follows.wait()
+        if cancelled == "before":
+            lifecycle.cancelled |= {"m"}
+        move = loop.create_task(listen("m", "standby"))
+        if cancelled == "while":
+            await asyncio.wait((move,), timeout=0.01)
+            pulls.dismiss(P, "m")
+        if cancelled:
+            await move
+            assert not standby.done()
+        ends.set()
+        return await move, await standby
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("cancelled", ["before", "while"])
+def test_a_move_that_was_cancelled_here_waits_for_no_seal_of_the_standby_it_joined(cancelled: str) -> None:
+    """A cancelled move waits for no seal of the standby that it joined.
+
+    The wait would never end: no seal is accepted here for a cancelled move, and the standby goes on.
+    """
+    move, standby = joined(cancelled)
+    assert isinstance(move[-1].fault, MoveAborted)
+    assert move[-1].phase is Phase.FAILED
+    assert standby == [Progress(Phase.CATCHING_UP), OWNED]
+
+
+def test_a_move_that_joined_a_standby_hears_its_end() -> None:
+    assert joined("") == ([Progress(Phase.CATCHING_UP), OWNED], [Progress(Phase.CATCHING_UP), OWNED])
+
+
+def test_a_transfer_that_was_stopped_is_freed_without_a_garbage_collection() -> None:
+    """A stopped transfer is freed at once, and what it holds with it.
+
+    The collector examines objects once, while a transfer runs, and then not before there are half a million more.
+    """
+
+    class Message:
+        pass
+
+    async def stop() -> weakref.ref[Message]:
+        follows, messages = asyncio.Event(), []
+
+        class Transfer:
+            async def run(self) -> AsyncIterator[Progress]:
+                message = Message()
+                messages.append(weakref.ref(message))
+                yield Progress(Phase.CATCHING_UP)
+                follows.set()
+                await asyncio.Event().wait()
+
+        node: Any = None
+        connect: Any = None
+        threads: Any = None
+        transfer: Any = Transfer()
+        pulls = Pulls(node, None, SYSTEM_CLOCK, connect, threads)
+        pulls._running[P] = RunningPull("m", transfer, asyncio.get_running_loop())
+        await follows.wait()
+        task = pulls._running[P].task
+        pulls.stop(P)
+        await asyncio.wait((task,))
+        return messages[0]
+
+    gc.disable()
+    try:
+        assert asyncio.run(stop())() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,282 @@
+"""Rows by their offsets, through attempts that die anywhere, epochs that end elsewhere, and lingering attempts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateflow import Context, Operator, Timer, state
+from stateflow.client.delivery import Deliver, Look, Open, perform
+from stateflow.errors import InvalidArgument, PositionGap, SourceRetired, SourceTaken, StaleBatch
+from stateflow.operator.operator import output_schema
+from stateflow.operator.output import OutputReader
+from stateflow.partition import layout
+from stateflow.partition.layout import Session
+from stateflow.partition.processor import PartitionHost
+from stateflow.partitioner import partition_of
+from stateflow.spark.real_time import Epoch, EpochSteps, Kept, Of, Outputs, Plan
+from stateflow.spark.task import PARTITION_COLUMN
+from stateflow.storage import MemoryStore
+from stateflow.types import PartitionId
+from tests.sizes import sized
+
+PARTITIONS, KEYS, SOURCES = 3, 5, 2
+NOW_US = [0]  # processing time of the newest batch
+LATER = 1_000_000  # added to a row's offset in what its timer outputs
+
+
+class Count(Operator):
+    """Outputs each row with its key's count, and once more when its timer fires."""
+
+    key = "k"
+    output = "part long, off long, k long, n long"
+    n = state.value(int, default=0)
+
+    def process(self, row: Any, ctx: Context) -> Any:
+        self.n.value += 1
+        ctx.set_timer(NOW_US[0] + 1, name=f"{row.part}/{row.off}", domain="processing")
+        yield row.part, row.off, row.k, self.n.value
+
+    def on_timer(self, timer: Timer, ctx: Context) -> Any:
+        part, off = map(int, timer.name.split("/"))
+        yield part, off + LATER, ctx.key, 0
+
+
+PLAN = Plan("Count", "real-time:q", PARTITIONS, ("k",), ("part", "off"), None, 0, True, 1 << 20)
+READER = OutputReader.of(output_schema(Count).serialize().to_pybytes(), ())
+
+#: What may happen: rows are read, and applied up to so many parts of them; time passes; an epoch ends; an attempt dies,
+#: or lingers while another one begins; a lingering attempt goes on.
+ACTIONS = st.one_of(
+    st.tuples(st.just("read"), st.integers(0, SOURCES - 1), st.integers(1, 4), st.none()),
+    st.tuples(st.just("read"), st.integers(0, SOURCES - 1), st.integers(1, 4), st.integers(0, PARTITIONS)),
+    st.tuples(st.just("visit"), st.none() | st.integers(0, PARTITIONS)),
+    st.tuples(st.sampled_from(["die", "linger"])),
+    st.tuples(st.just("end"), st.none()),
+    st.tuples(st.just("end"), st.integers(0, PARTITIONS)),
+    st.tuples(st.just("stray"), st.integers(0, SOURCES - 1), st.integers(1, 4)),
+)
+
+
+class Killed(Exception):
+    pass
+
+
+REFUSED = (SourceTaken, StaleBatch, PositionGap)
+
+
+class Lost(Exception):
+    pass
+
+
+def key_of(part: int, off: int) -> int:
+    return (off * 3 + part) % KEYS
+
+
+class Attempt:
+    def __init__(self, world: World, number: int, starts: list[int]) -> None:
+        self.world, self.next = world, list(starts)
+        world.made += 1
+        self.epoch = Epoch(PLAN, number, 0, Session(world.clock, f"a{world.made}"))
+        self.given: list[dict[str, Any]] = []
+        self.run(self.epoch.open({}, 0.0), None)
+
+    def run(self, steps: EpochSteps[list[Outputs]], parts: int | None) -> None:
+        found = perform(steps, partial(self.world.do, [parts]))
+        rows, _ = READER.rows(each[p] for each in found for p in sorted(each))
+        self.given += rows
+
+    def read(self, source: int, count: int, parts: int | None) -> None:
+        offs = list(range(self.next[source], self.next[source] + count))
+        keys = [key_of(source, off) for off in offs]
+        columns = {"part": [source] * count, "off": offs, "k": keys}
+        columns[PARTITION_COLUMN] = [partition_of(key, PARTITIONS) for key in keys]
+        self.run(self.epoch.rows(pa.table(columns)), parts)
+        self.next[source] += count
+
+
+class World:
+    """Partitions, Spark's checkpoint, and a sink that takes an attempt's outputs when its epoch ends."""
+
+    def __init__(self) -> None:
+        self.stores = [MemoryStore() for _ in range(PARTITIONS)]
+        self.hosts: list[PartitionHost] = []
+        self.start()
+        self.clock, self.made, self.number = 1, 0, 0
+        self.starts = [0] * SOURCES
+        self.sink: list[dict[str, Any]] = []
+        self.attempt: Attempt | None = None
+        self.strays: list[Attempt] = []
+
+    def start(self) -> None:
+        self.hosts = [PartitionHost(Count, PartitionId("Count", p), s, epoch=1) for p, s in enumerate(self.stores)]
+
+    def do(self, left: list[int | None], of: Of) -> Any:
+        self.clock += 1
+        match of.step:
+            case Open(session, settled):
+                for host in self.hosts:
+                    host.open_source(of.source, session, settled)
+                return self.look(of.source)
+            case Look():
+                return self.look(of.source)
+            case Kept(after):
+                kept = {p: layout.pieces(store, of.source, after) for p, store in enumerate(self.stores)}
+                return {p: [(number, piece.output) for number, piece in found] for p, found in kept.items()}
+            case Deliver(batch, rows, after):
+                outputs = {}
+                for frame in rows.frames(1):
+                    (partition,), (left_over,) = frame.partitions, left
+                    if left_over == 0:
+                        raise Killed
+                    left[0] = None if left_over is None else left_over - 1
+                    NOW_US[0] = self.clock
+                    applied = self.hosts[partition].apply(
+                        batch, rows.schema, frame.message, self.clock, after.get(partition)
+                    )
+                    outputs[partition] = applied.output
+                return outputs
+        raise AssertionError(of)
+
+    def look(self, source: str) -> dict[int, layout.Position]:
+        found = {p: host.reached(source) for p, host in enumerate(self.hosts)}
+        return {p: position for p, position in found.items() if position is not None and position.batch >= 0}
+
+    def act(self, name: str, *said: Any) -> None:
+        if name == "stray":
+            for stray in self.strays:
+                try:
+                    stray.read(*said, None)
+                except REFUSED:  # the lingering attempt ends
+                    self.strays.remove(stray)
+            return
+        try:
+            attempt = self.attempt = self.attempt or Attempt(self, self.number, self.starts)
+            if name == "read":
+                attempt.read(*said)
+            elif name == "visit":
+                attempt.run(attempt.epoch.visit(0.0), *said)
+            elif name == "end":
+                attempt.run(attempt.epoch.end({}), *said)
+                self.sink += attempt.given
+                self.starts, self.number, self.attempt = attempt.next, self.number + 1, None
+            elif name == "linger":
+                self.strays.append(attempt)
+                self.attempt = None
+            else:
+                self.attempt = None
+        except (Killed, *REFUSED):
+            self.attempt = None
+
+
+@settings(max_examples=sized(1200))
+@given(st.lists(ACTIONS, min_size=12, max_size=40))
+def test_each_row_is_applied_once_and_given_once(actions: list[tuple[Any, ...]]) -> None:
+    world = World()
+    for each in actions:
+        world.act(*each)
+    world.strays.clear()
+    world.attempt = None
+    finish(world)
+    NOW_US[0] += 1
+    world.act("visit", None)  # timers of the last rows, which had no further batch to fire in
+    world.act("end", None)
+    rows = [(source, off) for source in range(SOURCES) for off in range(world.starts[source])]
+    assert Counter((row["part"], row["off"]) for row in world.sink) == Counter(
+        [*rows, *((part, off + LATER) for part, off in rows)]
+    )
+    counts: dict[int, list[int]] = {}
+    for row in world.sink:
+        if row["off"] < LATER:
+            counts.setdefault(row["k"], []).append(row["n"])
+    for key, found in counts.items():
+        assert sorted(found) == list(range(1, len(found) + 1))
+        assert world.hosts[partition_of(key, PARTITIONS)].peek(key, 0).n.value == len(found)
+    for source in range(SOURCES):  # the next epoch begins: nothing is kept of the former ones
+        world.act("read", source, 1, None)
+    kept = [
+        number
+        for source in range(SOURCES)
+        for store in world.stores
+        for number, _ in layout.pieces(store, PLAN.rows_of((source,)), -1)
+    ]
+    assert all(number in {start + 1 for start in world.starts} for number in kept)
+
+
+def test_offsets_have_to_rise() -> None:
+    world = World()
+    world.act("read", 0, 3, None)
+    attempt = world.attempt
+    assert attempt is not None
+    attempt.next[0] = 1
+    with pytest.raises(InvalidArgument, match="do not increase: 1 after 2"):
+        attempt.read(0, 1, None)
+
+
+def finish(world: World) -> None:
+    """Lets everything that was applied come, and ends its epoch.
+
+    Raises Lost where rows of former epochs are asked for.
+    """
+    furthest = max(
+        (position.batch for s in range(SOURCES) for position in world.look(PLAN.rows_of((s,))).values()), default=0
+    )
+    try:
+        attempt = Attempt(world, world.number, world.starts)
+    except PositionGap as error:
+        raise Lost from error
+    for source in range(SOURCES):
+        if (count := furthest + 1 - world.starts[source]) > 0:
+            attempt.read(source, count, None)
+    attempt.run(attempt.epoch.visit(0.0), None)
+    attempt.run(attempt.epoch.end({}), None)
+    world.sink += attempt.given
+    world.starts, world.number, world.attempt = attempt.next, world.number + 1, None
+
+
+@given(
+    st.lists(ACTIONS | st.tuples(st.just("save"), st.integers(0, PARTITIONS - 1)) | st.tuples(st.just("back"))),
+)
+@settings(max_examples=sized(1200))
+def test_what_a_partition_lost_is_applied_again_or_asked_for(actions: list[tuple[Any, ...]]) -> None:
+    """Rows that a partition lost are applied again or asked for: a query never goes on without rows.
+
+    The partition is put back to an earlier state.
+    """
+    world, saved = World(), dict[int, dict[bytes, bytes]]()
+    for name, *said in actions:
+        if name == "save":
+            saved = {said[0]: dict(world.stores[said[0]].scan(b""))}
+        elif name == "back":
+            for number, entries in saved.items():
+                world.stores[number] = MemoryStore(entries)
+                world.start()
+        else:
+            world.act(name, *said)
+    world.strays.clear()
+    with suppress(Lost):
+        finish(world)
+        check_counts(world)
+
+
+def check_counts(world: World) -> None:
+    counts = Counter(key_of(source, off) for source in range(SOURCES) for off in range(world.starts[source]))
+    for key, count in counts.items():
+        assert world.hosts[partition_of(key, PARTITIONS)].peek(key, 0).n.value == count
+
+
+def test_a_retired_source_whose_outputs_may_be_wanted_says_so() -> None:
+    world = World()
+    world.act("read", 0, 6, None)
+    for host in world.hosts:
+        host.retire(PLAN.rows_of((0,)))
+    attempt = Attempt(world, world.number, world.starts)
+    with pytest.raises(SourceRetired):
+        attempt.read(0, 1, None)

@@ -1,0 +1,30 @@
+"""Open files of a process: the limits of each database."""
+
+from __future__ import annotations
+
+import pytest
+
+from stateflow.errors import TooFewFiles
+from stateflow.storage.rocks import PER_DATABASE, RESERVED, TABLES_MAX, file_limits
+
+
+def test_with_enough_of_them_nothing_is_held_back() -> None:
+    assert file_limits(128, 20_000) == file_limits(1, 1024)
+    assert file_limits(1, 1024).tables == TABLES_MAX
+
+
+def test_the_usual_limit_is_enough_for_the_usual_partitions() -> None:
+    """The usual limit is enough for the usual partitions; sorted files are merged at once then."""
+    assert file_limits(128, 1024).runs == file_limits(128, 1024).tables == 1
+
+
+@pytest.mark.parametrize("limit", [256, 1024, 4096, 65_536])
+def test_what_is_promised_fits(limit: int) -> None:
+    for databases in range(1, 5000, 7):
+        if databases * (PER_DATABASE + 1) + RESERVED > limit:
+            with pytest.raises(TooFewFiles, match=f" {databases} partitions need about .*, the limit is {limit}: "):
+                file_limits(databases, limit)
+            continue
+        given = file_limits(databases, limit)
+        assert databases * (PER_DATABASE + given.runs) + RESERVED <= limit
+        assert 1 <= given.runs <= given.tables
