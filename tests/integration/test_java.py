@@ -99,7 +99,7 @@ def test_a_wrong_java_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind
     elif kind == "fails":
         fake_java(home, says="Error: could not find libjava.so", status=1)
     monkeypatch.setenv("JAVA_HOME", str(home))
-    assert_refused(f"{home}/bin/java does not run (java_home={home})")
+    assert_refused(f"{home}/bin/java cannot be run (java_home={home})")
 
 
 @pytest.mark.processes
