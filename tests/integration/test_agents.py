@@ -112,7 +112,7 @@ def test_replicas_of_one_command_serve_and_one_that_is_killed_serves_again(fleet
     assert not missing, shown
     child = fleet.children()["gw-1"]
     assert (child.wanted, child.state, child.deaths) == ("running", "RUNNING", 1)
-    assert "ended by signal 9" in child.error
+    assert "killed by signal 9" in child.error
 
 
 def test_an_agent_that_is_killed_has_its_replicas_again_with_a_controller_or_without(fleet: Fleet) -> None:
