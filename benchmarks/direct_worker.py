@@ -35,7 +35,7 @@ from stateflow.operator.output import OutputReader
 from stateflow.partition.environment import Garbage
 from stateflow.partition.positions import Batch
 from stateflow.partition.replica import ReplicaNode
-from stateflow.partition.slices import Part, Shares
+from stateflow.partition.slices import BatchSlices, Part
 from stateflow.partitioner import partition_of
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
@@ -81,7 +81,7 @@ def replica(operator: type[Operator]) -> Contest:
                 outcome.began_s = time.perf_counter()
             came = Came()
             rows = BatchReader(read_schema(schema)).read(message)
-            node.batches.apply(Shares(name, Batch("s", number), schema, rows, parts), came)
+            node.batches.apply(BatchSlices(name, Batch("s", number), schema, rows, parts), came)
             outputs += [applied.output for applied in came.applied() if keep]
             if garbage.is_due():  # as a replica process does
                 garbage.collect()

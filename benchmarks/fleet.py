@@ -24,7 +24,7 @@ from benchmarks.operators import Ballast
 from benchmarks.record import Correctness, Record, Target, spread
 from stateflow.client import Cluster, Reconfiguration
 from stateflow.errors import StateflowError
-from stateflow.ledger import Hold, Ledger
+from stateflow.ledger import LeaderLease, Ledger
 from stateflow.security.variables import environment
 from stateflow.settings import ControllerSettings
 from stateflow.testing import LocalCluster
@@ -108,7 +108,7 @@ class Fleet(LocalCluster):
         address = self.hold().holder.address
         return next(name for name in self.controllers if self.processes[name].address == address)
 
-    def hold(self) -> Hold:
+    def hold(self) -> LeaderLease:
         return self._records.hold()
 
     @cached_property

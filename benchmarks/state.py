@@ -24,7 +24,7 @@ from benchmarks.operators import CountSum, CountSumColumns
 from benchmarks.record import REPOSITORY, Correctness, Record, Target, ratio, spread
 from stateflow import Operator, state
 from stateflow.partition.positions import Batch
-from stateflow.partition.processor import PartitionHost
+from stateflow.partition.processor import PartitionProcessor
 from stateflow.state import KeyedState, declarations_of
 from stateflow.storage import MemoryStore, RocksEngine
 from stateflow.types import PartitionId
@@ -199,7 +199,7 @@ def _direct(
     """Returns the rows a second of each batch of the second half, on RocksDB, and a sample of the final state."""
     engine, numbers = RocksEngine(), np.random.default_rng(seed)
     stores = [engine.open(directory / str(number), create=True) for number in range(VECTOR_PARTITIONS)]
-    hosts = [PartitionHost(operator, PartitionId("p1", number), store, 1) for number, store in enumerate(stores)]
+    hosts = [PartitionProcessor(operator, PartitionId("p1", number), store, 1) for number, store in enumerate(stores)]
     rates = []
     for number in range(batches):
         k = numbers.integers(0, keys, VECTOR_ROWS)

@@ -21,7 +21,7 @@ from stateflow import Operator, state
 from stateflow.operator.operator import describe
 from stateflow.partition.positions import Batch
 from stateflow.partition.replica import ReplicaNode
-from stateflow.partition.slices import Part, Shares
+from stateflow.partition.slices import BatchSlices, Part
 from stateflow.partitioner import partition_of
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
@@ -78,7 +78,7 @@ def main() -> None:
         batch = pa.record_batch({"k": rows}, schema=schema)
         came = Came()
         part = Part(partition, 1, 0, len(rows))
-        node.batches.apply(Shares("Archive", Batch("s", numbers[partition]), encoded, batch, [part]), came)
+        node.batches.apply(BatchSlices("Archive", Batch("s", numbers[partition]), encoded, batch, [part]), came)
         came.applied()
         numbers[partition] += 1
 

@@ -1,6 +1,6 @@
 """Descriptions of agents, of the replicas they are to run, and of processes, shared by controllers, agents and clients.
 
-An agent sends a :class:`Beat` with the state of all its replicas. The controller replies with :class:`Orders`, which
+An agent sends a :class:`Beat` with the state of all its replicas. The controller replies with :class:`DesiredState`, which
 name all replicas that the agent is to have. A process that a :class:`Launcher` started writes a line of JSON when it is
 ready, see :class:`Listening`.
 """
@@ -97,7 +97,7 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class DesiredState:
     """The reply to a heartbeat, with all replicas that the agent is to have.
 
     ``ledger`` and ``term``: those of the controller that replies. ``adopted``: the ledger that the agent belongs to, if

@@ -13,7 +13,7 @@ from stateflow.partition.batches import Outcome
 from stateflow.partition.positions import Batch, digests_of
 from stateflow.partition.processor import Applied
 from stateflow.partition.replica import ReplicaNode
-from stateflow.partition.slices import Part, Shares
+from stateflow.partition.slices import BatchSlices, Part
 from stateflow.rpc.rows import BatchRows
 from stateflow.types import PartitionId
 
@@ -42,13 +42,13 @@ class Told:
         return found  # type: ignore[return-value]
 
 
-def shares_of(operator: str, batch: Batch, rows: dict[int, pa.RecordBatch], epoch: int = 1) -> Shares:
+def shares_of(operator: str, batch: Batch, rows: dict[int, pa.RecordBatch], epoch: int = 1) -> BatchSlices:
     """Makes the batch slices of the rows of each partition."""
     parts, reached = [], 0
     for partition, mine in rows.items():
         parts.append(Part(partition, epoch, reached, reached := reached + mine.num_rows))
     whole = pa.concat_batches(list(rows.values()))
-    return Shares(operator, batch, whole.schema.serialize().to_pybytes(), whole, parts)
+    return BatchSlices(operator, batch, whole.schema.serialize().to_pybytes(), whole, parts)
 
 
 def rows_of(parts: Mapping[int, pa.RecordBatch | None], schema: bytes = b"") -> BatchRows:
@@ -92,7 +92,7 @@ def apply_to(
     digest = None if batch.session is None else digests_of(schema, read, [0, stop])[0]
     part = Part(partition.partition, epoch, 0, stop, after, digest)
     told = Told()
-    node.batches.apply(Shares(partition.operator, batch, schema, read, [part]), told)
+    node.batches.apply(BatchSlices(partition.operator, batch, schema, read, [part]), told)
     outcome = told.outcomes[0]
     if isinstance(outcome, BaseException):
         raise outcome

@@ -32,7 +32,7 @@ from stateflow.errors import (
     Unavailable,
     UnknownSite,
 )
-from stateflow.fleet import AgentInfo, Beat, Child, Orders, Request, Spawned
+from stateflow.fleet import AgentInfo, Beat, Child, DesiredState, Request, Spawned
 from stateflow.partition.control import Command
 from stateflow.rpc.agents import AgentCaller
 from stateflow.types import check_name, node_of
@@ -68,7 +68,7 @@ class Agents:
 
     # -- membership ---------------------------------------------------------------------------------------
 
-    async def heard(self, beat: Beat) -> Orders:
+    async def heard(self, beat: Beat) -> DesiredState:
         """Takes a heartbeat, registers the agent if it is new or has changed, and returns what it should have.
 
         Raises NameTaken, ForeignLedger, HoldLost.
@@ -88,7 +88,7 @@ class Agents:
                 await self._register(beat, adopted)
         context.check_leads()
         self._beats[name] = beat
-        return Orders(
+        return DesiredState(
             context.settings.lease_s,
             self._cluster.roster.wanted_at(name),
             own,

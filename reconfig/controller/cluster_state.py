@@ -67,7 +67,7 @@ from reconfig.controller.folds import JobBook, Outcome, RestoreBook, SweepBook
 from reconfig.controller.roster import Home, Roster
 from reconfig.decisions.failover import Failover, Failovers
 from reconfig.decisions.jobs import Job, Run, RunState, Stage
-from reconfig.decisions.joining import Orders
+from reconfig.decisions.joining import AutopilotSettings
 from reconfig.decisions.plan import Limits, limits_of
 from reconfig.decisions.sweeps import Chore, Maintenance, Plan
 from reconfig.decisions.work import Change, Planned, PlannedMove, PlannedRestore, PlannedStandby, planned_of, to_payload
@@ -143,7 +143,7 @@ class ClusterState:
     retargets: dict[str, int] = field(default_factory=dict)  # number of records, by the move's item
     paused: set[str] = field(default_factory=set)  # reconfigurations
     pauses: dict[str, int] = field(default_factory=dict)  # number of records, by reconfiguration
-    autopilot: Orders = field(default_factory=Orders)
+    autopilot: AutopilotSettings = field(default_factory=AutopilotSettings)
     autopilot_orders: int = 0
     jobs: JobBook = field(default_factory=JobBook)
     sweeps: SweepBook = field(default_factory=SweepBook)
@@ -641,13 +641,13 @@ class ClusterState:
         now = self.now_us()
         return {node for node, each in self.roster.maintenance.items() if each.lasts(now)}
 
-    def order_autopilot(self, orders: Orders) -> None:
+    def order_autopilot(self, orders: AutopilotSettings) -> None:
         if orders != self.autopilot:
             item = f"autopilot/{self.autopilot_orders + 1}"
             self._append(item, RecordState.NEW, None, orders.to_dict())
 
     def _fold_autopilot(self, rest: str, record: Record) -> None:
-        self.autopilot = Orders.of(record.payload)
+        self.autopilot = AutopilotSettings.of(record.payload)
         self.autopilot_orders = max(self.autopilot_orders, int(rest))
 
     # -- jobs ---------------------------------------------------------------------------------------------
@@ -761,10 +761,10 @@ class ClusterState:
     def _fold_cancel(self, reconfiguration: str, record: Record) -> None:
         self.history[reconfiguration].cancelled = True
 
-    def operator_stood(self, reconfiguration: str, ms: float) -> None:
+    def operator_downtime(self, reconfiguration: str, ms: float) -> None:
         self._append(f"stood/{reconfiguration}", RecordState.NEW, None, {"ms": ms})
 
-    def _fold_stood(self, reconfiguration: str, record: Record) -> None:
+    def _fold_downtime(self, reconfiguration: str, record: Record) -> None:
         self.history[reconfiguration].stood_ms = record.payload["ms"]
 
     def _fold_grant(self, rest: str, record: Record) -> None:
@@ -802,7 +802,7 @@ FOLDS: Mapping[str, Callable[[ClusterState, str, Record], None]] = {
     "pause": ClusterState._fold_pause,
     "edit": ClusterState._fold_edit,
     "cancel": ClusterState._fold_cancel,
-    "stood": ClusterState._fold_stood,
+    "stood": ClusterState._fold_downtime,
     "agent": lambda cluster, rest, record: cluster.roster.fold_agent(rest, record),
     "dismiss": lambda cluster, rest, record: cluster.roster.fold_dismiss(rest, record),
     "spawn": lambda cluster, rest, record: cluster.roster.fold_spawn(rest, record),

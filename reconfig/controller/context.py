@@ -15,7 +15,7 @@ import grpc.aio
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.members import Members, Names
 from reconfig.controller.replicas import Replicas
-from reconfig.decisions.tenure import Tenure
+from reconfig.decisions.leadership import Leadership
 from stateflow.clock import Clock
 from stateflow.errors import (
     HoldLost,
@@ -86,12 +86,12 @@ class ControllerContext:
         clock: Clock,
         connect: Callable[[str], grpc.aio.Channel],
         new_id: Callable[[], str],
-        tenure: Tenure,
+        leadership: Leadership,
         states: ClusterStates,
         grace_s: float,
     ) -> None:
         self.settings, self.clock, self.new_id = settings, clock, new_id
-        self.ledger_id, self._tenure = ledger.id, tenure
+        self.ledger_id, self._leadership = ledger.id, leadership
         self.cluster, self._writer = states.read_by_loop, states.writer
         self._writer.on_record = self._fold_in_loop
         self._writer.check = self.check_leads  # checked again, as a locked database makes the writer wait
@@ -157,12 +157,12 @@ class ControllerContext:
 
     @property
     def term(self) -> int:
-        return self._tenure.term
+        return self._leadership.term
 
     def check_leads(self) -> None:
         """Checks that this controller leads. Raises HoldLost, also if the term has ended early: then this controller
         may not know all that was decided."""
-        self._tenure.check(self.clock.monotonic())
+        self._leadership.check(self.clock.monotonic())
         if self.over.done():
             raise HoldLost(
                 f"the term is over: {self.over.result()}", remedy="ask the controller that leads now", term=self.term

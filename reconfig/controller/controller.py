@@ -29,9 +29,9 @@ from reconfig.controller.takeovers import GivingUp, Takeovers
 from reconfig.decisions.capacity import Choice
 from reconfig.decisions.failover import Failover, Lack, Why, unserved
 from reconfig.decisions.jobs import Node
+from reconfig.decisions.leadership import Leadership
 from reconfig.decisions.placement import PolicyName
 from reconfig.decisions.sweeps import Chore
-from reconfig.decisions.tenure import Tenure
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.code.loading import check_signed
 from stateflow.fleet import Child
@@ -54,7 +54,7 @@ from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, PartitionId, node_of
 
 
-class Survey:
+class StatusReporter:
     """Reports what the leader knows of its cluster: operators, replicas, reconfigurations, and what is amiss.
 
     Args:
@@ -157,10 +157,10 @@ class Survey:
 
 
 class Controller:
-    """A controller, which decides while ``tenure`` lasts. ``over`` is done when the term has ended early.
+    """A controller, which decides while ``leadership`` lasts. ``over`` is done when the term has ended early.
 
     Args:
-        tenure: default: never expires (single controller, tests).
+        leadership: default: never expires (single controller, tests).
         states: the ledger as read already; None: the controller reads it.
         grace_s: seconds from now for which a predecessor may still grant leases.
         address: where it listens; also its name, if the settings give it none.
@@ -174,7 +174,7 @@ class Controller:
         connect: Callable[[str], grpc.aio.Channel] = connect,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12],
         *,
-        tenure: Tenure | None = None,
+        leadership: Leadership | None = None,
         states: ClusterStates | None = None,
         grace_s: float = 0.0,
         address: str = "",
@@ -186,7 +186,7 @@ class Controller:
             clock,
             connect,
             new_id,
-            tenure or Tenure(),
+            leadership or Leadership(),
             states or ClusterStates.read(ledger, validated=self.settings.debug_validate),
             grace_s,
         )
@@ -207,7 +207,7 @@ class Controller:
         self.checkpoints = Checkpoints(context)
         self.agents = Agents(context, connect, grace_s)
         self.measuring = Measuring(context, executor.links)
-        self.survey = Survey(
+        self.status_reporter = StatusReporter(
             context,
             self.runs,
             self.standbys,
@@ -251,7 +251,7 @@ class Controller:
             await self.context.record(ClusterState.order_failover, spec.name, failover)
             await self._known_to_owners(spec.name)
         await self.versions.drop_unused()
-        return self.survey.deployment(deployed)
+        return self.status_reporter.deployment(deployed)
 
     async def _known_to_owners(self, operator: str) -> None:
         """Waits until the owners that answer have reported that they know the operator's failover, for at most as long
@@ -270,7 +270,7 @@ class Controller:
 
     async def upgrade(self, operator: str, version: int) -> Deployment:
         """Upgrades an operator to another version, see :meth:`Versions.upgrade`."""
-        return self.survey.deployment(await self.versions.upgrade(operator, version))
+        return self.status_reporter.deployment(await self.versions.upgrade(operator, version))
 
     async def proposed(self, operator: str, names: Sequence[PolicyName]) -> Placement:
         """Returns the placement that policies propose, see :meth:`Placing.proposed`."""
@@ -280,7 +280,7 @@ class Controller:
         """Returns a placement with its costs, see :meth:`Placing.costs`."""
         return await self.placing.costs(choice, reasons, self._executor.cost())
 
-    # -- reports of any controller, see also :class:`~reconfig.controller.following.Overview` ----------------
+    # -- reports of any controller, see also :class:`~reconfig.controller.following.FollowerReports` ----------------
 
     follower: FollowerReport | None = None  # None: it leads
 
@@ -290,10 +290,10 @@ class Controller:
 
     def deployment(self, operator: str) -> Deployment:
         """Reports on an operator. Raises OperatorNotDeployed."""
-        return self.survey.deployment(self.cluster.operator(operator))
+        return self.status_reporter.deployment(self.cluster.operator(operator))
 
     def status(self) -> ClusterReport:
-        return self.survey.status()
+        return self.status_reporter.status()
 
     def job_reports(self, name: str) -> list[JobReport]:
         """Reports on a job; empty name: on all jobs. Raises InvalidArgument."""

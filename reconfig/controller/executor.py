@@ -1,6 +1,6 @@
 """The executor of reconfigurations: gives turns to their moves, runs them round by round, and learns from them.
 
-:class:`Turns` holds the moves that wait, and lets them begin in the order that :mod:`reconfig.decisions.plan` decides.
+:class:`MoveQueue` holds the moves that wait, and lets them begin in the order that :mod:`reconfig.decisions.plan` decides.
 That a move begins is recorded before it does. :class:`Executor` runs the moves to their end, and learns how long later
 ones will take. A move that breaks off begins again from its records in the ledger, as after a restart of the
 controller. :class:`Replanning` records another target for a move that waits, which is withheld from its turn meanwhile;
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 HOLD_S = 3.0
 
 
-# -- Turns -----------------------------------------------------------------------------------------------------------
+# -- MoveQueue -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +52,7 @@ class _Ticket:
     withheld: bool = False
 
 
-class Turns:
+class MoveQueue:
     """Moves that wait for their turn in batches, and those that have it.
 
     Args:
@@ -191,14 +191,14 @@ class Executor:
         self.bandwidth, self.links = 0.0, Links()
         self.change_rates: dict[PartitionId, float] = {}
         settings = context.settings
-        self.turns = Turns(
+        self.queue = MoveQueue(
             lambda batch: context.cluster.history[batch].limits,
             Limits(settings.concurrent_moves, settings.moves_per_node, settings.moves_per_link),
             runs.goes_on,
             lambda moves: context.record(ClusterState.begin_moves, moves),
             context.spawn,
         )
-        runs.on_change, runs.withdraw = self.turns.look, self.turns.withdraw
+        runs.on_change, runs.withdraw = self.queue.look, self.queue.withdraw
         self._experience = Experience()
         self._cutovers: dict[str, asyncio.Lock] = {}  # by source
         #: returns the id of the move by which a replica is a standby of a partition; empty: it is none
@@ -308,7 +308,7 @@ class Executor:
             shared=running.strategy is not None and running.strategy.limited,
         )
         if not (running.cancelled or runner.is_moot):
-            async with self.turns.turn(part, planned) as begins:
+            async with self.queue.turn(part, planned) as begins:
                 if begins:
                     await runner.run()
                     return True
@@ -363,7 +363,7 @@ class Executor:
             await self._hold(operator, 0.0)
         stood_ms = (self._context.clock.monotonic() - began) * 1e3
         if not self._context.over.done():
-            await self._context.record(ClusterState.operator_stood, running.id, stood_ms)
+            await self._context.record(ClusterState.operator_downtime, running.id, stood_ms)
             running.stood(stood_ms)
 
     async def _checkpoint(self, operator: str) -> None:
@@ -409,12 +409,12 @@ class Replanning:
             for anew in found:
                 if anew.target not in fit or (anew.target, anew.move.partition.operator) not in able:
                     continue
-                with self._executor.turns.withheld(anew.move) as waits:
+                with self._executor.queue.withheld(anew.move) as waits:
                     if not (waits and self._waits(anew.move)):
                         continue  # its turn has come meanwhile
                     await self._context.record(ClusterState.retarget, anew.move, anew.target, anew.reason)
                     log.warning("move %s retargeted to %s: %s", anew.move.move_id, anew.target, anew.reason)
-                    self._executor.turns.leave(anew.move)
+                    self._executor.queue.leave(anew.move)
 
     def _waiting(self) -> list[PlannedMove]:
         moves = (each.planned for each in self._context.cluster.open_moves.values())
@@ -424,7 +424,7 @@ class Replanning:
         open_move = self._context.cluster.open_moves.get(move.item_id)
         if open_move is None or open_move.granted or not is_waiting(open_move.record):
             return False
-        return open_move.planned == move and self._executor.turns.has(move)
+        return open_move.planned == move and self._executor.queue.has(move)
 
     def _shares(self) -> dict[str, int]:
         """Returns how many partitions each replica will own when all planned changes have ended."""

@@ -2,7 +2,7 @@
 
 The ledger tells what was decided: which operators there are, which replica owns a partition at which epoch, what was
 begun and how it ended. Only the leader knows which replicas are alive, how far a move has come, and which processes are
-refused; the reports (:class:`Overview`) leave that unknown.
+refused; the reports (:class:`FollowerReports`) leave that unknown.
 
 A caller's question makes the controller read on at once from the newest record that it has. It also reads on every
 ``follow_interval_s``, so that a question leaves little to read, and something is known while the ledger is away. Each
@@ -59,7 +59,7 @@ AFRESH_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
+class FollowerReports:
     """The reports of a controller that does not lead; no I/O. ``term``: 0, as it leads in none."""
 
     cluster: ClusterState
@@ -255,7 +255,7 @@ class Following:
 
     # -- answering ----------------------------------------------------------------------------------------
 
-    async def overview(self, after: int) -> Overview:
+    async def overview(self, after: int) -> FollowerReports:
         """Returns an overview of what the ledger says now, or said before where it does not answer.
 
         A caller that has just been told of a record finds it in the overview.
@@ -272,7 +272,7 @@ class Following:
                     await asyncio.shield(self._read())
         return self._overview(after)
 
-    def _overview(self, after: int) -> Overview:
+    def _overview(self, after: int) -> FollowerReports:
         known, (me, leader) = self._known, self._who()
         if known is None or known.after < after:
             why = "" if self._trouble is None else f": {self._trouble.what}"
@@ -281,7 +281,7 @@ class Following:
                 remedy="try again, or ask the leader",
                 **({"leader": leader} if leader else {}),
             )
-        return Overview(known.cluster, FollowerReport(me, leader, self._clock.monotonic() - known.read_at))
+        return FollowerReports(known.cluster, FollowerReport(me, leader, self._clock.monotonic() - known.read_at))
 
     async def watch(self, reconfiguration: str, after: int) -> AsyncIterator[Reconfiguration]:
         """Yields a reconfiguration as it changes, and every ``WATCH_IDLE_S`` in between.

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from reconfig.controller.context import ClusterStates
 from reconfig.controller.controller import Controller
-from reconfig.decisions.tenure import Tenure, Unrenewed
+from reconfig.decisions.leadership import Leadership, Unrenewed
 from stateflow.clock import Clock
 from stateflow.errors import (
     HoldLost,
@@ -30,7 +30,7 @@ from stateflow.errors import (
     Unavailable,
     WriteUncertain,
 )
-from stateflow.ledger import Hold, Holder, Ledger
+from stateflow.ledger import Holder, LeaderLease, Ledger
 from stateflow.settings import ControllerSettings
 
 log = logging.getLogger(__name__)
@@ -56,13 +56,13 @@ class Leading:
         gone: Callable[[Holder], bool],
         settings: ControllerSettings,
         clock: Clock,
-        make: Callable[[Tenure, ClusterStates, float], Controller],
+        make: Callable[[Leadership, ClusterStates, float], Controller],
     ) -> None:
         self._ledger, self._me, self._gone = ledger, me, gone
         self._settings, self._clock, self._make = settings, clock, make
         self.serving: Controller | None = None
-        self._tenure = Tenure(0, settings.hold_s, 0.0)
-        self._leader: Hold | None = None  # hold of another controller
+        self._leadership = Leadership(0, settings.hold_s, 0.0)
+        self._leader: LeaderLease | None = None  # hold of another controller
         self._unrenewed = Unrenewed(settings.lease_margin)
         # until then a former holder that did not give its hold back may grant leases; kept across this one's terms
         self._predecessor_until = -math.inf
@@ -80,7 +80,7 @@ class Leading:
 
     @property
     def leads(self) -> bool:
-        return self.serving is not None and self._tenure.left_s(self._clock.monotonic()) > 0
+        return self.serving is not None and self._leadership.left_s(self._clock.monotonic()) > 0
 
     def who(self) -> tuple[str, str]:
         """Returns the addresses of this controller and of the leader; empty: another leader is not known."""
@@ -124,8 +124,8 @@ class Leading:
         If that term is newer, this process may have been stopped for a while. It renews its hold at once, and so learns
         from the ledger whether it still leads.
         """
-        if self.serving is not None and ledger == self._ledger.id and term > self._tenure.term:
-            self._say(f"{who} has heard of term {term} of this ledger, this controller is at {self._tenure.term}")
+        if self.serving is not None and ledger == self._ledger.id and term > self._leadership.term:
+            self._say(f"{who} has heard of term {term} of this ledger, this controller is at {self._leadership.term}")
             self._renew_now.set()
 
     # -- terms --------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class Leading:
                 continue
             assert self.serving is not None
             why = await self._lead(self.serving)
-            log.error("term %d ended: %s", self._tenure.term, why)
+            log.error("term %d ended: %s", self._leadership.term, why)
             if not self.serving.over.done():  # requests under way are told the reason
                 self.serving.over.set_result(why)
             await self._end()
@@ -163,9 +163,9 @@ class Leading:
         ``renew_s``, as the hold may be renewed or given back before.
         """
         left_s = self._leader.left_s if self._leader is not None else 0.0
-        return min(left_s if left_s > 0 else self._settings.retry_interval_s, self._tenure.renew_s)
+        return min(left_s if left_s > 0 else self._settings.retry_interval_s, self._leadership.renew_s)
 
-    async def _try(self) -> Hold | None:
+    async def _try(self) -> LeaderLease | None:
         """Tries to take the hold. Returns it; None: another controller has it, or the ledger cannot be used."""
         try:
             now = await self._in_thread(self._ledger.hold)
@@ -174,7 +174,7 @@ class Leading:
             if clean or over or now.left_s <= 0:
                 self._taking_from_s = max(self._taking_from_s, 0.0 if clean else now.lease_s)
                 asked = self._me, self._settings.hold_s, self._gone, now.until_us if over else None
-                now = await self._in_thread(self._ledger.take_hold, *asked)
+                now = await self._in_thread(self._ledger.take_leadership, *asked)
         except StateflowError as error:
             self._leader, self._waits_for = None, error
             self._say(f"waiting to lead: {error}")
@@ -187,8 +187,8 @@ class Leading:
         self._say(f"waiting to lead: {now.holder} leads, term {now.term}, since {since}")
         return None
 
-    async def _begin(self, hold: Hold, sent_at: float) -> bool:
-        self._tenure = Tenure(hold.term, self._settings.hold_s, sent_at + self._settings.hold_s)
+    async def _begin(self, hold: LeaderLease, sent_at: float) -> bool:
+        self._leadership = Leadership(hold.term, self._settings.hold_s, sent_at + self._settings.hold_s)
         self._leader = None
         self._note_predecessor(hold.grace_s)
         reading = asyncio.ensure_future(
@@ -196,7 +196,7 @@ class Leading:
         )
         try:
             while not reading.done():  # the hold must not lapse while a long ledger is read
-                await asyncio.wait([reading], timeout=self._tenure.renew_s)
+                await asyncio.wait([reading], timeout=self._leadership.renew_s)
                 if not reading.done():
                     await self._renew()
             states = reading.result()
@@ -209,7 +209,7 @@ class Leading:
         log.info("now leading, term %d of ledger %s", hold.term, self._ledger.id)
         left_s = max(0.0, self._predecessor_until - self._clock.monotonic())
         # divided by this, as Members multiplies by it
-        self.serving = self._make(self._tenure, states, left_s / (1 + self._settings.lease_margin))
+        self.serving = self._make(self._leadership, states, left_s / (1 + self._settings.lease_margin))
         self.serving.resume()
         return True
 
@@ -227,7 +227,7 @@ class Leading:
 
     async def _lead(self, server: Controller) -> StateflowError:
         """Renews the hold until the term has ended. Returns the reason."""
-        wait_s = self._tenure.renew_s
+        wait_s = self._leadership.renew_s
         while True:
             self._renew_now.clear()
             waking = asyncio.ensure_future(self._renew_now.wait())
@@ -238,7 +238,7 @@ class Leading:
                 return server.over.result()
             try:
                 await self._renew()
-                wait_s = self._tenure.renew_s
+                wait_s = self._leadership.renew_s
             except (HoldLost, LedgerReplaced) as error:
                 return error
             except (Unavailable, LedgerReadOnly, WriteUncertain) as error:  # the hold lasts as the last renewal said
@@ -250,19 +250,19 @@ class Leading:
     async def _renew(self) -> None:
         """Renews the hold. Raises HoldLost, also where the ledger does not answer before the hold is over."""
         sent_at = self._clock.monotonic()
-        self._tenure.check(sent_at)
-        renewing = asyncio.ensure_future(self._in_thread(self._ledger.renew_hold, self._settings.hold_s))
-        await asyncio.wait([renewing], timeout=self._tenure.left_s(sent_at))
+        self._leadership.check(sent_at)
+        renewing = asyncio.ensure_future(self._in_thread(self._ledger.renew_leadership, self._settings.hold_s))
+        await asyncio.wait([renewing], timeout=self._leadership.left_s(sent_at))
         if not renewing.done():
             renewing.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._tenure.check(self._clock.monotonic())
-            raise HoldLost("the ledger did not answer", remedy="check its database", term=self._tenure.term)
+            self._leadership.check(self._clock.monotonic())
+            raise HoldLost("the ledger did not answer", remedy="check its database", term=self._leadership.term)
         renewing.result()
-        self._tenure.renewed(sent_at)
+        self._leadership.renewed(sent_at)
 
     async def _end(self) -> None:
         server, self.serving = self.serving, None
-        self._tenure.until = 0.0
+        self._leadership.until = 0.0
         if server is not None:
             for request in list(self._requests):
                 request.cancel()
@@ -272,7 +272,7 @@ class Leading:
         """Ends the term, and gives the hold back where this controller has it."""
         await self._end()
         try:
-            await asyncio.wait_for(self._in_thread(self._ledger.give_back_hold), self._settings.rpc_timeout_s)
+            await asyncio.wait_for(self._in_thread(self._ledger.give_back_leadership), self._settings.rpc_timeout_s)
         except (StateflowError, TimeoutError) as error:
             log.warning("leader lease not released, it will lapse: %s", error)
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -83,7 +83,7 @@ async def heard(context: ControllerContext, choice: Choice, before: Heard, withi
 def unheard(context: ControllerContext, choice: Choice, said: Heard) -> set[str]:
     """Returns the replicas still to be asked before it is known whether there is room for a choice."""
     names = _concerned(context, Choice(choice.moves)) - said.keys()
-    if not names and choice.instead and _survey(context, choice, said).lacks(choice.moves):
+    if not names and choice.instead and _measured(context, choice, said).lacks(choice.moves):
         names = _concerned(context, choice) - said.keys()
     return names
 
@@ -98,11 +98,11 @@ def with_room(context: ControllerContext, choice: Choice, said: Heard) -> dict[P
 
     A target that does not answer is taken to have room; it refuses by itself what does not fit.
     """
-    survey = _survey(context, choice, said)
-    lacks = survey.lacks(choice.moves)
+    measured = _measured(context, choice, said)
+    lacks = measured.lacks(choice.moves)
     if lacks and choice.instead:
-        choice = Choice(choice.fitted(survey.takes, survey.rooms))
-        lacks = survey.lacks(choice.moves)
+        choice = Choice(choice.fitted(measured.takes, measured.rooms))
+        lacks = measured.lacks(choice.moves)
     if lacks:
         raise no_room(lacks)
     return choice.moves
@@ -121,7 +121,7 @@ def loads_of(context: ControllerContext, partitions: Iterable[PartitionId], said
 
 
 @dataclass(frozen=True, slots=True)
-class _Survey:
+class _Measurements:
     """Answers of replicas, prepared for a choice.
 
     ``sizes``: bytes of each partition at each replica. ``rooms``: room of the targets, less what is on its way there.
@@ -162,15 +162,15 @@ def _owners(context: ControllerContext, choice: Choice, targets: set[str]) -> di
     }
 
 
-def _survey(context: ControllerContext, choice: Choice, said: Heard) -> _Survey:
+def _measured(context: ControllerContext, choice: Choice, said: Heard) -> _Measurements:
     targets = _targets(choice)
     there = {name: each for name, each in said.items() if each is not None}
     sizes = {(view.partition, name): view.bytes for name, (views, _) in there.items() for view in views}
     space = Space({name: room_of(*there[name]) for name in targets & there.keys()})
-    survey = _Survey(_owners(context, choice, targets), sizes, {})
+    measured = _Measurements(_owners(context, choice, targets), sizes, {})
     for partition, target in _on_their_way(context, choice, targets):
-        space.take(target, survey.takes(partition, target))
-    return replace(survey, rooms=space.rooms())
+        space.take(target, measured.takes(partition, target))
+    return replace(measured, rooms=space.rooms())
 
 
 # -- Measurements ----------------------------------------------------------------------------------------------------

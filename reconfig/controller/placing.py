@@ -17,8 +17,8 @@ from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.run_registry import RunRegistry
 from reconfig.decisions.budget import FixedCost
 from reconfig.decisions.capacity import Choice, lacking
-from reconfig.decisions.joining import Autopilot, Joining, Orders, newcomers, was_emptied
-from reconfig.decisions.placement import Left, PolicyName, View, Wish, decide, uneven
+from reconfig.decisions.joining import Autopilot, AutopilotSettings, Joining, newcomers, was_emptied
+from reconfig.decisions.placement import Left, MoveProposal, PolicyName, View, decide, uneven
 from reconfig.decisions.work import Cause, PlannedStandby
 from stateflow.errors import StateflowError
 from stateflow.ledger import RecordState
@@ -45,16 +45,16 @@ class Placing:
     async def proposed(self, operator: str, names: Sequence[PolicyName], cost: FixedCost) -> Placement:
         """Returns the moves that policies propose now. ``operator``: empty: all. Raises OperatorNotDeployed."""
         left = Left()
-        view, wishes = await self._wishes(operator, names, left)
-        return self._placement(view, wishes, cost, left, operator)
+        view, proposals = await self._proposals(operator, names, left)
+        return self._placement(view, proposals, cost, left, operator)
 
     async def costs(self, choice: Choice, reasons: Mapping[PartitionId, str], cost: FixedCost) -> Placement:
         """Returns what the moves of a choice would cost, and what the placement would be afterwards."""
         await self._measuring.rates()
         view = self._measuring.view()
         moves = choice.fitted(view.takes, view.room)
-        wishes = [Wish(each, view.owners[each], target, reasons[each]) for each, target in moves.items()]
-        return self._placement(view, wishes, cost, Left())
+        proposals = [MoveProposal(each, view.owners[each], target, reasons[each]) for each, target in moves.items()]
+        return self._placement(view, proposals, cost, Left())
 
     async def place(
         self,
@@ -73,22 +73,24 @@ class Placing:
 
         Raises OperatorNotDeployed, and what :meth:`Reconfigurations.place` raises.
         """
-        _, wishes = await self._wishes(operator, names, Left())
+        _, proposals = await self._proposals(operator, names, Left())
         if reason:
-            wishes = [replace(wish, reason=f"{reason}: {wish.reason}") for wish in wishes]
-        return await self._reconfigurations.place(wishes, options, Cause.REBALANCE, only)
+            proposals = [replace(proposal, reason=f"{reason}: {proposal.reason}") for proposal in proposals]
+        return await self._reconfigurations.place(proposals, options, Cause.REBALANCE, only)
 
-    async def _wishes(self, operator: str, names: Sequence[PolicyName], left: Left) -> tuple[View, list[Wish]]:
+    async def _proposals(
+        self, operator: str, names: Sequence[PolicyName], left: Left
+    ) -> tuple[View, list[MoveProposal]]:
         if operator:
             self._context.cluster.operator(operator)
         await self._measuring.rates()
         view = self._measuring.view()
-        wishes = await self._context.aside(decide, names, view, left)
-        return view, [wish for wish in wishes if operator in ("", wish.partition.operator)]
+        proposals = await self._context.aside(decide, names, view, left)
+        return view, [proposal for proposal in proposals if operator in ("", proposal.partition.operator)]
 
     # -- for as long as it is told to ----------------------------------------------------------------------
 
-    async def order(self, orders: Orders) -> None:
+    async def order(self, orders: AutopilotSettings) -> None:
         """Gives the autopilot new orders, which outlast a restart of the controller."""
         await self._context.record(ClusterState.order_autopilot, orders)
         self._autopilot = Autopilot(orders)
@@ -112,35 +114,45 @@ class Placing:
         pilot, orders = self._autopilot, self._autopilot.orders
         await self._measuring.rates()
         clock, view, busy = self._context.clock, self._measuring.view(), self._reconfigurations.busy()
-        wishes = await self._context.aside(pilot.step, clock.monotonic(), view, busy)
-        if pilot is not self._autopilot or not wishes:  # the former: its orders changed meanwhile
+        proposals = await self._context.aside(pilot.step, clock.monotonic(), view, busy)
+        if pilot is not self._autopilot or not proposals:  # the former: its orders changed meanwhile
             return
         options = MoveOptions(max_pause_ms=orders.max_pause_ms)
-        begun = await self._reconfigurations.place(wishes, options, Cause.AUTOPILOT)
-        pilot.began(clock.monotonic(), [wish.partition for wish in wishes])
-        for wish in wishes:
-            log.info("autopilot: %s from %s to %s: %s", wish.partition, wish.source, wish.target, wish.reason)
+        begun = await self._reconfigurations.place(proposals, options, Cause.AUTOPILOT)
+        pilot.began(clock.monotonic(), [proposal.partition for proposal in proposals])
+        for proposal in proposals:
+            log.info(
+                "autopilot: %s from %s to %s: %s", proposal.partition, proposal.source, proposal.target, proposal.reason
+            )
         log.info("autopilot: %s", ", ".join(each.id for each in begun) or "none of these moves still applies")
 
     # -- told ---------------------------------------------------------------------------------------------
 
     def _placement(
-        self, view: View, wishes: Sequence[Wish], cost: FixedCost, left: Left, operator: str = ""
+        self, view: View, proposals: Sequence[MoveProposal], cost: FixedCost, left: Left, operator: str = ""
     ) -> Placement:
-        after = view.after(wishes)
+        after = view.after(proposals)
         moves = (
             ProposedMove(
-                *(wish.partition.operator, wish.partition.partition, wish.source, wish.target, wish.reason),
-                view.of(wish.partition).size,
+                *(
+                    proposal.partition.operator,
+                    proposal.partition.partition,
+                    proposal.source,
+                    proposal.target,
+                    proposal.reason,
+                ),
+                view.of(proposal.partition).size,
             )
-            for wish in wishes
+            for proposal in proposals
         )
         stay = (
             LeftPartition(partition.operator, partition.partition, reason)
             for partition, reason in left.reasons.items()
             if operator in ("", partition.operator)
         )
-        lacks = lacking(((wish.target, view.takes(wish.partition, wish.target)) for wish in wishes), view.room)
+        lacks = lacking(
+            ((proposal.target, view.takes(proposal.partition, proposal.target)) for proposal in proposals), view.room
+        )
         return Placement(
             tuple(moves),
             *(uneven(view), uneven(after), uneven(view, "bytes"), uneven(after, "bytes")),

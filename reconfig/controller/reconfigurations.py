@@ -20,7 +20,7 @@ from reconfig.decisions import migration as m
 from reconfig.decisions import plan
 from reconfig.decisions import plan as policies
 from reconfig.decisions.capacity import Choice
-from reconfig.decisions.placement import Wish
+from reconfig.decisions.placement import MoveProposal
 from reconfig.decisions.plan import Load, Transfer
 from reconfig.decisions.sweeps import Maintenance, ordered
 from reconfig.decisions.work import Asked, Cause, PlannedMove, ReconfigurationState
@@ -126,7 +126,7 @@ class Reconfigurations:
         return Choice(ring.rebalance(owners, self._context.fit().values(), self._context.cluster.confined()))
 
     async def place(
-        self, wishes: Sequence[Wish], options: MoveOptions, cause: Cause, only: Nodes = None
+        self, proposals: Sequence[MoveProposal], options: MoveOptions, cause: Cause, only: Nodes = None
     ) -> list[Reconfiguration]:
         """Begins the moves that policies propose. A partition that is elsewhere by now, or is moving, stays.
 
@@ -136,22 +136,26 @@ class Reconfigurations:
         Raises the error of a target that cannot run the operator; then nothing moves.
         """
         if only is not None:
-            wishes = [wish for wish in wishes if node_of(wish.target) in only]
-        if not wishes:
+            proposals = [proposal for proposal in proposals if node_of(proposal.target) in only]
+        if not proposals:
             return []
         await self._context.acquainted()
-        async with self._planned(lambda: _chosen(self._standing(wishes))) as (moves, said):
-            reasons = {wish.partition: wish.reason for wish in wishes}
+        async with self._planned(lambda: _chosen(self._standing(proposals))) as (moves, said):
+            reasons = {proposal.partition: proposal.reason for proposal in proposals}
             return await self._start_all(moves, said, options, cause, _asked(only), reasons)
 
-    def _standing(self, wishes: Sequence[Wish]) -> list[Wish]:
+    def _standing(self, proposals: Sequence[MoveProposal]) -> list[MoveProposal]:
         """Returns the proposed moves that still apply."""
-        owners = self._owners({wish.partition.operator for wish in wishes} & self._context.cluster.deployed.keys())
+        owners = self._owners(
+            {proposal.partition.operator for proposal in proposals} & self._context.cluster.deployed.keys()
+        )
         alive, busy = self._context.fit(), self.busy()
         return [
-            wish
-            for wish in wishes
-            if owners.get(wish.partition) == wish.source and wish.partition not in busy and wish.target in alive
+            proposal
+            for proposal in proposals
+            if owners.get(proposal.partition) == proposal.source
+            and proposal.partition not in busy
+            and proposal.target in alive
         ]
 
     def busy(self) -> set[PartitionId]:
@@ -631,8 +635,8 @@ def copies_at_once(
     return others + min(limited, settings.concurrent_moves)
 
 
-def _chosen(wishes: Iterable[Wish]) -> Choice:
-    return Choice({wish.partition: wish.target for wish in wishes})
+def _chosen(proposals: Iterable[MoveProposal]) -> Choice:
+    return Choice({proposal.partition: proposal.target for proposal in proposals})
 
 
 def _by_operator(moves: Mapping[PartitionId, str]) -> dict[str, dict[int, str]]:

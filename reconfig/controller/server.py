@@ -19,7 +19,7 @@ from reconfig.controller.controller import Controller
 from reconfig.controller.following import Following
 from reconfig.controller.leading import Leading
 from reconfig.controller.service import ControllerService
-from reconfig.decisions.tenure import Tenure
+from reconfig.decisions.leadership import Leadership
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.ledger import Holder, Ledger
 from stateflow.metrics.figures import Values
@@ -132,7 +132,7 @@ class Figures:
 
 
 def _of_cluster(controller: Controller) -> Values:
-    status = controller.survey.status()
+    status = controller.status_reporter.status()
     unserved = {
         (each.name,): sum(len(reason.partitions) for reason in each.unserved) for each in status.status().operators
     }
@@ -183,8 +183,10 @@ async def serve(
     limits = CallLimits(ServerSettings())
     server, page = new_server(limits), None
 
-    def make(tenure: Tenure, states: ClusterStates, grace_s: float) -> Controller:
-        return Controller(ledger, settings, clock, tenure=tenure, states=states, grace_s=grace_s, address=address)
+    def make(leadership: Leadership, states: ClusterStates, grace_s: float) -> Controller:
+        return Controller(
+            ledger, settings, clock, leadership=leadership, states=states, grace_s=grace_s, address=address
+        )
 
     def gone(holder: Holder) -> bool:
         return settings.notice_gone and is_gone(holder)

@@ -25,7 +25,7 @@ from reconfig.controller.takeovers import Superseded
 from reconfig.decisions.capacity import Choice
 from reconfig.decisions.failover import Failover, Said
 from reconfig.decisions.jobs import Do, Job
-from reconfig.decisions.joining import Orders
+from reconfig.decisions.joining import AutopilotSettings
 from reconfig.decisions.placement import policies_named
 from reconfig.decisions.sweeps import Chore, chore_named
 from reconfig.decisions.work import ReconfigurationState
@@ -47,7 +47,7 @@ from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.agents import beat_of, orders_to_pb, request_of, spawned_to_pb, view_to_pb
+from stateflow.rpc.agents import beat_of, desired_state_to_pb, request_of, spawned_to_pb, view_to_pb
 from stateflow.rpc.reports import (
     adopted_to_pb,
     autopilot_of,
@@ -356,7 +356,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         if request.HasField("orders"):
             told = autopilot_of(request.orders)
             fields = told.to_dict() | {"policies": list(told.policies)}
-            await controller.placing.order(Orders.of(fields))
+            await controller.placing.order(AutopilotSettings.of(fields))
         return autopilot_to_pb(AutopilotReport(**_said(controller.context.cluster.autopilot)))
 
     @unary
@@ -510,7 +510,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 
     @of_the_term
     async def _heard_agent(self, request: cpb.AgentBeatRequest, controller: Controller) -> cpb.AgentBeatReply:
-        return orders_to_pb(await controller.agents.heard(beat_of(request)))
+        return desired_state_to_pb(await controller.agents.heard(beat_of(request)))
 
     @unary
     @of_the_term
@@ -682,7 +682,7 @@ def _piece_of(message: cpb.ClaimRequest) -> Piece:
     )
 
 
-def _said(orders: Orders) -> dict[str, Any]:
+def _said(orders: AutopilotSettings) -> dict[str, Any]:
     return orders.to_dict() | {"policies": tuple(map(str, orders.policies))}
 
 

@@ -378,7 +378,7 @@ class Takeovers:
         A move that waits for its turn or is paused gives up its place, so that it does not delay the takeover.
         """
         runner.source_gone()
-        self._executor.turns.leave(runner.planned)
+        self._executor.queue.leave(runner.planned)
 
     async def _start(self, partition: PartitionId) -> None:
         cluster = self._context.cluster

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from reconfig.decisions.placement import PolicyName, View, Wish, decide, policies_named
+from reconfig.decisions.placement import MoveProposal, PolicyName, View, decide, policies_named
 from reconfig.decisions.work import Cause
 from stateflow import ring
 from stateflow.errors import InvalidArgument
@@ -119,7 +119,7 @@ def was_emptied(replica: str, moves: Iterable[tuple[str, str, Cause]]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class AutopilotSettings:
     """The autopilot's settings.
 
     Args:
@@ -161,7 +161,7 @@ class Orders:
         }
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Orders:
+    def of(cls, fields: Mapping[str, Any]) -> AutopilotSettings:
         """Inverse of :meth:`to_dict`. Raises InvalidArgument."""
         names = fields.get("policies") or ()
         policies = tuple(policies_named(",".join(names))) if names else ()
@@ -172,7 +172,7 @@ class Orders:
 class Autopilot:
     """Chooses the moves that begin now. Times are monotonic seconds."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: AutopilotSettings) -> None:
         self.orders = orders
         self._since: dict[tuple[PartitionId, str], float] = {}  # by partition and proposed site
         self._moved_at: dict[PartitionId, float] = {}
@@ -184,7 +184,7 @@ class Autopilot:
         """The most moves that may begin at once: ten seconds' share of a minute's, at least one."""
         return max(1.0, self.orders.moves_per_minute / 6)
 
-    def step(self, now_s: float, view: View, busy: Collection[PartitionId] = frozenset()) -> list[Wish]:
+    def step(self, now_s: float, view: View, busy: Collection[PartitionId] = frozenset()) -> list[MoveProposal]:
         """Returns the moves that begin now.
 
         Args:
@@ -192,20 +192,20 @@ class Autopilot:
         """
         if not self.orders.policies:
             return []
-        wishes = decide(self.orders.policies, view)
-        places = self._places(view, wishes)
+        proposals = decide(self.orders.policies, view)
+        places = self._places(view, proposals)
         self._since = {key: self._since.get(key, now_s) for key in places}
         self._moved_at = {
             partition: at for partition, at in self._moved_at.items() if now_s - at < self.orders.cool_down_s
         }
         self._refill(now_s)
-        chosen: list[Wish] = []
-        for key, wish in places.items():
+        chosen: list[MoveProposal] = []
+        for key, proposal in places.items():
             if len(chosen) + 1 > self._tokens:
                 break
-            rests = wish.partition in busy or wish.partition in self._moved_at
+            rests = proposal.partition in busy or proposal.partition in self._moved_at
             if not rests and now_s - self._since[key] >= self.orders.stands_s:
-                chosen.append(wish)
+                chosen.append(proposal)
         self._tokens -= len(chosen)
         return chosen
 
@@ -214,11 +214,11 @@ class Autopilot:
         self._moved_at |= dict.fromkeys(partitions, now_s)
 
     @staticmethod
-    def _places(view: View, wishes: Sequence[Wish]) -> dict[tuple[PartitionId, str], Wish]:
+    def _places(view: View, proposals: Sequence[MoveProposal]) -> dict[tuple[PartitionId, str], MoveProposal]:
         """Returns proposed moves by partition and target site. The site must stay the same, but not the node: which
         node has least there may change at any time."""
         sites = {info.name: info.site for info in view.replicas}
-        return {(wish.partition, sites[wish.target]): wish for wish in wishes}
+        return {(proposal.partition, sites[proposal.target]): proposal for proposal in proposals}
 
     def _refill(self, now_s: float) -> None:
         passed_s = now_s - self._counted_at if math.isfinite(self._counted_at) else 0.0

@@ -8,7 +8,7 @@ policy          aim
 ``locality``    partitions are where their rows have the shortest round trips: where they come from, or near to it
 ==============  ====================================================================================================
 
-:func:`decide` asks policies for moves. Each decides from a :class:`View` alone, and proposes a :class:`Wish` for each
+:func:`decide` asks policies for moves. Each decides from a :class:`View` alone, and proposes a :class:`MoveProposal` for each
 partition that it would move. It notes in :class:`Left` why a partition stays that it would like to move.
 
 Every policy respects the sites to which an operator is confined and the room that replicas have, and places nothing at
@@ -80,7 +80,7 @@ _UNSEEN = Seen()
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class MoveProposal:
     """A proposed move. ``reason``: for people and the ledger."""
 
     partition: PartitionId
@@ -100,9 +100,9 @@ class Left:
         if len(self.reasons) < self._most:
             self.reasons.setdefault(partition, reason)
 
-    def moves_after_all(self, wishes: Iterable[Wish]) -> None:
-        for wish in wishes:
-            self.reasons.pop(wish.partition, None)
+    def moves_after_all(self, proposals: Iterable[MoveProposal]) -> None:
+        for proposal in proposals:
+            self.reasons.pop(proposal.partition, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +167,16 @@ class View:
             return ""
         return f"a move from {here} to {there} takes {seconds / 60:,.0f} min, more than {PAYBACK_S / 60:.0f}"
 
-    def after(self, wishes: Iterable[Wish]) -> View:
-        wishes = list(wishes)
-        owners = {**self.owners, **{wish.partition: wish.target for wish in wishes}}
+    def after(self, proposals: Iterable[MoveProposal]) -> View:
+        proposals = list(proposals)
+        owners = {**self.owners, **{proposal.partition: proposal.target for proposal in proposals}}
         if not self.room:
             return replace(self, owners=owners)
         space, copies = Space(self.room), dict(self.copies)
-        for wish in wishes:
-            space.take(wish.target, self.takes(wish.partition, wish.target))
-            copies.pop((wish.partition, wish.target), None)
-            copies[wish.partition, wish.source] = self.of(wish.partition).size
+        for proposal in proposals:
+            space.take(proposal.target, self.takes(proposal.partition, proposal.target))
+            copies.pop((proposal.partition, proposal.target), None)
+            copies[proposal.partition, proposal.source] = self.of(proposal.partition).size
         return replace(self, owners=owners, room=space.rooms(), copies=copies)
 
 
@@ -246,7 +246,7 @@ class Share:
         return (self.have[node] + more) / self.fair[node]
 
 
-def by_load(view: View, left: Left | None = None) -> tuple[list[Wish], View]:
+def by_load(view: View, left: Left | None = None) -> tuple[list[MoveProposal], View]:
     """Evens out load among nodes by few moves.
 
     The policy is greedy: from the node with most over its share to those with least, each time the largest partition
@@ -307,7 +307,7 @@ class _Evening:
     def _most(self, node: str) -> tuple[float, str]:
         return max((share.uneven(node), name) for name, share in self._shares.items())
 
-    def run(self) -> list[Wish]:
+    def run(self) -> list[MoveProposal]:
         nodes = self._nodes.weights
         self._takers = [(self._most(node)[0], node) for node in nodes]
         heapq.heapify(self._takers)
@@ -321,7 +321,7 @@ class _Evening:
             elif uneven > UNEVEN_MAX and self._give(node, name, uneven):
                 heapq.heappush(givers, (-self._most(node)[0], node))
         return [
-            Wish(partition, self._view.owners[partition], target, self._reasons[partition])
+            MoveProposal(partition, self._view.owners[partition], target, self._reasons[partition])
             for partition, target in self._owners.items()
         ]
 
@@ -419,21 +419,21 @@ def policies_named(text: str) -> list[PolicyName]:
     return [PolicyName(name) for name in names]
 
 
-def decide(names: Sequence[PolicyName], view: View, left: Left | None = None) -> list[Wish]:
+def decide(names: Sequence[PolicyName], view: View, left: Left | None = None) -> list[MoveProposal]:
     """Returns the moves that the policies propose together, at most one for a partition.
 
     Args:
         left: collects the partitions that stay where they are, and why.
     """
     whole, left = view, left or Left()
-    wishes: dict[PartitionId, Wish] = {}
+    proposals: dict[PartitionId, MoveProposal] = {}
     for name in names:
         found, view = POLICIES[name](view, left)
-        for wish in found:
-            source = whole.owners[wish.partition]
-            wishes[wish.partition] = replace(wish, source=source)
+        for proposal in found:
+            source = whole.owners[proposal.partition]
+            proposals[proposal.partition] = replace(proposal, source=source)
         view = view.after(found)
-    made = [wish for wish in wishes.values() if wish.source != wish.target]
+    made = [proposal for proposal in proposals.values() if proposal.source != proposal.target]
     left.moves_after_all(made)
     return made
 
@@ -441,7 +441,7 @@ def decide(names: Sequence[PolicyName], view: View, left: Left | None = None) ->
 # -- Policy ring -----------------------------------------------------------------------------------------------------
 
 
-def by_ring(view: View, left: Left | None = None) -> tuple[list[Wish], View]:
+def by_ring(view: View, left: Left | None = None) -> tuple[list[MoveProposal], View]:
     left = left or Left()
     sites = {
         info.name: info.site for info in view.takers()
@@ -451,7 +451,7 @@ def by_ring(view: View, left: Left | None = None) -> tuple[list[Wish], View]:
     }
     found = ring.rebalance(free, view.takers(), view.confined)
     nodes = Nodes(view)
-    wishes = []
+    proposals = []
     for partition, target in found.items():
         owner = view.owners[partition]
         if not nodes.has_room(target, partition):
@@ -460,8 +460,8 @@ def by_ring(view: View, left: Left | None = None) -> tuple[list[Wish], View]:
             left.note(partition, why)
         else:
             nodes.move(partition, target)
-            wishes.append(Wish(partition, owner, target, f"{node_of(target)} gets its share of partitions"))
-    return wishes, view
+            proposals.append(MoveProposal(partition, owner, target, f"{node_of(target)} gets its share of partitions"))
+    return proposals, view
 
 
 # -- Policy locality -------------------------------------------------------------------------------------------------
@@ -515,14 +515,14 @@ class _Near:
         return self._nearest[key]
 
 
-def by_locality(view: View, left: Left | None = None) -> tuple[list[Wish], View]:
+def by_locality(view: View, left: Left | None = None) -> tuple[list[MoveProposal], View]:
     nodes, left = Nodes(view), left or Left()
     at_site: dict[str, list[str]] = {}
     for node, site in nodes.sites.items():
         at_site.setdefault(site, []).append(node)
     sites_of = {info.name: info.site for info in view.replicas if node_of(info.name) not in view.resting}
     near = _Near(view, at_site.keys())
-    wishes, tied = [], dict(view.tied)
+    proposals, tied = [], dict(view.tied)
     for partition in sorted(view.owners, key=_order):
         seen, owner = view.of(partition), view.owners[partition]
         total = sum(seen.origins.values())
@@ -543,9 +543,9 @@ def by_locality(view: View, left: Left | None = None) -> tuple[list[Wish], View]
             else:
                 nodes.move(partition, target)
                 tied[partition] = best
-                wishes.append(Wish(partition, owner, target, _why(view, seen, here, best)))
+                proposals.append(MoveProposal(partition, owner, target, _why(view, seen, here, best)))
                 break
-    return wishes, replace(view, tied=tied)
+    return proposals, replace(view, tied=tied)
 
 
 def _are_known(view: View, seen: Seen, here: str, there: str) -> bool:
@@ -592,7 +592,7 @@ def _pays(seen: Seen, here: str, there: str) -> bool:
     return saved * PAYBACK_S >= seen.size or not seen.origins.get(there)
 
 
-POLICIES: Final[Mapping[PolicyName, Callable[[View, Left], tuple[list[Wish], View]]]] = MappingProxyType(
+POLICIES: Final[Mapping[PolicyName, Callable[[View, Left], tuple[list[MoveProposal], View]]]] = MappingProxyType(
     {PolicyName.RING: by_ring, PolicyName.LOAD: by_load, PolicyName.LOCALITY: by_locality}
 )
 

@@ -44,10 +44,21 @@ from stateflow.errors import (
     StateflowError,
     Unavailable,
 )
-from stateflow.fleet import AgentInfo, Beat, Command, Directory, Launcher, Listening, Orders, Spawned, Started, heard
+from stateflow.fleet import (
+    AgentInfo,
+    Beat,
+    Command,
+    DesiredState,
+    Directory,
+    Launcher,
+    Listening,
+    Spawned,
+    Started,
+    heard,
+)
 from stateflow.metrics.figures import Values
-from stateflow.partition.control import Authority
 from stateflow.partition.control import Command as Commanded
+from stateflow.partition.control import FencingGuard
 from stateflow.partition.environment import Closable, claim, place_of
 from stateflow.release import VERSION
 from stateflow.rpc.agents import ControllerCaller, add_agent_service
@@ -150,8 +161,8 @@ class Agent:
         self._said = ""
         self._figures = Figures(clock)
 
-    def _obeying(self, ledger: str, term: int) -> Authority:
-        return Authority((ledger, term), lambda *_: None, alone=False)
+    def _obeying(self, ledger: str, term: int) -> FencingGuard:
+        return FencingGuard((ledger, term), lambda *_: None, alone=False)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
         """Runs until ``stop``, and then ends its replicas. Raises PortInUse, InsecureRefused, BadCertificate."""
@@ -250,7 +261,7 @@ class Agent:
             kept.term if ledger else 0,
         )
 
-    async def _obey(self, orders: Orders, asked: str) -> None:
+    async def _obey(self, orders: DesiredState, asked: str) -> None:
         """Takes over the controller's orders, after writing them to disk.
 
         Raises StaleTerm, ForeignLedger, OSError; nothing is done then.

@@ -181,7 +181,7 @@ def _by(partition: PartitionId) -> tuple[str, int]:
 # -- Holds -----------------------------------------------------------------------------------------------------------
 
 
-class Hold:
+class Pin:
     """A hold on digests, from its creation on. Raises Unavailable where the store cannot be written."""
 
     def __init__(self, objects: Objects, digests: Iterable[str]) -> None:
@@ -199,7 +199,7 @@ class Hold:
         except (Unavailable, FileNotFoundError) as error:
             log.warning("hold not released, it expires after a day: %s", error)
 
-    def __enter__(self) -> Hold:
+    def __enter__(self) -> Pin:
         return self
 
     def __exit__(self, *_: object) -> None:

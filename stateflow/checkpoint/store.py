@@ -46,8 +46,8 @@ from stateflow.checkpoint.catalog import (
     CONDEMNED,
     TEMPORARY,
     Catalog,
-    Hold,
     Known,
+    Pin,
     another,
     folder_of,
     make_marker,
@@ -363,8 +363,8 @@ class CheckpointStore:
             url=self.url,
         )
 
-    def _hold(self, manifest: Manifest) -> Hold:
-        return Hold(self.objects, (file.digest for file in manifest.files))
+    def _hold(self, manifest: Manifest) -> Pin:
+        return Pin(self.objects, (file.digest for file in manifest.files))
 
     @contextmanager
     def held(self, manifest: Manifest) -> Iterator[None]:
@@ -654,7 +654,7 @@ class CheckpointStore:
 class Adoption:
     """A checkpoint whose blobs are in a store, held until its new owner publishes it or releases it."""
 
-    def __init__(self, store: CheckpointStore, manifest: Manifest, hold: Hold) -> None:
+    def __init__(self, store: CheckpointStore, manifest: Manifest, hold: Pin) -> None:
         self.url = store.url
         self._store, self._manifest, self._hold = store, manifest, hold
 

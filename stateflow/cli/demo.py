@@ -45,10 +45,10 @@ def demo(
 ) -> None:
     """Run the whole story on this machine: real flights, five processes, moves while it streams, a crash, the proof."""
     from stateflow.demo.extras import check_extras
-    from stateflow.demo.surroundings import Telling, console_of
+    from stateflow.demo.surroundings import ProgressPrinter, console_of
 
     check_extras()
-    loading = Telling(console_of(as_json)).of("loading modules")
+    loading = ProgressPrinter(console_of(as_json)).of("loading modules")
     if follow:
         if rows is not None or source != "files":
             raise InvalidArgument(

@@ -274,7 +274,7 @@ def replica(
             ready=ready,
             stop=stop,
         )
-        if node.batches.hands.is_stuck:
+        if node.batches.running.is_stuck:
             _end_now(0)
 
     asyncio.run(run())

@@ -3,7 +3,7 @@
 Generators yield steps (:class:`Open`, :class:`Look`, :class:`Deliver`). A driver performs each step, and sends back its
 result, or throws its error (:func:`perform`). So threads with sockets and a simulation run the same decisions.
 
-:class:`Delivery` sends to all partitions of an operator, :class:`Lane` from an outbox to one of them. Callers run one
+:class:`Delivery` sends to all partitions of an operator, :class:`PartitionSender` from an outbox to one of them. Callers run one
 generator of a ``Delivery`` at a time, and open it first.
 
 A new batch that fails is *in doubt*: some partitions may contain it. It goes before all others, unless it was refused
@@ -412,7 +412,7 @@ def _contained(found: Mapping[int, Position]) -> dict[int, int]:
 # -- From an outbox to one partition ---------------------------------------------------------------------------------
 
 
-class Lane:
+class PartitionSender:
     """Sender from an outbox to one partition: which batch goes next, under which number, and with what result.
 
     Batches have numbers in the outbox. At a partition these numbers are shifted, to follow the batches that other

@@ -33,7 +33,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from stateflow.client.delivery import Deliver, Lane, Look, Open, Step, Steps, is_hopeless, perform, send_together
+from stateflow.client.delivery import (
+    Deliver,
+    Look,
+    Open,
+    PartitionSender,
+    Step,
+    Steps,
+    is_hopeless,
+    perform,
+    send_together,
+)
 from stateflow.client.history import History
 from stateflow.client.outbox import Outbox, Part, Refused
 from stateflow.client.stream import asked_of_moving, by_partition, rows_given, source_given
@@ -297,7 +307,7 @@ class ForwardingClient:
         self._mine = self._outbox.sessions()
         self._before = self._outbox.newest
         self._output = OutputReader.of(spec.output_schema, spec.side_schemas)
-        self._lanes: dict[int, Lane] = {}
+        self._senders: dict[int, PartitionSender] = {}
         self._ways = Ways(spec.partitions, lambda partition: self._router.table.routes[partition].address)
         for partition, count in self._outbox.parts().items():
             self._ways.begin(partition, count)
@@ -382,11 +392,11 @@ class ForwardingClient:
         for partition in range(self._router.spec.partitions):
             self._claim(partition)
             try:
-                lane = self._lane(partition)
-                self._run(partition, lane.accept_loss())
-                self._outbox.base(partition, lane.base)
+                sender = self._sender(partition)
+                self._run(partition, sender.accept_loss())
+                self._outbox.base(partition, sender.base)
                 self._before = self._outbox.newest  # the next lane counts what this client has sent so far
-                del self._lanes[partition]
+                del self._senders[partition]
             finally:
                 self._release(partition)
 
@@ -458,8 +468,10 @@ class ForwardingClient:
             return self._router.send(of, batch.only(partitions), after)
 
         try:
-            lanes = {part.partition: self._lane(part.partition) for part in direct}
-            steps = {part.partition: lane.send(part) for part in direct if (lane := lanes[part.partition]).is_open}
+            senders = {part.partition: self._sender(part.partition) for part in direct}
+            steps = {
+                part.partition: sender.send(part) for part in direct if (sender := senders[part.partition]).is_open
+            }
             outputs = send_together(steps, deliver) if steps else {}
         except BaseException:  # Ctrl-C, or an outbox that cannot be read: the parts are stored
             for part in direct:
@@ -487,13 +499,13 @@ class ForwardingClient:
 
     def _tried(self, part: Part, refused: list[StateflowError]) -> bytes | None:
         """Sends a part, and returns its output. None: the partition refused it, or cannot be reached."""
-        lane = self._lane(part.partition)
+        sender = self._sender(part.partition)
         try:
-            base = lane.base
-            self._run(part.partition, lane.open(part))
-            if lane.base != base:
-                self._outbox.base(part.partition, lane.base)
-            output: bytes = self._run(part.partition, lane.send(part))
+            base = sender.base
+            self._run(part.partition, sender.open(part))
+            if sender.base != base:
+                self._outbox.base(part.partition, sender.base)
+            output: bytes = self._run(part.partition, sender.send(part))
         except StateflowError as error:
             if not is_hopeless(error):
                 self._is_away(part.partition, error)
@@ -569,14 +581,16 @@ class ForwardingClient:
             self._ways.release(partition)
             self._changed.notify_all()
 
-    def _lane(self, partition: int) -> Lane:
+    def _sender(self, partition: int) -> PartitionSender:
         """Returns the partition's lane. Callers are the only thread that sends to it now."""
-        if (lane := self._lanes.get(partition)) is None:
+        if (sender := self._senders.get(partition)) is None:
             router, count = self._router, self._router.spec.partitions
             history = History(router.operator, self.source, count, router.settings.rewind_buffer_bytes // count)
-            base = self._outbox.lane(partition)
-            lane = self._lanes[partition] = Lane(partition, history, self._session, base, self._mine, self._before)
-        return lane
+            base = self._outbox.sender(partition)
+            sender = self._senders[partition] = PartitionSender(
+                partition, history, self._session, base, self._mine, self._before
+            )
+        return sender
 
     def _run(self, partition: int, steps: Steps[Any]) -> Any:
         return perform(steps, lambda step: self._do(partition, step))

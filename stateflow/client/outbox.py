@@ -184,7 +184,7 @@ class Outbox:
         with self._faults():
             return dict(self._db.execute("SELECT partition, count(*) FROM part GROUP BY partition").fetchall())
 
-    def lane(self, partition: int) -> Base:
+    def sender(self, partition: int) -> Base:
         with self._faults():
             query = "SELECT base, acknowledged FROM lane WHERE partition = ?"
             found = self._db.execute(query, (partition,)).fetchone()

@@ -32,7 +32,7 @@ from stateflow.demo.operator import DelayByAircraft
 from stateflow.demo.reference import UNKNOWN, Expected, FinalState, compare_outputs, compare_state, expected
 from stateflow.demo.report import write_report
 from stateflow.demo.result import BatchRow, DemoResult, Incident, RequestSample, human_bytes, percentile
-from stateflow.demo.surroundings import Telling, console_of, fresh, live_page, move_row, versions
+from stateflow.demo.surroundings import ProgressPrinter, console_of, fresh, live_page, move_row, versions
 from stateflow.errors import BudgetUnreachable, StateflowError
 from stateflow.spark import apply_operator, local_session
 from stateflow.testing import LocalCluster
@@ -188,7 +188,7 @@ def run_demo(options: DemoOptions, tell_stderr: bool = False) -> DemoResult:
             ("stateflow demo", "bold"), ": the flights of 2013 out of New York, through stateful operators that move"
         )
     )
-    telling = Telling(console)
+    telling = ProgressPrinter(console)
     with telling.of("reading the flights"):
         flights = load_flights()
     if options.rows is not None:
@@ -268,7 +268,7 @@ class _Story:
         rows: int,
         via: str,
         console: Console,
-        telling: Telling,
+        telling: ProgressPrinter,
     ) -> None:
         self._telling = telling
         self._local = local

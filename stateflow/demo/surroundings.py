@@ -63,7 +63,7 @@ def console_of(tell_stderr: bool) -> Console:
     return Console(stderr=tell_stderr, markup=False, emoji=False, width=LOG_WIDTH)
 
 
-class Telling:
+class ProgressPrinter:
     """Says what goes on, and in a thread of its own that it still goes on. Only one thread may use it."""
 
     def __init__(self, console: Console, clock: Clock = SYSTEM_CLOCK) -> None:

@@ -30,11 +30,11 @@ from stateflow.errors import (
     LeaseLost,
     Locked,
 )
-from stateflow.ledger import hold as holding
+from stateflow.ledger import leader_lease as leases
 from stateflow.ledger import records as payloads
 from stateflow.ledger import rules, statements
 from stateflow.ledger.database import Database
-from stateflow.ledger.hold import Hold, Holder
+from stateflow.ledger.leader_lease import Holder, LeaderLease
 from stateflow.ledger.records import App, Entry, Fault, Head, Item, Kind, Record, RecordState, Who
 from stateflow.ledger.schema import ARCHIVE, BUNDLE, ITEM, RECORD, SCHEMA, microseconds, now_us
 from stateflow.ledger.upgrade import prepare
@@ -172,7 +172,7 @@ class Ledger:
         try:
             self.opened = prepare(self.database, create=create)
             with self.database.reading() as connection:
-                self.id = holding.identity(connection)
+                self.id = leases.identity(connection)
             self.database.check_file()
         except BaseException:
             self.database.close()
@@ -273,7 +273,7 @@ class Ledger:
             return self.database.write(work)
 
         def guarded(connection: Any) -> T:
-            holding.check(connection, self.id, *held)
+            leases.check(connection, self.id, *held)
             return work(connection)
 
         return self.database.write(guarded)
@@ -329,18 +329,18 @@ class Ledger:
 
     # -- who decides --------------------------------------------------------------------------------------
 
-    def hold(self) -> Hold:
+    def hold(self) -> LeaderLease:
         """Returns the hold on this ledger as it is now; its holder has no id when the ledger is not held."""
         with self.database.reading() as connection:
-            return holding.current(connection)
+            return leases.current(connection)
 
-    def take_hold(
+    def take_leadership(
         self,
         holder: Holder,
         lease_s: float,
         gone: Callable[[Holder], bool] = lambda _: False,
         over_us: int | None = None,
-    ) -> Hold:
+    ) -> LeaderLease:
         """Takes the hold on this ledger for ``lease_s`` seconds at a time, if no other process has it.
 
         Returns the hold afterwards: the caller's, whose term is greater than all before, or the present holder's. Once
@@ -352,26 +352,26 @@ class Ledger:
         """
         self._held = None
 
-        def take(connection: Any) -> Hold:
-            if holding.identity(connection) != self.id:
-                raise holding.replaced(self.id)
-            return holding.take(connection, holder, lease_s, gone, over_us)
+        def take(connection: Any) -> LeaderLease:
+            if leases.identity(connection) != self.id:
+                raise leases.replaced(self.id)
+            return leases.take(connection, holder, lease_s, gone, over_us)
 
         hold = self.database.write(take)
         if hold.holder.id == holder.id:
             self._held = hold.term, holder.id
         return hold
 
-    def renew_hold(self, lease_s: float) -> None:
+    def renew_leadership(self, lease_s: float) -> None:
         """Renews the lease of the hold. Raises HoldLost, Unavailable, LedgerReplaced."""
         held = self._mine()
-        self._write(lambda connection: holding.renew(connection, *held, lease_s))
+        self._write(lambda connection: leases.renew(connection, *held, lease_s))
 
-    def give_back_hold(self) -> None:
+    def give_back_leadership(self) -> None:
         """Gives the hold back. Does nothing where this ledger has not taken it."""
         if self._held is not None:
             held, self._held = self._held, None
-            self.database.write(lambda connection: holding.give_back(connection, *held))
+            self.database.write(lambda connection: leases.give_back(connection, *held))
 
     def _mine(self) -> tuple[int, str]:
         if self._held is None:

@@ -18,7 +18,7 @@ from stateflow.errors import OperatorFailed, OperatorStuck, StateflowError
 from stateflow.metrics.own import Metrics, OwnFigures
 from stateflow.operator.operator import BatchOperator, Context, Operator, key_columns, output_schema, side_schemas
 from stateflow.operator.output import OutputReader, join_output
-from stateflow.operator.rows import Arrived, OutputWriter
+from stateflow.operator.rows import DecodedRows, OutputWriter
 from stateflow.operator.timers import Domain, TimerColumns, Timers, to_datetime
 from stateflow.operator.watchdog import Interrupted, frames_of
 from stateflow.state import ColumnStates, KeyedState
@@ -181,7 +181,7 @@ class OperatorInstance:
         self._ctx._side = {tag: [] for tag in self._side_writers}
         self._columns: list[pa.RecordBatch] = []
 
-    def process(self, arrived: Arrived, outputs: list[Any], initial: bool) -> int:
+    def process(self, arrived: DecodedRows, outputs: list[Any], initial: bool) -> int:
         """Processes rows one by one, in order. Returns their number."""
         assert isinstance(self.state, KeyedState)
         operator, ctx, state = self.operator, self._ctx, self.state
@@ -213,7 +213,7 @@ class OperatorInstance:
             state.unbind(operator)
         return len(keys)
 
-    def process_batch(self, arrived: Arrived, initial: bool) -> int:
+    def process_batch(self, arrived: DecodedRows, initial: bool) -> int:
         """Processes all rows at once. Returns their number."""
         assert isinstance(self.operator, BatchOperator)
         batch = arrived.columns()

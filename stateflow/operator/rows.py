@@ -1,6 +1,6 @@
 """Rows as operators see and make them, converted from Arrow record batches and back.
 
-:class:`Arriving` holds rows of several partitions that arrived in one record batch, and has a :class:`RowReader` decode
+:class:`RowDecoder` holds rows of several partitions that arrived in one record batch, and has a :class:`RowReader` decode
 them together. :class:`OutputWriter` encodes what operators return. A value that Python cannot represent is
 :class:`Unreadable`: an error only when it is looked at.
 """
@@ -607,7 +607,7 @@ def _first_line(error: Exception) -> str:
 # -- Rows that arrived together --------------------------------------------------------------------------------------
 
 
-class Arriving:
+class RowDecoder:
     """Rows of several partitions in one record batch, read part by part and decoded in windows of several parts.
 
     Args:
@@ -656,10 +656,10 @@ class Arriving:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class DecodedRows:
     """Rows of one partition among those that arrived together."""
 
-    arriving: Arriving
+    arriving: RowDecoder
     start: int
     stop: int
 
@@ -674,6 +674,6 @@ class Arrived:
         return self.arriving.columns(self.start, self.stop)
 
 
-def alone(reader: RowReader, rows: pa.RecordBatch) -> Arrived:
+def alone(reader: RowReader, rows: pa.RecordBatch) -> DecodedRows:
     """Wraps rows that all belong to one partition."""
-    return Arrived(Arriving(reader, rows, [rows.num_rows]), 0, rows.num_rows)
+    return DecodedRows(RowDecoder(reader, rows, [rows.num_rows]), 0, rows.num_rows)

@@ -71,14 +71,14 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-class InHand:
+class RunningBatch:
     """One partition's batch while a thread works on it.
 
     Attributes:
         began: monotonic seconds.
         left: no caller waits for its thread any more.
         taken: it can never commit; the thread that took it away has ended it.
-        host: host of the partition, once the batch was taken away; discarded when the batch's thread returns.
+        processor: host of the partition, once the batch was taken away; discarded when the batch's thread returns.
     """
 
     __slots__ = (
@@ -87,11 +87,11 @@ class InHand:
         "_shielded",
         "_stack",
         "began",
-        "host",
         "interrupted",
         "left",
         "partition",
         "process",
+        "processor",
         "taken",
         "thread",
     )
@@ -102,7 +102,7 @@ class InHand:
         self.thread = threading.get_ident()
         self.process = _process
         self.interrupted = self.taken = self.left = False
-        self.host: Discardable | None = None
+        self.processor: Discardable | None = None
         self._stack = ""
         self._shielded = self._ended = False
         self._lock = threading.Lock()
@@ -204,7 +204,7 @@ def frames_of(error: BaseException, most: int) -> str:
     return "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-most:]))
 
 
-def stalled_s(busy_since: float | None, in_hand: bool, served_at: float, now: float) -> float:
+def stalled_s(busy_since: float | None, has_batch: bool, served_at: float, now: float) -> float:
     """Returns for how long the thread for batches has run none, though there is work, in seconds.
 
     It waits for a partition that another thread holds, or it is held up by an operator's ``__del__``. All times are
@@ -212,10 +212,10 @@ def stalled_s(busy_since: float | None, in_hand: bool, served_at: float, now: fl
 
     Args:
         busy_since: when the thread began with its present work; None: it is idle.
-        in_hand: whether that work is a batch.
+        has_batch: whether that work is a batch.
         served_at: when a batch last ran.
     """
-    return 0.0 if busy_since is None or in_hand else now - max(busy_since, served_at)
+    return 0.0 if busy_since is None or has_batch else now - max(busy_since, served_at)
 
 
 def in_operator(frame: FrameType | None) -> bool:

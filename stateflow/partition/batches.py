@@ -5,7 +5,7 @@ through these steps:
 
 1. *Admission*: the lease holds, requests of the operator are not held, the thread has the slot's ``work``, and the
    lifecycle's ``begin`` returns SERVE. Otherwise the outcome is known at once.
-2. *Running*: :class:`Hands` notes the batch, and the host processes it. If the host finds that the batch was applied
+2. *Running*: :class:`RunningBatches` notes the batch, and the host processes it. If the host finds that the batch was applied
    before, its outcome is known now.
 3. *Processed*: the batch is put down and waits in the thread's :class:`~stateflow.partition.groups.Group`. The thread
    keeps ``work``.
@@ -44,16 +44,16 @@ from stateflow.errors import (
 from stateflow.metrics.own import OwnFigures
 from stateflow.operator.instance import failure
 from stateflow.operator.output import encode
-from stateflow.operator.watchdog import InHand, Interrupted
+from stateflow.operator.watchdog import Interrupted, RunningBatch
 from stateflow.partition import layout
 from stateflow.partition.groups import GROUP_ROWS, SLOW_US, Group, Member
 from stateflow.partition.lifecycle import State, Verdict
-from stateflow.partition.local_partition import Slot
+from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.positions import Retention
-from stateflow.partition.processor import Applied, Commit, PartitionHost, Ran
+from stateflow.partition.processor import Applied, Commit, PartitionProcessor, Ran
 from stateflow.partition.registry import PartitionRegistry
 from stateflow.partition.skipped import until
-from stateflow.partition.slices import Frame, Part, Shares
+from stateflow.partition.slices import BatchSlices, Frame, Part
 from stateflow.partition.takeover import Lease
 from stateflow.partition.transfer_out import Sender
 from stateflow.state import CachePool
@@ -90,7 +90,7 @@ class Answers(Protocol):
         ...
 
 
-class Hands:
+class RunningBatches:
     """Running batches of one replica. Thread-safe.
 
     Each thread has the batch of one partition, and a group of processed batches of others to be committed together with
@@ -99,7 +99,7 @@ class Hands:
 
     def __init__(self, registry: PartitionRegistry, sender: Sender) -> None:
         self._registry, self._sender, self._clock = registry, sender, registry.clock
-        self._with: dict[int, InHand] = {}  # by thread
+        self._with: dict[int, RunningBatch] = {}  # by thread
         self._groups: dict[int, Group] = {}  # by thread
 
     # -- in the thread itself -----------------------------------------------------------------------------
@@ -113,84 +113,84 @@ class Hands:
             yield group
         finally:
             del self._groups[thread]
-            self._let_go(group.take(ends=True))
+            self._drop(group.take(ends=True))
 
-    def take(self, slot: Slot, began: float) -> InHand:
+    def take(self, local: LocalPartition, began: float) -> RunningBatch:
         """Begins a running batch on this thread. Callers have called the lifecycle's ``begin``. Args: began: monotonic
         seconds."""
-        hand = InHand(slot.id, began)
-        self._with[hand.thread] = hand
-        return hand
+        run = RunningBatch(local.id, began)
+        self._with[run.thread] = run
+        return run
 
-    def put_down(self, hand: InHand) -> None:
+    def park(self, run: RunningBatch) -> None:
         """Sets a processed batch aside until its group is committed."""
-        del self._with[hand.thread]
+        del self._with[run.thread]
 
-    def take_up(self, hand: InHand, now: float) -> None:
-        hand.began = now
-        self._with[hand.thread] = hand
+    def resume(self, run: RunningBatch, now: float) -> None:
+        run.began = now
+        self._with[run.thread] = run
 
-    def end(self, slot: Slot, hand: InHand) -> None:
+    def end(self, local: LocalPartition, run: RunningBatch) -> None:
         """Ends a batch that is committed or rolled back, or that was taken away and whose operator returns at last.
         Seals the partition if a seal waited for the batch, and raises what that raises."""
-        self._with.pop(hand.thread, None)
-        if hand.end():
-            with slot.mutex:
-                if hand.interrupted and slot.host is not None:
-                    slot.host.discard()
-                    slot.host = None
-                sealing = slot.lifecycle.finish()
-                if slot.host is not None and slot.host.is_unsure:
+        self._with.pop(run.thread, None)
+        if run.end():
+            with local.mutex:
+                if run.interrupted and local.processor is not None:
+                    local.processor.discard()
+                    local.processor = None
+                sealing = local.lifecycle.finish()
+                if local.processor is not None and local.processor.is_unsure:
                     # the database is read again, and followers start over: they may have missed the last commit
-                    self._registry.close_store(slot)
+                    self._registry.close_store(local)
                 if sealing:
-                    self._sender.seal(slot)
+                    self._sender.seal(local)
             return
-        with slot.mutex:
-            if hand.host is not None:
-                hand.host.discard()
-            if slot.stuck is hand:
-                slot.stuck = None
-        log.warning("%s is served again: its operator returned", slot.id)
-        self._registry.on_change(slot.id)
+        with local.mutex:
+            if run.processor is not None:
+                run.processor.discard()
+            if local.stuck is run:
+                local.stuck = None
+        log.warning("%s is served again: its operator returned", local.id)
+        self._registry.on_change(local.id)
 
     # -- in other threads ---------------------------------------------------------------------------------
 
-    def in_hand(self) -> list[InHand]:
+    def active(self) -> list[RunningBatch]:
         """Returns the running batches, except those whose thread was left behind."""
-        return [hand for hand in list(self._with.values()) if not hand.left]
+        return [run for run in list(self._with.values()) if not run.left]
 
     @property
     def is_stuck(self) -> bool:
         """Tells whether a thread that was left behind still works on its batch."""
-        return any(hand.left for hand in list(self._with.values()))
+        return any(run.left for run in list(self._with.values()))
 
-    def overdue(self, limit_s: float) -> InHand | None:
+    def overdue(self, limit_s: float) -> RunningBatch | None:
         """Returns a batch that has been running for longer than ``limit_s``. None: there is none."""
         before = self._clock.monotonic() - limit_s
-        return next((hand for hand in self.in_hand() if hand.began < before), None)
+        return next((run for run in self.active() if run.began < before), None)
 
-    def take_away(self, hand: InHand) -> bool:
+    def take_away(self, run: RunningBatch) -> bool:
         """Takes a batch that cannot be interrupted away from its thread, with the thread's group.
 
         The batch will never commit, and this replica does not serve the partition before the thread returns from the
         operator. In the state before the batch, the partition may move away, be checkpointed and be taken over. Returns
         False where the batch has ended, or is just being committed.
         """
-        slot, group = self._registry.slot(hand.partition), self._groups.get(hand.thread)
+        local, group = self._registry.local(run.partition), self._groups.get(run.thread)
         members: list[Member] = []
         try:
-            with slot.mutex:
-                if not hand.take_away():
+            with local.mutex:
+                if not run.take_away():
                     return False
                 members = [] if group is None else group.take(ends=True)
-                slot.stuck, hand.host, slot.host = hand, slot.host, None
-                slot.work.take_away()
-                if slot.lifecycle.finish():
-                    self._sender.seal(slot)
+                local.stuck, run.processor, local.processor = run, local.processor, None
+                local.work.take_away()
+                if local.lifecycle.finish():
+                    self._sender.seal(local)
         finally:
             self._leave(members)
-        self._registry.on_change(slot.id)
+        self._registry.on_change(local.id)
         return True
 
     def leave_behind(self) -> None:
@@ -210,24 +210,24 @@ class Hands:
 
     def _leave(self, members: list[Member]) -> None:
         if members:
-            self._registry.environment.aside(partial(self._let_go, members))  # each may have to wait for its disk
+            self._registry.environment.aside(partial(self._drop, members))  # each may have to wait for its disk
 
-    def _let_go(self, members: list[Member]) -> None:
+    def _drop(self, members: list[Member]) -> None:
         """Drops processed batches as if they had never arrived, and takes ``work`` of their slots away from the thread
         that held it."""
         for member in members:
-            slot = member.slot
+            local = member.local
             try:
-                with slot.mutex:
-                    member.host.discard()
-                    if slot.host is member.host:
-                        slot.host = None
-                    slot.work.take_away()
-                    if slot.lifecycle.finish():
-                        self._sender.seal(slot)
+                with local.mutex:
+                    member.processor.discard()
+                    if local.processor is member.processor:
+                        local.processor = None
+                    local.work.take_away()
+                    if local.lifecycle.finish():
+                        self._sender.seal(local)
             except Exception:  # of a seal that waited for the batch, for example: the controller asks for it again
-                log.exception("%s: failed to drop a processed batch", slot.id)
-            self._registry.on_change(slot.id)
+                log.exception("%s: failed to drop a processed batch", local.id)
+            self._registry.on_change(local.id)
 
 
 class _Taken(Exception):
@@ -239,7 +239,7 @@ class _Taken(Exception):
 
 
 class Batches:
-    """Applies batches on one replica. Thread-safe. ``hands``: the running batches of all threads.
+    """Applies batches on one replica. Thread-safe. ``running``: the running batches of all threads.
 
     Args:
         sender: seals a partition after its running batch, where a fence asked for that meanwhile.
@@ -247,7 +247,7 @@ class Batches:
 
     def __init__(self, registry: PartitionRegistry, lease: Lease, sender: Sender, cache: CachePool) -> None:
         self._registry, self._lease, self._cache = registry, lease, cache
-        self.hands = Hands(registry, sender)
+        self.running = RunningBatches(registry, sender)
         #: metrics that operators define
         self.figures = OwnFigures()
         self._settings, self._clock = registry.settings, registry.clock
@@ -259,25 +259,25 @@ class Batches:
         )
         self._held: dict[str, float] = {}  # operator → until, monotonic
 
-    def apply(self, shares: Shares, answers: Answers) -> None:
+    def apply(self, slices: BatchSlices, answers: Answers) -> None:
         """Applies a batch to several partitions, in order, and commits them in groups, see
         :mod:`stateflow.partition.groups`.
 
         Reports the outcome of each part to ``answers``, errors included, instead of raising. A part that was begun and
         has no outcome was given up, and may be sent again.
         """
-        with self.hands.group() as group:
-            for number, part in enumerate(shares.parts):
+        with self.running.group() as group:
+            for number, part in enumerate(slices.parts):
                 if not answers.goes_on():
                     break
                 answers.begun(number)
-                if not self._part(shares, number, part, group, answers):
+                if not self._part(slices, number, part, group, answers):
                     return
                 if group.is_full(self._clock.monotonic()):
                     self._commit(group, answers)
             self._commit(group, answers)
 
-    def pass_over(self, frame: Frame) -> list[int]:
+    def skip(self, frame: Frame) -> list[int]:
         """Lets a batch skip the partitions that need no visit, and returns their places in the frame. Where skipping is
         not possible the list is empty, and the batch visits all partitions."""
         began = self._clock.monotonic()
@@ -285,7 +285,7 @@ class Batches:
             return []
         try:
             _, cls = self._registry.operator(frame.operator)
-            places = self._registry.passes.pass_over(
+            places = self._registry.skipped_batches.skip(
                 frame.operator,
                 cls,
                 frame.batch,
@@ -302,14 +302,14 @@ class Batches:
         # the process may have been stopped meanwhile: partitions skipped after the lease lapsed are not reported
         return places if self._lease.holds(now, frame.operator) else []
 
-    def _part(self, shares: Shares, number: int, part: Part, group: Group, answers: Answers) -> bool:
+    def _part(self, slices: BatchSlices, number: int, part: Part, group: Group, answers: Answers) -> bool:
         """Applies one part and reports its outcome, unless it waits for the group's commit. Returns False where the
         group was taken away from this thread."""
-        slot = self._registry.look(PartitionId(shares.operator, part.partition))
+        local = self._registry.look(PartitionId(slices.operator, part.partition))
         try:
-            self._lease.check(self._clock.monotonic(), shares.operator)
+            self._lease.check(self._clock.monotonic(), slices.operator)
             outcome = (
-                None if self._is_held(shares.operator) else self._admit(slot, shares, number, part, group, answers)
+                None if self._is_held(slices.operator) else self._admit(local, slices, number, part, group, answers)
             )
         except _Taken as taken:
             if taken.told is not None:
@@ -318,77 +318,79 @@ class Batches:
         except BaseException as error:  # noqa: BLE001 - it is reported
             # handling the error may have to wait, which a thread with an open group must not
             self._commit(group, answers)
-            outcome = self._judged(slot, error)
+            outcome = self._judged(local, error)
         if not isinstance(outcome, Member):
             answers.told(number, outcome)
         return True
 
     def _admit(
-        self, slot: Slot, shares: Shares, number: int, part: Part, group: Group, answers: Answers
+        self, local: LocalPartition, slices: BatchSlices, number: int, part: Part, group: Group, answers: Answers
     ) -> Outcome | Member:
         """Applies one part if its partition is served here. Returns its outcome, or its group member where the group
         commits it."""
-        with slot.mutex:
-            if slot.lost is not None and slot.lifecycle.state is State.ABSENT:
-                raise slot.lost
-            if slot.lifecycle.state is not State.OWNED:  # perhaps for minutes, while a checkpoint is fetched
-                verdict = slot.lifecycle.begin(part.epoch)
-                return slot.lifecycle.successor if verdict is Verdict.MOVED else None
-        host = slot.host
-        slow = part.stop - part.start >= GROUP_ROWS or (host is not None and host.operator_us > SLOW_US)
-        if slow or group.has(slot) or not slot.work.acquire(0.0):
+        with local.mutex:
+            if local.lost is not None and local.lifecycle.state is State.ABSENT:
+                raise local.lost
+            if local.lifecycle.state is not State.OWNED:  # perhaps for minutes, while a checkpoint is fetched
+                verdict = local.lifecycle.begin(part.epoch)
+                return local.lifecycle.successor if verdict is Verdict.MOVED else None
+        processor = local.processor
+        slow = part.stop - part.start >= GROUP_ROWS or (processor is not None and processor.operator_us > SLOW_US)
+        if slow or group.has(local) or not local.work.acquire(0.0):
             self._commit(group, answers)
-            slot.work.__enter__()
+            local.work.__enter__()
         outcome: Outcome | Member = None
         try:
-            with slot.mutex:
-                if slot.stuck is not None:
-                    raise slot.stuck.refusal()
-                verdict = slot.lifecycle.begin(part.epoch)
+            with local.mutex:
+                if local.stuck is not None:
+                    raise local.stuck.refusal()
+                verdict = local.lifecycle.begin(part.epoch)
             if verdict is not Verdict.SERVE:
-                return slot.lifecycle.successor if verdict is Verdict.MOVED else None
-            outcome = self._run(slot, shares, number, part, group)
+                return local.lifecycle.successor if verdict is Verdict.MOVED else None
+            outcome = self._run(local, slices, number, part, group)
             return outcome
         finally:
             if not isinstance(outcome, Member):
-                slot.work.release()
+                local.work.release()
 
-    def _run(self, slot: Slot, shares: Shares, number: int, part: Part, group: Group) -> Outcome | Member:
+    def _run(
+        self, local: LocalPartition, slices: BatchSlices, number: int, part: Part, group: Group
+    ) -> Outcome | Member:
         self._registry.served_at = began = self._clock.monotonic()
-        slot.cadence.began(began)
-        hand = self.hands.take(slot, began)
+        local.timing.began(began)
+        run = self.running.take(local, began)
         stays = False
         try:
-            host = self._host(slot)
-            self._take_up(slot, host)
-            rows = shares.arrived(part, host.key)
-            ran = host.run(shares.batch, rows, self._clock.now_us(), part.after, part.digest, hand)
-            slot.traffic.came(part.stop - part.start, shares.row_bytes, shares.batch.site)
-            if shares.batch.site_column:
-                slot.traffic.came_from(shares.origins(part))
+            processor = self._processor(local)
+            self._take_up(local, processor)
+            rows = slices.arrived(part, processor.key)
+            ran = processor.run(slices.batch, rows, self._clock.now_us(), part.after, part.digest, run)
+            local.traffic.came(part.stop - part.start, slices.row_bytes, slices.batch.site)
+            if slices.batch.site_column:
+                local.traffic.came_from(slices.origins(part))
             self._registry.served_at = now = self._clock.monotonic()
             if isinstance(ran, Ran):
-                member = Member(number, slot, hand, host, ran)
+                member = Member(number, local, run, processor, ran)
                 if stays := group.add(member):
-                    self.hands.put_down(hand)
+                    self.running.park(run)
                     return member
-                host.rollback()
+                processor.rollback()
                 raise _Taken(None)
-            slot.cadence.ended(now)
-            self._grant(slot, host, now)
+            local.timing.ended(now)
+            self._grant(local, processor, now)
             # the process may have been stopped meanwhile: a commit after the lease lapsed is not reported
-            self._lease.check(now, slot.id.operator)
+            self._lease.check(now, local.id.operator)
             return ran
         except Interrupted as error:
-            stuck = _stuck(hand, error)
-            raise _Taken(stuck) if hand.taken else stuck from error
+            stuck = _stuck(run, error)
+            raise _Taken(stuck) if run.taken else stuck from error
         except BaseException as error:
-            if hand.taken:
+            if run.taken:
                 raise _Taken(error) from error
             raise
         finally:
             if not stays:
-                self.hands.end(slot, hand)
+                self.running.end(local, run)
 
     def _commit(self, group: Group, answers: Answers) -> None:
         """Commits the group and reports the outcomes. Does nothing where the group was taken away."""
@@ -397,29 +399,29 @@ class Batches:
         if not members or not group.begin_commit(members):
             return
         answers.committing()
-        members[-1].hand.end_children()
+        members[-1].run.end_children()
         outcomes: list[tuple[Member, Outcome]] = []
         staged: list[tuple[Member, Commit]] = []
         for member, rows in zip(members, encoded, strict=True):
             try:
-                staged.append((member, member.host.stage(member.ran, rows)))
+                staged.append((member, member.processor.stage(member.ran, rows)))
             except BaseException as error:  # noqa: BLE001 - it is reported
                 outcomes.append((member, self._ended(member, error)))
         for member, commit in self._logged(staged, outcomes):
-            self.hands.take_up(member.hand, self._clock.monotonic())
+            self.running.resume(member.run, self._clock.monotonic())
             try:
-                outcome: Outcome = member.host.write(member.ran, commit)
+                outcome: Outcome = member.processor.write(member.ran, commit)
                 self._registry.served_at = now = self._clock.monotonic()
-                member.slot.cadence.ended(now)
-                self._grant(member.slot, member.host, now)
+                member.local.timing.ended(now)
+                self._grant(member.local, member.processor, now)
                 # the process may have been stopped meanwhile: a commit after the lease lapsed is not reported
-                self._lease.check(now, member.slot.id.operator)
+                self._lease.check(now, member.local.id.operator)
             except BaseException as error:  # noqa: BLE001 - it is reported
                 outcome = error
             outcomes.append((member, self._ended(member, outcome)))
         group.end_commit()
         for member, outcome in outcomes:
-            judged = self._judged(member.slot, outcome) if isinstance(outcome, BaseException) else outcome
+            judged = self._judged(member.local, outcome) if isinstance(outcome, BaseException) else outcome
             answers.told(member.number, judged)
 
     def _logged(
@@ -430,23 +432,23 @@ class Batches:
         log = self._registry.commits.log
         if log is None or not staged:
             return staged
-        self.hands.take_up(staged[0][0].hand, self._clock.monotonic())
+        self.running.resume(staged[0][0].run, self._clock.monotonic())
         try:
             log.append([commit.staged.logged for _, commit in staged if commit.staged.logged is not None])
             return staged
         except BaseException as error:  # noqa: BLE001 - it is reported
             for member, _ in staged:
-                member.host.rollback()
+                member.processor.rollback()
                 outcomes.append((member, self._ended(member, error)))
             return []
 
     def _ended(self, member: Member, outcome: Outcome) -> Outcome:
         try:
-            self.hands.end(member.slot, member.hand)
+            self.running.end(member.local, member.run)
         except BaseException as error:  # noqa: BLE001 - it is reported
             return error
         finally:
-            member.slot.work.release()
+            member.local.work.release()
         return outcome
 
     def refusal(self, partition: PartitionId) -> OperatorStuck | None:
@@ -458,52 +460,52 @@ class Batches:
     def open_source(
         self, partition: PartitionId, source: str, session: layout.Session, settled: int | None = None
     ) -> int:
-        """See :meth:`.PartitionHost.open_source`. Raises NotOwner, LeaseLost, SourceTaken."""
-        return self._beside_batches(partition, lambda host: host.open_source(source, session, settled))
+        """See :meth:`.PartitionProcessor.open_source`. Raises NotOwner, LeaseLost, SourceTaken."""
+        return self._beside_batches(partition, lambda processor: processor.open_source(source, session, settled))
 
     def retire_source(self, partition: PartitionId, source: str) -> bool:
-        """See :meth:`~stateflow.partition.processor.PartitionHost.retire`. Raises NotOwner, LeaseLost."""
-        return self._beside_batches(partition, lambda host: host.retire(source))
+        """See :meth:`~stateflow.partition.processor.PartitionProcessor.retire`. Raises NotOwner, LeaseLost."""
+        return self._beside_batches(partition, lambda processor: processor.retire(source))
 
     def drop_output(self, partition: PartitionId, source: str, batch: int, apply: bool) -> int:
-        """See :meth:`~stateflow.partition.processor.PartitionHost.drop_output`. Raises NotOwner, LeaseLost."""
-        return self._beside_batches(partition, lambda host: host.drop_output(source, batch, apply))
+        """See :meth:`~stateflow.partition.processor.PartitionProcessor.drop_output`. Raises NotOwner, LeaseLost."""
+        return self._beside_batches(partition, lambda processor: processor.drop_output(source, batch, apply))
 
-    def _beside_batches(self, partition: PartitionId, work: Callable[[PartitionHost], T]) -> T:
+    def _beside_batches(self, partition: PartitionId, work: Callable[[PartitionProcessor], T]) -> T:
         """Runs work that commits to a partition and is not a batch."""
-        slot = self._registry.look(partition)
+        local = self._registry.look(partition)
         try:
-            return self._commit_beside(slot, work)
+            return self._commit_beside(local, work)
         except Exception as error:
-            self.judge(slot, error)
+            self.judge(local, error)
             raise
 
-    def _commit_beside(self, slot: Slot, work: Callable[[PartitionHost], T]) -> T:
-        self._lease.check(self._clock.monotonic(), slot.id.operator)
-        if slot.lifecycle.state is not State.OWNED:
-            raise not_owned(slot)
-        with slot.work:
-            with slot.mutex:
-                if slot.stuck is not None:
-                    raise slot.stuck.refusal()
-                serves = slot.lifecycle.state is State.OWNED
-                serves = serves and slot.lifecycle.begin(slot.lifecycle.epoch) is Verdict.SERVE
+    def _commit_beside(self, local: LocalPartition, work: Callable[[PartitionProcessor], T]) -> T:
+        self._lease.check(self._clock.monotonic(), local.id.operator)
+        if local.lifecycle.state is not State.OWNED:
+            raise not_owned(local)
+        with local.work:
+            with local.mutex:
+                if local.stuck is not None:
+                    raise local.stuck.refusal()
+                serves = local.lifecycle.state is State.OWNED
+                serves = serves and local.lifecycle.begin(local.lifecycle.epoch) is Verdict.SERVE
             if not serves:
-                raise not_owned(slot)
-            hand = self.hands.take(slot, self._clock.monotonic())
+                raise not_owned(local)
+            run = self.running.take(local, self._clock.monotonic())
             try:
-                host = self._host(slot)  # the operator may have to open
-                self._take_up(slot, host)
-                hand.begin_commit()
-                done = work(host)
-                self._lease.check(self._clock.monotonic(), slot.id.operator)
+                processor = self._processor(local)  # the operator may have to open
+                self._take_up(local, processor)
+                run.begin_commit()
+                done = work(processor)
+                self._lease.check(self._clock.monotonic(), local.id.operator)
                 return done
             except Interrupted as error:
-                raise _stuck(hand, error) from error
+                raise _stuck(run, error) from error
             finally:
-                self.hands.end(slot, hand)
+                self.running.end(local, run)
 
-    def judge(self, slot: Slot, error: Exception) -> None:
+    def judge(self, local: LocalPartition, error: Exception) -> None:
         """Acts on an error of the store, and raises the error it stands for, if that is another one.
 
         A partition that cannot be read is given up as lost, so that another replica takes it over instead of failing
@@ -511,68 +513,68 @@ class Batches:
         more writes.
         """
         meant = meaning(error)
-        if isinstance(meant, StateDamaged) and meant is not slot.lost:
-            meant.located(partition=slot.id)
-            self._registry.lose(slot, meant)
+        if isinstance(meant, StateDamaged) and meant is not local.lost:
+            meant.located(partition=local.id)
+            self._registry.lose(local, meant)
         elif isinstance(meant, DiskFull | DiskRefused | TooFewFiles):
-            self._registry.close_store(slot)
+            self._registry.close_store(local)
         if meant is not None and meant is not error:
             raise meant from error
 
-    def _judged(self, slot: Slot, error: BaseException) -> BaseException:
+    def _judged(self, local: LocalPartition, error: BaseException) -> BaseException:
         """Returns the error to report for a part: what :meth:`judge` raises, or else ``error`` itself."""
         if isinstance(error, Exception):
             try:
-                self.judge(slot, error)
+                self.judge(local, error)
             except Exception as meant:  # noqa: BLE001 - it is reported
                 return meant
         return error
 
-    def evolve(self, slot: Slot) -> None:
+    def evolve(self, local: LocalPartition) -> None:
         """Evolves a partition's stored states to those declared now, ahead of its first batch, which would do the same.
 
-        Callers hold ``work``. Raises LeaseLost, and what :meth:`.PartitionHost.evolve` raises.
+        Callers hold ``work``. Raises LeaseLost, and what :meth:`.PartitionProcessor.evolve` raises.
         """
-        self._lease.check(self._clock.monotonic(), slot.id.operator)
-        host = self._host(slot)
-        self._take_up(slot, host)
-        host.evolve(self._clock.now_us())
+        self._lease.check(self._clock.monotonic(), local.id.operator)
+        processor = self._processor(local)
+        self._take_up(local, processor)
+        processor.evolve(self._clock.now_us())
 
-    def _take_up(self, slot: Slot, host: PartitionHost) -> None:
+    def _take_up(self, local: LocalPartition, processor: PartitionProcessor) -> None:
         """Stops batches from skipping the partition, and hands it the positions of those that did: they become durable
         in it with its next commit. Callers hold ``work``."""
-        self._registry.passes.revoke(slot)
-        host.adopt(self._registry.passes.held(slot, host.epoch, host.sequence))
+        self._registry.skipped_batches.revoke(local)
+        processor.adopt(self._registry.skipped_batches.held(local, processor.epoch, processor.sequence))
 
-    def _grant(self, slot: Slot, host: PartitionHost, now: float) -> None:
+    def _grant(self, local: LocalPartition, processor: PartitionProcessor, now: float) -> None:
         """Lets following batches skip the partition until a visit is due. Callers hold ``work``, after a batch."""
-        self._registry.passes.grant(slot, host, host.needs_no_visit(until(slot.id, now)))
+        self._registry.skipped_batches.grant(local, processor, processor.needs_no_visit(until(local.id, now)))
 
-    def _host(self, slot: Slot) -> PartitionHost:
+    def _processor(self, local: LocalPartition) -> PartitionProcessor:
         """Returns the partition's host, with the code that is deployed now; creates it if necessary. Callers hold
         ``work``."""
-        spec, cls = self._registry.operator(slot.id.operator)
-        if slot.host is not None and not slot.host.runs(cls):
-            slot.host.let_go(self._registry.environment.aside)
-            slot.host = None
-        if slot.host is None:
-            slot.host = PartitionHost(
+        spec, cls = self._registry.operator(local.id.operator)
+        if local.processor is not None and not local.processor.runs(cls):
+            local.processor.let_go(self._registry.environment.aside)
+            local.processor = None
+        if local.processor is None:
+            local.processor = PartitionProcessor(
                 cls,
-                slot.id,
-                self._registry.store(slot),
-                slot.lifecycle.epoch,
+                local.id,
+                self._registry.store(local),
+                local.lifecycle.epoch,
                 cached_keys=self._settings.cached_keys,
                 cache=self._cache,
                 max_value_bytes=self._settings.value_bytes_max,
                 log=self._registry.commits.log,
-                on_commit=slot.tell,
+                on_commit=local.tell,
                 clock=self._clock,
                 retention=self._retention,
-                deployed=partial(self._registry.deployed, slot.id.operator),
+                deployed=partial(self._registry.deployed, local.id.operator),
                 partitions=spec.partitions,
                 figures=self.figures,
             )
-        return slot.host
+        return local.processor
 
     def hold(self, operator: str, seconds: float) -> None:
         """Lets requests of an operator wait for at most so many seconds; 0: lets them go on. Raises InvalidArgument."""
@@ -583,18 +585,18 @@ class Batches:
             )
         self._held[operator] = self._clock.monotonic() + seconds
         if not seconds:
-            for slot in self._registry.slots():
-                if slot.id.operator == operator:
-                    self._registry.on_change(slot.id)
+            for local in self._registry.local_partitions():
+                if local.id.operator == operator:
+                    self._registry.on_change(local.id)
 
     def _is_held(self, operator: str) -> bool:
         return self._held.get(operator, 0.0) > self._clock.monotonic() if self._held else False
 
 
-def not_owned(slot: Slot) -> NotOwner:
-    return NotOwner("the partition is not owned here", remedy="refresh the assignment", partition=slot.id)
+def not_owned(local: LocalPartition) -> NotOwner:
+    return NotOwner("the partition is not owned here", remedy="refresh the assignment", partition=local.id)
 
 
-def _stuck(hand: InHand, error: Interrupted) -> OperatorFailed:
-    hand.shield()
-    return failure("the operator", error, "", operator=hand.partition.operator, partition=hand.partition.partition)
+def _stuck(run: RunningBatch, error: Interrupted) -> OperatorFailed:
+    run.shield()
+    return failure("the operator", error, "", operator=run.partition.operator, partition=run.partition.partition)

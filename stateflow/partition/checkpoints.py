@@ -34,8 +34,8 @@ from stateflow.partition.entries import At, StateColumns, entries_of
 from stateflow.partition.environment import DutyCycle
 from stateflow.partition.evolution import is_evolved, read_schema
 from stateflow.partition.lifecycle import State
-from stateflow.partition.local_partition import Slot
-from stateflow.partition.processor import PartitionHost, read_watermark
+from stateflow.partition.local_partition import LocalPartition
+from stateflow.partition.processor import PartitionProcessor, read_watermark
 from stateflow.partition.registry import PartitionRegistry
 from stateflow.partitioner import partition_of
 from stateflow.state import encode_row_key
@@ -78,21 +78,21 @@ class Checkpointer:
         ``on_demand``. Raises StaleCheckpoint when the store has one of a later owner, Unavailable when no snapshot can
         be taken.
         """
-        slot = self._registry.slot(partition)
+        local = self._registry.local(partition)
         with contextlib.suppress(Exception):  # outside the lock, where the store may be closed at any moment
-            if not on_demand and self._is_unchanged(slot, store):
+            if not on_demand and self._is_unchanged(local, store):
                 return None
-            self._registry.store(slot).flush()  # so that little is left to flush under the lock
+            self._registry.store(local).flush()  # so that little is left to flush under the lock
         directory = self._registry.snapshots / f"checkpoint-{uuid.uuid4().hex}"
         try:
-            with slot.work:
-                with slot.mutex:
-                    if slot.lifecycle.state is not State.OWNED:
+            with local.work:
+                with local.mutex:
+                    if local.lifecycle.state is not State.OWNED:
                         return None
-                    epoch = slot.lifecycle.epoch
-                db = self._registry.store(slot)
+                    epoch = local.lifecycle.epoch
+                db = self._registry.store(local)
                 try:
-                    self._registry.settle(slot)
+                    self._registry.settle(local)
                     db.snapshot(directory)
                 except Exception as error:
                     raise Unavailable(
@@ -109,22 +109,22 @@ class Checkpointer:
                 raise StaleCheckpoint(
                     "a later owner has published a checkpoint", remedy="nothing to do", partition=partition
                 )
-            slot.checkpointed = (store.url, *saved.manifest.order)
+            local.checkpointed = (store.url, *saved.manifest.order)
             return saved
         finally:
             self._registry.environment.remove_tree(directory)
 
     def published(self, store: CheckpointStore) -> set[tuple[PartitionId, tuple[int, int]]]:
         """Returns the checkpoints that this process published last in a store, as (partition, (epoch, sequence))."""
-        last = ((slot.id, slot.checkpointed) for slot in self._registry.slots())
+        last = ((local.id, local.checkpointed) for local in self._registry.local_partitions())
         return {(partition, (epoch, sequence)) for partition, (url, epoch, sequence) in last if url == store.url}
 
     def forget(self, gone: Collection[tuple[PartitionId, tuple[int, int]]]) -> None:
         """Forgets checkpoints that are gone from the store, so that they are taken again though nothing has changed."""
         for partition, order in gone:
-            slot = self._registry.look(partition)
-            if slot.checkpointed[1:] == order:
-                slot.checkpointed = ("", 0, 0)
+            local = self._registry.look(partition)
+            if local.checkpointed[1:] == order:
+                local.checkpointed = ("", 0, 0)
 
     def _describe(self, partition: PartitionId, epoch: int, db: PartitionStore) -> Manifest:
         spec, cls = self._registry.operator(partition.operator)
@@ -168,10 +168,10 @@ class Checkpointer:
         return manifest
 
     @staticmethod
-    def _is_unchanged(slot: Slot, store: CheckpointStore) -> bool:
+    def _is_unchanged(local: LocalPartition, store: CheckpointStore) -> bool:
         """Tells whether the partition is unchanged since its last checkpoint by this process."""
-        last = (store.url, slot.lifecycle.epoch, 0 if slot.store is None else read_sequence(slot.store))
-        return slot.checkpointed == last and not (slot.passing is not None and slot.passing.held)
+        last = (store.url, local.lifecycle.epoch, 0 if local.store is None else read_sequence(local.store))
+        return local.checkpointed == last and not (local.skipped is not None and local.skipped.held)
 
     def _state_digest(self, directory: Path) -> str:
         """Computes the state digest from the snapshot's own files, which are what a restore gets."""
@@ -372,7 +372,7 @@ def read_checkpoint(
             manifest, directory = _fetched(store, manifest, Path(folder), moves_on=not savepoint)
             with _opened(directory, manifest) as db:
                 if not is_evolved(made_for, db):  # evolves this copy only
-                    PartitionHost(made_for, manifest.id, db, manifest.epoch).evolve(manifest.created_us)
+                    PartitionProcessor(made_for, manifest.id, db, manifest.epoch).evolve(manifest.created_us)
                 at = At(manifest.created_us, manifest.watermark_us)
                 entries = entries_of(columns.declaration, db, at, [] if key is None else [encode_row_key(key)])
                 for pages in columns.pages(entries, manifest.partition):

@@ -10,7 +10,7 @@ know it, so no other process can command the replica. Commands from before the l
 controller has given them up. A session belongs to one term, so a command of a greater term cannot arrive before the
 replica has registered with that term's controller.
 
-:class:`Authority` decides all of this. A replica asks it when a command arrives, and again, with the partition locked,
+:class:`FencingGuard` decides all of this. A replica asks it when a command arrives, and again, with the partition locked,
 before it carries out a command that cannot be undone.
 """
 
@@ -61,7 +61,7 @@ class PartitionView:
     entries: int | None = None
 
 
-# -- Authority over a replica ----------------------------------------------------------------------------------------
+# -- FencingGuard over a replica ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Command:
 NOBODY = Command()
 
 
-class Authority:
+class FencingGuard:
     """Decides which commands and answers a replica accepts.
 
     Args:

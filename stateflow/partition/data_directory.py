@@ -60,7 +60,7 @@ def _read_note(note: Path) -> Known | None:
 OWNED = "OWNED-"
 
 
-class Evidence:
+class Quarantine:
     """Quarantined copies of one data directory. The replica never removes one, except in ``transfers``: copies that
     arrived damaged, while their source serves on; a few are kept."""
 

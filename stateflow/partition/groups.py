@@ -12,9 +12,9 @@ import math
 import threading
 from typing import NamedTuple
 
-from stateflow.operator.watchdog import InHand
-from stateflow.partition.local_partition import Slot
-from stateflow.partition.processor import PartitionHost, Ran
+from stateflow.operator.watchdog import RunningBatch
+from stateflow.partition.local_partition import LocalPartition
+from stateflow.partition.processor import PartitionProcessor, Ran
 
 #: a group is committed when it has been open for so many seconds, or has so many rows of input and output
 GROUP_S, GROUP_ROWS = 0.005, 2048
@@ -28,9 +28,9 @@ class Member(NamedTuple):
     that the client sent."""
 
     number: int
-    slot: Slot
-    hand: InHand
-    host: PartitionHost
+    local: LocalPartition
+    run: RunningBatch
+    processor: PartitionProcessor
     ran: Ran
 
 
@@ -53,9 +53,9 @@ class Group:
             if self._taken:
                 return False
             if not self.members:
-                self._began, self._rows = member.hand.began, 0
+                self._began, self._rows = member.run.began, 0
             self.members.append(member)
-            self._slots.add(id(member.slot))
+            self._slots.add(id(member.local))
             self._rows += member.ran.rows + len(member.ran.outputs.rows)
             return True
 
@@ -66,8 +66,8 @@ class Group:
     def is_full(self, now: float) -> bool:
         return bool(self.members) and (self._rows >= GROUP_ROWS or now - self._began >= GROUP_S)
 
-    def has(self, slot: Slot) -> bool:
-        return id(slot) in self._slots
+    def has(self, local: LocalPartition) -> bool:
+        return id(local) in self._slots
 
     def begin_commit(self, members: list[Member]) -> bool:
         """Protects the members from :meth:`take` until :meth:`end_commit`. Returns False where they were taken."""

@@ -209,10 +209,10 @@ Answer = Verdict | FenceAnswer | bool | None
 
 # -- guards --------------------------------------------------------------------------------------------------
 
-IN_HAND: Guard[Lifecycle] = Guard("a batch is running", lambda here, _: here.in_hand)
+RUNNING: Guard[Lifecycle] = Guard("a batch is running", lambda here, _: here.running)
 SAME_MOVE: Guard[Lifecycle] = Guard("the move is the same", lambda here, event: here.move_id == event.move_id)
 SAME_MOVE_IN_HAND: Guard[Lifecycle] = Guard(
-    "the move is the same, a batch is running", lambda here, event: here.move_id == event.move_id and here.in_hand
+    "the move is the same, a batch is running", lambda here, event: here.move_id == event.move_id and here.running
 )
 OTHER_MOVE: Guard[Lifecycle] = Guard("the move is another one", lambda here, event: here.move_id != event.move_id)
 NEITHER_MOVE: Guard[Lifecycle] = Guard(
@@ -278,11 +278,11 @@ def _restore(here: Lifecycle, event: Restore) -> None:
 
 
 def _take_in_hand(here: Lifecycle, _: Event) -> None:
-    here.in_hand = True
+    here.running = True
 
 
 def _let_go(here: Lifecycle, _: Event) -> None:
-    here.in_hand = False
+    here.running = False
 
 
 def _fence(here: Lifecycle, event: Fence) -> None:
@@ -439,7 +439,7 @@ _ROWS: tuple[Row[State, Lifecycle], ...] = (
         note="a standby keeps its copy, which ends at its source's seal for another replica",
     ),
     Impossible(_NOT_WARMING, (Adopt, Keep)),
-    Impossible(_RESTORABLE, Restore, when=IN_HAND),
+    Impossible(_RESTORABLE, Restore, when=RUNNING),
     Refused(
         _RESTORABLE, Restore, _stale("the partition cannot be restored at epoch {event.epoch}, epoch {here.epoch} was "
         "seen here", "refresh the assignment"), when=NOT_NEWER,
@@ -455,7 +455,7 @@ _ROWS: tuple[Row[State, Lifecycle], ...] = (
         _S.OWNED, BeginBatch, _stale("the sender knows epoch {event.epoch}, this replica owns the partition at "
         "{here.epoch}", "refresh the assignment"), when=NEWER,
     ),
-    Transition(_S.OWNED, BeginBatch, None, Verdict.HOLD, when=IN_HAND, note="one batch at a time"),
+    Transition(_S.OWNED, BeginBatch, None, Verdict.HOLD, when=RUNNING, note="one batch at a time"),
     Transition(
         _S.OWNED, BeginBatch, None, Verdict.SERVE, effect=_take_in_hand,
         note="a sender's epoch may be older: batches are told apart by position",
@@ -484,11 +484,11 @@ _ROWS: tuple[Row[State, Lifecycle], ...] = (
     ),
     Refused(_S.OWNED, Fence, _out_of_reach, when=OUT_OF_REACH),
     Transition(
-        _S.OWNED, Fence, _S.FENCING, FenceAnswer.SEAL_AFTER_BATCH, when=IN_HAND, effect=_fence,
+        _S.OWNED, Fence, _S.FENCING, FenceAnswer.SEAL_AFTER_BATCH, when=RUNNING, effect=_fence,
         note="the running batch finishes first",
     ),
     Transition(_S.OWNED, Fence, _S.FENCING, FenceAnswer.SEAL_NOW, effect=_fence, note="the seal is written at once"),
-    Impossible(_S.FENCING, Sealed, when=IN_HAND),
+    Impossible(_S.FENCING, Sealed, when=RUNNING),
     Transition(_S.FENCING, Sealed, _S.SEALED, None, effect=_seal, note="the seal is durable already"),
     Impossible((_S.ABSENT, _S.WARMING, _S.OWNED, _S.SEALED), Sealed),
     Refused(_ANY, Cancel, _data_is_gone, when=NEVER_KNOWN, note="whether the partition was sealed is unknown"),
@@ -500,13 +500,13 @@ _ROWS: tuple[Row[State, Lifecycle], ...] = (
     Transition(_ANY, Cancel, None, True, effect=_remember, note="the move never seals or warms here"),
     Ignored((_S.ABSENT, _S.WARMING), Supersede, False, note="there is no owned or sealed copy here"),
     Ignored(_HERE, Supersede, False, when=STALE_WORD, note="the message is outdated"),
-    Impossible(_HERE, Supersede, when=IN_HAND),
+    Impossible(_HERE, Supersede, when=RUNNING),
     Transition(
         _HERE, Supersede, _S.SEALED, True, effect=_supersede,
         note="the replica's lease lapsed, and the controller reassigned the partition",
     ),
     Ignored((_S.ABSENT, _S.WARMING), Lose, False, note="there is no copy to lose"),
-    Ignored(_HERE, Lose, False, when=IN_HAND, note="the running batch finishes first"),
+    Ignored(_HERE, Lose, False, when=RUNNING, note="the running batch finishes first"),
     Transition(
         _S.SEALED, Lose, _S.ABSENT, True, effect=_lose_seal,
         note="the files are damaged; no promise is made about the partition",
@@ -516,7 +516,7 @@ _ROWS: tuple[Row[State, Lifecycle], ...] = (
         note="the files are damaged; no promise is made about the partition",
     ),
     Ignored(_ANY, Drop, False, when=NEWER_HERE, note="the partition belongs to a later deployment"),
-    Impossible(_ANY, Drop, when=IN_HAND),
+    Impossible(_ANY, Drop, when=RUNNING),
     Transition(_ANY, Drop, _S.ABSENT, True, effect=_forget, note="the operator was undeployed"),
     # after a restart
     Transition(_S.ABSENT, Recover, _S.OWNED, None, when=AS_OWNED, effect=_recover),
@@ -529,7 +529,7 @@ _ROWS: tuple[Row[State, Lifecycle], ...] = (
 _INVARIANTS: tuple[Guard[Lifecycle], ...] = (
     Guard(
         "a batch runs only while the partition is OWNED or FENCING",
-        lambda here, _: not here.in_hand or here.state in (_S.OWNED, _S.FENCING),
+        lambda here, _: not here.running or here.state in (_S.OWNED, _S.FENCING),
     ),
     Guard(
         "a fence has a newer epoch, a move that is not cancelled, and a successor",
@@ -558,7 +558,7 @@ class Lifecycle:
     move_id: str = ""
     successor: ReplicaInfo | None = None
     granted: int = 0  # while FENCING: the successor's epoch
-    in_hand: bool = False
+    running: bool = False
     cancelled: frozenset[str] = frozenset()
     table: ClassVar[Table[State, Lifecycle, Answer]] = TABLE
 

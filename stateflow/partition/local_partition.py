@@ -1,6 +1,6 @@
 """Local partition: one partition as it is on a replica, with what is served, what is incoming, and who follows it.
 
-Locks: :class:`Slot` has two. ``work`` is held while the store is written or copied (a batch, a snapshot), ``mutex`` for
+Locks: :class:`LocalPartition` has two. ``work`` is held while the store is written or copied (a batch, a snapshot), ``mutex`` for
 the instant of a lifecycle transition, so that a fence never waits for a batch in order to be *heard*. Order: ``work``
 before ``mutex``. A slot's invariants hold whenever ``mutex`` is free, see :meth:`Slot.validate`.
 
@@ -29,12 +29,12 @@ from stateflow.errors import (
     StateDamaged,
     Unavailable,
 )
-from stateflow.operator.watchdog import InHand
+from stateflow.operator.watchdog import RunningBatch
 from stateflow.partition.change_feed import NO_CHANGES, ChangeLog, Kept, Seal
 from stateflow.partition.environment import WorkLock
 from stateflow.partition.lifecycle import SERVED, Lifecycle, State
-from stateflow.partition.processor import PartitionHost
-from stateflow.partition.skipped import Passing
+from stateflow.partition.processor import PartitionProcessor
+from stateflow.partition.skipped import SkippedPositions
 from stateflow.partition.slices import Traffic
 from stateflow.storage import PartitionStore
 from stateflow.transitions import check
@@ -104,7 +104,7 @@ class QuietMoment:
 
 
 @dataclass(slots=True)
-class Cadence:
+class BatchTiming:
     """Intervals and durations of a partition's batches, in seconds on one monotonic clock."""
 
     interval_s: float = 0.0  # between the begins of two batches, averaged
@@ -210,7 +210,7 @@ def held_up(partition: PartitionId) -> Unavailable:
 
 
 @dataclass(slots=True)
-class Slot:
+class LocalPartition:
     """A partition on this replica. ``directory``: where ``store`` is; ``incoming``: a copy that is being built."""
 
     id: PartitionId
@@ -220,21 +220,21 @@ class Slot:
     mutex: AbstractContextManager[Any]
     directory: Path | None = None
     store: PartitionStore | None = None
-    host: PartitionHost | None = None
+    processor: PartitionProcessor | None = None
     incoming: Incoming | None = None
     logs: dict[str, ChangeLog] = field(default_factory=dict)  # by move
     snapshots: int = 0
     restoring: Restoring | None = None
     checkpointed: tuple[str, int, int] = ("", 0, 0)  # store, epoch and sequence of the last checkpoint
-    cadence: Cadence = field(default_factory=Cadence)
+    timing: BatchTiming = field(default_factory=BatchTiming)
     kept: Kept | None = None  # what the copy in ``directory`` is, once it was sealed for a move
     since: Since | None = None  # changes since it moved in, as it might move back
     lost: StateDamaged | None = None  # the damage for which it was given up
-    stuck: InHand | None = None  # a batch that was taken away, and has not returned
+    stuck: RunningBatch | None = None  # a batch that was taken away, and has not returned
     schema: bytes | None = None  # its stored schema, while ``store`` is closed
     sealed_at: float = 0.0  # when its last seal began, monotonic seconds: rows were processed until then
     traffic: Traffic = field(default_factory=Traffic)
-    passing: Passing | None = None  # positions of batches that skipped it
+    skipped: SkippedPositions | None = None  # positions of batches that skipped it
 
     def replace(self, directory: Path, store: PartitionStore) -> Path | None:
         """Makes another copy the partition. Callers hold ``mutex``.
@@ -284,13 +284,13 @@ class Slot:
             yield "an open database has a directory"
         if any(directory.parent != self.home for directory in copies) or len(set(copies)) < len(copies):
             yield "each copy has its own directory in the partition's"
-        if self.host is not None and not serves:
+        if self.processor is not None and not serves:
             yield "only an owned partition has a host"
-        if self.host is not None and (self.host.epoch != lifecycle.epoch or self.store is None):
+        if self.processor is not None and (self.processor.epoch != lifecycle.epoch or self.store is None):
             yield "the host has the owned epoch and an open database"
         if self.lost is not None and serves:
             yield "a lost partition is not served"
-        if self.stuck is not None and lifecycle.in_hand:
+        if self.stuck is not None and lifecycle.running:
             yield "no batch runs beside a stuck one"
 
 
@@ -337,8 +337,8 @@ class Restoring:
 class CheckedMutex:
     """A slot's ``mutex`` that validates the slot when it is released: its holder has then made a whole change."""
 
-    def __init__(self, mutex: AbstractContextManager[Any], slot: Slot) -> None:
-        self._mutex, self._slot, self._depth = mutex, slot, 0
+    def __init__(self, mutex: AbstractContextManager[Any], local: LocalPartition) -> None:
+        self._mutex, self._local, self._depth = mutex, local, 0
 
     def __enter__(self) -> None:
         self._mutex.__enter__()
@@ -348,6 +348,6 @@ class CheckedMutex:
         self._depth -= 1
         try:
             if not self._depth and kind is None:
-                check(self._slot)
+                check(self._local)
         finally:
             self._mutex.__exit__(kind, *error)

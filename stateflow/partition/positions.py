@@ -531,7 +531,7 @@ class Positions:
     def is_replay(self, batch: Batch, after: int | None, started: bool = False) -> bool:
         """Returns whether the batch was applied before: it is its source's newest one, or any of a batch DataFrame's.
 
-        ``after``: see :meth:`~stateflow.partition.processor.PartitionHost.apply`.
+        ``after``: see :meth:`~stateflow.partition.processor.PartitionProcessor.apply`.
 
         Args:
             started: whether the operator has processed rows; it then takes no initial state any more.

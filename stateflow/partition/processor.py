@@ -20,14 +20,14 @@ from stateflow.operator.arrow import read_batch
 from stateflow.operator.instance import OperatorInstance, Produced
 from stateflow.operator.operator import BatchOperator, Operator, key_columns
 from stateflow.operator.output import Outputs, encode
-from stateflow.operator.rows import Arrived, RowReader, alone, check_keys
+from stateflow.operator.rows import DecodedRows, RowReader, alone, check_keys
 from stateflow.operator.timers import Domain, Timers
 from stateflow.operator.watchdog import UNGUARDED, Guard
 from stateflow.partition import layout
 from stateflow.partition.commits import Committer, Staged
 from stateflow.partition.evolution import UNDEPLOYED, Evolver
 from stateflow.partition.positions import INITIAL, Batch, Retention, digests_of, watermark_of
-from stateflow.partition.skipped import Pass
+from stateflow.partition.skipped import SkipGrant
 from stateflow.partition.sources import Advance, Sources
 from stateflow.partitioner import check_belongs
 from stateflow.state import (
@@ -88,7 +88,7 @@ class Commit(NamedTuple):
     staged: Staged
 
 
-class PartitionHost:
+class PartitionProcessor:
     """Hosts one partition. Not thread-safe: one batch at a time.
 
     Args:
@@ -255,12 +255,12 @@ class PartitionHost:
         """Returns the partition's watermark, with the positions held for it taken into account; None: there is none."""
         return self._later(watermark_of(self._sources.overlaid(held)))
 
-    def needs_no_visit(self, until: float) -> Pass:
+    def needs_no_visit(self, until: float) -> SkipGrant:
         """Returns which batches may skip this partition. Called between batches. Args: until: monotonic seconds."""
         event_us, processing_us = (self._timers.next_us(domain) for domain in (Domain.EVENT, Domain.PROCESSING))
         if self._instance.hears_watermarks:
             event_us = -math.inf if self._watermark_us is None else min(event_us, self._watermark_us + 1)
-        return Pass(self, until, event_us, processing_us)
+        return SkipGrant(self, until, event_us, processing_us)
 
     # -- batches ------------------------------------------------------------------------------------------
 
@@ -306,7 +306,7 @@ class PartitionHost:
     def run(
         self,
         batch: Batch,
-        rows: Arrived | None,
+        rows: DecodedRows | None,
         now_us: int,
         after: int | None = None,
         digest: int | None = None,
@@ -370,7 +370,7 @@ class PartitionHost:
         self.operator_us = spent[0]
         return Ran(batch, to_encode, produced, earlier, count, watermark_us, silent, position, mutations, *spent)
 
-    def _checked(self, rows: Arrived) -> Arrived:
+    def _checked(self, rows: DecodedRows) -> DecodedRows:
         """Checks once per reader that the key columns have the types of the stored keys. Raises SchemaMismatch."""
         if rows.reader is not self._reader:
             check_keys(rows.reader.schema, self.key, self._store, self.partition.operator)

@@ -42,17 +42,19 @@ class Reader:
         declaration = declaration_of(cls, state, partition.operator)
         if not is_evolved(cls, store, self._registry.deployed(partition.operator)):
             store = self._evolved(partition)
-        host = self._registry.slot(partition).host
-        latest_us = 0 if host is None else host.latest_us  # time must not go back: what has expired stays gone
+        processor = self._registry.local(partition).processor
+        latest_us = (
+            0 if processor is None else processor.latest_us
+        )  # time must not go back: what has expired stays gone
         watermark_us = read_watermark(store)
-        if host is not None and (held := self._held(partition)):
-            watermark_us = host.watermark_us(held)
+        if processor is not None and (held := self._held(partition)):
+            watermark_us = processor.watermark_us(held)
         at = At(max(self._registry.clock.now_us(), latest_us), watermark_us)
         try:
             yield from entries_of(declaration, store, at, keys)
         except Exception as error:
             self._owned_store(partition)  # the partition left meanwhile: NotOwner says it better
-            self._batches.judge(self._registry.slot(partition), error)
+            self._batches.judge(self._registry.local(partition), error)
             raise
 
     def scan_pages(self, partition: PartitionId, state: str, keys: Iterable[bytes] = ()) -> Iterator[list[bytes]]:
@@ -66,10 +68,10 @@ class Reader:
         """Returns the partition's store with its states as they are declared now, as its first batch would make them.
         Raises what :meth:`~stateflow.partition.batches.Batches.evolve` does.
         """
-        slot = self._registry.slot(partition)
-        with slot.work:
+        local = self._registry.local(partition)
+        with local.work:
             self._owned_store(partition)
-            self._batches.evolve(slot)
+            self._batches.evolve(local)
             return self._owned_store(partition)
 
     def whole_before(self, operator: str, partitions: Iterable[int], source: str, batch: int) -> layout.Position | None:
@@ -78,12 +80,12 @@ class Reader:
         """
         times: list[int] = []
         for number in partitions:
-            slot = self._registry.slot(PartitionId(operator, number))
-            passing, host = slot.passing, slot.host
-            reached = None if host is None else host.reached(source)
-            if passing is not None and host is not None and passing.sequence == host.sequence:
-                reached = passing.held.get(source, reached)
-            if reached is None or reached.batch < batch - 1 or slot.lifecycle.state is not State.OWNED:
+            local = self._registry.local(PartitionId(operator, number))
+            skipped, processor = local.skipped, local.processor
+            reached = None if processor is None else processor.reached(source)
+            if skipped is not None and processor is not None and skipped.sequence == processor.sequence:
+                reached = skipped.held.get(source, reached)
+            if reached is None or reached.batch < batch - 1 or local.lifecycle.state is not State.OWNED:
                 return None
             event_us = reached.event_us if reached.batch < batch else reached.event_before_us
             if event_us is not None:
@@ -113,19 +115,19 @@ class Reader:
 
     def _held(self, partition: PartitionId) -> Mapping[str, layout.Position]:
         """Returns the positions of batches that skipped the partition, beyond what its database has."""
-        slot = self._registry.look(partition)
-        if slot.passing is None:
+        local = self._registry.look(partition)
+        if local.skipped is None:
             return {}
-        host = slot.host
-        sequence = read_sequence(self._registry.store(slot)) if host is None else host.sequence
-        return self._registry.passes.held(slot, slot.lifecycle.epoch, sequence)
+        processor = local.processor
+        sequence = read_sequence(self._registry.store(local)) if processor is None else processor.sequence
+        return self._registry.skipped_batches.held(local, local.lifecycle.epoch, sequence)
 
     def _owned_store(self, partition: PartitionId) -> PartitionStore:
-        slot = self._registry.look(partition)
-        if slot.lifecycle.state is not State.OWNED:
-            raise slot.lost or not_owned(slot)
+        local = self._registry.look(partition)
+        if local.lifecycle.state is not State.OWNED:
+            raise local.lost or not_owned(local)
         try:
-            return self._registry.store(slot)
+            return self._registry.store(local)
         except StateDamaged as error:
-            self._batches.judge(slot, error)
+            self._batches.judge(local, error)
             raise

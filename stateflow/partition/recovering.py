@@ -31,8 +31,8 @@ class Recovery:
         """Finds what is here. Removes nothing that might be state: what cannot be used is quarantined, and logged."""
         registry = self._registry
         registry.commits.find()
-        registry.passes.find()
-        registry.evidence.say()
+        registry.skipped_batches.find()
+        registry.quarantine.say()
         for folder in sorted(path for path in (registry.root / "operators").glob("*") if path.is_dir()):
             # what is seen here may not be durable yet: the last process may have been killed before it synced
             registry.environment.sync([folder, folder.parent, registry.root])
@@ -51,7 +51,7 @@ class Recovery:
         registry.expect(0)
         registry.bundles.keep_only({spec.bundle for spec in registry.operators()})
         registry.commits.begin()
-        registry.passes.begin()
+        registry.skipped_batches.begin()
 
     def _recover(self, partition: PartitionId, home: Path) -> None:
         """Takes up the newest copy on disk that is this replica's own, and completes it with all that was logged.
@@ -88,21 +88,21 @@ class Recovery:
         *older, newest = found
         for copy in older:  # as is done when a newer copy is owned
             registry.remove(copy.directory)
-        slot, ownership = registry.slot(partition), newest.ownership
+        local, ownership = registry.local(partition), newest.ownership
         assert ownership is not None
         successor = ReplicaInfo(ownership.target, ownership.target_site, ownership.target_address)
-        slot.lifecycle.recover(
+        local.lifecycle.recover(
             State(ownership.state),
             ownership.epoch,
             ownership.move_id,
             successor if ownership.state == State.SEALED else None,
         )
-        slot.directory, slot.schema = newest.directory, newest.schema
+        local.directory, local.schema = newest.directory, newest.schema
         if ownership.state == State.OWNED:
             sequence = newest.lacking[-1].sequence if newest.lacking else newest.sequence
-            slot.passing = registry.passes.found(partition, ownership.epoch, sequence)
+            local.skipped = registry.skipped_batches.found(partition, ownership.epoch, sequence)
         if ownership.state == State.SEALED and ownership.move_id:
-            slot.kept = Kept(ownership.move_id, ownership.epoch, newest.sequence)
+            local.kept = Kept(ownership.move_id, ownership.epoch, newest.sequence)
 
     def _is_ours(self, ownership: layout.Ownership | None) -> bool:
         return ownership is not None and ownership.replica == self._registry.info.name

@@ -34,12 +34,12 @@ from stateflow.operator.rows import get_ready
 from stateflow.partition import layout
 from stateflow.partition.change_feed import FileDigests
 from stateflow.partition.commits import Commits
-from stateflow.partition.data_directory import Evidence, identify, owned_mark
+from stateflow.partition.data_directory import Quarantine, identify, owned_mark
 from stateflow.partition.environment import Environment
 from stateflow.partition.evolution import evolution_of
 from stateflow.partition.lifecycle import CheckedLifecycle, Lifecycle, State
-from stateflow.partition.local_partition import CheckedMutex, Incoming, Slot
-from stateflow.partition.skipped import Passes
+from stateflow.partition.local_partition import CheckedMutex, Incoming, LocalPartition
+from stateflow.partition.skipped import SkippedBatches
 from stateflow.settings import ReplicaSettings
 from stateflow.state import DeployedStates
 from stateflow.storage import PartitionStore
@@ -101,7 +101,7 @@ class PartitionRegistry:
         self._learning = self.environment.mutex()
         self._makers: Counter[str] = Counter()  # running calls that create something of an operator, by its name
         self._undeployed: dict[str, int] = {}  # operator → newest epoch that this process was told to drop
-        self._slots: dict[PartitionId, Slot] = {}
+        self._slots: dict[PartitionId, LocalPartition] = {}
         #: called, from any thread, after each change of a partition's lifecycle
         self.on_change: Callable[[PartitionId], None] = lambda _: None
         #: called, from any thread, when a partition was lost
@@ -112,9 +112,9 @@ class PartitionRegistry:
         self.environment.remove_tree(self.snapshots)
         self.snapshots.mkdir(parents=True)
         self.bundles = BundleStore(root / "bundles")
-        self.evidence = Evidence(root, self.environment)
+        self.quarantine = Quarantine(root, self.environment)
         durable = {"wal": False, "fsync": True}.get(settings.acknowledge)  # None: a standby confirms commits
-        self.passes = Passes(root, self.environment, durable)
+        self.skipped_batches = SkippedBatches(root, self.environment, durable)
         self.commits = Commits(
             root, settings, self.environment, lambda partition: self.look(partition).directory, self._lose_unsynced
         )
@@ -138,7 +138,7 @@ class PartitionRegistry:
             if spec.name != folder.name:
                 raise ValueError(f"it describes {spec.name!r}")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            kept = self.evidence.put_aside(file, folder.name)
+            kept = self.quarantine.put_aside(file, folder.name)
             log.error(
                 "%s: description damaged or of another version (%s), quarantined as %s, requested from the controller",
                 folder.name,
@@ -158,39 +158,39 @@ class PartitionRegistry:
     def put_aside(self, partition: PartitionId, directory: Path, why: str) -> None:
         """Quarantines a copy of a partition that cannot be used. Removes nothing that might be state."""
         self.commits.put_aside(partition, directory)
-        kept = self.evidence.put_aside(directory, partition.operator, directory.parent.name)
+        kept = self.quarantine.put_aside(directory, partition.operator, directory.parent.name)
         log.error("%s is not served from %s, which is quarantined as %s: %s", partition, directory.name, kept, why)
 
-    def lose(self, slot: Slot, why: StateDamaged) -> None:
+    def lose(self, local: LocalPartition, why: StateDamaged) -> None:
         """Quarantines a partition that cannot be read any more. The replica neither serves it nor promises anything of
         it from here on.
         """
-        with slot.work, slot.mutex:
-            if not slot.lifecycle.lose():
+        with local.work, local.mutex:
+            if not local.lifecycle.lose():
                 return
-            host, slot.host = slot.host, None
-            store, slot.store = slot.store, None
-            directory, slot.directory = slot.directory, None
-            slot.kept = slot.since = None
-            slot.lost = why
-            if host is not None:
-                host.let_go(self.environment.aside)
+            processor, local.processor = local.processor, None
+            store, local.store = local.store, None
+            directory, local.directory = local.directory, None
+            local.kept = local.since = None
+            local.lost = why
+            if processor is not None:
+                processor.let_go(self.environment.aside)
             if store is not None:
                 with contextlib.suppress(Exception):  # what could be written is written
                     store.close()
-            for move_id in list(slot.logs):
-                self.drop_log(slot, move_id)
+            for move_id in list(local.logs):
+                self.drop_log(local, move_id)
             if directory is not None:
                 try:
-                    self.put_aside(slot.id, directory, str(why))
-                    self.commits.forget([slot.id])
+                    self.put_aside(local.id, directory, str(why))
+                    self.commits.forget([local.id])
                 except (OSError, CommitLogDamaged) as error:  # it stays where it is, and is still lost
                     log.error("%s cannot be quarantined: %s (%s)", directory, error, why)
-        self.on_change(slot.id)
+        self.on_change(local.id)
         self.on_lost()
 
     def _lose_unsynced(self, partition: PartitionId, why: StateDamaged) -> None:
-        self.lose(self.slot(partition), why)
+        self.lose(self.local(partition), why)
 
     def read_term(self) -> tuple[str, int]:
         """Returns (ledger, greatest term) of the controllers that were heard here; ("", 0): none was.
@@ -235,8 +235,8 @@ class PartitionRegistry:
     def expect(self, more: int) -> None:
         """Checks that ``more`` databases can be opened beside those that are here. Raises TooFewFiles otherwise."""
         here = sum(
-            (slot.directory is not None) + (slot.incoming is not None) + (slot.restoring is not None)
-            for slot in self.slots()
+            (local.directory is not None) + (local.incoming is not None) + (local.restoring is not None)
+            for local in self.local_partitions()
         )
         self.environment.expect(here + more)
 
@@ -306,19 +306,19 @@ class PartitionRegistry:
 
     def _stored_schemas(self, operator: str) -> set[bytes]:
         """Returns the schemas that the operator's partitions here are stored with, each once."""
-        found = {self.stored_schema(slot) for slot in self.slots() if slot.id.operator == operator}
+        found = {self.stored_schema(local) for local in self.local_partitions() if local.id.operator == operator}
         return {schema for schema in found if schema is not None}
 
     @staticmethod
-    def stored_schema(slot: Slot) -> bytes | None:
+    def stored_schema(local: LocalPartition) -> bytes | None:
         """Returns the schema that a partition served here is stored with; None for others, and where nothing is stored.
 
         Opens no database.
         """
-        if slot.lifecycle.state is not State.OWNED:
+        if local.lifecycle.state is not State.OWNED:
             return None
-        with slot.mutex:
-            return slot.schema if slot.store is None else slot.store.get(layout.SCHEMA)
+        with local.mutex:
+            return local.schema if local.store is None else local.store.get(layout.SCHEMA)
 
     def undeployed(self, operator: str, epoch: int) -> None:
         """Refuses to create anything of an operator at this epoch or an older one from now on, however late the request
@@ -341,8 +341,8 @@ class PartitionRegistry:
     def unlearn(self, operator: str) -> None:
         """Forgets an operator, unless something of it is here or being made, for example by a later deployment."""
         with self._learning:
-            slots = (slot for slot in self.slots() if slot.id.operator == operator)
-            if self._makers[operator] or any(self._has_something(slot) for slot in slots):
+            local_partitions = (local for local in self.local_partitions() if local.id.operator == operator)
+            if self._makers[operator] or any(self._has_something(local) for local in local_partitions):
                 return
             self._operators.pop(operator, None)
             self._deployed.pop(operator, None)
@@ -351,16 +351,18 @@ class PartitionRegistry:
             self.environment.remove_tree(self.root / "operators" / operator)
 
     @staticmethod
-    def _has_something(slot: Slot) -> bool:
-        with slot.mutex:
-            return slot.lifecycle.state is not State.ABSENT or slot.incoming is not None or slot.restoring is not None
+    def _has_something(local: LocalPartition) -> bool:
+        with local.mutex:
+            return (
+                local.lifecycle.state is not State.ABSENT or local.incoming is not None or local.restoring is not None
+            )
 
     def barrier(self) -> None:
         """Waits for every call that is changing something: later calls find what was decided before this."""
         with self._learning:
             pass
-        for slot in self.slots():
-            with slot.mutex:
+        for local in self.local_partitions():
+            with local.mutex:
                 pass
 
     def _load(self, spec: OperatorSpec) -> type[Operator]:
@@ -398,78 +400,80 @@ class PartitionRegistry:
     def operators(self) -> list[OperatorSpec]:
         return [spec for spec, _ in list(self._operators.values())]
 
-    def slot(self, partition: PartitionId) -> Slot:
+    def local(self, partition: PartitionId) -> LocalPartition:
         """Returns the slot of a partition; an empty one when nothing of it is here."""
-        slot = self._slots.get(partition)
-        if slot is None:
-            slot = self._slots.setdefault(partition, self._empty(partition))
-        return slot
+        local = self._slots.get(partition)
+        if local is None:
+            local = self._slots.setdefault(partition, self._empty(partition))
+        return local
 
-    def look(self, partition: PartitionId) -> Slot:
+    def look(self, partition: PartitionId) -> LocalPartition:
         """Returns the slot of a partition for reading. Nothing is kept for an absent one: callers may ask for any."""
         return self._slots.get(partition) or self._empty(partition)
 
-    def _empty(self, partition: PartitionId) -> Slot:
+    def _empty(self, partition: PartitionId) -> LocalPartition:
         home = self.root / "operators" / partition.operator / f"p{partition.partition:05d}"
         checked = self.settings.debug_validate
         lifecycle = CheckedLifecycle(partition) if checked else Lifecycle(partition)
-        slot = Slot(partition, lifecycle, home, self.environment.work_lock(), self.environment.mutex())
+        local = LocalPartition(partition, lifecycle, home, self.environment.work_lock(), self.environment.mutex())
         if checked:
-            slot.mutex = CheckedMutex(slot.mutex, slot)
-        return slot
+            local.mutex = CheckedMutex(local.mutex, local)
+        return local
 
-    def slots(self) -> Iterator[Slot]:
+    def local_partitions(self) -> Iterator[LocalPartition]:
         return iter(list(self._slots.values()))
 
     def validate(self) -> None:
         """Checks the invariants. Raises InvariantBroken in a state that only a bug leads to."""
-        for partition, slot in list(self._slots.items()):
-            with slot.mutex:
-                slot.validate()
+        for partition, local in list(self._slots.items()):
+            with local.mutex:
+                local.validate()
                 known = partition.operator in self._operators or partition.operator in self._unloadable
-                if slot.id != partition or not (known or slot.lifecycle.state is State.ABSENT):
+                if local.id != partition or not (known or local.lifecycle.state is State.ABSENT):
                     raise InvariantBroken(
                         "a partition has another's name, or an operator that is unknown here",
                         remedy=REPORT_LINE,
-                        partition=slot.id,
+                        partition=local.id,
                         replica=self.info.name,
                     )
 
-    def store(self, slot: Slot) -> PartitionStore:
+    def store(self, local: LocalPartition) -> PartitionStore:
         """Returns a partition's store, which the first caller opens. Raises StateMissing, StateDamaged, Unavailable."""
-        store = slot.store
+        store = local.store
         if store is None:
-            with slot.mutex:  # readers hold no lock
-                store = slot.store
+            with local.mutex:  # readers hold no lock
+                store = local.store
                 if store is None:
                     if self._closed:
-                        raise Unavailable("the replica is stopping", remedy="the request is retried", partition=slot.id)
-                    if slot.directory is None:
-                        raise StateMissing("the partition is not here", remedy="ask its owner", partition=slot.id)
-                    store = slot.store = self.commits.open(slot.id, slot.lifecycle.epoch, slot.directory)
+                        raise Unavailable(
+                            "the replica is stopping", remedy="the request is retried", partition=local.id
+                        )
+                    if local.directory is None:
+                        raise StateMissing("the partition is not here", remedy="ask its owner", partition=local.id)
+                    store = local.store = self.commits.open(local.id, local.lifecycle.epoch, local.directory)
         return store
 
-    def close_store(self, slot: Slot) -> None:
+    def close_store(self, local: LocalPartition) -> None:
         """Closes a partition's store, which the next caller that needs it opens again.
 
         Followers begin anew: whether the last write is in the store is unknown before it is opened.
         """
-        with slot.work, slot.mutex:
-            if slot.lifecycle.in_hand or slot.store is None:
+        with local.work, local.mutex:
+            if local.lifecycle.running or local.store is None:
                 return
-            host, store = slot.host, slot.store
+            processor, store = local.processor, local.store
             with contextlib.suppress(Exception):
-                slot.schema = store.get(layout.SCHEMA)
-            slot.host = slot.store = slot.since = None
-            for move_id in list(slot.logs):
-                self.drop_log(slot, move_id)
-            if host is not None:
-                host.let_go(self.environment.aside)
+                local.schema = store.get(layout.SCHEMA)
+            local.processor = local.store = local.since = None
+            for move_id in list(local.logs):
+                self.drop_log(local, move_id)
+            if processor is not None:
+                processor.let_go(self.environment.aside)
             with contextlib.suppress(Exception):
                 store.close()
 
     @contextmanager
-    def reopening(self, slot: Slot) -> Iterator[None]:
+    def reopening(self, local: LocalPartition) -> Iterator[None]:
         """Closes the store when a write outside of a batch fails; the caller may then ask again.
 
         A database that could not write takes no more writes before it is opened anew. Entered without ``mutex`` held.
@@ -479,15 +483,15 @@ class PartitionRegistry:
         except StateflowError:
             raise
         except Exception:
-            self.close_store(slot)
+            self.close_store(local)
             raise
 
-    def settle(self, slot: Slot) -> None:
+    def settle(self, local: LocalPartition) -> None:
         """Writes what skipped batches left of a partition to its database. Callers hold ``work``, or ``mutex`` with no
         batch running. Raises what the disk does.
         """
-        if slot.passing is not None:
-            self.passes.settle(slot, self.store(slot), self.commits.log)
+        if local.skipped is not None:
+            self.skipped_batches.settle(local, self.store(local), self.commits.log)
 
     def sync(self, store: PartitionStore) -> float:
         """Forces a store to disk. Returns how long that took, milliseconds."""
@@ -495,9 +499,9 @@ class PartitionRegistry:
         store.sync()
         return (self.clock.monotonic() - began) * 1e3
 
-    def drop_log(self, slot: Slot, move_id: str) -> None:
+    def drop_log(self, local: LocalPartition, move_id: str) -> None:
         """Removes a follower's change log and its snapshot. Callers hold ``mutex``."""
-        changes = slot.logs.pop(move_id, None)
+        changes = local.logs.pop(move_id, None)
         if changes is not None:
             changes.close()
             self.environment.remove_tree(self.snapshots / changes.snapshot_id)
@@ -510,36 +514,36 @@ class PartitionRegistry:
         closing: list[Callable[[], None]] = []
         with contextlib.ExitStack() as held:
             free = list(self._free(held))
-            for slot in free:
-                if slot.host is not None:
+            for local in free:
+                if local.processor is not None:
                     with contextlib.suppress(Exception):  # the next start finds it where it is held
-                        self.settle(slot)
-                    slot.host.let_go(closing.append)
+                        self.settle(local)
+                    local.processor.let_go(closing.append)
             if closing:  # an operator that never returns from close() keeps nothing open
                 self.environment.aside(partial(_all, closing), CLOSE_S_MAX)
-            for slot in free:
-                if slot.incoming is not None:
-                    self.discard(slot.incoming)
-                if slot.restoring is not None:
-                    slot.restoring.store.close()
-                    self.remove(slot.restoring.directory)
-                if slot.store is not None:
-                    slot.store.close()
-        self.passes.close()
+            for local in free:
+                if local.incoming is not None:
+                    self.discard(local.incoming)
+                if local.restoring is not None:
+                    local.restoring.store.close()
+                    self.remove(local.restoring.directory)
+                if local.store is not None:
+                    local.store.close()
+        self.skipped_batches.close()
         self.commits.close()
         self._claim.close()
 
-    def _free(self, held: contextlib.ExitStack) -> Iterator[Slot]:
+    def _free(self, held: contextlib.ExitStack) -> Iterator[LocalPartition]:
         """Yields the slots that no thread works on any more, nor can until ``held`` ends."""
         until = self.clock.monotonic() + RELEASE_S_MAX
-        for slot in self.slots():
-            if slot.work.acquire(max(0.0, until - self.clock.monotonic())):
-                held.callback(slot.work.release)
-                yield slot
+        for local in self.local_partitions():
+            if local.work.acquire(max(0.0, until - self.clock.monotonic())):
+                held.callback(local.work.release)
+                yield local
                 continue
-            if (host := slot.host) is not None:
-                host.end()
-            log.error("%s is still in use, its database is left open", slot.id)
+            if (processor := local.processor) is not None:
+                processor.end()
+            log.error("%s is still in use, its database is left open", local.id)
 
     def discard(self, incoming: Incoming) -> None:
         if incoming.store is not None:

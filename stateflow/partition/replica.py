@@ -22,11 +22,11 @@ from stateflow.errors import AlreadyDeployed, StateflowError, StateMissing
 from stateflow.partition import layout
 from stateflow.partition.batches import Batches
 from stateflow.partition.checkpoints import Checkpointer
-from stateflow.partition.control import NOBODY, Authority, Command, DiskView, PartitionView
+from stateflow.partition.control import NOBODY, Command, DiskView, FencingGuard, PartitionView
 from stateflow.partition.data_directory import Identity, remember
 from stateflow.partition.environment import Environment, disk_of
 from stateflow.partition.lifecycle import SERVED, Lifecycle, State
-from stateflow.partition.local_partition import Slot
+from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.reader import Reader
 from stateflow.partition.recovering import Recovery
 from stateflow.partition.registry import UNFINISHED, PartitionRegistry
@@ -57,7 +57,9 @@ def check(registry: PartitionRegistry, spec: OperatorSpec, total: int) -> None:
 
 def _here(registry: PartitionRegistry, operator: str) -> set[int]:
     """Returns the operator's partitions that have a database here."""
-    return {slot.id.partition for slot in registry.slots() if slot.id.operator == operator and slot.directory}
+    return {
+        local.id.partition for local in registry.local_partitions() if local.id.operator == operator and local.directory
+    }
 
 
 def create(
@@ -82,44 +84,44 @@ def create(
         here = _here(registry, spec.name)
         registry.expect(max(len(set(partitions) - here), total - len(here)))
         for number in partitions:
-            slot = registry.slot(PartitionId(spec.name, number))
-            with slot.work, slot.mutex:
+            local = registry.local(PartitionId(spec.name, number))
+            with local.work, local.mutex:
                 check_asked()
-                if slot.lifecycle.state is State.OWNED and slot.lifecycle.epoch == epoch:
+                if local.lifecycle.state is State.OWNED and local.lifecycle.epoch == epoch:
                     continue
-                _create(registry, slot, epoch)
-            registry.on_change(slot.id)
+                _create(registry, local, epoch)
+            registry.on_change(local.id)
 
 
-def _create(registry: PartitionRegistry, slot: Slot, epoch: int) -> None:
+def _create(registry: PartitionRegistry, local: LocalPartition, epoch: int) -> None:
     """Creates one partition. Callers hold ``work`` and ``mutex``."""
-    registry.check_deployed(slot.id, epoch)
-    if slot.lifecycle.state is State.ABSENT and registry.evidence.has(slot.id.operator, slot.home.name):
+    registry.check_deployed(local.id, epoch)
+    if local.lifecycle.state is State.ABSENT and registry.quarantine.has(local.id.operator, local.home.name):
         raise StateMissing(
             "the partition was here before, and its copy is quarantined",
             remedy="restore it from a checkpoint; to start empty, remove the quarantined copy first",
-            partition=slot.id,
+            partition=local.id,
             replica=registry.info.name,
         )
-    if slot.lifecycle.state is not State.ABSENT or slot.lifecycle.epoch >= epoch:
+    if local.lifecycle.state is not State.ABSENT or local.lifecycle.epoch >= epoch:
         raise AlreadyDeployed(
             "the partition already exists on this replica",
             remedy="use another operator name or data directory",
-            partition=slot.id,
-            epoch=slot.lifecycle.epoch,
+            partition=local.id,
+            epoch=local.lifecycle.epoch,
         )
-    slot.directory = slot.home / f"created-{epoch}"
-    slot.directory.mkdir(parents=True, exist_ok=True)
-    (slot.directory / UNFINISHED).write_bytes(b"")  # marks a creation that was cut short, to be repeated …
-    registry.environment.sync([slot.directory])  # … and must survive a power loss
-    slot.store = registry.environment.open(slot.directory, create=True)
-    registry.environment.sync([slot.home, slot.home.parent])
+    local.directory = local.home / f"created-{epoch}"
+    local.directory.mkdir(parents=True, exist_ok=True)
+    (local.directory / UNFINISHED).write_bytes(b"")  # marks a creation that was cut short, to be repeated …
+    registry.environment.sync([local.directory])  # … and must survive a power loss
+    local.store = registry.environment.open(local.directory, create=True)
+    registry.environment.sync([local.home, local.home.parent])
     ownership = layout.Ownership(registry.info.name, State.OWNED, epoch)
-    slot.store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
-    (slot.directory / UNFINISHED).unlink()
-    registry.environment.sync([slot.directory])
-    slot.lost = None  # the former, quarantined copy has nothing to do with the new one
-    slot.lifecycle.create(epoch)
+    local.store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+    (local.directory / UNFINISHED).unlink()
+    registry.environment.sync([local.directory])
+    local.lost = None  # the former, quarantined copy has nothing to do with the new one
+    local.lifecycle.create(epoch)
 
 
 # -- Deleting an undeployed operator's partitions --------------------------------------------------------------------
@@ -133,9 +135,9 @@ def drop(registry: PartitionRegistry, operator: str, epoch: int) -> int:
     Quarantined copies stay, under another name.
     """
     registry.undeployed(operator, epoch)
-    slots = [slot for slot in registry.slots() if slot.id.operator == operator]
-    _leave_evidence(registry, operator, epoch)
-    dropped = [slot.id for slot in slots if _drop_slot(registry, slot, epoch)]
+    local_partitions = [local for local in registry.local_partitions() if local.id.operator == operator]
+    _quarantine(registry, operator, epoch)
+    dropped = [local.id for local in local_partitions if _drop_local(registry, local, epoch)]
     # no partition is created at these epochs before the next start, which begins a new log
     registry.commits.forget(dropped)
     registry.unlearn(operator)
@@ -144,41 +146,41 @@ def drop(registry: PartitionRegistry, operator: str, epoch: int) -> int:
     return len(dropped)
 
 
-def _leave_evidence(registry: PartitionRegistry, operator: str, epoch: int) -> None:
+def _quarantine(registry: PartitionRegistry, operator: str, epoch: int) -> None:
     """Renames the quarantined copies of the dropped deployment. Copies of a later deployment keep their name, and
     keep preventing that its partition is created empty."""
-    for number in registry.evidence.partitions(operator):
-        slot = registry.slot(PartitionId(operator, number))
-        with slot.mutex:
-            if slot.lifecycle.epoch <= epoch:
-                registry.evidence.undeployed(epoch, operator, slot.home.name)
+    for number in registry.quarantine.partitions(operator):
+        local = registry.local(PartitionId(operator, number))
+        with local.mutex:
+            if local.lifecycle.epoch <= epoch:
+                registry.quarantine.undeployed(epoch, operator, local.home.name)
 
 
-def _drop_slot(registry: PartitionRegistry, slot: Slot, epoch: int) -> bool:
+def _drop_local(registry: PartitionRegistry, local: LocalPartition, epoch: int) -> bool:
     """Deletes one partition, after its running batch, whose result is reported to no one. Returns whether there was
     anything to delete."""
-    with slot.work, slot.mutex:
-        if slot.lifecycle.epoch <= epoch:
-            slot.lost = None  # a later deployment has nothing to do with the lost copy
-        if slot.lifecycle.state is State.ABSENT or not slot.lifecycle.drop(epoch):
+    with local.work, local.mutex:
+        if local.lifecycle.epoch <= epoch:
+            local.lost = None  # a later deployment has nothing to do with the lost copy
+        if local.lifecycle.state is State.ABSENT or not local.lifecycle.drop(epoch):
             return False
-        host, slot.host = slot.host, None
-        store, slot.store = slot.store, None
-        incoming, slot.incoming = slot.incoming, None
-        slot.directory = slot.kept = slot.since = slot.schema = None
-        if host is not None:
-            host.let_go(registry.environment.aside)
+        processor, local.processor = local.processor, None
+        store, local.store = local.store, None
+        incoming, local.incoming = local.incoming, None
+        local.directory = local.kept = local.since = local.schema = None
+        if processor is not None:
+            processor.let_go(registry.environment.aside)
         if store is not None:
             with contextlib.suppress(Exception):  # the database is deleted next, so a failed write does not matter
                 store.close()
         if incoming is not None:
             registry.discard(incoming)
-        for move_id in list(slot.logs):
-            registry.drop_log(slot, move_id)
-        for copy in [path for path in slot.home.glob("*") if path.is_dir()]:
+        for move_id in list(local.logs):
+            registry.drop_log(local, move_id)
+        for copy in [path for path in local.home.glob("*") if path.is_dir()]:
             registry.remove(copy)
-        registry.environment.remove_tree(slot.home)
-    registry.on_change(slot.id)
+        registry.environment.remove_tree(local.home)
+    registry.on_change(local.id)
     return True
 
 
@@ -220,7 +222,7 @@ class ReplicaNode:
         self.lost_some = False
         self._registry.on_lost = self._note_loss
         self._alone_order, self.lease.alone = self._registry.read_alone()
-        self.authority = Authority(self._registry.read_term(), self._registry.keep_term, alone=lease is None)
+        self.authority = FencingGuard(self._registry.read_term(), self._registry.keep_term, alone=lease is None)
         self.sender = Sender(self._registry, self.authority)
         self.receiver = Receiver(self._registry)
         self.checkpointer = Checkpointer(self._registry)
@@ -323,14 +325,14 @@ class ReplicaNode:
 
     def inventory(self) -> Iterator[tuple[Lifecycle, int]]:
         """Yields (lifecycle, sequence) of every partition that is here in some form."""
-        for slot in self._registry.slots():
-            if slot.lifecycle.state is not State.ABSENT:
-                yield slot.lifecycle, slot.host.sequence if slot.host else 0
+        for local in self._registry.local_partitions():
+            if local.lifecycle.state is not State.ABSENT:
+                yield local.lifecycle, local.processor.sequence if local.processor else 0
 
     def view(self, partition: PartitionId) -> PartitionView:
         """Returns what this replica reports of a partition."""
-        slot = self._registry.look(partition)
-        lifecycle, traffic = slot.lifecycle, slot.traffic
+        local = self._registry.look(partition)
+        lifecycle, traffic = local.lifecycle, local.traffic
         return PartitionView(
             partition,
             lifecycle.state,
@@ -359,11 +361,11 @@ class ReplicaNode:
     @property
     def is_empty(self) -> bool:
         """Tells whether nothing of any partition is here, served or quarantined."""
-        return next(self.inventory(), None) is None and not self._registry.evidence.any
+        return next(self.inventory(), None) is None and not self._registry.quarantine.any
 
     def quiet_in(self, partition: PartitionId, pause_s: float) -> float:
         """Returns how long a fence that costs ``pause_s`` should wait for the next commit, seconds; 0: fence now."""
-        return self._registry.look(partition).cadence.wait_s(self._clock.monotonic(), pause_s)
+        return self._registry.look(partition).timing.wait_s(self._clock.monotonic(), pause_s)
 
     def sealed_at(self, partition: PartitionId) -> float:
         """Returns when the partition's last seal began, monotonic seconds; 0: never in this process."""
@@ -371,14 +373,14 @@ class ReplicaNode:
 
     def batch_rate(self, partition: PartitionId) -> float:
         """Returns the batches per second, averaged over the time in which they came."""
-        cadence = self._registry.look(partition).cadence
-        return cadence.rate if self._clock.monotonic() - cadence.began_at < RATE_FORGOTTEN_S else 0.0
+        timing = self._registry.look(partition).timing
+        return timing.rate if self._clock.monotonic() - timing.began_at < RATE_FORGOTTEN_S else 0.0
 
     def bytes_on_disk(self, partition: PartitionId) -> int:
-        slot = self._registry.look(partition)
-        incoming = slot.incoming
+        local = self._registry.look(partition)
+        incoming = local.incoming
         sizes: dict[int, int] = {}  # by inode: a file that two copies share counts once
-        for directory in (slot.directory, incoming.directory if incoming is not None else None):
+        for directory in (local.directory, incoming.directory if incoming is not None else None):
             if directory is not None and directory.is_dir():
                 with contextlib.suppress(FileNotFoundError):  # the copy may go meanwhile
                     for stat in (path.stat() for path in directory.iterdir() if path.name.endswith(".sst")):
@@ -393,15 +395,15 @@ class ReplicaNode:
 
     def sequence(self, partition: PartitionId) -> int:
         """Returns the sequence of the last commit; 0 where the partition is not being served here."""
-        host = self._registry.look(partition).host
-        return host.sequence if host else 0
+        processor = self._registry.look(partition).processor
+        return processor.sequence if processor else 0
 
     def owned(self, operator: str | None = None) -> list[PartitionId]:
         return sorted(
             (
-                slot.id
-                for slot in self._registry.slots()
-                if slot.lifecycle.state in SERVED and operator in (None, slot.id.operator)
+                local.id
+                for local in self._registry.local_partitions()
+                if local.lifecycle.state in SERVED and operator in (None, local.id.operator)
             ),
             key=lambda partition: (partition.operator, partition.partition),
         )

@@ -26,9 +26,9 @@ from stateflow.errors import (
 from stateflow.operator.operator import Operator
 from stateflow.partition import layout
 from stateflow.partition.commits import read_sequence
-from stateflow.partition.control import NEWEST, NOBODY, Authority, Command, Restored, Wanted
+from stateflow.partition.control import NEWEST, NOBODY, Command, FencingGuard, Restored, Wanted
 from stateflow.partition.lifecycle import State
-from stateflow.partition.local_partition import Restoring, Slot
+from stateflow.partition.local_partition import LocalPartition, Restoring
 from stateflow.partition.registry import UNFINISHED, PartitionRegistry
 from stateflow.state import DeployedStates, Evolution, declarations_of
 from stateflow.storage import PartitionStore
@@ -42,7 +42,7 @@ LISTED_AGAIN = 3
 class Restorer:
     """Restores partitions from checkpoints. Called from several threads."""
 
-    def __init__(self, registry: PartitionRegistry, authority: Authority) -> None:
+    def __init__(self, registry: PartitionRegistry, authority: FencingGuard) -> None:
         self._registry, self._authority = registry, authority
 
     def prepare(
@@ -64,14 +64,14 @@ class Restorer:
         Raises CheckpointMissing when there is none, CheckpointCorrupt when a savepoint is damaged, SchemaMismatch for
         one of another operator, and what the store raises.
         """
-        slot = self._registry.slot(partition)
+        local = self._registry.local(partition)
         with self._registry.making(spec):
-            if _is_owned_by(slot, restore_id):
-                return self._as_it_is(slot)
+            if _is_owned_by(local, restore_id):
+                return self._as_it_is(local)
             self.abandon(partition)
             self._registry.expect(1)
             for _ in range(LISTED_AGAIN):
-                collected, restored = self._prepare(spec, slot, restore_id, store, own, wanted)
+                collected, restored = self._prepare(spec, local, restore_id, store, own, wanted)
                 if restored is not None:
                     return restored
                 if not collected:
@@ -85,24 +85,24 @@ class Restorer:
     def _prepare(
         self,
         spec: OperatorSpec,
-        slot: Slot,
+        local: LocalPartition,
         restore_id: str,
         store: CheckpointStore,
         own: CheckpointStore | None,
         wanted: Wanted,
     ) -> tuple[bool, Restored | None]:
         """Returns (whether some checkpoints were garbage-collected while they were fetched, what was fetched)."""
-        partition = slot.id
+        partition = local.id
         collected = False
         passed_over: list[StateflowError] = []
         for manifest in self._candidates(store, spec, partition, wanted, passed_over):
             check_fits(manifest, *self._registry.operator(spec.name))
-            slot.snapshots += 1
-            directory = slot.home / f"restored-{restore_id}-{slot.snapshots}"
+            local.snapshots += 1
+            directory = local.home / f"restored-{restore_id}-{local.snapshots}"
             try:
                 directory.mkdir(parents=True)
                 (directory / UNFINISHED).touch()
-                self._registry.environment.sync([directory, slot.home, slot.home.parent])
+                self._registry.environment.sync([directory, local.home, local.home.parent])
                 store.restore(manifest, directory, durable=True)
                 self._registry.environment.sync([directory])
                 # before it is opened, which changes files
@@ -135,7 +135,7 @@ class Restorer:
             if own is not None:
                 newest += _newest_epoch(own, partition)
             owning = self._registry.environment.mutex()
-            slot.restoring = Restoring(restore_id, directory, db, manifest, max(newest) + 1, adoption, owning)
+            local.restoring = Restoring(restore_id, directory, db, manifest, max(newest) + 1, adoption, owning)
             return collected, Restored(
                 max(newest) + 1, manifest.sequence, manifest.positions, manifest.size, passed_over
             )
@@ -199,54 +199,56 @@ class Restorer:
         Raises MoveUnknown when nothing was prepared, MoveConflict while the partition is moving, StaleCheckpoint when a
         later owner published meanwhile, LeaseLost when the controller may have given this restore up.
         """
-        slot = self._registry.slot(partition)
-        restoring = slot.restoring
-        if _is_owned_by(slot, restore_id):
-            return self._as_it_is(slot)
+        local = self._registry.local(partition)
+        restoring = local.restoring
+        if _is_owned_by(local, restore_id):
+            return self._as_it_is(local)
         if restoring is None or restoring.id != restore_id:
             raise _not_under_way(restore_id)
         with restoring.owning:  # a repeated request waits for a slow first one, and gets its answer
-            return self._own(slot, restoring, epoch, command, stop_sources)
+            return self._own(local, restoring, epoch, command, stop_sources)
 
-    def _own(self, slot: Slot, restoring: Restoring, epoch: int, command: Command, stop_sources: bool) -> Restored:
-        partition, restore_id = slot.id, restoring.id
-        if _is_owned_by(slot, restore_id):
-            return self._as_it_is(slot)
-        asked, epoch = epoch, max(epoch, restoring.epoch_min, slot.lifecycle.epoch + 1)
-        self._check_still(slot)
+    def _own(
+        self, local: LocalPartition, restoring: Restoring, epoch: int, command: Command, stop_sources: bool
+    ) -> Restored:
+        partition, restore_id = local.id, restoring.id
+        if _is_owned_by(local, restore_id):
+            return self._as_it_is(local)
+        asked, epoch = epoch, max(epoch, restoring.epoch_min, local.lifecycle.epoch + 1)
+        self._check_still(local)
         # durable before it is published, and without effect while the copy is unfinished: if the disk is full, the
         # present owner goes on at its epoch; had the newer epoch been published by then, it could never publish a
         # checkpoint again
         ownership = layout.Ownership(self._registry.info.name, State.OWNED, epoch, restore_id)
         puts = [(layout.OWNERSHIP, ownership.encode()), *layout.lapsing(restoring.store)]
         if stop_sources:
-            puts += self._stopping(slot, restoring)
+            puts += self._stopping(local, restoring)
         restoring.store.apply(Mutations(puts=puts), sync=True)
         if restoring.adoption is not None:  # from here on no checkpoint of an earlier epoch can become the newest
             restoring.adoption.publish(epoch, self._registry.info.name)
-        with slot.work, slot.mutex:
-            if _is_owned_by(slot, restore_id):
-                return self._as_it_is(slot)
+        with local.work, local.mutex:
+            if _is_owned_by(local, restore_id):
+                return self._as_it_is(local)
             self._authority.check(command)
-            self._registry.check_deployed(slot.id, asked)
-            if slot.restoring is not restoring:  # it was fetched anew meanwhile, and this copy closed
+            self._registry.check_deployed(local.id, asked)
+            if local.restoring is not restoring:  # it was fetched anew meanwhile, and this copy closed
                 raise _not_under_way(restore_id)
-            self._check_still(slot)
-            replace(slot.lifecycle).restore(restore_id, epoch)  # raises before anything is done
+            self._check_still(local)
+            replace(local.lifecycle).restore(restore_id, epoch)  # raises before anything is done
             (restoring.directory / UNFINISHED).unlink()
             self._registry.environment.sync([restoring.directory])
-            slot.lifecycle.restore(restore_id, epoch)
-            host, store = slot.host, slot.store
-            old = slot.replace(restoring.directory, restoring.store)
-            slot.host = slot.restoring = None
+            local.lifecycle.restore(restore_id, epoch)
+            processor, store = local.processor, local.store
+            old = local.replace(restoring.directory, restoring.store)
+            local.processor = local.restoring = None
             self._registry.commits.left(partition)
-            slot.checkpointed = (
+            local.checkpointed = (
                 ("", 0, 0)
                 if restoring.adoption is None
                 else (restoring.adoption.url, epoch, restoring.manifest.sequence)
             )
-            if host is not None:
-                host.let_go(self._registry.environment.aside)
+            if processor is not None:
+                processor.let_go(self._registry.environment.aside)
             if store is not None:
                 store.close()
         self._registry.on_change(partition)
@@ -257,18 +259,18 @@ class Restorer:
         manifest = restoring.manifest
         return Restored(epoch, manifest.sequence, manifest.positions, manifest.size)
 
-    def _stopping(self, slot: Slot, restoring: Restoring) -> list[tuple[bytes, bytes]]:
+    def _stopping(self, local: LocalPartition, restoring: Restoring) -> list[tuple[bytes, bytes]]:
         stores = [restoring.store]
-        with slot.work:
-            if slot.store is not None:
-                stores.append(slot.store)
+        with local.work:
+            if local.store is not None:
+                stores.append(local.store)
             return layout.stopping(stores, self._registry.clock.now_us())
 
     def abandon(self, partition: PartitionId) -> None:
         """Discards what was prepared."""
-        slot = self._registry.slot(partition)
-        with slot.mutex:
-            restoring, slot.restoring = slot.restoring, None
+        local = self._registry.local(partition)
+        with local.mutex:
+            restoring, local.restoring = local.restoring, None
         if restoring is not None:
             restoring.store.close()
             self._registry.remove(restoring.directory)
@@ -276,27 +278,27 @@ class Restorer:
                 restoring.adoption.release()
 
     @staticmethod
-    def _check_still(slot: Slot) -> None:
-        if slot.lifecycle.state in (State.WARMING, State.FENCING) or slot.logs:
+    def _check_still(local: LocalPartition) -> None:
+        if local.lifecycle.state in (State.WARMING, State.FENCING) or local.logs:
             raise MoveConflict(
                 "the partition is moving",
                 remedy="wait for the move, or cancel it",
-                partition=slot.id,
-                move=slot.lifecycle.move_id or None,
+                partition=local.id,
+                move=local.lifecycle.move_id or None,
             )
 
-    def _as_it_is(self, slot: Slot) -> Restored:
+    def _as_it_is(self, local: LocalPartition) -> Restored:
         """Returns the result of a restore that was done before, whose answer did not arrive."""
-        db = self._registry.store(slot)
+        db = self._registry.store(local)
         positions = {
             key[len(layout.POSITION) :].decode(): layout.Position.decode(value).batch
             for key, value in db.scan(layout.POSITION)
         }
-        return Restored(slot.lifecycle.epoch, read_sequence(db), positions, 0)
+        return Restored(local.lifecycle.epoch, read_sequence(db), positions, 0)
 
 
-def _is_owned_by(slot: Slot, restore_id: str) -> bool:
-    return slot.lifecycle.state is State.OWNED and slot.lifecycle.move_id == restore_id
+def _is_owned_by(local: LocalPartition, restore_id: str) -> bool:
+    return local.lifecycle.state is State.OWNED and local.lifecycle.move_id == restore_id
 
 
 def _not_under_way(restore_id: str) -> MoveUnknown:

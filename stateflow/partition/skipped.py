@@ -10,7 +10,7 @@ A held position belongs to a partition at one epoch and sequence. A commit makes
 everything that rolls a copy back: a loss of power that took a commit takes what was held after that commit, too, and
 the gap is noticed. A start discards void positions before it serves, because other commits may reach the same sequence.
 
-A partition is skipped only where a batch of its own, committed here, said until when nothing is due: see :class:`Pass`.
+A partition is skipped only where a batch of its own, committed here, said until when nothing is due: see :class:`SkipGrant`.
 Everything else that a visit does, such as sweeping expired state, is done at least every ``VISIT_S_MAX`` seconds in
 which there are batches.
 """
@@ -51,7 +51,7 @@ _GOLDEN = 0.6180339887498949
 
 
 class Serving(Protocol):
-    """A partition being served, see :class:`~stateflow.partition.processor.PartitionHost`."""
+    """A partition being served, see :class:`~stateflow.partition.processor.PartitionProcessor`."""
 
     @property
     def sequence(self) -> int: ...
@@ -68,19 +68,19 @@ class Serving(Protocol):
 
 
 @dataclass(slots=True)
-class Pass:
+class SkipGrant:
     """Batches that need not visit a partition: up to ``until`` (monotonic seconds), without rows, with a watermark
     below ``event_us``, at a processing time below ``processing_us``.
     """
 
-    host: Serving
+    processor: Serving
     until: float
     event_us: float
     processing_us: float
 
 
 @dataclass(slots=True)
-class Passing:
+class SkippedPositions:
     """Positions held for one partition at ``epoch`` and ``sequence``. ``held``: by source; ``granted``: the batches
     that may skip it, None: each batch visits it.
     """
@@ -88,21 +88,21 @@ class Passing:
     epoch: int
     sequence: int
     held: dict[str, Position] = field(default_factory=dict)
-    granted: Pass | None = None
+    granted: SkipGrant | None = None
 
 
-class PassedSlot(Protocol):
-    """The part of a local partition that skipping needs, see :class:`~stateflow.partition.local_partition.Slot`."""
+class SkippablePartition(Protocol):
+    """The part of a local partition that skipping needs, see :class:`~stateflow.partition.local_partition.LocalPartition`."""
 
     id: PartitionId
-    passing: Passing | None
+    skipped: SkippedPositions | None
     logs: dict[str, Any]
 
     @property
     def lifecycle(self) -> Any: ...
 
     @property
-    def host(self) -> Any: ...
+    def processor(self) -> Any: ...
 
     def tell(self, sequence: int, encode: Any) -> None: ...
 
@@ -172,7 +172,7 @@ class _Source:
         self.epoch[numbers], self.sequence[numbers] = epochs, sequences
 
 
-class Passes:
+class SkippedBatches:
     """Positions held for the partitions of one replica. Called from several threads. Lock order: a slot's ``work``, or
     its ``mutex`` with no batch running, comes before the lock in here.
 
@@ -185,7 +185,7 @@ class Passes:
     def __init__(self, root: Path, environment: Environment, durable: bool | None) -> None:
         self._directory, self._environment, self._durable = root / FOLDER, environment, durable
         self._lock: AbstractContextManager[Any] = environment.mutex()
-        self._slots: dict[str, dict[int, PassedSlot]] = {}  # with a granted pass, by operator
+        self._slots: dict[str, dict[int, SkippablePartition]] = {}  # with a granted pass, by operator
         self._sources: dict[tuple[str, str], _Source] = {}
         self._void: set[tuple[str, PartitionId]] = set()  # (source, partition) of void positions found at start
         self._store: PartitionStore | None = None
@@ -216,7 +216,7 @@ class Passes:
                 error,
             )
 
-    def found(self, partition: PartitionId, epoch: int, sequence: int) -> Passing | None:
+    def found(self, partition: PartitionId, epoch: int, sequence: int) -> SkippedPositions | None:
         """Returns what was left of a partition that is owned here; None: nothing."""
         number = partition.partition
         held: dict[str, Position] = {}
@@ -227,7 +227,7 @@ class Passes:
                 held[source] = each.kinds[each.kind[number]]
             else:
                 self._void.add((source, partition))
-        return Passing(epoch, sequence, held) if held else None
+        return SkippedPositions(epoch, sequence, held) if held else None
 
     def begin(self) -> None:
         """Durably discards void positions, except those of quarantined partitions, which may be put back.
@@ -250,34 +250,34 @@ class Passes:
 
     # -- while it serves ----------------------------------------------------------------------------------
 
-    def grant(self, slot: PassedSlot, host: Serving, until: Pass) -> None:
+    def grant(self, local: SkippablePartition, processor: Serving, until: SkipGrant) -> None:
         """Lets batches skip a partition from now on, as far as ``until`` says. Callers hold ``work``, after a batch
         that was committed or found committed.
         """
-        if self._durable is None or slot.logs:
+        if self._durable is None or local.logs:
             return
         with self._lock:
-            passing, sequence = slot.passing, host.sequence
-            if passing is None or (passing.epoch, passing.sequence) != (slot.lifecycle.epoch, sequence):
-                passing = slot.passing = Passing(slot.lifecycle.epoch, sequence)
-            passing.granted = until
-            self._slots.setdefault(slot.id.operator, {})[slot.id.partition] = slot
+            skipped, sequence = local.skipped, processor.sequence
+            if skipped is None or (skipped.epoch, skipped.sequence) != (local.lifecycle.epoch, sequence):
+                skipped = local.skipped = SkippedPositions(local.lifecycle.epoch, sequence)
+            skipped.granted = until
+            self._slots.setdefault(local.id.operator, {})[local.id.partition] = local
 
-    def revoke(self, slot: PassedSlot) -> None:
+    def revoke(self, local: SkippablePartition) -> None:
         """Makes every batch visit the partition again, or wait for it: something else is about to work on it."""
-        if slot.passing is not None:
+        if local.skipped is not None:
             with self._lock:
-                slot.passing.granted = None
-                self._slots.get(slot.id.operator, {}).pop(slot.id.partition, None)
+                local.skipped.granted = None
+                self._slots.get(local.id.operator, {}).pop(local.id.partition, None)
 
-    def held(self, slot: PassedSlot, epoch: int, sequence: int) -> dict[str, Position]:
+    def held(self, local: SkippablePartition, epoch: int, sequence: int) -> dict[str, Position]:
         """Returns the positions held for a partition that is at this epoch and sequence."""
-        passing = slot.passing
-        if passing is None or (passing.epoch, passing.sequence) != (epoch, sequence):
+        skipped = local.skipped
+        if skipped is None or (skipped.epoch, skipped.sequence) != (epoch, sequence):
             return {}
-        return passing.held
+        return skipped.held
 
-    def pass_over(
+    def skip(
         self,
         operator: str,
         cls: type,
@@ -297,11 +297,11 @@ class Passes:
             now: monotonic seconds.
             now_us: processing time.
         """
-        if not _may_pass(batch) or (slots := self._slots.get(operator)) is None:
+        if not _may_skip(batch) or (local_partitions := self._slots.get(operator)) is None:
             return []
         source, last, watermark_us = batch.source, batch.number - 1, batch.watermark_us
         places: list[int] = []
-        passed: list[Passing] = []
+        passed: list[SkippedPositions] = []
         kinds: dict[tuple[Any, ...], int] = {}
         positions: list[Position] = []
         kind: list[int] = []
@@ -309,22 +309,22 @@ class Passes:
             if self._closed:
                 return []
             for place, count in enumerate(counts):
-                if count or (slot := slots.get(partitions[place])) is None:
+                if count or (local := local_partitions.get(partitions[place])) is None:
                     continue
-                passing = slot.passing
-                if passing is None or (granted := passing.granted) is None:
+                skipped = local.skipped
+                if skipped is None or (granted := skipped.granted) is None:
                     continue
-                epoch, lifecycle = epochs[place], slot.lifecycle
-                if passing.epoch != epoch or lifecycle.epoch != epoch or lifecycle.state is not State.OWNED:
+                epoch, lifecycle = epochs[place], local.lifecycle
+                if skipped.epoch != epoch or lifecycle.epoch != epoch or lifecycle.state is not State.OWNED:
                     continue
                 if now >= granted.until or now_us >= granted.processing_us:
                     continue
                 if watermark_us is not None and watermark_us >= granted.event_us:
                     continue
-                host = granted.host
-                if slot.logs or slot.host is not host or not host.runs(cls):
+                processor = granted.processor
+                if local.logs or local.processor is not processor or not processor.runs(cls):
                     continue
-                before = passing.held.get(source) or host.contains(source)
+                before = skipped.held.get(source) or processor.contains(source)
                 if before is None or before.batch != last:
                     continue
                 alike = before.watermark_us, before.event_us, before.known
@@ -332,13 +332,13 @@ class Passes:
                     number = kinds[alike] = len(positions)
                     positions.append(behind(before, batch, 0, now_us))
                 places.append(place)
-                passed.append(passing)
+                passed.append(skipped)
                 kind.append(number)
             if not places:
                 return []
             self._write(operator, source, [partitions[place] for place in places], passed, positions, kind)
-            for passing, number in zip(passed, kind, strict=True):
-                passing.held[source] = positions[number]
+            for skipped, number in zip(passed, kind, strict=True):
+                skipped.held[source] = positions[number]
         return places
 
     def _write(
@@ -346,7 +346,7 @@ class Passes:
         operator: str,
         source: str,
         numbers: list[int],
-        passed: list[Passing],
+        passed: list[SkippedPositions],
         positions: list[Position],
         kind: list[int],
     ) -> None:
@@ -355,8 +355,8 @@ class Passes:
             np.array(numbers),
             np.array(kind, np.uint32),
             positions,
-            np.array([passing.epoch for passing in passed], np.uint64),
-            np.array([passing.sequence for passing in passed], np.uint64),
+            np.array([skipped.epoch for skipped in passed], np.uint64),
+            np.array([skipped.sequence for skipped in passed], np.uint64),
         )
         try:
             mutations = Mutations(puts=[(_key(operator, source), found.encode())])
@@ -365,23 +365,23 @@ class Passes:
             self._close()  # the database takes no more writes before it is opened anew
             raise
 
-    def settle(self, slot: PassedSlot, store: PartitionStore, commits: CommitLog | None) -> None:
+    def settle(self, local: SkippablePartition, store: PartitionStore, commits: CommitLog | None) -> None:
         """Makes what is held for a partition its own. Nothing is held for it any more before its next batch.
 
         Callers hold ``work``, or ``mutex`` with no batch running. Raises what the disk does.
         """
-        self.revoke(slot)
-        passing, host = slot.passing, slot.host
-        if passing is None:
+        self.revoke(local)
+        skipped, processor = local.skipped, local.processor
+        if skipped is None:
             return
-        epoch, sequence = slot.lifecycle.epoch, read_sequence(store) if host is None else host.sequence
-        if (held := self.held(slot, epoch, sequence)) and host is not None:
-            host.settle(held)
+        epoch, sequence = local.lifecycle.epoch, read_sequence(store) if processor is None else processor.sequence
+        if (held := self.held(local, epoch, sequence)) and processor is not None:
+            processor.settle(held)
         elif held:
-            committer = Committer(slot.id, store, epoch, commits, slot.tell)
+            committer = Committer(local.id, store, epoch, commits, local.tell)
             committer.adopt(held)
             committer.commit("", -1, Mutations())
-        slot.passing = None
+        local.skipped = None
 
     def close(self) -> None:
         with self._lock:
@@ -406,7 +406,7 @@ def _key(operator: str, source: str) -> bytes:
     return f"{operator}\0{source}".encode()
 
 
-def _may_pass(batch: Batch) -> bool:
+def _may_skip(batch: Batch) -> bool:
     """Tells whether a batch may skip partitions.
 
     A source whose client names itself, and what partitions must contain, visits only the partitions that it means to.

@@ -1,7 +1,7 @@
 """Slices of one batch, of several partitions, as they are applied: the rows of all of them in one record batch.
 
 A :class:`Frame` is what arrived. Its rows are not decoded yet, so slices without rows can be left out first. Decoded,
-it is :class:`Shares`, whose parts lie one after another in the rows. :class:`Waiting` limits the bytes of rows that
+it is :class:`BatchSlices`, whose parts lie one after another in the rows. :class:`Waiting` limits the bytes of rows that
 cannot be applied yet. :class:`Traffic` counts what came, for placement.
 """
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from stateflow.errors import InvalidArgument, Unavailable
 from stateflow.operator.arrow import BatchReader
-from stateflow.operator.rows import Arrived, Arriving, RowReader
+from stateflow.operator.rows import DecodedRows, RowDecoder, RowReader
 from stateflow.partition.positions import Batch, digests_of
 from stateflow.types import NAME
 
@@ -92,7 +92,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 class Part(NamedTuple):
     """Slice of a batch for one partition: the rows from ``start`` to before ``stop``. ``epoch``: of ownership, as the
-    sender believes. ``after``: see :meth:`.PartitionHost.run`. ``digest``: of the rows, where they must be the same
+    sender believes. ``after``: see :meth:`.PartitionProcessor.run`. ``digest``: of the rows, where they must be the same
     every time the batch is sent.
     """
 
@@ -140,7 +140,7 @@ class Frame(NamedTuple):
             digests=of(self.digests),
         )
 
-    def read(self) -> Shares:
+    def read(self) -> BatchSlices:
         """Decodes the rows. Raises InvalidArgument when it is unknown which rows are of which slice."""
         rows = BatchReader.of(self.schema).read(self.message) if self.message else None
         bounds = [0, *accumulate(self.counts)]
@@ -168,11 +168,11 @@ class Frame(NamedTuple):
                 self.partitions, self.epochs, pairwise(bounds), self.afters or repeat(-1), digests, strict=False
             )
         ]
-        return Shares(self.operator, self.batch, self.schema, rows, parts)
+        return BatchSlices(self.operator, self.batch, self.schema, rows, parts)
 
 
 @dataclass(slots=True)
-class Shares:
+class BatchSlices:
     """Slices of a batch, with their rows. ``schema``: Arrow IPC schema of ``rows``, which are checked; None: no part
     has any. The rows of each part come after those of the parts before it. Raises InvalidArgument where they do not.
     """
@@ -182,7 +182,7 @@ class Shares:
     schema: bytes
     rows: pa.RecordBatch | None
     parts: list[Part]
-    _arriving: Arriving | None = field(default=None, init=False)
+    _arriving: RowDecoder | None = field(default=None, init=False)
     _row_bytes: float | None = field(default=None, init=False)
     _origins: Origins | None = field(default=None, init=False)
 
@@ -223,7 +223,7 @@ class Shares:
             self._origins = Origins(self.rows, self.batch.site_column)
         return self._origins.of(part.start, part.stop)
 
-    def only(self, places: Sequence[int]) -> Shares:
+    def only(self, places: Sequence[int]) -> BatchSlices:
         """Returns some of the parts, by place, ascending.
 
         The result holds the rows of all parts, or only its own where these are few.
@@ -231,7 +231,7 @@ class Shares:
         parts = [self.parts[place] for place in places]
         count = sum(part.stop - part.start for part in parts)
         if self.rows is not None and 2 * count > self.rows.num_rows:
-            return Shares(self.operator, self.batch, self.schema, self.rows, parts)
+            return BatchSlices(self.operator, self.batch, self.schema, self.rows, parts)
         bounds = [0, *accumulate(part.stop - part.start for part in parts)]
         mine = [
             part._replace(start=start, stop=stop) for part, (start, stop) in zip(parts, pairwise(bounds), strict=True)
@@ -239,17 +239,17 @@ class Shares:
         rows = None
         if self.rows is not None and count:
             rows = pa.concat_batches([self.rows.slice(part.start, part.stop - part.start) for part in parts])
-        return Shares(self.operator, self.batch, self.schema, rows, mine)
+        return BatchSlices(self.operator, self.batch, self.schema, rows, mine)
 
-    def arrived(self, part: Part, key: tuple[str, ...]) -> Arrived | None:
+    def arrived(self, part: Part, key: tuple[str, ...]) -> DecodedRows | None:
         """Returns a part's rows, by these key columns; None: it has none. Raises KeyColumnMissing."""
         if part.start == part.stop:
             return None
         if self._arriving is None or self._arriving.reader.key != key:
             assert self.rows is not None
             reader = RowReader.of(self.schema, key, self.operator)
-            self._arriving = Arriving(reader, self.rows, [each.stop for each in self.parts])
-        return Arrived(self._arriving, part.start, part.stop)
+            self._arriving = RowDecoder(reader, self.rows, [each.stop for each in self.parts])
+        return DecodedRows(self._arriving, part.start, part.stop)
 
 
 # -- Rows that wait. Sans-io -----------------------------------------------------------------------------------------

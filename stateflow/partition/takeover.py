@@ -28,9 +28,9 @@ from stateflow.clock import Clock
 from stateflow.errors import CheckpointCorrupt, LeaseLost, MoveUnknown, StaleEpoch, StateDamaged, StateMissing
 from stateflow.partition import layout
 from stateflow.partition.commits import read_sequence
-from stateflow.partition.control import NOBODY, Authority, Command, Origin, TakenOver
+from stateflow.partition.control import NOBODY, Command, FencingGuard, Origin, TakenOver
 from stateflow.partition.lifecycle import SERVED, State
-from stateflow.partition.local_partition import Incoming, Slot
+from stateflow.partition.local_partition import Incoming, LocalPartition
 from stateflow.partition.registry import PART, PartitionRegistry
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
@@ -87,7 +87,7 @@ class Lease:
 class Successor:
     """Takes partitions over. Called from several threads."""
 
-    def __init__(self, registry: PartitionRegistry, lease: Lease, authority: Authority, clock: Clock) -> None:
+    def __init__(self, registry: PartitionRegistry, lease: Lease, authority: FencingGuard, clock: Clock) -> None:
         self._registry, self._lease, self._authority, self._clock = registry, lease, authority, clock
 
     def _check_asked(self, command: Command) -> None:
@@ -99,47 +99,47 @@ class Successor:
         self, partition: PartitionId, move_id: str, epoch: int, standby_move: str, command: Command = NOBODY
     ) -> TakenOver:
         """Serves the copy that follows for ``standby_move``. Raises MoveUnknown, MoveAborted, StaleEpoch, LeaseLost."""
-        slot = self._registry.slot(partition)
-        with slot.work:
-            if not self._owns(slot, epoch):
-                incoming = slot.incoming
+        local = self._registry.local(partition)
+        with local.work:
+            if not self._owns(local, epoch):
+                incoming = local.incoming
                 if incoming is None or incoming.move_id not in (standby_move, move_id) or incoming.store is None:
                     raise MoveUnknown(
                         "this replica has no copy of that standby", remedy="restore a checkpoint", move=standby_move
                     )
-                self._own(slot, move_id, epoch, incoming.store, incoming.directory, command, incoming)
-            return self._view(slot, epoch)
+                self._own(local, move_id, epoch, incoming.store, incoming.directory, command, incoming)
+            return self._view(local, epoch)
 
     def from_local(self, partition: PartitionId, move_id: str, epoch: int, command: Command = NOBODY) -> TakenOver:
         """Serves again what was sealed here. Raises StateMissing, StaleEpoch, LeaseLost."""
-        slot = self._registry.slot(partition)
-        with slot.work:
-            if not self._owns(slot, epoch):
+        local = self._registry.local(partition)
+        with local.work:
+            if not self._owns(local, epoch):
                 try:
-                    store = self._registry.store(slot)
+                    store = self._registry.store(local)
                 except StateDamaged as error:  # else the controller would ask for it again and again
-                    self._registry.lose(slot, error)
+                    self._registry.lose(local, error)
                     raise
-                assert slot.directory is not None
+                assert local.directory is not None
                 self._check_asked(command)
-                with slot.mutex:
-                    if epoch <= slot.lifecycle.epoch:  # before anything changes: what is sealed must stay so
+                with local.mutex:
+                    if epoch <= local.lifecycle.epoch:  # before anything changes: what is sealed must stay so
                         raise StaleEpoch(
-                            f"epoch {epoch} is not newer than {slot.lifecycle.epoch}",
+                            f"epoch {epoch} is not newer than {local.lifecycle.epoch}",
                             remedy="check the status and plan again",
                             partition=partition,
                         )
-                    sealed = replace(slot.lifecycle)
-                    slot.lifecycle.prepare(move_id, slot.lifecycle.epoch)
+                    sealed = replace(local.lifecycle)
+                    local.lifecycle.prepare(move_id, local.lifecycle.epoch)
                 try:
-                    self._own(slot, move_id, epoch, store, slot.directory, command)
+                    self._own(local, move_id, epoch, store, local.directory, command)
                 except BaseException:  # such as a full disk: it is sealed as before, and may be asked for again
-                    with slot.mutex:
-                        if slot.lifecycle.state is State.WARMING:
-                            slot.lifecycle.seal_again(sealed)
-                    self._registry.close_store(slot)
+                    with local.mutex:
+                        if local.lifecycle.state is State.WARMING:
+                            local.lifecycle.seal_again(sealed)
+                    self._registry.close_store(local)
                     raise
-            return self._view(slot, epoch)
+            return self._view(local, epoch)
 
     def from_checkpoint(
         self,
@@ -160,39 +160,39 @@ class Successor:
         Raises StateMissing when there is none, CheckpointStoreMissing when there is no store, StaleEpoch when a newer
         owner has checkpointed already, LeaseLost.
         """
-        slot = self._registry.slot(partition)
-        with self._registry.making(spec), slot.work:
-            if self._owns(slot, epoch):
-                return self._view(slot, epoch)
+        local = self._registry.local(partition)
+        with self._registry.making(spec), local.work:
+            if self._owns(local, epoch):
+                return self._view(local, epoch)
             self._check_asked(command)
             self._registry.expect(1)
-            with slot.mutex:
-                slot.lifecycle.prepare(move_id, slot.lifecycle.epoch)
+            with local.mutex:
+                local.lifecycle.prepare(move_id, local.lifecycle.epoch)
             try:
-                slot.snapshots += 1
-                part = slot.home / f"{move_id}-{slot.snapshots}{PART}"
+                local.snapshots += 1
+                part = local.home / f"{move_id}-{local.snapshots}{PART}"
                 manifest = self._restore(partition, (oldest_epoch, epoch), checkpoints, part)
                 self._registry.mark_incoming(part)
                 self._registry.environment.sync([*part.iterdir(), part])
                 directory = part.rename(part.with_name(part.name.removesuffix(PART)))
-                self._registry.environment.sync([slot.home, slot.home.parent])
+                self._registry.environment.sync([local.home, local.home.parent])
                 self._check_asked(command)  # that may have taken minutes
-                if slot.store is not None:
-                    slot.store.close()
-                    slot.store = None
+                if local.store is not None:
+                    local.store.close()
+                    local.store = None
                 restored = self._registry.environment.open(directory)
                 try:
-                    self._own(slot, move_id, epoch, restored, directory, command)
+                    self._own(local, move_id, epoch, restored, directory, command)
                 except BaseException:
-                    if slot.store is not restored:
+                    if local.store is not restored:
                         restored.close()
                         self._registry.remove(directory)
                     raise
             except BaseException:
-                with slot.mutex:
-                    slot.lifecycle.abandon(move_id)
+                with local.mutex:
+                    local.lifecycle.abandon(move_id)
                 raise
-            return self._view(slot, epoch, manifest)
+            return self._view(local, epoch, manifest)
 
     def _restore(
         self, partition: PartitionId, epochs: tuple[int, int], checkpoints: CheckpointStore, directory: Path
@@ -226,12 +226,12 @@ class Successor:
         )
 
     @staticmethod
-    def _owns(slot: Slot, epoch: int) -> bool:
-        return slot.lifecycle.state in SERVED and slot.lifecycle.epoch == epoch
+    def _owns(local: LocalPartition, epoch: int) -> bool:
+        return local.lifecycle.state in SERVED and local.lifecycle.epoch == epoch
 
     def _own(
         self,
-        slot: Slot,
+        local: LocalPartition,
         move_id: str,
         epoch: int,
         store: PartitionStore,
@@ -245,24 +245,24 @@ class Successor:
         controller may have given this takeover up.
         """
         ownership = layout.Ownership(self._registry.info.name, State.OWNED, epoch, move_id)
-        with slot.mutex:
+        with local.mutex:
             self._check_asked(command)
-            self._registry.check_deployed(slot.id, epoch)
+            self._registry.check_deployed(local.id, epoch)
             if standby is not None:
-                slot.lifecycle.adopt(standby.move_id, move_id)
+                local.lifecycle.adopt(standby.move_id, move_id)
                 standby.move_id = move_id  # its transfer applies nothing more
-            slot.lifecycle.check_own(move_id, epoch)
+            local.lifecycle.check_own(move_id, epoch)
             puts = [(layout.OWNERSHIP, ownership.encode()), *layout.lapsing(store)]
             store.apply(Mutations(puts=puts), sync=True)
-            slot.lifecycle.own(move_id, epoch)
-            old, slot.incoming = slot.replace(directory, store), None
+            local.lifecycle.own(move_id, epoch)
+            old, local.incoming = local.replace(directory, store), None
         self._registry.unmark_incoming(directory)
         if old is not None:
             self._registry.remove(old)
-        self._registry.on_change(slot.id)
+        self._registry.on_change(local.id)
 
-    def _view(self, slot: Slot, epoch: int, manifest: Manifest | None = None) -> TakenOver:
-        store = self._registry.store(slot)
+    def _view(self, local: LocalPartition, epoch: int, manifest: Manifest | None = None) -> TakenOver:
+        store = self._registry.store(local)
         origin = None if manifest is None else Origin(manifest.epoch, manifest.sequence, manifest.created_us)
         return TakenOver(epoch, read_sequence(store), layout.positions(store), origin)
 
@@ -273,21 +273,21 @@ class Successor:
 
         Durable when this returns. False: nothing of it was here, or it is newer.
         """
-        slot = self._registry.slot(partition)
-        with self._registry.reopening(slot), slot.work, slot.mutex:
-            if not replace(slot.lifecycle).supersede(epoch, owner, burnt):
+        local = self._registry.local(partition)
+        with self._registry.reopening(local), local.work, local.mutex:
+            if not replace(local.lifecycle).supersede(epoch, owner, burnt):
                 return False
             ownership = layout.Ownership(
                 self._registry.info.name, State.SEALED, epoch, "", owner.name, owner.site, owner.address
             )
-            self._registry.settle(slot)
-            self._registry.store(slot).apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
-            slot.lifecycle.supersede(epoch, owner, burnt)
-            if slot.host is not None:
-                slot.host.let_go(self._registry.environment.aside)
-            slot.host = slot.kept = slot.since = None
-            for follower in list(slot.logs):
-                self._registry.drop_log(slot, follower)
+            self._registry.settle(local)
+            self._registry.store(local).apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+            local.lifecycle.supersede(epoch, owner, burnt)
+            if local.processor is not None:
+                local.processor.let_go(self._registry.environment.aside)
+            local.processor = local.kept = local.since = None
+            for follower in list(local.logs):
+                self._registry.drop_log(local, follower)
             self._registry.commits.left(partition)
         self._registry.on_change(partition)
         return True

@@ -23,7 +23,7 @@ from stateflow.partition.change_feed import (
 )
 from stateflow.partition.commits import read_sequence
 from stateflow.partition.lifecycle import State
-from stateflow.partition.local_partition import Incoming, Since, Slot
+from stateflow.partition.local_partition import Incoming, LocalPartition, Since
 from stateflow.partition.registry import PART, RECEIVED, STORED, PartitionRegistry
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId
@@ -45,25 +45,25 @@ class Receiver:
         """Makes this replica the target of a move. A second call for the same move starts its transfer again. Returns
         what an earlier stay of the partition left here, sealed; None: nothing.
         """
-        slot = self._registry.slot(partition)
-        with self._registry.making(spec), slot.work, slot.mutex:
+        local = self._registry.local(partition)
+        with self._registry.making(spec), local.work, local.mutex:
             self._registry.check_deployed(partition, max(source_epoch, newest_epoch))
-            if slot.incoming is None:
+            if local.incoming is None:
                 self._registry.expect(1)
-            replace(slot.lifecycle).prepare(move_id, source_epoch, newest_epoch)  # raises before anything is changed
-            slot.snapshots += 1
-            directory = slot.home / f"{move_id}-{slot.snapshots}{PART}"
+            replace(local.lifecycle).prepare(move_id, source_epoch, newest_epoch)  # raises before anything is changed
+            local.snapshots += 1
+            directory = local.home / f"{move_id}-{local.snapshots}{PART}"
             self._registry.environment.remove_tree(directory)
             directory.mkdir(parents=True)  # the disk may refuse: nothing has changed then
-            former, slot.incoming = slot.incoming, Incoming(move_id, directory)
-            slot.lifecycle.prepare(move_id, source_epoch, newest_epoch)
+            former, local.incoming = local.incoming, Incoming(move_id, directory)
+            local.lifecycle.prepare(move_id, source_epoch, newest_epoch)
             if former is not None:
                 self._registry.discard(former)
-            if slot.store is not None:  # the copy from before a move away: from now on only files
-                slot.store.close()
-                slot.store = None
+            if local.store is not None:  # the copy from before a move away: from now on only files
+                local.store.close()
+                local.store = None
         self._registry.on_change(partition)
-        return slot.kept
+        return local.kept
 
     def lost(self, partition: PartitionId, move_id: str) -> StateMissing | None:
         """Returns an error when what this move brought here was owned, and was quarantined since; None otherwise.
@@ -71,8 +71,8 @@ class Receiver:
         It may have taken batches by then. What the source sealed is therefore not the whole state any more, and the
         move cannot begin anew: it has ended.
         """
-        home = self._registry.slot(partition).home
-        for copy in self._registry.evidence.of_move(move_id, partition.operator, home.name):
+        home = self._registry.local(partition).home
+        for copy in self._registry.quarantine.of_move(move_id, partition.operator, home.name):
             if not self._registry.is_incoming(copy):
                 return StateMissing(
                     "the move's target owned the partition and lost it to damage",
@@ -85,29 +85,31 @@ class Receiver:
 
     def warm_base(self, partition: PartitionId) -> dict[str, Path]:
         """Returns digest → file of what an earlier stay of this partition, or an interrupted transfer, left here."""
-        slot = self._registry.slot(partition)
-        found = {self._registry.digests.of(path): path for path in self._received(slot) if path.suffix != PART}
-        if slot.directory is not None and slot.directory.is_dir():
-            found |= {file.digest: slot.directory / file.name for file in self._registry.digests.files(slot.directory)}
+        local = self._registry.local(partition)
+        found = {self._registry.digests.of(path): path for path in self._received(local) if path.suffix != PART}
+        if local.directory is not None and local.directory.is_dir():
+            found |= {
+                file.digest: local.directory / file.name for file in self._registry.digests.files(local.directory)
+            }
         return found
 
     def begun(self, partition: PartitionId) -> dict[str, int]:
         """Returns digest → bytes of the files that an interrupted transfer has begun here."""
-        parts = (path for path in self._received(self._registry.slot(partition)) if path.suffix == PART)
+        parts = (path for path in self._received(self._registry.local(partition)) if path.suffix == PART)
         return {path.stem: path.stat().st_size for path in parts}
 
     @staticmethod
-    def _received(slot: Slot) -> list[Path]:
-        received = slot.home / RECEIVED
+    def _received(local: LocalPartition) -> list[Path]:
+        received = local.home / RECEIVED
         return [path for path in received.iterdir() if path.is_file()] if received.is_dir() else []
 
     def forget_received(self, partition: PartitionId, digests: Collection[str]) -> None:
         """Removes what interrupted transfers left here, except files with these digests."""
-        slot = self._registry.slot(partition)
-        for path in self._received(slot):
+        local = self._registry.local(partition)
+        for path in self._received(local):
             if path.stem not in digests:
                 path.unlink()
-        for scratch in (slot.home / RECEIVED).glob(f"*{STORED}"):
+        for scratch in (local.home / RECEIVED).glob(f"*{STORED}"):
             self._registry.environment.remove_tree(scratch)
 
     def arriving(self, partition: PartitionId, move_id: str, file: BaseFile) -> Path:
@@ -116,7 +118,7 @@ class Receiver:
         """
         if file.size < KEPT_BYTES_MIN:
             return self.incoming_directory(partition, move_id) / file.name
-        received = self._registry.slot(partition).home / RECEIVED
+        received = self._registry.local(partition).home / RECEIVED
         received.mkdir(exist_ok=True)
         return received / (file.digest + PART)
 
@@ -149,7 +151,7 @@ class Receiver:
             )
 
     def is_under_way(self, partition: PartitionId, move_id: str) -> bool:
-        incoming = self._registry.slot(partition).incoming
+        incoming = self._registry.local(partition).incoming
         return incoming is not None and incoming.move_id == move_id
 
     def incoming_directory(self, partition: PartitionId, move_id: str) -> Path:
@@ -163,7 +165,7 @@ class Receiver:
         digest = base_digest(files, base.sequence)
         if digest != base.digest:
             self._registry.environment.remove_tree(
-                self._registry.slot(partition).home / RECEIVED
+                self._registry.local(partition).home / RECEIVED
             )  # one of them may be wrong
             raise DigestMismatch(
                 "the base that arrived differs from the one sent",
@@ -171,7 +173,7 @@ class Receiver:
                 partition=partition,
                 sent=base.digest,
                 arrived=digest,
-                evidence=self._keep_evidence(incoming),
+                evidence=self._quarantine(incoming),
             )
         self._open(partition, move_id, base)
 
@@ -182,22 +184,22 @@ class Receiver:
         What was left stays as it is until the move ends. Raises MoveUnknown or StateMissing when it is gone,
         TransferCorrupt when the changes are not those that were sent.
         """
-        slot = self._registry.slot(partition)
+        local = self._registry.local(partition)
         arrived = self._incoming(partition, move_id).directory
         if kept_digest(base.kept, self._registry.digests.files(arrived), base.sequence) != base.digest:
             raise TransferCorrupt("the changes arrived damaged", remedy="the transfer restarts", move=move_id)
         changes = ChangeSet.decode((arrived / CHANGES).read_bytes()).mutations
-        with slot.work:
-            incoming, kept = self._incoming(partition, move_id), slot.kept
-            if slot.directory is None or kept is None:
+        with local.work:
+            incoming, kept = self._incoming(partition, move_id), local.kept
+            if local.directory is None or kept is None:
                 raise MoveUnknown("the kept copy is gone", remedy="the transfer restarts", move=move_id)
             self._registry.environment.remove_tree(incoming.directory)
-            self._registry.environment.copy(slot.directory, incoming.directory)
+            self._registry.environment.copy(local.directory, incoming.directory)
         files = [path for path in incoming.directory.iterdir() if path.is_file()]
         size = sum(path.stat().st_size for path in files)
         self._registry.environment.sync([*files, incoming.directory])
         changes.deletes.append(layout.OWNERSHIP)  # the record is of what was sealed, not of this copy
-        with slot.work:
+        with local.work:
             store = self._open(partition, move_id, base)
             self._check_kept(store, kept, move_id)
             store.apply(changes, sync=True)
@@ -216,7 +218,7 @@ class Receiver:
             raise MoveUnknown("the kept copy is a different one", remedy="the transfer restarts", move=move_id)
 
     def _open(self, partition: PartitionId, move_id: str, base: SnapshotInfo) -> PartitionStore:
-        with self._registry.slot(partition).work:
+        with self._registry.local(partition).work:
             incoming = self._incoming(partition, move_id)
             home = incoming.directory.parent
             self._registry.mark_incoming(incoming.directory)
@@ -237,7 +239,7 @@ class Receiver:
         Args:
             sync: the change sets survive a loss of power once this returns; False: the end of this process only.
         """
-        with self._registry.slot(partition).work:
+        with self._registry.local(partition).work:
             incoming = self._incoming(partition, move_id)
             assert incoming.store is not None
             change_sets = list(change_sets)
@@ -268,7 +270,7 @@ class Receiver:
 
         Raises DigestMismatch.
         """
-        with self._registry.slot(partition).work:
+        with self._registry.local(partition).work:
             incoming = self._incoming(partition, move_id)
             if incoming.sequence == sequence and incoming.changes != changes:
                 raise DigestMismatch(
@@ -276,7 +278,7 @@ class Receiver:
                     remedy="inspect the quarantined copy and start the move again; the source keeps serving",
                     partition=partition,
                     sequence=sequence,
-                    evidence=self._keep_evidence(incoming),
+                    evidence=self._quarantine(incoming),
                 )
 
     def own(self, partition: PartitionId, move_id: str, seal: Seal) -> list[Path] | None:
@@ -286,8 +288,8 @@ class Receiver:
         standby's, and the seal is for another replica or for a move that was cancelled here; the copy stays, for a
         takeover. Raises DigestMismatch when the copy is not what the source sealed; nothing is owned then.
         """
-        slot = self._registry.slot(partition)
-        with slot.work:
+        local = self._registry.local(partition)
+        with local.work:
             incoming = self._incoming(partition, move_id)
             store = incoming.store
             assert store is not None
@@ -299,40 +301,40 @@ class Receiver:
                     partition=partition,
                     sealed=f"{seal.sequence}:{seal.digest}",
                     copied=f"{incoming.sequence}:{digest}",
-                    evidence=self._keep_evidence(incoming),
+                    evidence=self._quarantine(incoming),
                 )
             if seal.move_id != move_id:
-                with slot.mutex:
+                with local.mutex:
                     if seal.owner is not None and seal.owner.name != self._registry.info.name:
                         incoming.seal = seal
                         return None
-                    if seal.move_id in slot.lifecycle.cancelled:
+                    if seal.move_id in local.lifecycle.cancelled:
                         return None
-                    slot.lifecycle.adopt(move_id, seal.move_id)
+                    local.lifecycle.adopt(move_id, seal.move_id)
                     incoming.move_id = move_id = seal.move_id
                 self._registry.mark_owned(incoming.directory, move_id)
             ownership = layout.Ownership(self._registry.info.name, State.OWNED, seal.epoch, move_id)
             store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
             self._registry.unmark_incoming(incoming.directory)
-            with slot.mutex:
-                slot.lifecycle.own(move_id, seal.epoch)
-                former, slot.incoming = slot.replace(incoming.directory, store), None
+            with local.mutex:
+                local.lifecycle.own(move_id, seal.epoch)
+                former, local.incoming = local.replace(incoming.directory, store), None
                 beside = [former] if former is not None else []
-                if (received := slot.home / RECEIVED).exists():
-                    beside.append(received.rename(slot.home / f"{move_id}-{RECEIVED}{PART}"))
+                if (received := local.home / RECEIVED).exists():
+                    beside.append(received.rename(local.home / f"{move_id}-{RECEIVED}{PART}"))
                 limit = self._registry.settings.return_log_bytes_max
-                slot.since = Since(
+                local.since = Since(
                     Kept(move_id, seal.epoch, seal.sequence), seal.digest, ChangeLog(move_id, "", seal.sequence, limit)
                 )
         self._registry.on_change(partition)
         return beside
 
     def tidy(self, partition: PartitionId, leftovers: Iterable[Path]) -> None:
-        slot = self._registry.slot(partition)
-        if slot.directory is not None:
+        local = self._registry.local(partition)
+        if local.directory is not None:
             with contextlib.suppress(FileNotFoundError):  # the partition has moved on
                 self._registry.environment.sync(
-                    [slot.directory]
+                    [local.directory]
                 )  # makes durable that the copy is not incoming any more
         for directory in leftovers:
             self._registry.remove(directory)
@@ -341,25 +343,25 @@ class Receiver:
         """Gives an unfinished incoming move up. What was here before stays as a warm base, unless the copy is a
         standby's that ends with a seal: that copy is then the base, since its owner has the changes from there on.
         """
-        slot = self._registry.slot(partition)
-        if slot.incoming is None:  # without waiting for a running batch
+        local = self._registry.local(partition)
+        if local.incoming is None:  # without waiting for a running batch
             return
-        with slot.work, slot.mutex:
-            self._abandon(slot, move_id)
+        with local.work, local.mutex:
+            self._abandon(local, move_id)
 
-    def _abandon(self, slot: Slot, move_id: str) -> None:
-        if slot.incoming is not None and slot.incoming.move_id == move_id:
-            incoming, slot.incoming = slot.incoming, None
+    def _abandon(self, local: LocalPartition, move_id: str) -> None:
+        if local.incoming is not None and local.incoming.move_id == move_id:
+            incoming, local.incoming = local.incoming, None
             try:
                 if incoming.seal is not None:
-                    self._keep(slot, incoming, incoming.seal)
+                    self._keep(local, incoming, incoming.seal)
             finally:
-                slot.lifecycle.abandon(move_id)  # also where keeping fails; a no-op once it is kept
-                if slot.directory != incoming.directory:
+                local.lifecycle.abandon(move_id)  # also where keeping fails; a no-op once it is kept
+                if local.directory != incoming.directory:
                     self._registry.discard(incoming)
-            self._registry.on_change(slot.id)
+            self._registry.on_change(local.id)
 
-    def _keep(self, slot: Slot, incoming: Incoming, seal: Seal) -> None:
+    def _keep(self, local: LocalPartition, incoming: Incoming, seal: Seal) -> None:
         store, owner = incoming.store, seal.owner
         assert store is not None
         assert owner is not None
@@ -367,21 +369,21 @@ class Receiver:
             self._registry.info.name, State.SEALED, seal.epoch, seal.move_id, owner.name, owner.site, owner.address
         )
         store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
-        slot.lifecycle.keep(incoming.move_id, seal.move_id, seal.epoch, owner)
-        former = slot.replace(incoming.directory, store)
-        slot.kept = Kept(seal.move_id, seal.epoch, seal.sequence)
+        local.lifecycle.keep(incoming.move_id, seal.move_id, seal.epoch, owner)
+        former = local.replace(incoming.directory, store)
+        local.kept = Kept(seal.move_id, seal.epoch, seal.sequence)
         self._registry.unmark_incoming(incoming.directory)
         if former is not None:
             self._registry.remove(former)
 
-    def _keep_evidence(self, incoming: Incoming) -> Path:
+    def _quarantine(self, incoming: Incoming) -> Path:
         """Quarantines a copy that is not what it should be, for inspection, and returns where. Only the newest are
         kept: the copy is no replica's state, and its source serves on.
         """
         if incoming.store is not None:
             incoming.store.close()
             incoming.store = None
-        folder = self._registry.evidence.transfers
+        folder = self._registry.quarantine.transfers
         folder.mkdir(parents=True, exist_ok=True)
         kept = folder / f"{incoming.directory.parent.parent.name}-{incoming.directory.parent.name}-{incoming.move_id}"
         self._registry.environment.remove_tree(kept)
@@ -391,7 +393,7 @@ class Receiver:
         return kept
 
     def _incoming(self, partition: PartitionId, move_id: str) -> Incoming:
-        incoming = self._registry.slot(partition).incoming
+        incoming = self._registry.local(partition).incoming
         if incoming is None or incoming.move_id != move_id:
             raise MoveUnknown("this move is not under way here", remedy="start it again", move=move_id)
         return incoming

@@ -20,9 +20,9 @@ from stateflow.partition.change_feed import (
     kept_digest,
 )
 from stateflow.partition.commits import read_sequence
-from stateflow.partition.control import NOBODY, Authority, Command
+from stateflow.partition.control import NOBODY, Command, FencingGuard
 from stateflow.partition.lifecycle import SERVED, FenceAnswer, State
-from stateflow.partition.local_partition import Slot
+from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.registry import PartitionRegistry
 from stateflow.types import PartitionId, ReplicaInfo
 
@@ -30,7 +30,7 @@ from stateflow.types import PartitionId, ReplicaInfo
 class Sender:
     """The source's side of moves. Called from several threads."""
 
-    def __init__(self, registry: PartitionRegistry, authority: Authority) -> None:
+    def __init__(self, registry: PartitionRegistry, authority: FencingGuard) -> None:
         self._registry, self._authority = registry, authority
 
     def snapshot(
@@ -43,12 +43,12 @@ class Sender:
         Args:
             kept: what the target has of the partition. It is the base where every change since is known here.
         """
-        slot = self._registry.look(partition)
-        goes_back = kept is not None and slot.since is not None and slot.since.kept == kept
-        if slot.lifecycle.state is State.OWNED and slot.store is not None and not goes_back:
-            slot.store.flush()  # outside the lock: what is left to flush inside is little
-        with slot.work, slot.mutex:
-            lifecycle = slot.lifecycle
+        local = self._registry.look(partition)
+        goes_back = kept is not None and local.since is not None and local.since.kept == kept
+        if local.lifecycle.state is State.OWNED and local.store is not None and not goes_back:
+            local.store.flush()  # outside the lock: what is left to flush inside is little
+        with local.work, local.mutex:
+            lifecycle = local.lifecycle
             sealed = lifecycle.state is State.SEALED and lifecycle.move_id == move_id
             owned = lifecycle.state is State.OWNED and move_id not in lifecycle.cancelled
             if not (owned or sealed):
@@ -58,14 +58,14 @@ class Sender:
                     partition=partition,
                     move=move_id,
                 )
-            store = self._registry.store(slot)
+            store = self._registry.store(local)
             if owned:
-                self._registry.settle(slot)
-            slot.snapshots += 1
-            snapshot_id = f"{partition.operator}-{partition.partition}-{move_id}-{slot.snapshots}"
+                self._registry.settle(local)
+            local.snapshots += 1
+            snapshot_id = f"{partition.operator}-{partition.partition}-{move_id}-{local.snapshots}"
             sequence, epoch = read_sequence(store), lifecycle.epoch
             limit = self._registry.settings.change_log_bytes_max
-            since = slot.since
+            since = local.since
             directory = self._registry.snapshots / snapshot_id
             if since is not None and since.kept == kept and not since.changes.overflowed:
                 known, written = since.digest, since.changes.entries()
@@ -74,8 +74,8 @@ class Sender:
                 store.snapshot(directory)
             changes = ChangeLog(move_id, snapshot_id, sequence, limit, standby=standby)
             changes.read_at = self._registry.clock.monotonic()
-            self._registry.drop_log(slot, move_id)
-            slot.logs[move_id] = changes
+            self._registry.drop_log(local, move_id)
+            local.logs[move_id] = changes
         # the rest while the stream goes on
         try:
             if known:
@@ -90,9 +90,9 @@ class Sender:
             raise MoveUnknown("the move was cancelled or restarted", remedy="start it again", move=move_id)
         digest = kept_digest(known, files, sequence) if known else base_digest(files, sequence)
         changes.base = SnapshotInfo(snapshot_id, sequence, epoch, digest, files, known)
-        with slot.mutex:
-            if slot.lifecycle.state is State.SEALED and slot.kept is not None:  # perhaps sealed meanwhile
-                self._end(slot, changes, slot.kept)
+        with local.mutex:
+            if local.lifecycle.state is State.SEALED and local.kept is not None:  # perhaps sealed meanwhile
+                self._end(local, changes, local.kept)
         return changes.base
 
     def open_file(self, snapshot_id: str, name: str) -> BinaryIO:
@@ -106,8 +106,8 @@ class Sender:
         raise MoveUnknown("there is no such base file", remedy="the transfer restarts", path=path)
 
     def change_log(self, snapshot_id: str) -> ChangeLog:
-        for slot in self._registry.slots():
-            for changes in list(slot.logs.values()):
+        for local in self._registry.local_partitions():
+            for changes in list(local.logs.values()):
                 if changes.snapshot_id == snapshot_id:
                     return changes
         raise MoveUnknown("there is no such snapshot", remedy="the transfer restarts", snapshot=snapshot_id)
@@ -128,12 +128,12 @@ class Sender:
         move is over was lost. A target that comes back after that begins with a new snapshot.
         """
         before = self._registry.clock.monotonic() - self._registry.settings.transfer_timeout_s
-        for slot in self._registry.slots():
-            for move_id, changes in list(slot.logs.items()):
+        for local in self._registry.local_partitions():
+            for move_id, changes in list(local.logs.items()):
                 if not changes.readers and changes.base is not None and changes.read_at < before:
-                    with slot.mutex:
-                        if slot.logs.get(move_id) is changes:
-                            self._registry.drop_log(slot, move_id)
+                    with local.mutex:
+                        if local.logs.get(move_id) is changes:
+                            self._registry.drop_log(local, move_id)
 
     def is_followed(self, partition: PartitionId, *moves: str) -> bool:
         """Tells whether the target of one of these moves reads the change log now."""
@@ -143,9 +143,9 @@ class Sender:
     def confirm(self, snapshot_id: str, sequence: int) -> None:
         changes = self.change_log(snapshot_id)
         changes.confirm(sequence)
-        for slot in self._registry.slots():
-            if changes in slot.logs.values():
-                self._registry.on_change(slot.id)
+        for local in self._registry.local_partitions():
+            if changes in local.logs.values():
+                self._registry.on_change(local.id)
 
     def confirmed(self, partition: PartitionId, sequence: int) -> bool:
         """Tells whether a standby of this partition has confirmed everything up to ``sequence``."""
@@ -177,18 +177,18 @@ class Sender:
 
         Raises when the move cannot seal; the partition is then served as before.
         """
-        slot = self._registry.slot(partition)
-        with self._registry.reopening(slot), slot.mutex:
+        local = self._registry.local(partition)
+        with self._registry.reopening(local), local.mutex:
             self._authority.check(command)
-            logs = [slot.logs[each] for each in (move_id, standby_move) if each in slot.logs]
+            logs = [local.logs[each] for each in (move_id, standby_move) if each in local.logs]
             follows = any(changes.base is not None and not changes.overflowed for changes in logs)
-            if slot.lifecycle.state is State.OWNED and not (follows or cold):
+            if local.lifecycle.state is State.OWNED and not (follows or cold):
                 raise MoveUnknown(
                     "the target does not follow this partition", remedy="start the move again", move=move_id
                 )
-            answer = slot.lifecycle.fence(move_id, epoch, target)
+            answer = local.lifecycle.fence(move_id, epoch, target)
             if answer is FenceAnswer.SEAL_NOW:
-                self.seal(slot)
+                self.seal(local)
             return answer is not FenceAnswer.SEAL_AFTER_BATCH
 
     def surrender(
@@ -205,57 +205,57 @@ class Sender:
         True: sealed, or not owned here now; False: will be when the running batch is done. Raises InvalidTransition
         while a move is being fenced, StaleEpoch where it is owned at this epoch or a newer one.
         """
-        slot = self._registry.slot(partition)
-        with self._registry.reopening(slot), slot.mutex:
+        local = self._registry.local(partition)
+        with self._registry.reopening(local), local.mutex:
             self._authority.check(command)
-            lifecycle = slot.lifecycle
+            lifecycle = local.lifecycle
             if lifecycle.state not in SERVED:
                 return True
             answer = lifecycle.fence(restore_id, epoch, target)
             if answer is FenceAnswer.SEAL_NOW:
-                self.seal(slot)
+                self.seal(local)
             return answer is not FenceAnswer.SEAL_AFTER_BATCH
 
-    def seal(self, slot: Slot) -> None:
+    def seal(self, local: LocalPartition) -> None:
         """Seals: first writes the seal durably, then tells followers. Callers hold ``mutex``, with no batch running."""
-        lifecycle, target = slot.lifecycle, slot.lifecycle.successor
+        lifecycle, target = local.lifecycle, local.lifecycle.successor
         assert target is not None
-        slot.sealed_at = self._registry.clock.monotonic()
-        store = self._registry.store(slot)
-        self._registry.settle(slot)
+        local.sealed_at = self._registry.clock.monotonic()
+        store = self._registry.store(local)
+        self._registry.settle(local)
         epoch = lifecycle.granted
         ownership = layout.Ownership(
             self._registry.info.name, State.SEALED, epoch, lifecycle.move_id, target.name, target.site, target.address
         )
         store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
         lifecycle.sealed()
-        sequence = slot.host.sequence if slot.host else read_sequence(store)
-        slot.kept = Kept(lifecycle.move_id, epoch, sequence)
-        for changes in slot.logs.values():
+        sequence = local.processor.sequence if local.processor else read_sequence(store)
+        local.kept = Kept(lifecycle.move_id, epoch, sequence)
+        for changes in local.logs.values():
             if changes.base is not None:  # else the log ends when its base is known
-                self._end(slot, changes, slot.kept)
-        if slot.host is not None:
-            slot.host.let_go(self._registry.environment.aside)
-            slot.host = None
-        self._registry.commits.left(slot.id)
-        self._registry.on_change(slot.id)
+                self._end(local, changes, local.kept)
+        if local.processor is not None:
+            local.processor.let_go(self._registry.environment.aside)
+            local.processor = None
+        self._registry.commits.left(local.id)
+        self._registry.on_change(local.id)
 
-    def _end(self, slot: Slot, changes: ChangeLog, kept: Kept) -> None:
+    def _end(self, local: LocalPartition, changes: ChangeLog, kept: Kept) -> None:
         assert changes.base is not None
         digest = cutover_digest(changes.base.digest, changes.changes)
         now_us = self._registry.clock.now_us()
-        changes.end(Seal(kept.move_id, kept.epoch, kept.sequence, digest, now_us, slot.lifecycle.successor))
+        changes.end(Seal(kept.move_id, kept.epoch, kept.sequence, digest, now_us, local.lifecycle.successor))
 
     def cancel(self, partition: PartitionId, move_id: str, owned_at: int = 0) -> bool:
         """Forbids this move to seal. False: it has sealed already and goes forward. Raises StateMissing.
 
         Does not wait for a running batch.
         """
-        slot = self._registry.slot(partition)
-        with slot.mutex:
-            possible = slot.lifecycle.cancel(move_id, owned_at)
+        local = self._registry.local(partition)
+        with local.mutex:
+            possible = local.lifecycle.cancel(move_id, owned_at)
             if possible:
-                self._registry.drop_log(slot, move_id)
+                self._registry.drop_log(local, move_id)
         self._registry.on_change(partition)
         return possible
 
@@ -263,16 +263,16 @@ class Sender:
         """Ends a move whose target owns the partition. Nothing of the move is needed any more; its files stay as a warm
         base for a return.
         """
-        slot = self._registry.slot(partition)
-        if slot.lifecycle.state is State.SEALED and slot.lifecycle.move_id == move_id and slot.store is not None:
-            slot.store.flush()  # else opening it reads its write-ahead log, and holds up every thread
-        with slot.work, slot.mutex:
-            self._registry.drop_log(slot, move_id)
-            if slot.lifecycle.state is State.SEALED and slot.lifecycle.move_id == move_id:
-                slot.since = None
-                if slot.store is not None:
-                    slot.store.close()
-                    slot.store = None
+        local = self._registry.local(partition)
+        if local.lifecycle.state is State.SEALED and local.lifecycle.move_id == move_id and local.store is not None:
+            local.store.flush()  # else opening it reads its write-ahead log, and holds up every thread
+        with local.work, local.mutex:
+            self._registry.drop_log(local, move_id)
+            if local.lifecycle.state is State.SEALED and local.lifecycle.move_id == move_id:
+                local.since = None
+                if local.store is not None:
+                    local.store.close()
+                    local.store = None
 
 
 def _net(partition: PartitionId, epoch: int, sequence: int, written: list[bytes]) -> ChangeSet:

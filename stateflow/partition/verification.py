@@ -47,7 +47,7 @@ from stateflow.partition.control import Verification
 from stateflow.partition.environment import RateLimit
 from stateflow.partition.evolution import converted, evolution_of, is_evolved, read_schema
 from stateflow.partition.lifecycle import State
-from stateflow.partition.local_partition import Slot
+from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.registry import PartitionRegistry
 from stateflow.state import (
     CellReader,
@@ -105,29 +105,29 @@ class Verifier:
             standby_of: the owner's sequence. The copy that follows here is taken instead, when it has reached this
                 sequence, or as it is after ``wait_s``. None: what is owned is taken.
         """
-        slot = self._registry.look(partition)
+        local = self._registry.look(partition)
         if standby_of is not None:
-            return self._standby(slot, standby_of, wait_s)
+            return self._standby(local, standby_of, wait_s)
         with contextlib.suppress(Exception):  # outside the lock, so that little is left to flush inside
-            self._registry.store(slot).flush()
-        with slot.work:
-            with slot.mutex:
-                if slot.lifecycle.state is not State.OWNED:
+            self._registry.store(local).flush()
+        with local.work:
+            with local.mutex:
+                if local.lifecycle.state is not State.OWNED:
                     return None
-                epoch = slot.lifecycle.epoch
-            db = self._registry.store(slot)
-            self._registry.settle(slot)
+                epoch = local.lifecycle.epoch
+            db = self._registry.store(local)
+            self._registry.settle(local)
             return self._snapshot(partition, db, epoch)
 
-    def _standby(self, slot: Slot, sequence: int, wait_s: float) -> Copy | None:
+    def _standby(self, local: LocalPartition, sequence: int, wait_s: float) -> Copy | None:
         until = self._registry.clock.monotonic() + wait_s
         while True:
-            with slot.work:
-                incoming = slot.incoming
+            with local.work:
+                incoming = local.incoming
                 if incoming is None or incoming.store is None:
                     return None
                 if incoming.sequence >= sequence or self._registry.clock.monotonic() >= until:
-                    return self._snapshot(slot.id, incoming.store, slot.lifecycle.epoch)
+                    return self._snapshot(local.id, incoming.store, local.lifecycle.epoch)
             self._sleep(LOOK_S)
 
     def _snapshot(self, partition: PartitionId, db: PartitionStore, epoch: int) -> Copy:

@@ -39,8 +39,8 @@ from stateflow.partition.local_partition import acknowledgement, held_up, late, 
 from stateflow.partition.positions import Batch
 from stateflow.partition.processor import Applied
 from stateflow.partition.replica import ReplicaNode
-from stateflow.partition.slices import Frame, Shares, Waiting
-from stateflow.replica.executor import BEAT_S, LeftBehind, Turns, Watch, stops
+from stateflow.partition.slices import BatchSlices, Frame, Waiting
+from stateflow.replica.executor import BEAT_S, BatchThread, LeftBehind, Watch, stops
 from stateflow.rpc.wire import unexpected
 from stateflow.tracing import Made, Tracing, traceparent_in
 from stateflow.types import PartitionId, ReplicaInfo
@@ -370,18 +370,18 @@ class _Call:
 
 
 @dataclass(slots=True)
-class _Turn:
+class _TimeSlice:
     """One turn of a call in the batch thread.
 
-    ``shares``: None until they are parsed. ``outcomes``: by part. ``begun_with``: the part begun last. ``over``: the
+    ``slices``: None until they are parsed. ``outcomes``: by part. ``begun_with``: the part begun last. ``over``: the
     caller no longer waits for outcomes. ``until``: end of the time slice, in monotonic seconds; after it, waiting
     callers go first.
     """
 
-    turns: Turns
+    batch_thread: BatchThread
     caller: Hashable
     clock: Clock
-    shares: Shares | None = None
+    slices: BatchSlices | None = None
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     begun_with: int = 0
     until: float | None = None
@@ -399,10 +399,10 @@ class _Turn:
 
     def ids(self) -> Ids:
         """Identifiers of the running part, for lines logged meanwhile, such as those of the operator's code."""
-        if self.shares is None:
+        if self.slices is None:
             return {}
-        partition = self.shares.parts[self.begun_with].partition
-        return {**_ids_of(self.shares.operator, self.shares.batch, self.span), "partition": partition}
+        partition = self.slices.parts[self.begun_with].partition
+        return {**_ids_of(self.slices.operator, self.slices.batch, self.span), "partition": partition}
 
     def told(self, number: int, outcome: Came) -> None:
         if isinstance(outcome, StateflowError):
@@ -416,17 +416,17 @@ class _Turn:
                 self.span.committed()
 
     def goes_on(self) -> bool:
-        return not (self.over or self.turns.stopping or self._gives_way())
+        return not (self.over or self.batch_thread.stopping or self._gives_way())
 
     def _gives_way(self) -> bool:
         is_over = self.until is not None and self.clock.monotonic() > self.until
-        return is_over and self.turns.others_wait(self.caller)
+        return is_over and self.batch_thread.others_wait(self.caller)
 
 
 class Applier:
     """Applies the batches of all Apply streams.
 
-    ``turns``: the batch thread; ``watch``: its watchdog; ``samples``: durations of requests; ``confirmations``: by
+    ``batch_thread``: the batch thread; ``watch``: its watchdog; ``samples``: durations of requests; ``confirmations``: by
     standbys.
 
     Args:
@@ -446,8 +446,8 @@ class Applier:
         tracing: Tracing | None = None,
     ) -> None:
         self.node = node
-        self.turns = Turns(clock)
-        self.watch = Watch(node, self.turns, clock)
+        self.batch_thread = BatchThread(clock)
+        self.watch = Watch(node, self.batch_thread, clock)
         self.samples = Samples(clock)
         self.confirmations = Confirmations(node, clock, changed)
         self._clock, self._changed, self._ask, self._garbage = clock, changed, ask, garbage
@@ -470,7 +470,7 @@ class Applier:
 
     async def _run(self, call: _Call) -> None:
         started = self._clock.monotonic()
-        early: list[Shares] = []
+        early: list[BatchSlices] = []
         while (came := await self._next(call)) is not None:
             frame = self._whole(call, came)
             if frame is None:
@@ -478,7 +478,7 @@ class Applier:
             if call.batch is None:
                 call.operator, call.batch = frame.operator, frame.batch
                 call.span = BatchSpan.begun(self._tracing, frame, started, self._clock)
-            frame = await self._pass_over(call, frame)
+            frame = await self._skip(call, frame)
             left = await self._apply_all(call, frame) if frame.partitions else None
             self._let_go(call, call.joined)
             call.joined = 0
@@ -535,13 +535,13 @@ class Applier:
 
     # -- applying and answering ---------------------------------------------------------------------------
 
-    async def _pass_over(self, call: _Call, frame: Frame) -> Frame:
+    async def _skip(self, call: _Call, frame: Frame) -> Frame:
         """Answers for the slices whose partitions need no visit, and returns the others."""
-        if frame.batch.sparse or all(frame.counts) or self.turns.stopping:
+        if frame.batch.sparse or all(frame.counts) or self.batch_thread.stopping:
             return frame
         with self.watch.telling(call.exchange.give_sign_of_life) as caller:
             try:
-                places = await self.turns.run(self.node.batches.pass_over, frame, of=call.exchange.caller)
+                places = await self.batch_thread.run(self.node.batches.skip, frame, of=call.exchange.caller)
             except LeftBehind:  # then they are visited, and some may contain the batch already
                 places = []
         await caller.said()
@@ -552,27 +552,27 @@ class Applier:
         await call.exchange.passed([frame.partitions[place] for place in places])
         return frame.without(places)
 
-    async def _apply_all(self, call: _Call, came: Frame | Shares) -> Shares | None:
+    async def _apply_all(self, call: _Call, came: Frame | BatchSlices) -> BatchSlices | None:
         """Applies and answers; returns the slices whose partition is still on its way here.
 
         Raises InvalidArgument for rows that cannot be read.
         """
         numbers = came.partitions if isinstance(came, Frame) else [part.partition for part in came.parts]
         partitions = [PartitionId(came.operator, number) for number in numbers]
-        shares = None if isinstance(came, Frame) else came
+        slices = None if isinstance(came, Frame) else came
         by_place: dict[int, Outcome] = {}
         while left := [place for place in range(len(partitions)) if place not in by_place]:
-            if self.turns.stopping:
+            if self.batch_thread.stopping:
                 by_place |= {place: stops(partitions[place]) for place in left}
                 break
-            some = came if shares is None else shares if len(left) == len(partitions) else shares.only(left)
-            turn = _Turn(self.turns, call.exchange.caller, self._clock, span=call.span)
+            some = came if slices is None else slices if len(left) == len(partitions) else slices.only(left)
+            turn = _TimeSlice(self.batch_thread, call.exchange.caller, self._clock, span=call.span)
             found = await self._in_thread(call, some, [partitions[place] for place in left], turn)
             by_place |= {left[place]: outcome for place, outcome in found.items()}
-            shares = shares or turn.shares
+            slices = slices or turn.slices
         outcomes = [by_place[place] for place in range(len(partitions))]
         if self._garbage is not None and self._garbage.is_due():
-            self.turns.spare(self._garbage.collect)
+            self.batch_thread.spare(self._garbage.collect)
         if self.confirmations.is_needed:
             outcomes = await self._replicated(partitions, outcomes)
         early: list[int] = []
@@ -588,10 +588,10 @@ class Applier:
         answers_seen(call.span, answers)
         if answers:
             await call.exchange.answer(answers)
-        return shares.only(early) if early and shares is not None else None
+        return slices.only(early) if early and slices is not None else None
 
     async def _in_thread(
-        self, call: _Call, came: Frame | Shares, partitions: list[PartitionId], turn: _Turn
+        self, call: _Call, came: Frame | BatchSlices, partitions: list[PartitionId], turn: _TimeSlice
     ) -> dict[int, Outcome]:
         """Runs one turn in the batch thread, and returns outcomes by place.
 
@@ -600,12 +600,12 @@ class Applier:
         """
         with self.watch.telling(call.exchange.give_sign_of_life) as caller:
             try:
-                await self.turns.run(self._apply, came, turn, of=turn.caller)
+                await self.batch_thread.run(self._apply, came, turn, of=turn.caller)
                 outcomes = turn.outcomes
             except LeftBehind:
                 turn.over = True
                 outcomes = dict(turn.outcomes)
-                last = len(partitions) - 1 if turn.shares is None else turn.begun_with
+                last = len(partitions) - 1 if turn.slices is None else turn.begun_with
                 for place, partition in enumerate(partitions[: last + 1]):
                     if place not in outcomes:
                         outcomes[place] = self.node.batches.refusal(partition) or held_up(partition)
@@ -614,10 +614,10 @@ class Applier:
         await caller.said()
         return outcomes
 
-    def _apply(self, came: Frame | Shares, turn: _Turn) -> None:
+    def _apply(self, came: Frame | BatchSlices, turn: _TimeSlice) -> None:
         with about(turn.ids):
-            turn.shares = shares = came.read() if isinstance(came, Frame) else came
-            self.node.batches.apply(shares, turn)
+            turn.slices = slices = came.read() if isinstance(came, Frame) else came
+            self.node.batches.apply(slices, turn)
 
     async def _replicated(self, partitions: list[PartitionId], outcomes: list[Outcome]) -> list[Outcome]:
         """Waits until a standby has durably what was applied; an outcome without that confirmation becomes an error."""
@@ -630,7 +630,7 @@ class Applier:
                 said.append(outcome)
         return said
 
-    async def _apply_early(self, call: _Call, early: list[Shares]) -> None:
+    async def _apply_early(self, call: _Call, early: list[BatchSlices]) -> None:
         """Serves slices that came ahead of their partition as soon as it is here, and refuses them after the hold
         timeout."""
         deadline = self._clock.monotonic() + self.node.settings.hold_timeout_s
@@ -638,7 +638,7 @@ class Applier:
             self._ask(partition)
         while early:
             events = [self._changed(partition) for partition in _partitions(early)]
-            early = [later for shares in early if (later := await self._apply_all(call, shares)) is not None]
+            early = [later for slices in early if (later := await self._apply_all(call, slices)) is not None]
             left = deadline - self._clock.monotonic()
             if early and left <= 0:
                 refused: list[Answer] = [(partition, late(partition)) for partition in _partitions(early)]
@@ -661,11 +661,11 @@ class Applier:
         The batch has half of the replica's stop timeout to finish. When this returns no thread works on a batch, except
         one that was left behind.
         """
-        self.turns.stop()
-        if await self.turns.is_over(self.node.settings.stop_timeout_s / 2):
+        self.batch_thread.stop()
+        if await self.batch_thread.is_over(self.node.settings.stop_timeout_s / 2):
             return
         await self.watch.end_all()
-        await self.turns.is_over(LAST_S)
+        await self.batch_thread.is_over(LAST_S)
 
 
 def _ids_of(operator: str, batch: Batch | None, span: BatchSpan | None) -> Ids:
@@ -676,5 +676,5 @@ def _ids_of(operator: str, batch: Batch | None, span: BatchSpan | None) -> Ids:
     return {"operator": operator, "source": batch.source, "batch": batch.number, **trace}
 
 
-def _partitions(several: list[Shares]) -> list[PartitionId]:
-    return [PartitionId(shares.operator, part.partition) for shares in several for part in shares.parts]
+def _partitions(several: list[BatchSlices]) -> list[PartitionId]:
+    return [PartitionId(slices.operator, part.partition) for slices in several for part in slices.parts]

@@ -26,13 +26,13 @@ from stateflow.clock import Clock
 from stateflow.errors import InvalidArgument, OperatorStuck, StaleCheckpoint, StateflowError, UnknownPartition
 from stateflow.operator.instance import failure
 from stateflow.operator.operator import Operator
-from stateflow.operator.watchdog import InHand, Interrupted
+from stateflow.operator.watchdog import Interrupted, RunningBatch
 from stateflow.partition.checkpoints import DIGEST_SHARE
 from stateflow.partition.control import Command, Restore, Restored, Verification
 from stateflow.partition.lifecycle import State
 from stateflow.partition.replica import ReplicaNode
 from stateflow.partition.verification import FAILURES, Copy, Trial
-from stateflow.replica.executor import INTERRUPT_EVERY_S, INTERRUPTS, Lane, Troubles
+from stateflow.replica.executor import INTERRUPT_EVERY_S, INTERRUPTS, ErrorThrottle, WorkerThread
 from stateflow.replica.peers import Threads
 from stateflow.reports import CheckpointReport, Taken
 from stateflow.storage.faults import meaning
@@ -93,10 +93,13 @@ class CheckpointShell:
 
         The first round waits a random part of the interval, so that replicas do not upload in step.
         """
-        interval_s, troubles = self._node.settings.checkpoint_interval_s, Troubles(log, "checkpoints are not taken")
+        interval_s, throttle = (
+            self._node.settings.checkpoint_interval_s,
+            ErrorThrottle(log, "checkpoints are not taken"),
+        )
         await asyncio.sleep(interval_s * self._random.random())
         while True:
-            with troubles.survived():
+            with throttle.survived():
                 async with self._one:
                     _, errors = await self._take(self._node.owned(), "", on_demand=False)
                 for error in errors:
@@ -105,10 +108,10 @@ class CheckpointShell:
 
     async def tidily(self) -> None:
         """Drops expired checkpoints, and marks those missing from the store to be taken again, until cancelled."""
-        settings, troubles = self._node.settings, Troubles(log, "checkpoint cleanup failed")
+        settings, throttle = self._node.settings, ErrorThrottle(log, "checkpoint cleanup failed")
         while True:
             await asyncio.sleep(settings.checkpoint_tidy_interval_s * self._random.uniform(1 - JITTER, 1 + JITTER))
-            with troubles.survived():
+            with throttle.survived():
                 await self._loop.run_in_executor(self._tidying, self._tidy, self._own_store())
 
     def _tidy(self, store: CheckpointStore) -> None:
@@ -306,7 +309,7 @@ class TrialShell:
             return False
         if trial is None:
             return False
-        pace = _Pace(self._node, self._clock, Lane(f"trial of {partition}", self._clock))
+        pace = _Pace(self._node, self._clock, WorkerThread(f"trial of {partition}", self._clock))
         try:
             await pace.run(trial)
         except asyncio.CancelledError:
@@ -320,8 +323,8 @@ class TrialShell:
             log.warning("trial on %s skipped: %s", partition, meaning(error) or error)
             return False
         finally:
-            pace.lane.submit(trials.end, trial)  # after the piece that is under way
-            pace.lane.shutdown(wait=False)
+            pace.worker.submit(trials.end, trial)  # after the piece that is under way
+            pace.worker.shutdown(wait=False)
         return True
 
     def _unasked(self, begun: Future[Trial | None]) -> None:
@@ -335,9 +338,9 @@ class _Pace:
     The migration will be part of one batch later, so all pieces together may take as long as a batch may.
     """
 
-    def __init__(self, node: ReplicaNode, clock: Clock, lane: Lane) -> None:
-        self._node, self._clock, self.lane = node, clock, lane
-        self._hand: InHand | None = None
+    def __init__(self, node: ReplicaNode, clock: Clock, worker: WorkerThread) -> None:
+        self._node, self._clock, self.worker = node, clock, worker
+        self._hand: RunningBatch | None = None
         self._step: asyncio.Future[bool] | None = None
 
     async def run(self, trial: Trial) -> None:
@@ -346,7 +349,7 @@ class _Pace:
         more = True
         while more:
             began, self._hand = self._clock.monotonic(), None
-            self._step = step = loop.run_in_executor(self.lane, self._take, trial)
+            self._step = step = loop.run_in_executor(self.worker, self._take, trial)
             step.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if nobody waits
             try:
                 while not step.done():
@@ -383,23 +386,23 @@ class _Pace:
                 await self._give_up(self._step)
 
     def _take(self, trial: Trial) -> bool:
-        self._hand = hand = InHand(trial.copy.partition, self._clock.monotonic())
+        self._hand = run = RunningBatch(trial.copy.partition, self._clock.monotonic())
         try:
             return trial.step()
         except Interrupted as error:  # between two calls of the operator
-            hand.shield()
+            run.shield()
             raise failure("the operator", error, "", operator=trial.copy.partition.operator) from error
         finally:
-            hand.end()
+            run.end()
 
     async def _give_up(self, step: asyncio.Future[bool]) -> None:
         """Interrupts the operator. Raises OperatorStuck where that is not possible; its thread is left behind then."""
         for _ in range(INTERRUPTS):
             if step.done():
                 return
-            if (hand := self._hand) is not None:
-                hand.interrupt()
+            if (run := self._hand) is not None:
+                run.interrupt()
             await asyncio.wait((step,), timeout=INTERRUPT_EVERY_S)
-        if (hand := self._hand) is not None and hand.take_away():
-            self.lane.leave_behind()
-            raise hand.refusal()
+        if (run := self._hand) is not None and run.take_away():
+            self.worker.leave_behind()
+            raise run.refusal()

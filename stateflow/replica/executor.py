@@ -1,7 +1,7 @@
 """Thread in which batches are applied, the order of its jobs, and the watchdog of batches that do not come back.
 
-The batch thread (:class:`Turns`) applies batches one after the other; other jobs run between two of them. Callers take
-turns, by the time that each has had (:class:`Fair`).
+The batch thread (:class:`BatchThread`) applies batches one after the other; other jobs run between two of them. Callers take
+turns, by the time that each has had (:class:`FairQueue`).
 
 The watchdog (:class:`Watch`) has two duties. It tells callers, every ``BEAT_S``, that their batches are worked on. And
 no operator delays the others for longer than ``batch_timeout_s``:
@@ -33,7 +33,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from stateflow.clock import Clock
 from stateflow.errors import Unavailable
-from stateflow.operator.watchdog import InHand, stalled_s
+from stateflow.operator.watchdog import RunningBatch, stalled_s
 from stateflow.partition.replica import ReplicaNode
 from stateflow.state import CachePool
 from stateflow.storage.faults import meaning
@@ -59,7 +59,7 @@ INTERRUPTS = 50
 # -- Errors of recurring duties --------------------------------------------------------------------------------------
 
 
-class Troubles:
+class ErrorThrottle:
     """The errors of one recurring duty: logged, and survived. Each kind is logged once, until a round goes well.
 
     A duty that ended with its first error would leave a process that looks alive and no longer performs it.
@@ -114,7 +114,7 @@ class LeftBehind(Exception):
     """The thread that ran this job does not come back; another thread does the following jobs."""
 
 
-class Fair:
+class FairQueue:
     """The order of waiting jobs, fair among callers. Not thread-safe.
 
     Jobs of this process itself (caller None) come first, then those of the caller that has had least of the thread's
@@ -153,7 +153,7 @@ class Fair:
         return len(waiting) > (caller in waiting)
 
 
-class Lane(Executor):
+class WorkerThread(Executor):
     """An executor with one thread: jobs of one caller run in order, and callers share the thread's time equally.
 
     :meth:`leave_behind` continues with the remaining jobs in a new thread; the former thread does nothing more when
@@ -165,7 +165,7 @@ class Lane(Executor):
     def __init__(self, name: str, clock: Clock) -> None:
         self._name, self._clock = name, clock
         self._given: SimpleQueue[bool] = SimpleQueue()  # true for each waiting job; false: shut down
-        self._turns = Fair()
+        self._turns = FairQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._current: tuple[Hashable, Future[Any]] | None = None
@@ -250,32 +250,32 @@ class Lane(Executor):
             self._thread.join()
 
 
-class Place(Executor):
+class CallerExecutor(Executor):
     """One caller's view of a lane, as an executor. All places of one lane are equal: they are the same thread."""
 
     _max_workers = 1
 
-    def __init__(self, lane: Lane, caller: Hashable) -> None:
-        self._lane, self._caller = lane, caller
+    def __init__(self, worker: WorkerThread, caller: Hashable) -> None:
+        self._worker, self._caller = worker, caller
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Place) and other._lane is self._lane
+        return isinstance(other, CallerExecutor) and other._worker is self._worker
 
     def __hash__(self) -> int:
-        return hash(self._lane)
+        return hash(self._worker)
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        return self._lane.submit_for(self._caller, lambda: work(*args, **kwargs))
+        return self._worker.submit_for(self._caller, lambda: work(*args, **kwargs))
 
 
 # -- Batch thread ----------------------------------------------------------------------------------------------------
 
 
-class Turns:
+class BatchThread:
     """The batch thread's turns. ``stopping``: nothing new is begun."""
 
     def __init__(self, clock: Clock) -> None:
-        self._lane = Lane("batches", clock)
+        self._worker = WorkerThread("batches", clock)
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self.stopping = False
@@ -286,13 +286,13 @@ class Turns:
         Args:
             of: the caller whose turn it takes; None: this process's own.
         """
-        return await self._loop.run_in_executor(Place(self._lane, of), work, *arguments)
+        return await self._loop.run_in_executor(CallerExecutor(self._worker, of), work, *arguments)
 
     def others_wait(self, caller: Hashable) -> bool:
         """Tells whether callers other than ``caller`` wait for their turns."""
-        return self._lane.others_wait(caller)
+        return self._worker.others_wait(caller)
 
-    async def in_turn(self, work: Callable[..., T], *arguments: object) -> T:
+    async def between_batches(self, work: Callable[..., T], *arguments: object) -> T:
         """Runs ``work`` between two batches.
 
         Raises Unavailable when the thread does not come back, and when the replica stops before the work begins.
@@ -315,21 +315,21 @@ class Turns:
     def spare(self, work: Callable[[], object]) -> None:
         """Runs ``work`` between two batches, without waiting for it. Does nothing when the replica stops."""
         if not self.stopping:
-            self._lane.submit(work)
+            self._worker.submit(work)
 
     @property
     def busy_since(self) -> float | None:
         """Begin of the running job, in monotonic seconds; None: the thread is idle."""
-        return self._lane.busy_since
+        return self._worker.busy_since
 
     def leave_behind(self) -> None:
         """Continues with the remaining jobs in another thread, as this one does not come back."""
-        self._lane.leave_behind()
+        self._worker.leave_behind()
 
     def stop(self) -> None:
         """Begins nothing new; the running job is finished."""
         self.stopping = True
-        self._lane.shutdown(wait=False)
+        self._worker.shutdown(wait=False)
 
     async def is_over(self, wait_s: float = 0.0) -> bool:
         """Tells, after :meth:`stop`, whether the thread has ended within ``wait_s``.
@@ -337,22 +337,22 @@ class Turns:
         To see no running batch is not enough: the next one may be about to begin.
         """
         until = self._clock.monotonic() + wait_s
-        while not self._lane.is_over and self._clock.monotonic() < until:  # noqa: ASYNC110 - a thread ends it
+        while not self._worker.is_over and self._clock.monotonic() < until:  # noqa: ASYNC110 - a thread ends it
             await asyncio.sleep(IDLE_LOOK_S)
-        return self._lane.is_over
+        return self._worker.is_over
 
 
 def stops(partition: PartitionId | None = None) -> Unavailable:
     return Unavailable("the replica is stopping", remedy="try again; nothing was done", partition=partition)
 
 
-async def free_caches(cache: CachePool, turns: Turns) -> None:
+async def free_caches(cache: CachePool, batch_thread: BatchThread) -> None:
     """Frees the cache entries of partitions that have left, in portions between batches, but not while their seal is on
     its way."""
     with contextlib.suppress(Unavailable):  # the next partition that leaves has it continued
         while cache.has_left:
             await asyncio.sleep(FREEING_REST_S)
-            await turns.in_turn(cache.free_some)
+            await batch_thread.between_batches(cache.free_some)
 
 
 # -- Watchdog --------------------------------------------------------------------------------------------------------
@@ -373,8 +373,8 @@ class Caller:
 
 
 class Watch:
-    def __init__(self, node: ReplicaNode, turns: Turns, clock: Clock) -> None:
-        self._node, self._turns, self._clock = node, turns, clock
+    def __init__(self, node: ReplicaNode, batch_thread: BatchThread, clock: Clock) -> None:
+        self._node, self._turns, self._clock = node, batch_thread, clock
         self._callers: set[Caller] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="watchdog")
         self._loop = asyncio.get_running_loop()
@@ -391,26 +391,26 @@ class Watch:
 
     async def run(self) -> None:
         """Checks regularly, until cancelled."""
-        limit_s, troubles = self._node.settings.batch_timeout_s, Troubles(log, "batch watchdog failed")
+        limit_s, throttle = self._node.settings.batch_timeout_s, ErrorThrottle(log, "batch watchdog failed")
         while True:
             await asyncio.sleep(min(LOOK_S, limit_s / 4) if limit_s else LOOK_S)
-            with troubles.survived():
+            with throttle.survived():
                 await self._look(limit_s)
 
     async def _look(self, limit_s: float) -> None:
         self._give_signs_of_life()
-        hands = self._node.batches.hands
-        if hands.keeps_waiting(LOOK_S):
-            await self._loop.run_in_executor(self._thread, hands.spare, LOOK_S)
+        running = self._node.batches.running
+        if running.keeps_waiting(LOOK_S):
+            await self._loop.run_in_executor(self._thread, running.spare, LOOK_S)
         if not limit_s:
             return
-        if (hand := hands.overdue(limit_s)) is not None:
-            await self.end(hand)
+        if (run := running.overdue(limit_s)) is not None:
+            await self.end(run)
             return
-        now, in_hand = self._clock.monotonic(), bool(hands.in_hand())
-        if stalled_s(self._turns.busy_since, in_hand, self._node.served_at, now) > limit_s:
+        now, has_batch = self._clock.monotonic(), bool(running.active())
+        if stalled_s(self._turns.busy_since, has_batch, self._node.served_at, now) > limit_s:
             log.error("batch thread is stuck, continuing in a new thread")
-            hands.leave_behind()
+            running.leave_behind()
             self._turns.leave_behind()
 
     def _give_signs_of_life(self) -> None:
@@ -420,34 +420,34 @@ class Watch:
                 caller.said_at = now
                 caller.beat = self._loop.create_task(_told(caller.tell))
 
-    async def end(self, hand: InHand) -> None:
+    async def end(self, run: RunningBatch) -> None:
         """Interrupts a batch, or goes on without its thread."""
         for _ in range(INTERRUPTS):
-            hand.interrupt()
+            run.interrupt()
             await asyncio.sleep(INTERRUPT_EVERY_S)
-            if hand.ended:
+            if run.ended:
                 return
         try:
-            taken = await self._loop.run_in_executor(self._thread, self._node.batches.hands.take_away, hand)
+            taken = await self._loop.run_in_executor(self._thread, self._node.batches.running.take_away, run)
         except Exception as error:
-            if not (taken := hand.taken):
+            if not (taken := run.taken):
                 raise
             # for example the seal that waited for the batch: its caller asks again, and the thread is gone all the same
-            Troubles(log, f"{hand.partition} was taken from a stuck thread, but not completely").met(error)
+            ErrorThrottle(log, f"{run.partition} was taken from a stuck thread, but not completely").met(error)
         if taken:
-            log.error("%s", self._node.batches.refusal(hand.partition))
-        elif hand.ended:
+            log.error("%s", self._node.batches.refusal(run.partition))
+        elif run.ended:
             return
         else:
-            log.error("write of %s is stuck, continuing in a new thread", hand.partition)
-        hand.left = True
+            log.error("write of %s is stuck, continuing in a new thread", run.partition)
+        run.left = True
         self._turns.leave_behind()
 
     async def end_all(self) -> None:
         """Ends all running batches: the replica stops, and they take too long."""
-        for hand in self._node.batches.hands.in_hand():
-            with Troubles(log, "cannot end a running batch").survived():
-                await self.end(hand)
+        for run in self._node.batches.running.active():
+            with ErrorThrottle(log, "cannot end a running batch").survived():
+                await self.end(run)
 
 
 async def _told(tell: Callable[[], Awaitable[None]]) -> None:

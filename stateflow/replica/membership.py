@@ -15,9 +15,9 @@ from stateflow.clock import Clock
 from stateflow.errors import BundleDamaged, ForeignLedger, HoldLost, StaleTerm, StateflowError, Unavailable
 from stateflow.partition.control import Command
 from stateflow.partition.replica import ReplicaNode
-from stateflow.replica.executor import Troubles
-from stateflow.replica.peers import Bundles, Controller, Directory, Heartbeat, Pulse, Threads, Unanswered
-from stateflow.replica.transfer_in import Pulls
+from stateflow.replica.executor import ErrorThrottle
+from stateflow.replica.peers import Bundles, Controller, Directory, Heartbeat, HeartbeatReply, Threads, Unanswered
+from stateflow.replica.transfer_in import IncomingTransfers
 from stateflow.rpc.clients import Round, addresses_of
 from stateflow.types import PartitionId, ReplicaInfo
 
@@ -40,7 +40,7 @@ class Member:
     clock: Clock
     connect: Callable[[str], grpc.aio.Channel]
     threads: Threads
-    pulls: Pulls
+    transfers: IncomingTransfers
     bundles: Bundles
 
 
@@ -77,7 +77,7 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
         controller: address of the controller, or comma-separated addresses of several, of which the leader is asked.
     """
     node, info, threads = member.node, member.info, member.threads
-    troubles, registered = Troubles(log, "the controller's orders cannot be carried out"), False
+    throttle, registered = ErrorThrottle(log, "the controller's orders cannot be carried out"), False
     free = ""  # the ledger that this replica belonged to, if no partition here could be wanted back by a controller
     beats = -1
     claimed: Holding | None = None  # partitions reported to the controller because its ledger does not know them
@@ -96,38 +96,38 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
                     channel = await stack.enter_async_context(member.connect(asked))
                     controllers[asked] = Controller(channel, asked)
                 sent_at = member.clock.monotonic()
-                pulse = await controllers[asked].heartbeat(
+                reply = await controllers[asked].heartbeat(
                     Heartbeat(
                         info,
                         _directory(node, free),
                         incarnation if registered else "",
-                        _some(member.pulls.incoming(), beats),
+                        _some(member.transfers.incoming(), beats),
                         node.authority.seen[1],
                         alone=node.alone,
                     )
                 )
-                adopted = pulse.adopted or (free if free and node.is_empty else "")
-                if node.authority.seen[0] not in ("", pulse.ledger, adopted):
-                    claimed = await _claim(member, controllers[asked], _held(node), claimed if pulse.claimed else None)
-                node.authority.check_answer(pulse.ledger, pulse.term, adopted)
+                adopted = reply.adopted or (free if free and node.is_empty else "")
+                if node.authority.seen[0] not in ("", reply.ledger, adopted):
+                    claimed = await _claim(member, controllers[asked], _held(node), claimed if reply.claimed else None)
+                node.authority.check_answer(reply.ledger, reply.term, adopted)
                 member.bundles.controller = controllers[asked]
-                if pulse.known and (pulse.ledger, pulse.term) == node.authority.seen:
-                    node.lease.granted(sent_at, pulse.lease_s)
-                    if pulse.alone != node.alone:
-                        await threads.in_files(node.serve_alone, *pulse.alone)
-                    for partition, move_id in pulse.ended:
-                        await member.pulls.end(partition, move_id)
-                    troubles.over()
+                if reply.known and (reply.ledger, reply.term) == node.authority.seen:
+                    node.lease.granted(sent_at, reply.lease_s)
+                    if reply.alone != node.alone:
+                        await threads.in_files(node.serve_alone, *reply.alone)
+                    for partition, move_id in reply.ended:
+                        await member.transfers.end(partition, move_id)
+                    throttle.over()
                 else:
                     node.lease.revoke()
                     registered = False
-                    registered = await _register(member, controllers[asked], incarnation, pulse, adopted, free)
+                    registered = await _register(member, controllers[asked], incarnation, reply, adopted, free)
                     if registered:
                         claimed, free = None, ""
                         log.info("registered as %s at %s", info.name, asked)
                         continue
             except Unanswered as error:
-                if troubles.is_new(error.meant.code):
+                if throttle.is_new(error.meant.code):
                     log.warning("%s", error.meant)
                 failed = error.meant
             except (StaleTerm, ForeignLedger) as error:  # the answer counts as not heard
@@ -136,11 +136,11 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
                     log.warning("this replica has no state of its ledger %s any more and may join another ledger", free)
                     continue
                 free = ""
-                if troubles.is_new(error.code):
+                if throttle.is_new(error.code):
                     log.error("controller at %s ignored: %s", asked, error)
                 failed = error
             except Exception as error:  # noqa: BLE001 - logged; the next round may go better
-                troubles.met(error)
+                throttle.met(error)
             refused |= failed is not None and not isinstance(failed, SILENT)
             if failed is not None and turn.go_on(failed):
                 continue  # no address is asked twice in a round: the current leader is found at once
@@ -154,12 +154,12 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
 
 
 async def _register(
-    member: Member, controller: Controller, incarnation: str, pulse: Pulse, adopted: str, free: str
+    member: Member, controller: Controller, incarnation: str, reply: HeartbeatReply, adopted: str, free: str
 ) -> bool:
-    """Registers with the ticket of ``pulse``. Returns False if the ticket was void by then. ``free``: see
+    """Registers with the ticket of ``reply``. Returns False if the ticket was void by then. ``free``: see
     :func:`_directory`."""
     node, threads = member.node, member.threads
-    command = Command(pulse.ledger, pulse.term, pulse.ticket)
+    command = Command(reply.ledger, reply.term, reply.ticket)
     await threads.in_files(node.begin_session, command, adopted)  # what the replica says now stays true
     told = await controller.register(member.info, _directory(node, free), incarnation, command, node.views())
     if told is None:

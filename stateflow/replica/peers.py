@@ -201,7 +201,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class HeartbeatReply:
     """The answer to a heartbeat.
 
     ``lease_s``: duration of the lease, from when the heartbeat was sent. ``ended``: those of the named copies whose
@@ -251,7 +251,7 @@ class Controller:
         self._stub = controller_pb2_grpc.ControllerServiceStub(channel)
         self._address = address
 
-    async def heartbeat(self, beat: Heartbeat) -> Pulse:
+    async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         request = cpb.HeartbeatRequest(
             name=beat.replica.name,
             incarnation=beat.incarnation,
@@ -268,7 +268,7 @@ class Controller:
             version=VERSION,
         )
         reply: cpb.HeartbeatReply = await self._call(self._stub.Heartbeat, request, CALL_TIMEOUT_S)
-        return Pulse(
+        return HeartbeatReply(
             reply.known,
             reply.lease_s,
             reply.ledger,

@@ -25,7 +25,7 @@ from stateflow.partition.environment import Garbage, keep_buffers
 from stateflow.partition.lifecycle import SERVED
 from stateflow.partition.replica import ReplicaNode
 from stateflow.release import VERSION
-from stateflow.replica.executor import Troubles
+from stateflow.replica.executor import ErrorThrottle
 from stateflow.replica.membership import say_opening, stay_registered
 from stateflow.replica.peers import Threads
 from stateflow.replica.service import ReplicaService
@@ -232,8 +232,8 @@ def duties(
 
 
 async def _drop_unread(node: ReplicaNode, threads: Threads) -> None:
-    troubles = Troubles(log, "cannot drop unread snapshots")
+    throttle = ErrorThrottle(log, "cannot drop unread snapshots")
     while True:
         await asyncio.sleep(node.settings.transfer_timeout_s / 4)
-        with troubles.survived():
+        with throttle.survived():
             await threads.in_files(node.sender.drop_unread)

@@ -1,7 +1,7 @@
 """The replica's gRPC handlers: each translates a request, and hands the work to the object that does it.
 
 Handlers of commands are :func:`commanded`. The work of a takeover is here, too: owning a partition whose owner is gone
-(:class:`Succession`).
+(:class:`TakeoverHandler`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from stateflow.replica.membership import Member
 from stateflow.replica.peers import Bundles, RoundTrips, Threads
 from stateflow.replica.sources import Sources
 from stateflow.replica.streams import CallStream, frames_of, sample_to_pb
-from stateflow.replica.transfer_in import Pulls
-from stateflow.replica.transfer_out import Changed, Feeder, Fencer
+from stateflow.replica.transfer_in import IncomingTransfers
+from stateflow.replica.transfer_out import Changed, Fencer, SnapshotServer
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
@@ -99,9 +99,11 @@ def commanded(method: Callable[..., Any]) -> Callable[..., Any]:
 # -- Takeover --------------------------------------------------------------------------------------------------------
 
 
-class Succession:
-    def __init__(self, node: ReplicaNode, checkpoints: CheckpointStore | None, threads: Threads, pulls: Pulls) -> None:
-        self._node, self._checkpoints, self._threads, self._pulls = node, checkpoints, threads, pulls
+class TakeoverHandler:
+    def __init__(
+        self, node: ReplicaNode, checkpoints: CheckpointStore | None, threads: Threads, transfers: IncomingTransfers
+    ) -> None:
+        self._node, self._checkpoints, self._threads, self._transfers = node, checkpoints, threads, transfers
 
     async def take_over(self, wanted: TakeOver) -> TakenOver:
         """Owns the partition from a standby's copy, local files or a checkpoint.
@@ -115,7 +117,7 @@ class Succession:
                 taken = await self._threads.in_quick(
                     successor.from_standby, partition, move_id, epoch, wanted.standby_move, command
                 )
-                self._pulls.stop(partition)
+                self._transfers.stop(partition)
                 return taken
             case How.LOCAL:
                 return await self._threads.in_quick(successor.from_local, partition, move_id, epoch, command)
@@ -171,20 +173,20 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         self._trials = TrialShell(node, clock, self.threads)
         self._clock, self._connect = clock, connect
         changed = Changed(node, self._free_caches)
-        self._feeder = Feeder(node, clock, self.threads)
+        self._snapshots = SnapshotServer(node, clock, self.threads)
         self._fencer = Fencer(node, clock, self.threads, changed)
-        self._pulls = Pulls(node, checkpoints, clock, connect, self.threads)
-        self._succession = Succession(node, checkpoints, self.threads, self._pulls)
-        self.applier = Applier(node, clock, changed.next, self._pulls.ask, garbage, tracing)
+        self._transfers = IncomingTransfers(node, checkpoints, clock, connect, self.threads)
+        self._takeovers = TakeoverHandler(node, checkpoints, self.threads, self._transfers)
+        self.applier = Applier(node, clock, changed.next, self._transfers.ask, garbage, tracing)
         self._round_trips = RoundTrips(connect, clock)
-        self._sources = Sources(node, self.threads, self.applier.turns, self.applier.confirmations)
+        self._sources = Sources(node, self.threads, self.applier.batch_thread, self.applier.confirmations)
         self._streams: set[CallStream] = set()
         self._freeing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
 
     def member(self, info: ReplicaInfo) -> Member:
         """Returns this replica as its cluster is to know it."""
-        return Member(self.node, info, self._clock, self._connect, self.threads, self._pulls, self.bundles)
+        return Member(self.node, info, self._clock, self._connect, self.threads, self._transfers, self.bundles)
 
     # -- batches ------------------------------------------------------------------------------------------
 
@@ -339,14 +341,14 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     async def Prepare(
         self, request: rpb.PrepareRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[rpb.MoveProgress]:
-        async for progress in self._pulls.run(preparation_of(request), request.standby_move):
+        async for progress in self._transfers.run(preparation_of(request), request.standby_move):
             yield progress_to_pb(progress)
 
     @unary
     @commanded
     @followed("stateflow.take_over")
     async def TakeOver(self, request: rpb.TakeOverRequest, context: grpc.aio.ServicerContext) -> rpb.TakeOverReply:
-        return taken_over_to_pb(await self._succession.take_over(takeover_of(request)))
+        return taken_over_to_pb(await self._takeovers.take_over(takeover_of(request)))
 
     # -- moves, at the source -----------------------------------------------------------------------------
 
@@ -371,7 +373,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     async def Cancel(self, request: rpb.CancelRequest, context: grpc.aio.ServicerContext) -> rpb.FenceReply:
         cancellation = cancellation_of(request)
         cancelled = await self._fencer.cancel(cancellation)
-        self._pulls.dismiss(cancellation.partition, cancellation.move_id)
+        self._transfers.dismiss(cancellation.partition, cancellation.move_id)
         return cancelled_to_pb(cancelled)
 
     @unary
@@ -403,14 +405,14 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     @streaming
     async def Fetch(self, request: rpb.FetchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[rpb.FileChunk]:
-        async for data, checksum in self._feeder.file(request.snapshot_id, request.name, request.offset):
+        async for data, checksum in self._snapshots.file(request.snapshot_id, request.name, request.offset):
             yield rpb.FileChunk(data=data, checksum=checksum)
 
     @streaming
     async def Follow(
         self, request: rpb.FollowRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[rpb.ChangeFrame]:
-        async for reading in self._feeder.changes(request.snapshot_id, request.after_sequence):
+        async for reading in self._snapshots.changes(request.snapshot_id, request.after_sequence):
             for frame in frames_of(reading, self.node.settings.chunk_bytes):
                 yield frame
 
@@ -423,7 +425,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     def _free_caches(self) -> None:
         if self.node.cache.has_left and (self._freeing is None or self._freeing.done()):
-            self._freeing = self._loop.create_task(free_caches(self.node.cache, self.applier.turns))
+            self._freeing = self._loop.create_task(free_caches(self.node.cache, self.applier.batch_thread))
 
     def end_streams(self) -> None:
         """Reads no more batches; those that came whole are answered."""
@@ -432,7 +434,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     async def close(self) -> None:
         await self.applier.close()
-        await self._pulls.close()
+        await self._transfers.close()
         self.threads.close()
         self.checkpointing.close()
         self._verifying.close()

@@ -9,7 +9,7 @@ from stateflow.partition.local_partition import left
 from stateflow.partition.positions import SourceView
 from stateflow.partition.replica import ReplicaNode
 from stateflow.replica.applying import Confirmations
-from stateflow.replica.executor import Turns
+from stateflow.replica.executor import BatchThread
 from stateflow.replica.peers import Threads
 from stateflow.types import PartitionId, ReplicaInfo
 
@@ -17,8 +17,10 @@ from stateflow.types import PartitionId, ReplicaInfo
 class Sources:
     """Positions, kept outputs and retirement of sources. Methods raise NotOwner, LeaseLost."""
 
-    def __init__(self, node: ReplicaNode, threads: Threads, turns: Turns, confirmations: Confirmations) -> None:
-        self._node, self._threads, self._turns, self._confirmations = node, threads, turns, confirmations
+    def __init__(
+        self, node: ReplicaNode, threads: Threads, batch_thread: BatchThread, confirmations: Confirmations
+    ) -> None:
+        self._node, self._threads, self._turns, self._confirmations = node, threads, batch_thread, confirmations
 
     async def positions(
         self, operator: str, source: str, partitions: Collection[int], before: int | None = None
@@ -53,7 +55,7 @@ class Sources:
         at: dict[PartitionId, int] = {}
         for number in partitions:
             partition = PartitionId(operator, number)
-            at[partition] = await self._turns.in_turn(
+            at[partition] = await self._turns.between_batches(
                 self._node.batches.open_source, partition, source, session, settled
             )
         if self._confirmations.is_needed:
@@ -82,7 +84,7 @@ class Sources:
         """Retires a source, and returns how many partitions had more of it than a tombstone."""
         retired = 0
         for number in partitions:
-            retired += await self._turns.in_turn(
+            retired += await self._turns.between_batches(
                 self._node.batches.retire_source, PartitionId(operator, number), source
             )
         return retired
@@ -97,7 +99,7 @@ class Sources:
         found: dict[int, int] = {}
         for number in partitions:
             partition = PartitionId(operator, number)
-            size = await self._turns.in_turn(self._node.batches.drop_output, partition, source, batch, apply)
+            size = await self._turns.between_batches(self._node.batches.drop_output, partition, source, batch, apply)
             if size:
                 found[number] = size
         return found

@@ -2,8 +2,8 @@
 
 The decisions are made in the seal and in :mod:`stateflow.partition.lifecycle`; this is the I/O.
 
-A transfer (:class:`Pull`) is WARMING while it fetches the base, CATCHING_UP while it applies changes, and ends as OWNED
-or FAILED. Each move has one, however many callers ask for it and however often (:class:`Pulls`).
+A transfer (:class:`IncomingTransfer`) is WARMING while it fetches the base, CATCHING_UP while it applies changes, and ends as OWNED
+or FAILED. Each move has one, however many callers ask for it and however often (:class:`IncomingTransfers`).
 
 A broken connection is made again: complete files stay, a partial file resumes where it broke, and a copy that follows
 resumes after its last change set. Only when the source has released the snapshot does the copy begin anew, and even
@@ -62,7 +62,7 @@ class _Restart(Exception):
     """The source has released the snapshot, or its data arrived damaged: the copy begins with a new snapshot."""
 
 
-class Pull:
+class IncomingTransfer:
     """One move's transfer. Iterate :meth:`run`; the last report is OWNED or FAILED.
 
     Args:
@@ -399,7 +399,7 @@ class Pull:
 # -- Transfers and their listeners -----------------------------------------------------------------------------------
 
 
-class RunningPull:
+class RunningTransfer:
     """A transfer and its listeners.
 
     A transfer without listeners for ``alone_s`` is given up: either its controller has ended the move and the message
@@ -407,16 +407,18 @@ class RunningPull:
     standby's.
     """
 
-    def __init__(self, move_id: str, pull: Pull, loop: asyncio.AbstractEventLoop, alone_s: float | None = None) -> None:
+    def __init__(
+        self, move_id: str, transfer: IncomingTransfer, loop: asyncio.AbstractEventLoop, alone_s: float | None = None
+    ) -> None:
         self.move_id = move_id
-        self.pull, self._loop, self._alone_s = pull, loop, alone_s
+        self.transfer, self._loop, self._alone_s = transfer, loop, alone_s
         self._listeners: list[tuple[str, asyncio.Queue[Progress | None]]] = []  # each with the move it listens for
         self._said: Progress | None = None  # the last report
-        self.task = loop.create_task(self._run(pull))
+        self.task = loop.create_task(self._run(transfer))
 
-    async def _run(self, pull: Pull) -> None:
+    async def _run(self, transfer: IncomingTransfer) -> None:
         try:
-            async for report in pull.run():
+            async for report in transfer.run():
                 self._say(report)
         except asyncio.CancelledError:
             # a task keeps the error that ends it, with its frames, which refer to the task: the transfer and its last
@@ -465,7 +467,7 @@ class RunningPull:
 
     async def _give_up(self) -> None:
         self.task.cancel()
-        await self.pull.abandon()  # does nothing if the target owns by now
+        await self.transfer.abandon()  # does nothing if the target owns by now
         log.warning("move %s abandoned: no controller waits for it", self.move_id)
 
 
@@ -475,7 +477,7 @@ def _was_cancelled(move_id: str) -> Progress:
     )
 
 
-class Pulls:
+class IncomingTransfers:
     """The transfers to one replica.
 
     Args:
@@ -494,7 +496,7 @@ class Pulls:
         self._node, self._checkpoints, self._clock = node, checkpoints, clock
         self._connect, self._threads = connect, threads
         self._peers: dict[str, grpc.aio.Channel] = {}
-        self._running: dict[PartitionId, RunningPull] = {}
+        self._running: dict[PartitionId, RunningTransfer] = {}
         self._turns = asyncio.Semaphore()  # of moves on demand that no batch waits for
         self._loop = asyncio.get_running_loop()
 
@@ -525,8 +527,8 @@ class Pulls:
         async for progress in running.reports(move.move_id):
             yield progress
 
-    def _begin(self, move: Preparation) -> RunningPull:
-        pull = Pull(
+    def _begin(self, move: Preparation) -> RunningTransfer:
+        transfer = IncomingTransfer(
             self._node,
             move,
             SourceReplica(self._peer(move.source.address), move.source.address, self._node.settings.transfer_timeout_s),
@@ -537,7 +539,7 @@ class Pulls:
             self._turns,
         )
         alone_s = None if move.standby else self._node.settings.resume_timeout_s
-        return RunningPull(move.move_id, pull, self._loop, alone_s)
+        return RunningTransfer(move.move_id, transfer, self._loop, alone_s)
 
     def _peer(self, address: str) -> grpc.aio.Channel:
         if address not in self._peers:
@@ -547,7 +549,7 @@ class Pulls:
     def ask(self, partition: PartitionId) -> None:
         """Gives a copy its turn, as a batch came ahead of the partition."""
         if (running := self._running.get(partition)) is not None:
-            running.pull.asked.set()
+            running.transfer.asked.set()
 
     def dismiss(self, partition: PartitionId, move_id: str) -> None:
         """Ends the reports of a cancelled move that may have joined a standby's transfer. The transfer goes on."""

@@ -1,6 +1,6 @@
 """The source's side of a copy: files of a snapshot, the changes written after it, and the fence of a move.
 
-A copy is a move's or a standby's: :class:`Feeder` serves its files and changes. :class:`Fencer` ends a move at its
+A copy is a move's or a standby's: :class:`SnapshotServer` serves its files and changes. :class:`Fencer` ends a move at its
 source: it cancels it, or seals the partition after its last batch here. The seal waits for a quiet disk (unless the
 fence is cold), for a quiet moment, and for the running batch.
 """
@@ -64,7 +64,7 @@ class Changed:
 # -- Files and changes -----------------------------------------------------------------------------------------------
 
 
-class Feeder:
+class SnapshotServer:
     def __init__(self, node: ReplicaNode, clock: Clock, threads: Threads) -> None:
         self._node, self._clock, self._threads = node, clock, threads
         self._share = DutyCycle(SENDING_SHARE)

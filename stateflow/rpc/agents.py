@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc.aio
 
-from stateflow.fleet import AgentInfo, Beat, Child, Directory, Orders, Request, Spawned
+from stateflow.fleet import AgentInfo, Beat, Child, DesiredState, Directory, Request, Spawned
 from stateflow.partition.control import Command
 from stateflow.reports import AgentReport, ChildReport
 from stateflow.rpc import agent_pb2 as apb
@@ -60,12 +60,12 @@ def beat_of(message: cpb.AgentBeatRequest) -> Beat:
     )
 
 
-def orders_to_pb(orders: Orders) -> cpb.AgentBeatReply:
+def desired_state_to_pb(orders: DesiredState) -> cpb.AgentBeatReply:
     return message_of(cpb.AgentBeatReply, orders, wanted=map(spawned_to_pb, orders.wanted))
 
 
-def orders_of(message: cpb.AgentBeatReply) -> Orders:
-    return value_of(Orders, message, wanted=tuple(map(spawned_of, message.wanted)))
+def desired_state_of(message: cpb.AgentBeatReply) -> DesiredState:
+    return value_of(DesiredState, message, wanted=tuple(map(spawned_of, message.wanted)))
 
 
 def request_to_pb(request: Request) -> cpb.SpawnRequest:
@@ -153,12 +153,12 @@ class ControllerCaller:
         self.address = address
         self._stub = controller_pb2_grpc.ControllerServiceStub(channel)
 
-    async def beat(self, beat: Beat) -> Orders:
+    async def beat(self, beat: Beat) -> DesiredState:
         try:
             reply = await self._stub.AgentBeat(beat_to_pb(beat), timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise remote_error(error, self.address) from error
-        return orders_of(answered(reply, self.address))
+        return desired_state_of(answered(reply, self.address))
 
 
 class AgentCaller:

@@ -24,7 +24,7 @@ from stateflow.operator.operator import Operator, check_whole, key_columns, outp
 from stateflow.operator.output import OutputReader
 from stateflow.operator.timers import to_us
 from stateflow.partition.positions import INITIAL, Batch
-from stateflow.partition.processor import PartitionHost
+from stateflow.partition.processor import PartitionProcessor
 from stateflow.partitioner import check_partitions, partition_of
 from stateflow.state import DeployedStates, declarations_of
 from stateflow.storage import MemoryStore, PartitionStore, RocksEngine
@@ -93,9 +93,9 @@ class OperatorHarness:
             return MemoryStore()
         return self._engine.open(self._directory / str(partition), create=True)
 
-    def _new_host(self, partition: int) -> PartitionHost:
+    def _new_host(self, partition: int) -> PartitionProcessor:
         deployed = DeployedStates.of(self._spec.state_schema, self._spec.dropped)
-        return PartitionHost(
+        return PartitionProcessor(
             self._cls,
             PartitionId(self._name, partition),
             self._stores[partition],

@@ -20,8 +20,8 @@ from stateflow.ledger.migrations.versions import v0001_ledger, v0002_hold, v0003
 from stateflow.ledger.schema import HOLD, METADATA, ItemId
 from tests.contract.databases import fresh_database
 from tests.contract.ledger_bundles_suite import BundlesContract
-from tests.contract.ledger_hold_suite import HoldContract
 from tests.contract.ledger_keeping_suite import KeepingContract
+from tests.contract.ledger_leader_lease_suite import HoldContract
 from tests.contract.ledger_suite import LedgerContract
 from tests.contract.ledger_views_suite import ViewsContract
 from tests.sizes import SEED
@@ -115,7 +115,7 @@ def test_who_looks_at_the_hold_keeps_it_for_sql_server() -> None:
     """
     statements: list[Any] = []
     with Ledger("sqlite://") as ledger:
-        ledger.take_hold(Holder("one"), 600.0)
+        ledger.take_leadership(Holder("one"), 600.0)
         event.listen(ledger.database.engine, "before_execute", lambda _c, statement, *_: statements.append(statement))
         ledger.put("item", App("app"), "NEW")
     server = mssql.dialect()  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ from typing import Any
 
 from stateflow import Context, Operator, TumblingWindows, state
 from stateflow.errors import StateDamaged
-from stateflow.partition.local_partition import Slot
+from stateflow.partition.local_partition import LocalPartition
 
 RAISES, UNENCODABLE, WRONG_OUTPUT, EXITS = -1, -2, -3, -4
 
@@ -231,7 +231,7 @@ class Unopenable(Rogue):
 
 
 class Corrupting(Operator):
-    """Corrupts all ``Slot`` objects of its process, as only a bug would."""
+    """Corrupts all ``LocalPartition`` objects of its process, as only a bug would."""
 
     key = "k"
     output = "k string, n long"
@@ -239,12 +239,12 @@ class Corrupting(Operator):
 
     def process(self, row: Any, ctx: Context) -> Iterator[Any]:
         self.n.value += 1
-        for slot in [found for found in gc.get_objects() if type(found) is Slot] if row.what else []:
+        for local in [found for found in gc.get_objects() if type(found) is LocalPartition] if row.what else []:
             match row.what:
                 case "epoch":
-                    slot.lifecycle.epoch += 1
+                    local.lifecycle.epoch += 1
                 case "directory":
-                    slot.directory = None
+                    local.directory = None
                 case "lost":
-                    slot.lost = StateDamaged("it was")
+                    local.lost = StateDamaged("it was")
         yield row.k, self.n.value

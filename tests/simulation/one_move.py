@@ -55,7 +55,7 @@ class World(NamedTuple):
     # target
     target: Cycle | None
     target_disk: Durable
-    pull: tuple[str, int]  # stage: none, snapshot, following; copied up to
+    transfer: tuple[str, int]  # stage: none, snapshot, following; copied up to
     target_data: int
     # budgets
     commits: int
@@ -98,7 +98,7 @@ class Broken(AssertionError):
 
 # -- machines as values -------------------------------------------------------------------------------------
 
-_CYCLE = ("state", "epoch", "move_id", "successor", "granted", "in_hand", "cancelled")
+_CYCLE = ("state", "epoch", "move_id", "successor", "granted", "running", "cancelled")
 _MOVE = (
     "phase",
     "granting",
@@ -325,7 +325,7 @@ class Model:
         return w._replace(source=freeze(lifecycle), source_disk=disk, log=log)
 
     def _cancel(self, w: World, lifecycle: Lifecycle) -> tuple[World | None, str]:
-        if lifecycle.in_hand:
+        if lifecycle.running:
             return None, ""  # it needs the lock that the batch holds
         if not lifecycle.cancel(self.rules.move_id):
             return w, "sealed"
@@ -366,13 +366,13 @@ class Model:
         lifecycle = self.thaw(w.target)
         if lifecycle.state is State.OWNED:
             return self._to_stream(w, "owned") if listens else w
-        if w.pull[0] != "none":
+        if w.transfer[0] != "none":
             return w  # it joins the running transfer
         try:
             lifecycle.prepare(self.rules.move_id, self.rules.epoch)
         except StateflowError:
             return self._to_stream(w, "failed") if listens else w
-        return w._replace(target=freeze(lifecycle), pull=("snapshot", 0))
+        return w._replace(target=freeze(lifecycle), transfer=("snapshot", 0))
 
     @staticmethod
     def _to_stream(w: World, report: str) -> World:
@@ -383,12 +383,12 @@ class Model:
         assert w.target is not None
         lifecycle = self.thaw(w.target)
         lifecycle.abandon(self.rules.move_id)
-        return self._to_stream(w._replace(target=freeze(lifecycle), pull=("none", 0)), "failed")
+        return self._to_stream(w._replace(target=freeze(lifecycle), transfer=("none", 0)), "failed")
 
     # -- the transfer -------------------------------------------------------------------------------------
 
     def _transfer(self, w: World) -> Iterator[tuple[str, World, bool]]:
-        stage, copied = w.pull
+        stage, copied = w.transfer
         if stage == "none" or w.target is None:
             return
         if w.source is None or (stage == "following" and w.log == "none"):
@@ -396,22 +396,22 @@ class Model:
             return
         if stage == "snapshot":
             source = self.thaw(w.source)
-            if source.in_hand:
+            if source.running:
                 return  # it waits for the batch
             sealed = source.state is State.SEALED and source.move_id == self.rules.move_id
             if sealed or (source.state is State.OWNED and self.rules.move_id not in source.cancelled):
                 log = "sealed" if sealed else "live"
-                yield "snapshot", w._replace(log=log, pull=("following", w.source_data)), True
+                yield "snapshot", w._replace(log=log, transfer=("following", w.source_data)), True
             else:
                 yield "snapshot refused", self._pull_ends(w), True
             return
         if copied < w.source_data:
-            yield "change set", w._replace(pull=(stage, copied + 1)), True
+            yield "change set", w._replace(transfer=(stage, copied + 1)), True
         elif w.log == "sealed":
             lifecycle = self.thaw(w.target)
             lifecycle.own(self.rules.move_id, self.rules.granted)
             disk = (State.OWNED, self.rules.granted) if self.rules.durable_first else w.target_disk
-            after = w._replace(target=freeze(lifecycle), target_disk=disk, target_data=copied, pull=("none", 0))
+            after = w._replace(target=freeze(lifecycle), target_disk=disk, target_data=copied, transfer=("none", 0))
             yield "target owns", self._to_stream(after, "owned"), True
         elif w.stream is not None and "caught up" not in w.stream[1] and _waits_for_the_target(w):
             yield "caught up", self._to_stream(w, "caught up"), True
@@ -424,7 +424,7 @@ class Model:
             if cycle is None:
                 continue
             lifecycle = self.thaw(cycle)
-            if lifecycle.in_hand:
+            if lifecycle.running:
                 yield f"{who} commits", self._commit(w, who, lifecycle), True
             elif w.commits < self.rules.commits:
                 try:
@@ -488,7 +488,7 @@ class Model:
                 if not self.rules.orphans_survive:
                     prepares = tuple(x for x in prepares if x != "orphan")
                     letters = tuple(x for x in letters if x == "release")
-                after = w._replace(target=None, pull=("none", 0), prepares=prepares, letters=letters, commits=began)
+                after = w._replace(target=None, transfer=("none", 0), prepares=prepares, letters=letters, commits=began)
                 # reports that were sent before may have arrived, or not
                 yield after if after.stream is None else after._replace(stream=(after.stream[0], ("failed",)))
                 if after.stream is not None and after.stream[1]:
@@ -513,7 +513,7 @@ class Model:
                 elif "sent" in w.prepares:
                     left = _with(_without(w.prepares, "sent"), "orphan")
                     yield w._replace(prepares=left, stream=(False, ("failed",)))
-            case "transfer lost" if w.pull[0] != "none":
+            case "transfer lost" if w.transfer[0] != "none":
                 yield self._pull_ends(w)
             case "cancelled" if w.move is not None and not w.todo and w.move[0] not in m.TERMINAL:
                 yield self._handle(w, m.Cancel())
@@ -567,7 +567,7 @@ class Model:
         if owners != expected:
             raise Broken(f"{w.outcome}, and owned by {owners or 'nobody'}")
         assert w.target is not None
-        if w.target[0] is State.WARMING and not (w.pull[0] == "following" and w.log == "live"):
+        if w.target[0] is State.WARMING and not (w.transfer[0] == "following" and w.log == "live"):
             raise Broken("the target warms for a transfer that is over, and refuses every later move")
 
 

@@ -81,8 +81,8 @@ class CancelForgets(Lifecycle):
 
 class ServesWhenSealed(Lifecycle):
     def begin(self, epoch: int) -> Verdict:
-        if self.state is State.SEALED and not self.in_hand:
-            self.in_hand = True
+        if self.state is State.SEALED and not self.running:
+            self.running = True
             return Verdict.SERVE
         return Lifecycle.begin(self, epoch)
 
@@ -95,9 +95,9 @@ class SealsOverABatch(Lifecycle):
         return FenceAnswer.SEAL_NOW if answer is FenceAnswer.SEAL_AFTER_BATCH else answer
 
     def sealed(self) -> None:
-        in_hand, self.in_hand = self.in_hand, False
+        running, self.running = self.running, False
         Lifecycle.sealed(self)
-        self.in_hand = in_hand
+        self.running = running
 
 
 def but(*rows: Row[Phase, Move]) -> Table[Phase, Move, m.Says]:

@@ -21,19 +21,19 @@ from reconfig.controller.takeovers import Takeovers
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.client.history import History
 from stateflow.errors import SourceTaken, StaleBatch
-from stateflow.ledger import Hold, Holder
+from stateflow.ledger import Holder, LeaderLease
 from stateflow.operator.timers import BY_NAME, BY_TIME
 from stateflow.partition import layout
 from stateflow.partition.batches import Batches
 from stateflow.partition.change_feed import ChangeLog, SnapshotInfo, base_digest
 from stateflow.partition.commits import Commits, read_sequence
-from stateflow.partition.control import Authority
+from stateflow.partition.control import FencingGuard
 from stateflow.partition.lifecycle import Lifecycle, State, Verdict
 from stateflow.partition.positions import Positions
-from stateflow.partition.processor import PartitionHost
+from stateflow.partition.processor import PartitionProcessor
 from stateflow.partition.registry import PartitionRegistry
-from stateflow.partition.skipped import Pass, Passes, Passing
-from stateflow.partition.slices import Part, Shares
+from stateflow.partition.skipped import SkipGrant, SkippedBatches, SkippedPositions
+from stateflow.partition.slices import BatchSlices, Part
 from stateflow.partition.takeover import Lease
 from stateflow.partition.transfer_out import Sender
 from stateflow.router import session as reached
@@ -67,14 +67,14 @@ def unfence_on_timeout(patch: pytest.MonkeyPatch) -> None:
     """A source that hears nothing for a while after its seal serves again."""
     seal = Sender.seal
 
-    def broken(self: Sender, slot: Any) -> None:
-        seal(self, slot)
-        move_id, epoch = slot.lifecycle.move_id, slot.lifecycle.epoch
+    def broken(self: Sender, local: Any) -> None:
+        seal(self, local)
+        move_id, epoch = local.lifecycle.move_id, local.lifecycle.epoch
 
         def unfence() -> None:
-            if slot.lifecycle.state is State.SEALED and slot.lifecycle.move_id == move_id and slot.logs:
-                slot.lifecycle.state, slot.lifecycle.epoch = State.OWNED, epoch - 1
-                self._registry.on_change(slot.id)
+            if local.lifecycle.state is State.SEALED and local.lifecycle.move_id == move_id and local.logs:
+                local.lifecycle.state, local.lifecycle.epoch = State.OWNED, epoch - 1
+                self._registry.on_change(local.id)
 
         self._registry.environment.process.loop.call_later(2.0, unfence)  # type: ignore[attr-defined]
 
@@ -91,19 +91,19 @@ def zombie_commit(patch: pytest.MonkeyPatch) -> None:
     begin = Lifecycle.begin
 
     def broken(self: Lifecycle, epoch: int) -> Verdict:
-        if self.state is State.SEALED and not self.in_hand and epoch < self.epoch:
-            self.in_hand = True
+        if self.state is State.SEALED and not self.running and epoch < self.epoch:
+            self.running = True
             return Verdict.SERVE
         return begin(self, epoch)
 
     patch.setattr(Lifecycle, "begin", broken)
-    host = Batches._host
+    processor = Batches._host
 
-    def reopened(self: Batches, slot: Any) -> Any:
-        self._registry.store(slot)
-        return host(self, slot)
+    def reopened(self: Batches, local: Any) -> Any:
+        self._registry.store(local)
+        return processor(self, local)
 
-    patch.setattr(Batches, "_host", reopened)
+    patch.setattr(Batches, "_processor", reopened)
 
 
 def lost_from_change_sets(*prefixes: bytes) -> Any:
@@ -126,19 +126,19 @@ def dirty_set_race(patch: pytest.MonkeyPatch) -> None:
     """The base is copied without holding batches off: what is committed meanwhile is in neither copy nor log."""
 
     def racing(self: Sender, partition: Any, move_id: str) -> SnapshotInfo:
-        registry, slot = self._registry, self._registry.slot(partition)
-        slot.snapshots += 1
-        snapshot_id = f"{partition}-{move_id}-{slot.snapshots}".replace("/", "-")
-        store = registry.store(slot)
+        registry, local = self._registry, self._registry.local(partition)
+        local.snapshots += 1
+        snapshot_id = f"{partition}-{move_id}-{local.snapshots}".replace("/", "-")
+        store = registry.store(local)
         store.snapshot(registry.snapshots / snapshot_id)
         registry.environment.process.loop.may_switch()  # type: ignore[attr-defined]
         sequence = read_sequence(store)
         changes = ChangeLog(move_id, snapshot_id, sequence, 1 << 20)
-        slot.logs[move_id] = changes
+        local.logs[move_id] = changes
         files = registry.digests.files(registry.snapshots / snapshot_id)
-        changes.base = SnapshotInfo(snapshot_id, sequence, slot.lifecycle.epoch, base_digest(files, sequence), files)
-        if slot.lifecycle.state is State.SEALED:
-            changes.end(self._seal_of(changes, slot.lifecycle.epoch, sequence))
+        changes.base = SnapshotInfo(snapshot_id, sequence, local.lifecycle.epoch, base_digest(files, sequence), files)
+        if local.lifecycle.state is State.SEALED:
+            changes.end(self._seal_of(changes, local.lifecycle.epoch, sequence))
         return changes.base
 
     patch.setattr(Sender, "snapshot", racing)
@@ -257,38 +257,38 @@ def what_is_behind_damage_in_a_log_is_dropped(patch: pytest.MonkeyPatch) -> None
 
 def two_controllers_both_decide(patch: pytest.MonkeyPatch) -> None:
     """Each of two controllers believes it is alone, writes, commands and grants leases, as before leader leases."""
-    take_hold = ledger.Handle.take_hold
+    take_leadership = ledger.Handle.take_leadership
 
     def taken(self: ledger.Handle, holder: Any, lease_s: float, _gone: Any, _over: Any = None) -> Any:
-        return take_hold(self, holder, lease_s, lambda _: True)
+        return take_leadership(self, holder, lease_s, lambda _: True)
 
-    patch.setattr(ledger.Handle, "take_hold", taken)
-    patch.setattr(ledger.Handle, "hold", lambda self: Hold(self._ledger.term, Holder(""), 0, 0.0, 0.0))
+    patch.setattr(ledger.Handle, "take_leadership", taken)
+    patch.setattr(ledger.Handle, "hold", lambda self: LeaderLease(self._ledger.term, Holder(""), 0, 0.0, 0.0))
     patch.setattr(ledger.Handle, "_check", lambda _self: None)
-    patch.setattr(Authority, "check_answer", lambda *_: None)
+    patch.setattr(FencingGuard, "check_answer", lambda *_: None)
 
 
 def what_passed_is_not_settled(patch: pytest.MonkeyPatch) -> None:
     """A copy that leaves lacks the partition's skipped batches."""
-    patch.setattr(Passes, "settle", lambda self, slot, *_: self.revoke(slot))
+    patch.setattr(SkippedBatches, "settle", lambda self, local, *_: self.revoke(local))
 
 
 def what_passed_counts_behind_a_loss(patch: pytest.MonkeyPatch) -> None:
     """Skipped batches count, no matter what became of the commits before them."""
 
-    def found(self: Passes, partition: PartitionId, epoch: int, sequence: int) -> Passing | None:
+    def found(self: SkippedBatches, partition: PartitionId, epoch: int, sequence: int) -> SkippedPositions | None:
         held = {
             source: each.kinds[each.kind[partition.partition]]
             for (_, source), each in self._sources.items()
             if partition.partition < len(each.kind) and each.kinds
         }
-        return Passing(epoch, sequence, held) if held else None
+        return SkippedPositions(epoch, sequence, held) if held else None
 
-    patch.setattr(Passes, "found", found)
+    patch.setattr(SkippedBatches, "found", found)
 
 
 def batches_pass_whatever_is_due(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PartitionHost, "needs_no_visit", lambda self, until: Pass(self, until, math.inf, math.inf))
+    patch.setattr(PartitionProcessor, "needs_no_visit", lambda self, until: SkipGrant(self, until, math.inf, math.inf))
 
 
 def one_that_does_not_lead_tells_of_less_than_was_seen(patch: pytest.MonkeyPatch) -> None:
@@ -306,11 +306,11 @@ def what_a_successor_must_know_is_kept_by_the_first_partition(patch: pytest.Monk
     """Only the first partition keeps what a successor must know: when it is put back, the knowledge goes with it."""
     run = Batches._run
 
-    def once(self: Batches, slot: Any, shares: Shares, number: int, part: Part, group: Any) -> Any:
-        if part is not shares.parts[0]:
-            batch = replace(shares.batch, known=b"")
-            shares = Shares(shares.operator, batch, shares.schema, shares.rows, shares.parts)
-        return run(self, slot, shares, number, part, group)
+    def once(self: Batches, local: Any, slices: BatchSlices, number: int, part: Part, group: Any) -> Any:
+        if part is not slices.parts[0]:
+            batch = replace(slices.batch, known=b"")
+            slices = BatchSlices(slices.operator, batch, slices.schema, slices.rows, slices.parts)
+        return run(self, local, slices, number, part, group)
 
     patch.setattr(Batches, "_run", once)
 

@@ -15,7 +15,7 @@ from stateflow.changes import Mutations
 from stateflow.partition import layout
 from stateflow.partition.environment import Environment as RealEnvironment
 from stateflow.partition.positions import Batch
-from stateflow.partition.processor import PartitionHost
+from stateflow.partition.processor import PartitionProcessor
 from stateflow.storage import MemoryStore
 from stateflow.types import PartitionId
 from tests.simulation.sim import disk
@@ -108,9 +108,9 @@ def test_a_copy_belongs_to_the_history_that_it_has() -> None:
 
     def copy(*numbers: int) -> tuple[dict[bytes, bytes], list[Mutations]]:
         store, wrote = MemoryStore(), []
-        host = PartitionHost(Flow, partition, store, 1)
+        processor = PartitionProcessor(Flow, partition, store, 1)
         for number in numbers:
-            host.apply(Batch("s", number, sparse=True), SCHEMA_BYTES, rows[number], now_us=0)
+            processor.apply(Batch("s", number, sparse=True), SCHEMA_BYTES, rows[number], now_us=0)
             written = dict(store.scan(b""))
             wrote.append(Mutations([(key, written[key]) for key in (layout.SEQUENCE, layout.OUTPUT + b"s")]))
         return dict(store.scan(b"")), wrote

@@ -122,7 +122,7 @@ class SecondMove(Model):
                         lifecycle.sealed()
                         w = w._replace(**{f"{field}_disk": (State.SEALED, lifecycle.epoch)})
                 case "cancel" | "abandon":
-                    if lifecycle.in_hand:
+                    if lifecycle.running:
                         return None
                     lifecycle.cancel(MOVE)
                     if lifecycle.state is State.WARMING and lifecycle.move_id == MOVE:

@@ -37,7 +37,7 @@ from stateflow.demo.follow.result import (
     site_of,
     state_facts,
 )
-from stateflow.demo.surroundings import Telling, console_of, fresh, live_page, move_row, versions
+from stateflow.demo.surroundings import ProgressPrinter, console_of, fresh, live_page, move_row, versions
 from stateflow.errors import StateflowError, Unavailable
 from stateflow.operator.ddl import parse_ddl
 from stateflow.spark import apply_operator, local_session
@@ -159,7 +159,7 @@ def run_follow(options: FollowOptions, tell_stderr: bool = False) -> FollowResul
     what the cluster or Spark failed with."""
     console = console_of(tell_stderr)
     work = fresh(options.out)
-    telling = Telling(console)
+    telling = ProgressPrinter(console)
     console.print(Text.assemble(("stateflow demo --follow", "bold"), ": vehicles drive, and their state follows them"))
     fleet = Fleet(Random(SEED), CONVOYS, VEHICLES, options.seconds)
     local = LocalCluster(
@@ -233,7 +233,7 @@ class _Drive:
     """Drives the convoys, looks on, and keeps what was seen."""
 
     def __init__(
-        self, options: FollowOptions, local: LocalCluster, fleet: Fleet, console: Console, telling: Telling
+        self, options: FollowOptions, local: LocalCluster, fleet: Fleet, console: Console, telling: ProgressPrinter
     ) -> None:
         self._options, self._cluster, self._fleet = options, local.cluster, fleet
         self._console, self._telling = console, telling

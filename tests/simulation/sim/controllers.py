@@ -17,7 +17,7 @@ from reconfig.controller.controller import Controller
 from reconfig.controller.following import Following
 from reconfig.controller.leading import Leading
 from reconfig.controller.service import ControllerService
-from reconfig.decisions.tenure import Tenure
+from reconfig.decisions.leadership import Leadership
 from stateflow.errors import NotLeading
 from stateflow.ledger import Holder
 from stateflow.rpc import controller_pb2 as cpb
@@ -77,11 +77,11 @@ class Controllers:
         def gone(other: Holder) -> bool:
             return other.host == name and other.id != me.id
 
-        def make(tenure: Tenure, states: ClusterStates, grace_s: float) -> Controller:
-            world.log(f"{name} leads, term {tenure.term}")
+        def make(leadership: Leadership, states: ClusterStates, grace_s: float) -> Controller:
+            world.log(f"{name} leads, term {leadership.term}")
             connect: Any = world.net.connect
             server = Controller(
-                ledger, CONTROLLER, clock, connect, world.new_id, tenure=tenure, states=states, grace_s=grace_s
+                ledger, CONTROLLER, clock, connect, world.new_id, leadership=leadership, states=states, grace_s=grace_s
             )
             register = server.members.registered
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from stateflow.errors import HoldLost, IllegalRecord, LedgerReadOnly, Locked, Unavailable, WriteUncertain
-from stateflow.ledger import App, Entry, Hold, Holder, Record, RecordState
+from stateflow.ledger import App, Entry, Holder, LeaderLease, Record, RecordState
 from stateflow.ledger.rules import LEGAL_PREVIOUS, blocking
 
 T = TypeVar("T")
@@ -141,37 +141,37 @@ class Handle:
 
     # -- the hold -----------------------------------------------------------------------------------------
 
-    def hold(self) -> Hold:
+    def hold(self) -> LeaderLease:
         self._reach()
         at = self._ledger
-        return Hold(at.term, at.holder, 0, at.lease_s, at.until - at.now(), until_us=round(at.until * 1e6))
+        return LeaderLease(at.term, at.holder, 0, at.lease_s, at.until - at.now(), until_us=round(at.until * 1e6))
 
-    def take_hold(
+    def take_leadership(
         self, holder: Holder, lease_s: float, gone: Callable[[Holder], bool], over_us: int | None = None
-    ) -> Hold:
+    ) -> LeaderLease:
         self._held = None
 
-        def take() -> Hold:
+        def take() -> LeaderLease:
             at, before = self._ledger, self.hold()
             clean = before.holder.id in ("", holder.id) or gone(before.holder)
             if not clean and before.left_s > 0 and before.until_us != over_us:
                 return before
             at.term, at.holder, at.until, at.lease_s = at.term + 1, holder, at.now() + lease_s, lease_s
-            return Hold(at.term, holder, 0, lease_s, lease_s, 0.0 if clean else before.lease_s)
+            return LeaderLease(at.term, holder, 0, lease_s, lease_s, 0.0 if clean else before.lease_s)
 
         hold = self._write(take)
         if hold.holder.id == holder.id:
             self._held = hold.term, holder.id
         return hold
 
-    def renew_hold(self, lease_s: float) -> None:
+    def renew_leadership(self, lease_s: float) -> None:
         def renew() -> None:
             self._check()
             self._ledger.until = self._ledger.now() + lease_s
 
         self._write(renew)
 
-    def give_back_hold(self) -> None:
+    def give_back_leadership(self) -> None:
         if self._held is not None and (self._ledger.term, self._ledger.holder.id) == self._held:
             self._ledger.holder = Holder("")
         self._held = None

@@ -18,7 +18,7 @@ from stateflow.changes import Mutations
 from stateflow.partition import layout
 from stateflow.partition.lifecycle import Lifecycle, State
 from stateflow.partition.positions import Batch, behind
-from stateflow.partition.processor import PartitionHost
+from stateflow.partition.processor import PartitionProcessor
 from stateflow.storage import MemoryStore
 from stateflow.types import PartitionId
 from tests.simulation.sim import flow
@@ -71,24 +71,24 @@ def batches(history: Iterable[Commit]) -> list[Commit]:
 
 @dataclass(slots=True)
 class History:
-    """History of an epoch. ``passes``: skipped batches, which needed no commit; the next commit keeps them."""
+    """History of an epoch. ``skipped_batches``: skipped batches, which needed no commit; the next commit keeps them."""
 
     commits: list[Commit] = field(default_factory=list)
-    passes: list[Commit] = field(default_factory=list)
+    skipped_batches: list[Commit] = field(default_factory=list)
 
     def up_to(self, sequence: int, held: Mapping[str, int] = MappingProxyType({})) -> History:
         """Cuts the history at a sequence. ``held``: source → its last batch, of those skipped after the last commit."""
-        passes = [
+        skipped_batches = [
             each
-            for each in self.passes
+            for each in self.skipped_batches
             if each.sequence < sequence
             or (each.sequence == sequence and each.batch.number <= held.get(each.batch.source, -1))
         ]
-        return History(self.commits[:sequence], passes)
+        return History(self.commits[:sequence], skipped_batches)
 
     @property
     def batches(self) -> list[Commit]:
-        return batches([*self.commits, *self.passes])
+        return batches([*self.commits, *self.skipped_batches])
 
     def newest(self, source: str) -> int:
         """Returns the last batch of a source, -1 for none."""
@@ -96,7 +96,7 @@ class History:
 
 
 def may_commit(lifecycle: Lifecycle) -> bool:
-    return lifecycle.state is State.OWNED or lifecycle.in_hand
+    return lifecycle.state is State.OWNED or lifecycle.running
 
 
 class Oracle:
@@ -114,7 +114,7 @@ class Oracle:
         self.epochs: dict[PartitionId, int] = {}  # the newest that was owned
         self.acknowledged: dict[tuple[PartitionId, str, int], bytes] = {}
         self.owners: dict[tuple[PartitionId, int], str] = {}  # by epoch
-        self.commits = self.lost = self.passes = self.settles = 0
+        self.commits = self.lost = self.skipped_batches = self.settles = 0
         self._histories: dict[tuple[PartitionId, int], History] = {}
         #: before power losses; standbys may still have these
         self._before_power: dict[tuple[PartitionId, int], list[History]] = {}
@@ -177,8 +177,8 @@ class Oracle:
             raise Violation(f"{batch} passes {partition} at {replica} at epoch {epoch}, which nobody owned")
         if history.newest(batch.source) != batch.number - 1:
             raise Violation(f"{batch} passes {partition} at {replica} behind {history.newest(batch.source)}")
-        history.passes.append(Commit(len(history.commits), epoch, replica, batch, b"", now_us, b""))
-        self.passes += 1
+        history.skipped_batches.append(Commit(len(history.commits), epoch, replica, batch, b"", now_us, b""))
+        self.skipped_batches += 1
 
     def _continued(self, partition: PartitionId, replica: str, epoch: int, sequence: int) -> list[Commit]:
         history = self._histories.get((partition, epoch))
@@ -200,7 +200,7 @@ class Oracle:
         if sequence > len(history.commits):
             raise Violation(f"{partition} came back with {sequence} of {len(history.commits)} commits of epoch {epoch}")
         for source, number in held.items():
-            passed = [each.batch.number for each in history.passes if each.batch.source == source]
+            passed = [each.batch.number for each in history.skipped_batches if each.batch.source == source]
             if number not in passed:
                 raise Violation(f"{partition} came back as if batch {number} of {source} had passed it")
         kept = history.up_to(sequence, held)
@@ -321,36 +321,36 @@ class Oracle:
         ``visits``: applies skipped batches, too.
         """
         store = MemoryStore()
-        host, newest = PartitionHost(Flow, partition, store, 1), None
+        processor, newest = PartitionProcessor(Flow, partition, store, 1), None
         step, flow.step = flow.step, lambda: None  # no thread may pause here: this is not part of the run
-        passes = deque(history.passes)
+        skipped_batches = deque(history.skipped_batches)
         try:
             for commit in history.commits:
                 held: dict[str, layout.Position] = {}
-                while passes and passes[0].sequence < commit.sequence:
-                    each = passes.popleft()
+                while skipped_batches and skipped_batches[0].sequence < commit.sequence:
+                    each = skipped_batches.popleft()
                     if visits:
-                        if host.apply(each.batch, SCHEMA_BYTES, each.rows, each.now_us).output:
+                        if processor.apply(each.batch, SCHEMA_BYTES, each.rows, each.now_us).output:
                             raise Violation(f"{each.batch} passed {partition}, where something was due")
                         continue
-                    before = held.get(each.batch.source) or host.contains(each.batch.source)
+                    before = held.get(each.batch.source) or processor.contains(each.batch.source)
                     assert before is not None
                     held[each.batch.source] = behind(before, each.batch, 0, each.now_us)
                 if commit.batch.number == SETTLED:
                     if not visits:
-                        host.settle(held)
+                        processor.settle(held)
                     continue
                 if commit.batch.number == TAKEN:
                     assert commit.batch.session is not None
                     if commit.batch.session == newest:  # again, because the served copy is not the one that was told
                         store.apply(Mutations(puts=layout.lapsing(store)))
-                        host = PartitionHost(Flow, partition, store, 1)
+                        processor = PartitionProcessor(Flow, partition, store, 1)
                     newest = commit.batch.session
-                    host.adopt(held)
-                    host.open_source(commit.batch.source, commit.batch.session)
+                    processor.adopt(held)
+                    processor.open_source(commit.batch.source, commit.batch.session)
                     continue
-                host.adopt(held)
-                output = host.apply(commit.batch, SCHEMA_BYTES, commit.rows, commit.now_us).output
+                processor.adopt(held)
+                output = processor.apply(commit.batch, SCHEMA_BYTES, commit.rows, commit.now_us).output
                 if output != commit.output:
                     raise Violation(f"{partition}: {commit.batch} gave another output than without interruption")
         finally:

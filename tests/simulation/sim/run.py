@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from reconfig.decisions.work import PlannedMove, PlannedTakeover
 from stateflow import transitions
-from stateflow.replica.executor import Troubles
+from stateflow.replica.executor import ErrorThrottle
 from tests.simulation.sim import flow
 from tests.simulation.sim.controllers import NAMES, Reader
 from tests.simulation.sim.damage import Damage
@@ -133,7 +133,7 @@ def simulate(seed: int) -> World:
     world = World(seed)
     try:
         with (
-            patch.object(Troubles, "unforeseen", lambda _, error: world.fail(error)),
+            patch.object(ErrorThrottle, "unforeseen", lambda _, error: world.fail(error)),
             patch.object(transitions, "report", lambda error: world.fail(Violation(str(error)))),
         ):
             _run(world)
@@ -143,7 +143,7 @@ def simulate(seed: int) -> World:
         flow.step = lambda: None
         world.counts.events = world.loop.events
         world.counts.commits, world.counts.batches_lost = world.oracle.commits, world.oracle.lost
-        world.counts.passes, world.counts.settles = world.oracle.passes, world.oracle.settles
+        world.counts.skipped_batches, world.counts.settles = world.oracle.skipped_batches, world.oracle.settles
         world.counts.virtual_s = world.loop.now
         for program in world.programs.values():
             if program.process is not None:

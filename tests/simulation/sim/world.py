@@ -29,12 +29,12 @@ from stateflow.partition.batches import Answers, Batches
 from stateflow.partition.commits import read_sequence
 from stateflow.partition.layout import Session
 from stateflow.partition.lifecycle import State
-from stateflow.partition.local_partition import Slot
+from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.positions import Batch
 from stateflow.partition.reader import Reader
 from stateflow.partition.replica import ReplicaNode
-from stateflow.partition.skipped import PassedSlot, Passes
-from stateflow.partition.slices import Frame, Shares
+from stateflow.partition.skipped import SkippablePartition, SkippedBatches
+from stateflow.partition.slices import BatchSlices, Frame
 from stateflow.partition.takeover import Lease
 from stateflow.replica.membership import say_opening
 from stateflow.replica.server import duties, recover
@@ -98,21 +98,21 @@ class WatchedBatches(Batches):
 
     loop: SimLoop
 
-    def apply(self, shares: Shares, answers: Answers) -> None:
+    def apply(self, slices: BatchSlices, answers: Answers) -> None:
         noted: dict[PartitionId, tuple[Batch, bytes]] = {}
-        for part in shares.parts:
-            batch, count = shares.batch, part.stop - part.start
-            rows = pa.concat_batches([shares.rows.slice(part.start, count)]).serialize().to_pybytes() if count else b""
-            noted[PartitionId(shares.operator, part.partition)] = batch, rows
+        for part in slices.parts:
+            batch, count = slices.batch, part.stop - part.start
+            rows = pa.concat_batches([slices.rows.slice(part.start, count)]).serialize().to_pybytes() if count else b""
+            noted[PartitionId(slices.operator, part.partition)] = batch, rows
         with self._noted(noted):
-            super().apply(shares, answers)
+            super().apply(slices, answers)
 
-    def pass_over(self, frame: Frame) -> list[int]:
+    def skip(self, frame: Frame) -> list[int]:
         job = self.loop.job
         assert job is not None
         job.notes["passing"] = frame.operator, frame.batch
         try:
-            return super().pass_over(frame)
+            return super().skip(frame)
         finally:
             job.notes.clear()
 
@@ -131,7 +131,7 @@ class WatchedBatches(Batches):
             job.notes.clear()
 
 
-class WatchedPasses(Passes):
+class WatchedPasses(SkippedBatches):
     """Skipped batches that note themselves in their thread, for the oracle."""
 
     loop: SimLoop
@@ -145,9 +145,9 @@ class WatchedPasses(Passes):
         with self._noted("passes", noted):
             super()._write(operator, source, numbers, *args)
 
-    def settle(self, slot: PassedSlot, *args: Any) -> None:
-        with self._noted("settles", slot.id):
-            super().settle(slot, *args)
+    def settle(self, local: SkippablePartition, *args: Any) -> None:
+        with self._noted("settles", local.id):
+            super().settle(local, *args)
 
     @contextlib.contextmanager
     def _noted(self, what: str, value: Any) -> Iterator[None]:
@@ -177,8 +177,8 @@ class Node(ReplicaNode):
             recover=False,  # type: ignore[arg-type]
         )
         durable = {"wal": False, "fsync": True}.get(settings.acknowledge)
-        self._registry.passes = WatchedPasses(environment.home, environment, durable)  # type: ignore[arg-type]
-        self._registry.passes.loop = process.loop
+        self._registry.skipped_batches = WatchedPasses(environment.home, environment, durable)  # type: ignore[arg-type]
+        self._registry.skipped_batches.loop = process.loop
         self.batches = WatchedBatches(self._registry, self.lease, self.sender, self.cache)
         self.batches.loop = process.loop
         self.reader = Reader(self._registry, self.batches)
@@ -202,10 +202,10 @@ class Node(ReplicaNode):
         super().on_change(changed)
 
 
-def contents(slot: Slot) -> dict[bytes, bytes]:
+def contents(local: LocalPartition) -> dict[bytes, bytes]:
     """Returns the entries of a partition's database, whether it is open or not."""
-    assert isinstance(slot.directory, Path)
-    return slot.store.entries() if isinstance(slot.store, Store) else slot.directory.look()
+    assert isinstance(local.directory, Path)
+    return local.store.entries() if isinstance(local.store, Store) else local.directory.look()
 
 
 @dataclass
@@ -237,7 +237,7 @@ class Counts:
     moves_aborted: int = 0
     takeovers: int = 0
     batches_lost: int = 0
-    passes: int = 0
+    skipped_batches: int = 0
     settles: int = 0
     doubles: int = 0
     blanks: int = 0
@@ -380,14 +380,16 @@ class World:
             saying.cancel()
         await recover(service, info, self.controllers.addresses(), asyncio.Event())
         self.nodes[name] = node
-        for slot in node._registry.slots():
-            if slot.lifecycle.state is State.OWNED:
-                epoch, entries = slot.lifecycle.epoch, contents(slot)
+        for local in node._registry.local_partitions():
+            if local.lifecycle.state is State.OWNED:
+                epoch, entries = local.lifecycle.epoch, contents(local)
                 sequence = int.from_bytes(entries.get(layout.SEQUENCE, b""), "big")
-                held = {s: each.batch for s, each in node._registry.passes.held(slot, epoch, sequence).items()}
-                self.oracle.owned(slot.id, name, epoch, entries, self._plan_of(slot.id, epoch))
-                self.oracle.opened(slot.id, epoch, sequence, held, program.power_lost)
-                self.oracle.changed(slot.id, self.nodes)
+                held = {
+                    s: each.batch for s, each in node._registry.skipped_batches.held(local, epoch, sequence).items()
+                }
+                self.oracle.owned(local.id, name, epoch, entries, self._plan_of(local.id, epoch))
+                self.oracle.opened(local.id, epoch, sequence, held, program.power_lost)
+                self.oracle.changed(local.id, self.nodes)
         program.power_lost = False
         methods = Methods()
         replica_pb2_grpc.add_ReplicaServiceServicer_to_server(service, methods)
@@ -413,7 +415,9 @@ class World:
             return
         if applies is None:
             return
-        partition = next(slot.id for slot in node._registry.slots() if slot.id == where or slot.store is where)
+        partition = next(
+            local.id for local in node._registry.local_partitions() if local.id == where or local.store is where
+        )
         batch, rows = applies[partition]
         epoch = node.lifecycle(partition).epoch
         self.log(f"{process.name} commits {batch.source} {batch.number} to {partition} at {epoch}")
@@ -438,11 +442,11 @@ class World:
 
     def _passed(self, process: Process) -> bool:
         """Tells whether this write records skipped batches, and reports those to the oracle."""
-        passes = self._notes.get("passes")
-        if passes is None:
+        skipped_batches = self._notes.get("passes")
+        if skipped_batches is None:
             return False
         _, batch = self._notes["passing"]
-        for partition, epoch, position in passes:
+        for partition, epoch, position in skipped_batches:
             self.log(f"{batch.source} {batch.number} passes {partition} at {process.name} at {epoch}")
             self.serving(partition)
             self._check(partial(self.oracle.passed, partition, process.name, epoch, batch, position.at_us))
@@ -452,7 +456,7 @@ class World:
         lifecycle = node.lifecycle(partition)
         self.log(f"{node.info.name} {partition} {lifecycle.state} {lifecycle.epoch} {lifecycle.move_id}")
         if lifecycle.state is State.OWNED:
-            entries, plan = contents(node._registry.slot(partition)), self._plan_of(partition, lifecycle.epoch)
+            entries, plan = contents(node._registry.local(partition)), self._plan_of(partition, lifecycle.epoch)
             self._check(lambda: self.oracle.owned(partition, node.info.name, lifecycle.epoch, entries, plan))
         self._check(lambda: self.oracle.changed(partition, self.nodes))
 
@@ -529,13 +533,13 @@ class World:
         """Returns (replica, store) of the standbys that have all their owner has."""
         assert self.controller is not None
         owner = self.controller.cluster.operator("Flow").assignment.owner(partition.partition)[0]
-        serving = self.nodes[owner]._registry.slot(partition).store if owner in self.nodes else None
+        serving = self.nodes[owner]._registry.local(partition).store if owner in self.nodes else None
         if not isinstance(serving, Store) or serving.closed:
             return []
         found = []
         for copy in self.controller.standbys.copies(partition):
             if copy.replica in self.nodes:
-                incoming = self.nodes[copy.replica]._registry.slot(partition).incoming
+                incoming = self.nodes[copy.replica]._registry.local(partition).incoming
                 if incoming is None or incoming.move_id != copy.move_id or not isinstance(incoming.store, Store):
                     continue
                 if not incoming.store.closed and read_sequence(incoming.store) == read_sequence(serving):
@@ -553,7 +557,9 @@ class World:
         self._check_ended()
         folded = ClusterState.read(self.ledger, validated=True)  # type: ignore[arg-type]
         for node in self.nodes.values():
-            if all(slot.mutex._mutex._owner is None for slot in node._registry.slots()):  # else one is being changed
+            if all(
+                local.mutex._mutex._owner is None for local in node._registry.local_partitions()
+            ):  # else one is being changed
                 node._registry.validate()
         if (folded.roster.replicas, folded.epochs_granted, folded.operator("Flow").assignment) != (
             cluster.roster.replicas,
@@ -575,12 +581,12 @@ class World:
                 if node.lifecycle(partition).state in (State.WARMING, State.FENCING) and name not in copies:
                     raise Violation(f"{name} still has {partition} {node.lifecycle(partition).state}")
             self.serving(partition)  # also where the partition took no batch since its owner came back
-            slot = self.nodes[owners[0][0]]._registry.slot(partition)
-            self.oracle.compare(partition, contents(slot), sent[number], mended)
+            local = self.nodes[owners[0][0]]._registry.local(partition)
+            self.oracle.compare(partition, contents(local), sent[number], mended)
             if len(copies) != self.standbys:
                 raise Violation(f"{partition} has {sorted(copies)} as standbys, {self.standbys} are wanted")
             for name, copy in copies.items():
-                if not self.oracle.same(copy.entries(), contents(slot)):
+                if not self.oracle.same(copy.entries(), contents(local)):
                     raise Violation(f"the standby of {partition} at {name} differs from its owner's")
 
     def _check_ended(self) -> None:

@@ -15,11 +15,11 @@ from stateflow.agent.agent import Agent, Config
 from stateflow.agent.processes import LocalLauncher, Rlimits, Store
 from stateflow.errors import DataDirLocked, ForeignLedger, LeaseLost, StaleTerm
 from stateflow.fleet import Command as LaunchCommand
-from stateflow.fleet import Orders, Spawned, Started
+from stateflow.fleet import DesiredState, Spawned, Started
 from stateflow.partition.control import Command
 
 WANTED = (Spawned("a-0", "a"),)
-FIFTH = Orders(10.0, WANTED, "ledger", 5)
+FIFTH = DesiredState(10.0, WANTED, "ledger", 5)
 
 
 def config(directory: Path) -> Config:

@@ -18,7 +18,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.client.delivery import Deliver, Lane, Look, Open, Step, perform, send_together
+from stateflow.client.delivery import Deliver, Look, Open, PartitionSender, Step, perform, send_together
 from stateflow.client.history import History
 from stateflow.client.outbox import Base, Outbox, Part
 from stateflow.errors import OutboxOvertaken, PositionGap, SourceTaken, StateflowError, Unavailable
@@ -105,8 +105,8 @@ class Gateway:
         session = Session(number, f"client-{number}")
         self.outbox.begin(session.id, b"")
         history = History("Op", "s", 4, rewind_bytes)
-        base = self.outbox.lane(PARTITION)
-        self.lane = Lane(PARTITION, history, session, base, self.outbox.sessions(), self.outbox.newest)
+        base = self.outbox.sender(PARTITION)
+        self.sender = PartitionSender(PARTITION, history, session, base, self.outbox.sessions(), self.outbox.newest)
         self.outputs: list[str] = []
 
     def log(self, word: str) -> None:
@@ -124,11 +124,11 @@ class Gateway:
         if part is None:
             return False
         try:
-            before = self.lane.base
-            perform(self.lane.open(part), self.partition.do)
-            if self.lane.base != before:
-                self.outbox.base(PARTITION, self.lane.base)
-            output = perform(self.lane.send(part), self.partition.do)
+            before = self.sender.base
+            perform(self.sender.open(part), self.partition.do)
+            if self.sender.base != before:
+                self.outbox.base(PARTITION, self.sender.base)
+            output = perform(self.sender.send(part), self.partition.do)
         except Unavailable:
             return False
         if not dies:
@@ -282,8 +282,8 @@ def test_what_a_partition_lost_is_asked_for_until_it_is_given_up(tmp_path: Path,
     for _ in range(2):
         with pytest.raises(PositionGap):
             gateway.forward()
-    perform(gateway.lane.accept_loss(), partition.do)
-    gateway.outbox.base(PARTITION, gateway.lane.base)
+    perform(gateway.sender.accept_loss(), partition.do)
+    gateway.outbox.base(PARTITION, gateway.sender.base)
     gateway.forward_all()
     assert partition.applied == ["a", "d"]
 
@@ -320,9 +320,11 @@ class Lanes:
         self.applied: dict[int, list[tuple[int, str]]] = {p: [] for p in range(3)}
         self.messages: list[list[int]] = []
         self.error: StateflowError | None = None
-        self.lanes = {p: Lane(p, History("Op", "s", 3, 0), Session(1, "me"), Base(0, -1), {"me"}, -1) for p in range(3)}
-        for number, lane in self.lanes.items():
-            perform(lane.open(self.part(number, 0)), lambda _: {})
+        self.senders = {
+            p: PartitionSender(p, History("Op", "s", 3, 0), Session(1, "me"), Base(0, -1), {"me"}, -1) for p in range(3)
+        }
+        for number, sender in self.senders.items():
+            perform(sender.open(self.part(number, 0)), lambda _: {})
 
     @staticmethod
     def part(partition: int, number: int) -> Part:
@@ -330,7 +332,7 @@ class Lanes:
 
     def send(self, *numbers: int) -> dict[int, bytes]:
         """Sends to all three lanes and returns the outputs by partition."""
-        steps = {p: self.lanes[p].send(self.part(p, number)) for p, number in enumerate(numbers)}
+        steps = {p: self.senders[p].send(self.part(p, number)) for p, number in enumerate(numbers)}
         return send_together(steps, self._deliver)
 
     def _deliver(self, batch: Batch, partitions: Any, after: Any) -> dict[int, bytes]:
@@ -345,23 +347,23 @@ class Lanes:
 
 
 def test_what_goes_to_several_partitions_under_one_number_is_one_message() -> None:
-    lanes = Lanes()
-    assert lanes.send(0, 0, 0) == {0: b"of 0", 1: b"of 1", 2: b"of 2"}
-    assert lanes.send(1, 1, 1).keys() == {0, 1, 2}
-    assert lanes.messages == [[0, 1, 2]] * 2
+    senders = Lanes()
+    assert senders.send(0, 0, 0) == {0: b"of 0", 1: b"of 1", 2: b"of 2"}
+    assert senders.send(1, 1, 1).keys() == {0, 1, 2}
+    assert senders.messages == [[0, 1, 2]] * 2
 
 
 def test_another_number_goes_by_itself() -> None:
-    lanes = Lanes()
-    assert lanes.send(4, 5, 4) == {0: b"of 0", 2: b"of 2"}
-    assert lanes.messages == [[0, 2]]
+    senders = Lanes()
+    assert senders.send(4, 5, 4) == {0: b"of 0", 2: b"of 2"}
+    assert senders.messages == [[0, 2]]
 
 
 @pytest.mark.parametrize("error", [Unavailable("-", remedy="-"), StateflowError("-"), PositionGap("-", expected=0)])
 def test_of_a_message_that_is_refused_each_is_sent_by_itself(error: StateflowError) -> None:
-    lanes = Lanes()
-    lanes.error = error
-    assert lanes.send(0, 0, 0) == {}
-    lanes.error = None
-    steps = lanes.lanes[1].send(lanes.part(1, 0))
+    senders = Lanes()
+    senders.error = error
+    assert senders.send(0, 0, 0) == {}
+    senders.error = None
+    steps = senders.senders[1].send(senders.part(1, 0))
     assert perform(steps, lambda step: {1: b"of 1"} if isinstance(step, Deliver) else {}) == b"of 1"

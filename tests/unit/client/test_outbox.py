@@ -176,10 +176,10 @@ def test_outputs_and_what_was_refused_are_kept_until_they_are_taken(outbox: Outb
 
 
 def test_a_lane_and_its_clients_are_remembered(outbox: Outbox, directory: Path) -> None:
-    assert outbox.lane(3) == Base(None, -1)
+    assert outbox.sender(3) == Base(None, -1)
     log(outbox, 0, 3, 4)
     outbox.delivered([(3, 0)])
-    assert outbox.lane(3) == Base(None, 0)
+    assert outbox.sender(3) == Base(None, 0)
     outbox.base(3, Base(17, 0))
     log(outbox, 1, 3)
     outbox.delivered([(3, 1)])
@@ -190,8 +190,8 @@ def test_a_lane_and_its_clients_are_remembered(outbox: Outbox, directory: Path) 
     outbox.begin("two", b"as it is")
     outbox.close()
     again = reopened(directory)
-    assert again.lane(3) == Base(17, 1)
-    assert again.lane(4) == Base(None, -1), "what was refused is not contained"
+    assert again.sender(3) == Base(17, 1)
+    assert again.sender(4) == Base(None, -1), "what was refused is not contained"
     assert again.sessions() == {"one", "two"}
     assert again.deployment == b"as it is"
     again.close()

@@ -7,12 +7,12 @@ import io
 from rich.console import Console
 
 from stateflow.clock import ManualClock
-from stateflow.demo.surroundings import Telling
+from stateflow.demo.surroundings import ProgressPrinter
 
 
 def test_from_the_third_second_on_it_says_what_goes_on() -> None:
     out, clock = io.StringIO(), ManualClock()
-    telling = Telling(Console(file=out, markup=False, width=80), clock)
+    telling = ProgressPrinter(Console(file=out, markup=False, width=80), clock)
     with telling.of("computing"):
         for seconds in (1.0, 1.5):
             clock.advance(seconds)
@@ -29,7 +29,7 @@ def test_from_the_third_second_on_it_says_what_goes_on() -> None:
 
 def test_on_a_terminal_one_line_changes() -> None:
     out, clock = io.StringIO(), ManualClock()
-    telling = Telling(Console(file=out, markup=False, width=80, force_terminal=True), clock)
+    telling = ProgressPrinter(Console(file=out, markup=False, width=80, force_terminal=True), clock)
     with telling.of("computing"):
         clock.advance(7.0)
         telling.tick()

@@ -9,9 +9,9 @@ import pytest
 
 from stateflow.errors import InvalidArgument, NullKey
 from stateflow.operator import rows as arriving
-from stateflow.operator.rows import Arriving, RowReader
+from stateflow.operator.rows import RowDecoder, RowReader
 from stateflow.partition.positions import Batch
-from stateflow.partition.slices import Part, Shares
+from stateflow.partition.slices import BatchSlices, Part
 
 SCHEMA = pa.schema([("k", pa.int64()), ("at", pa.timestamp("s"))])
 BEYOND = 1 << 40  # seconds: a year beyond Python's range
@@ -26,7 +26,7 @@ def arrived(monkeypatch: pytest.MonkeyPatch, rows: list[tuple[int | None, int]],
     )
     batch = pa.record_batch([pa.array([r[0] for r in rows]), pa.array([r[1] for r in rows], pa.int64())], ["k", "at"])
     batch = pa.record_batch([batch["k"], batch["at"].cast(pa.timestamp("s"))], schema=SCHEMA)
-    return Arriving(RowReader(SCHEMA, ("k",), "Op"), batch, stops), decoded
+    return RowDecoder(RowReader(SCHEMA, ("k",), "Op"), batch, stops), decoded
 
 
 def test_neighbours_are_decoded_together_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,4 +65,4 @@ def test_a_value_that_python_has_not_is_its_parts(monkeypatch: pytest.MonkeyPatc
 def test_parts_that_are_not_among_the_rows_are_refused(parts: list[tuple[int, int]]) -> None:
     rows = pa.record_batch({"k": [1, 2]})
     with pytest.raises(InvalidArgument, match="do not belong to this partition"):
-        Shares("Op", Batch("s", 0), b"", rows, [Part(p, 1, *part) for p, part in enumerate(parts)])
+        BatchSlices("Op", Batch("s", 0), b"", rows, [Part(p, 1, *part) for p, part in enumerate(parts)])

@@ -19,7 +19,7 @@ from stateflow.operator.operator import side_schemas
 from stateflow.operator.output import OutputReader
 from stateflow.operator.timers import Domain, Timers, to_us
 from stateflow.partition.positions import Batch
-from stateflow.partition.processor import PartitionHost
+from stateflow.partition.processor import PartitionProcessor
 from stateflow.storage import MemoryStore
 from stateflow.testing import OperatorHarness
 from stateflow.types import PartitionId
@@ -178,8 +178,8 @@ def test_a_bad_side_output_is_refused() -> None:
 # -- watermarks over sources ----------------------------------------------------------------------------------
 
 
-def _host(store: MemoryStore) -> PartitionHost:
-    return PartitionHost(Watched, PartitionId("Watched", 0), store, epoch=1)
+def _host(store: MemoryStore) -> PartitionProcessor:
+    return PartitionProcessor(Watched, PartitionId("Watched", 0), store, epoch=1)
 
 
 class Watched(Operator):

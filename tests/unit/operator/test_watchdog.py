@@ -22,7 +22,7 @@ from stateflow.partition.environment import WorkLock
 from stateflow.partition.positions import Batch
 from stateflow.partition.processor import Applied
 from stateflow.partition.replica import ReplicaNode
-from stateflow.replica.executor import Fair, Lane, LeftBehind
+from stateflow.replica.executor import FairQueue, LeftBehind, WorkerThread
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.applying import apply_to
 
@@ -90,8 +90,8 @@ def test_a_batch_that_is_interrupted_anywhere_is_there_whole_or_not_at_all(
 
     def disturb() -> None:
         while not over.is_set():
-            for hand in node.batches.hands.in_hand():
-                hand.interrupt()
+            for run in node.batches.running.active():
+                run.interrupt()
             time.sleep(0.0003)
 
     disturbing = threading.Thread(target=disturb)
@@ -135,13 +135,13 @@ def test_what_was_taken_away_never_commits_and_its_partition_comes_back_with_it(
     thread = threading.Thread(target=work)
     thread.start()
     assert Waits.entered.wait(30)
-    (hand,) = node.batches.hands.in_hand()
-    assert node.batches.hands.overdue(3600) is None
-    assert node.batches.hands.overdue(0) is hand
-    assert node.batches.hands.take_away(hand)
-    hand.left = True
-    assert node.batches.hands.in_hand() == []
-    assert node.batches.hands.is_stuck
+    (run,) = node.batches.running.active()
+    assert node.batches.running.overdue(3600) is None
+    assert node.batches.running.overdue(0) is run
+    assert node.batches.running.take_away(run)
+    run.left = True
+    assert node.batches.running.active() == []
+    assert node.batches.running.is_stuck
     with pytest.raises(OperatorStuck, match="waits where it cannot be interrupted") as caught:
         send(node, 1, waits, a=7)
     assert "go_on.wait" in caught.value.where["traceback"]
@@ -151,26 +151,26 @@ def test_what_was_taken_away_never_commits_and_its_partition_comes_back_with_it(
     Waits.go_on.set()
     thread.join(30)
     assert len(raised) == 1
-    assert not node.batches.hands.is_stuck
+    assert not node.batches.running.is_stuck
     assert not send(node, 1, waits, a=7).replayed
     assert total(node, waits) == {"a": 12}
 
 
 def test_a_batch_that_has_ended_is_neither_interrupted_nor_taken_away(node: ReplicaNode) -> None:
-    hands = []
+    running = []
     apply = Waits.process
 
     def look(self: Waits, row: Any, ctx: Context) -> Iterator[Any]:
-        hands.extend(node.batches.hands.in_hand())
+        running.extend(node.batches.running.active())
         yield from apply(self, row, ctx)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Waits, "process", look)
         send(node, 0, PartitionId("Waits", 0), a=5)
-    (hand,) = hands
-    hand.interrupt()
-    assert not hand.interrupted
-    assert not node.batches.hands.take_away(hand)
+    (run,) = running
+    run.interrupt()
+    assert not run.interrupted
+    assert not node.batches.running.take_away(run)
     send(node, 1, PartitionId("Waits", 0), a=5)
 
 
@@ -215,7 +215,7 @@ def test_a_lock_that_is_taken_away_is_free_for_those_who_wait_and_not_freed_by_i
 
 
 @pytest.mark.parametrize(
-    ("busy_since", "in_hand", "served_at", "stalled"),
+    ("busy_since", "has_batch", "served_at", "stalled"),
     [
         (None, False, 5.0, 0.0),
         (8.0, True, 5.0, 0.0),
@@ -225,14 +225,14 @@ def test_a_lock_that_is_taken_away_is_free_for_those_who_wait_and_not_freed_by_i
     ],
 )
 def test_a_thread_is_stalled_while_it_has_work_and_no_batch(
-    busy_since: float | None, in_hand: bool, served_at: float, stalled: float
+    busy_since: float | None, has_batch: bool, served_at: float, stalled: float
 ) -> None:
-    assert stalled_s(busy_since, in_hand, served_at, now=10.0) == stalled
+    assert stalled_s(busy_since, has_batch, served_at, now=10.0) == stalled
 
 
 def test_who_had_least_of_a_lane_comes_first() -> None:
     """A caller with many jobs waits behind its own, and an idle caller saves up no time."""
-    fair = Fair()
+    fair = FairQueue()
     jobs: Any = {name: (None, name) for name in ("f0", "f1", "f2", "f3", "a0", "a1", "a2", "b0", "own")}
     for name in ("f0", "f1", "f2"):
         fair.give("flood", jobs[name])
@@ -267,35 +267,35 @@ def test_who_had_least_of_a_lane_comes_first() -> None:
 
 def test_callers_of_a_lane_take_turns() -> None:
     """Jobs of one caller run in their order."""
-    lane = Lane("test", SYSTEM_CLOCK)
+    worker = WorkerThread("test", SYSTEM_CLOCK)
     began, go_on, done = threading.Event(), threading.Event(), list[str]()
 
     def busy() -> bool:
         began.set()
         return go_on.wait(30)
 
-    first = lane.submit_for("flood", busy)
+    first = worker.submit_for("flood", busy)
     assert began.wait(30)
-    assert not lane.others_wait("flood")
-    rest = [lane.submit_for("flood", functools.partial(done.append, f"flood {n}")) for n in range(4)]
-    rest += [lane.submit_for("a", functools.partial(done.append, f"a {n}")) for n in range(2)]
-    rest += [lane.submit(done.append, "own")]
-    assert lane.others_wait("flood")
-    assert lane.others_wait("nobody")
+    assert not worker.others_wait("flood")
+    rest = [worker.submit_for("flood", functools.partial(done.append, f"flood {n}")) for n in range(4)]
+    rest += [worker.submit_for("a", functools.partial(done.append, f"a {n}")) for n in range(2)]
+    rest += [worker.submit(done.append, "own")]
+    assert worker.others_wait("flood")
+    assert worker.others_wait("nobody")
     go_on.set()
-    lane.shutdown()
+    worker.shutdown()
     assert [each.result(30) for each in rest] == [None] * 7
     assert done[:3] == ["own", "a 0", "a 1"], "who had none of it yet"
     assert done[3:] == [f"flood {n}" for n in range(4)]
-    assert not lane.others_wait("nobody")
+    assert not worker.others_wait("nobody")
     assert first.result(0)
     with pytest.raises(RuntimeError):
-        lane.submit(done.append, "late")
+        worker.submit(done.append, "late")
 
 
 def test_who_hangs_has_had_the_time_for_which_the_others_waited() -> None:
     clock = ManualClock()
-    lane = Lane("test", clock)
+    worker = WorkerThread("test", clock)
     hangs, busy, go_on, done = threading.Event(), threading.Event(), threading.Event(), list[str]()
 
     def hang() -> None:
@@ -306,22 +306,22 @@ def test_who_hangs_has_had_the_time_for_which_the_others_waited() -> None:
         busy.set()
         go_on.wait(30)
 
-    lane.submit_for("hangs", hang)
+    worker.submit_for("hangs", hang)
     assert hangs.wait(30)
     clock.advance(60)
-    lane.submit(keep_busy)
-    lane.leave_behind()
+    worker.submit(keep_busy)
+    worker.leave_behind()
     assert busy.wait(30)
-    last = [lane.submit_for(who, functools.partial(done.append, who)) for who in ("hangs", "other", "other")]
+    last = [worker.submit_for(who, functools.partial(done.append, who)) for who in ("hangs", "other", "other")]
     go_on.set()
     for each in last:
         each.result(30)
     assert done == ["other", "other", "hangs"]
-    lane.shutdown()
+    worker.shutdown()
 
 
 def test_a_lane_goes_on_without_a_thread_that_does_not_come_back() -> None:
-    lane = Lane("test", SYSTEM_CLOCK)
+    worker = WorkerThread("test", SYSTEM_CLOCK)
     began, go_on, done = threading.Event(), threading.Event(), []
 
     def stuck() -> str:
@@ -329,19 +329,19 @@ def test_a_lane_goes_on_without_a_thread_that_does_not_come_back() -> None:
         go_on.wait(30)
         return "late"
 
-    first = lane.submit(stuck)
-    rest = [lane.submit(done.append, n) for n in range(3)]
+    first = worker.submit(stuck)
+    rest = [worker.submit(done.append, n) for n in range(3)]
     assert began.wait(30)
-    assert lane.busy_since is not None
-    lane.leave_behind()
+    assert worker.busy_since is not None
+    worker.leave_behind()
     with pytest.raises(LeftBehind):
         first.result(30)
     for each in rest:
         each.result(30)
     assert done == [0, 1, 2]
     go_on.set()
-    lane.submit(done.append, 3).result(30)
+    worker.submit(done.append, 3).result(30)
     assert done == [0, 1, 2, 3]
-    lane.shutdown()
+    worker.shutdown()
     with pytest.raises(ZeroDivisionError):
-        Lane("test", SYSTEM_CLOCK).submit(lambda: 1 / 0).result(30)
+        WorkerThread("test", SYSTEM_CLOCK).submit(lambda: 1 / 0).result(30)

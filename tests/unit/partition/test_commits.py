@@ -246,7 +246,7 @@ def test_one_that_is_lost_while_it_serves_takes_it_along_too(place: Place, tmp_p
     shutil.copytree(place.home / "created-1", tmp_path / "before")
     for number in range(4):
         place.send(number)
-    place.node._registry.lose(place.node._registry.slot(P), StateDamaged("a block of it"))
+    place.node._registry.lose(place.node._registry.local(P), StateDamaged("a block of it"))
     (aside,) = place.aside()
     place.kill()
     shutil.copytree(tmp_path / "before", place.home / "created-1")

@@ -161,10 +161,10 @@ def test_a_null_key_is_only_its_partitions_matter(node: ReplicaNode) -> None:
 
 
 def test_a_partition_that_comes_twice_has_the_batch_once(node: ReplicaNode) -> None:
-    shares = shares_of("Sums", Batch("s", 0), {0: rows((0, 1)), 1: rows((0, 1))})
-    shares.parts[1] = shares.parts[1]._replace(partition=0)
+    slices = shares_of("Sums", Batch("s", 0), {0: rows((0, 1)), 1: rows((0, 1))})
+    slices.parts[1] = slices.parts[1]._replace(partition=0)
     told = Told()
-    node.batches.apply(shares, told)
+    node.batches.apply(slices, told)
     assert [each.replayed for each in told.applied()] == [False, True]
     assert totals(node) == {0: 1}
 
@@ -173,7 +173,7 @@ def test_a_disk_that_refuses_one_partitions_write_refuses_no_others(
     node: ReplicaNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send(node, 0, {p: rows((p, 1)) for p in range(3)}).applied()
-    store = node._registry.store(node._registry.slot(PartitionId("Sums", 1)))
+    store = node._registry.store(node._registry.local(PartitionId("Sums", 1)))
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -199,10 +199,10 @@ def test_a_group_is_committed_when_it_has_come_to_many_rows(node: ReplicaNode, m
 
 def test_nobody_waits_for_a_partition_that_was_slow(node: ReplicaNode, monkeypatch: pytest.MonkeyPatch) -> None:
     send(node, 0, {p: rows((p, 1)) for p in range(3)}).applied()
-    host = node._registry.slot(PartitionId("Sums", 1)).host
-    assert host is not None
-    assert host.operator_us < LONG_S * 1e6
-    host.operator_us = round(2e6 * LONG_S)
+    processor = node._registry.local(PartitionId("Sums", 1)).processor
+    assert processor is not None
+    assert processor.operator_us < LONG_S * 1e6
+    processor.operator_us = round(2e6 * LONG_S)
     seen: list[int] = []
     told = Told()
     monkeypatch.setattr(Sums, "met", lambda row, total: seen.append(len(told.outcomes)))
@@ -211,7 +211,7 @@ def test_nobody_waits_for_a_partition_that_was_slow(node: ReplicaNode, monkeypat
 
 
 def test_who_has_to_wait_for_a_partition_keeps_no_other(node: ReplicaNode) -> None:
-    slot = node._registry.slot(PartitionId("Sums", 1))
+    local = node._registry.local(PartitionId("Sums", 1))
     first, go_on = threading.Event(), threading.Event()
 
     class Tells(Told):
@@ -222,7 +222,7 @@ def test_who_has_to_wait_for_a_partition_keeps_no_other(node: ReplicaNode) -> No
     held = threading.Event()
 
     def hold() -> None:
-        with slot.work:
+        with local.work:
             held.set()
             assert go_on.wait(LONG_S)
 
@@ -254,16 +254,16 @@ def test_a_batch_that_is_taken_away_takes_nobody_with_it(
                 raise ValueError
 
     monkeypatch.setattr(Sums, "met", wait)
-    plain = node.batches.hands._let_go
-    monkeypatch.setattr(node.batches.hands, "_let_go", lambda members: (plain(members), let_go.set()))
+    plain = node.batches.running._drop
+    monkeypatch.setattr(node.batches.running, "_drop", lambda members: (plain(members), let_go.set()))
     told = Told()
     applying = threading.Thread(target=send, args=(node, 0, {p: rows((p, 1)) for p in range(3)}, told))
     applying.start()
     assert entered.wait(LONG_S)
-    (hand,) = node.batches.hands.in_hand()
-    assert hand.partition.partition == 1
-    assert node.batches.hands.take_away(hand)
-    hand.left = True
+    (run,) = node.batches.running.active()
+    assert run.partition.partition == 1
+    assert node.batches.running.take_away(run)
+    run.left = True
     assert let_go.wait(LONG_S)
     assert not again(node, 0, 0, rows((0, 1))).replayed, "it was not committed, and is served at once"
     with pytest.raises(OperatorStuck):
@@ -292,11 +292,11 @@ def test_what_waits_for_a_slow_partition_is_let_go_and_the_slow_one_is_not(
     applying = threading.Thread(target=send, args=(node, 0, {p: rows((p, 1)) for p in range(3)}, told))
     applying.start()
     assert entered.wait(LONG_S)
-    assert not node.batches.hands.keeps_waiting(LONG_S)
-    node.batches.hands.spare(LONG_S)
-    assert node.batches.hands.keeps_waiting(0.0)
-    node.batches.hands.spare(0.0)
-    assert not node.batches.hands.keeps_waiting(0.0)
+    assert not node.batches.running.keeps_waiting(LONG_S)
+    node.batches.running.spare(LONG_S)
+    assert node.batches.running.keeps_waiting(0.0)
+    node.batches.running.spare(0.0)
+    assert not node.batches.running.keeps_waiting(0.0)
     assert not again(node, 0, 0, rows((0, 1))).replayed
     go_on.set()
     applying.join(LONG_S)
@@ -317,7 +317,7 @@ def test_a_thread_that_hangs_between_two_partitions_keeps_none(node: ReplicaNode
     applying = threading.Thread(target=send, args=(node, 0, {p: rows((p, 1)) for p in range(3)}, told))
     applying.start()
     assert entered.wait(LONG_S)
-    node.batches.hands.leave_behind()
+    node.batches.running.leave_behind()
     assert not again(node, 0, 0, rows((0, 1))).replayed
     go_on.set()
     applying.join(LONG_S)

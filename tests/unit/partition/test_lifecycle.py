@@ -377,7 +377,7 @@ def test_invariants_over_any_history(history: list[tuple[Any, ...]]) -> None:
     for name, *arguments in history:
         before = dataclasses.astuple(lifecycle)
         epoch = lifecycle.epoch
-        if name == "finish" and not lifecycle.in_hand:
+        if name == "finish" and not lifecycle.running:
             continue  # the shell pairs begin and finish
         try:
             answer = getattr(lifecycle, name)(*arguments)
@@ -417,7 +417,7 @@ def test_a_copy_may_follow_an_owner_older_than_an_epoch_that_was_given_up() -> N
 @pytest.mark.parametrize(
     ("state", "wrong", "words"),
     [
-        ("sealed", {"in_hand": True}, "only while the partition is OWNED or FENCING"),
+        ("sealed", {"running": True}, "only while the partition is OWNED or FENCING"),
         ("fencing", {"granted": 5}, "a fence has a newer epoch"),
         ("fencing", {"cancelled": frozenset({"m1"})}, "not cancelled"),
         ("fencing", {"successor": None}, "and a successor"),

@@ -14,7 +14,7 @@ from stateflow.partition.local_partition import (
     LOOK_S,
     QUIET_SYNC_MS,
     WAIT_S_MAX,
-    Cadence,
+    BatchTiming,
     QuietDisk,
     QuietMoment,
     disk_is_quiet,
@@ -22,26 +22,26 @@ from stateflow.partition.local_partition import (
 from stateflow.types import PartitionId
 
 
-def beating(interval_s: float, busy_s: float, count: int = 8) -> Cadence:
-    cadence = Cadence()
+def beating(interval_s: float, busy_s: float, count: int = 8) -> BatchTiming:
+    timing = BatchTiming()
     for number in range(count):
-        cadence.began(number * interval_s)
-        cadence.ended(number * interval_s + busy_s)
-    return cadence
+        timing.began(number * interval_s)
+        timing.ended(number * interval_s + busy_s)
+    return timing
 
 
 def test_a_fence_that_would_meet_the_next_batch_waits_for_it() -> None:
-    cadence = beating(1.0, 0.2)  # the last batch began at 7.0
-    assert cadence.wait_s(7.3, 0.02) == 0.0, "it ends long before the next"
-    assert cadence.wait_s(7.99, 0.02) == pytest.approx(1.5)
-    assert cadence.rate == pytest.approx(1.0)
+    timing = beating(1.0, 0.2)  # the last batch began at 7.0
+    assert timing.wait_s(7.3, 0.02) == 0.0, "it ends long before the next"
+    assert timing.wait_s(7.99, 0.02) == pytest.approx(1.5)
+    assert timing.rate == pytest.approx(1.0)
 
 
 def test_what_is_not_waited_for() -> None:
     assert beating(1.0, 0.2, count=3).wait_s(2.99, 0.02) == 0.0, "too little is known"
     assert beating(0.010, 0.009).wait_s(0.079, 0.02) == 0.0, "there is no gap that holds the pause"
     assert beating(1.0, 0.2).wait_s(9.5, 0.02) == 0.0, "the source has stopped"
-    irregular = Cadence()
+    irregular = BatchTiming()
     for at in (0.0, 0.1, 2.0, 2.1, 5.0, 5.1, 9.0):
         irregular.began(at)
         irregular.ended(at + 0.01)

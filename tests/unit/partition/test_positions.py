@@ -11,11 +11,11 @@ from stateflow.errors import BatchChanged, PositionGap, SourceTaken, StaleBatch
 from stateflow.partition import layout
 from stateflow.partition.layout import Attempt, Position, Session
 from stateflow.partition.positions import Batch, Positions
-from stateflow.partition.processor import PartitionHost
+from stateflow.partition.processor import PartitionProcessor
 from stateflow.storage import MemoryStore
 from stateflow.types import PartitionId
 from tests.unit.operators import Count
-from tests.unit.partition.test_processor_host import SCHEMA, P, message
+from tests.unit.partition.test_processor_batches import SCHEMA, P, message
 
 SCHEMA_BYTES = SCHEMA.serialize().to_pybytes()
 OLD, NEW = Session(1_000_000, "b"), Session(1_000_000, "c")
@@ -40,10 +40,10 @@ class One:
         self.store = MemoryStore()
         self.start()
 
-        self.host.open_source("s", OLD)
+        self.processor.open_source("s", OLD)
 
     def start(self) -> None:
-        self.host = PartitionHost(Count, P, self.store, epoch=1)
+        self.processor = PartitionProcessor(Count, P, self.store, epoch=1)
 
     def send(
         self,
@@ -55,17 +55,17 @@ class One:
         schema: bytes = SCHEMA_BYTES,
     ) -> bytes:
         batch = Batch("s", number, sparse=True, session=session, rewind=rewind)
-        return self.host.apply(batch, schema, message(rows) if rows else b"", 0, after).output
+        return self.processor.apply(batch, schema, message(rows) if rows else b"", 0, after).output
 
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_an_older_client_is_refused_once_a_newer_one_has_the_source(restarted: bool) -> None:
     one = One()
     first = one.send(0, ("a", 1))
-    one.host.open_source("s", NEW)
-    told = one.host.sequence
-    one.host.open_source("s", NEW)
-    assert one.host.sequence == told, "what is known is not written again"
+    one.processor.open_source("s", NEW)
+    told = one.processor.sequence
+    one.processor.open_source("s", NEW)
+    assert one.processor.sequence == told, "what is known is not written again"
     if restarted:
         one.start()
     before = dict(one.store.scan(b""))
@@ -73,7 +73,7 @@ def test_an_older_client_is_refused_once_a_newer_one_has_the_source(restarted: b
         with pytest.raises(SourceTaken, match="1970-01-01 00:00:01"):
             one.send(number, ("a", 1), rewind=rewind)
     with pytest.raises(SourceTaken):
-        one.host.open_source("s", OLD)
+        one.processor.open_source("s", OLD)
     assert dict(one.store.scan(b"")) == before
     assert one.send(0, ("a", 1), session=NEW) == first, "the same batch again, by the successor"
     assert one.send(1, ("a", 1), session=NEW)
@@ -90,7 +90,7 @@ def test_a_client_that_is_not_known_here_has_to_ask_all_partitions_first() -> No
         with pytest.raises(PositionGap, match="does not know this client") as caught:
             one.send(1, ("a", 1), session=NEW)
         assert caught.value.where["expected"] == 1
-    one.host.open_source("s", NEW)
+    one.processor.open_source("s", NEW)
     one.send(1, ("a", 1), session=NEW)
 
 
@@ -106,7 +106,7 @@ def test_whoever_sent_to_a_copy_that_was_lost_has_to_ask_all_partitions_first() 
     for session in (OLD, NEW):
         with pytest.raises(PositionGap):
             one.send(1, ("a", 1), session=session)
-    one.host.open_source("s", OLD)
+    one.processor.open_source("s", OLD)
     for restarted in (False, True):
         if restarted:
             one.start()
@@ -137,15 +137,15 @@ def test_a_restore_that_stops_sources_refuses_whoever_had_sent_until_then(restar
                 one.send(number, ("a", 1), session=session, rewind=rewind)
         for source in ("s", "unknown"):
             with pytest.raises(SourceTaken):
-                one.host.open_source(source, session)
+                one.processor.open_source(source, session)
     assert dict(one.store.scan(b"")) == before
     anew = Session(int(caught.value.where["generation_us"]) + 1, "a")
-    one.host.open_source("s", anew)
+    one.processor.open_source("s", anew)
     if restarted:
         one.start()
     assert one.send(0, ("a", 1), session=anew), "what is contained is answered"
     assert one.send(1, ("a", 1), session=anew)
-    one.host.apply(Batch("query:q", 0), SCHEMA_BYTES, message([("a", 1)]), 0)  # a batch without a client
+    one.processor.apply(Batch("query:q", 0), SCHEMA_BYTES, message([("a", 1)]), 0)  # a batch without a client
 
 
 def test_the_same_number_with_other_rows_is_refused() -> None:

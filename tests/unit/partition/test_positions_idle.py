@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from stateflow.partition.positions import Batch, sources_in
-from stateflow.partition.processor import PartitionHost, read_watermark
+from stateflow.partition.processor import PartitionProcessor, read_watermark
 from tests.unit.operators import Count
 from tests.unit.partition.test_positions_retirement import DAY, SCHEMA_BYTES, One
-from tests.unit.partition.test_processor_host import P, message
+from tests.unit.partition.test_processor_batches import P, message
 
 HOUR = DAY // 24
 
@@ -76,7 +76,7 @@ def test_what_was_decided_is_not_decided_anew(restarted: bool) -> None:
         of.start()
     assert of.watermark("busy", 24, 9999) == 1024, "the newest batch again is what it was"
     assert of.watermark("busy", 25, 2000) == 2000, "also where it is opened anew: the source counts no more"
-    follower = PartitionHost(Count, P, of.copy, epoch=2)
+    follower = PartitionProcessor(Count, P, of.copy, epoch=2)
     assert follower.reached("gone").watermark_us is None  # type: ignore[union-attr]
 
 
@@ -99,7 +99,7 @@ def test_a_batch_that_failed_decides_nothing() -> None:
     of.now_us += HOUR
     with pytest.raises(Broken):
         batch = Batch("busy", 23, sparse=True, watermark_us=1000)
-        of.host.apply(batch, SCHEMA_BYTES, message([("a", 1)]), of.now_us, guard=Refuses())
+        of.processor.apply(batch, SCHEMA_BYTES, message([("a", 1)]), of.now_us, guard=Refuses())
     assert dict(of.store.scan(b"")) == before
     of.now_us -= HOUR
     assert of.watermark("gone", 1, 900) == 900, "it came in time after all"
@@ -119,4 +119,4 @@ def test_one_that_is_retired_at_once_is_not_kept() -> None:
     reached = [of.watermark("busy", n, 1000) for n in range(25)]
     assert (reached[-1], of.kept()["gone"]) == (1000, True)
     of.start()
-    assert not of.host.reached("gone")
+    assert not of.processor.reached("gone")

@@ -11,11 +11,11 @@ from stateflow.errors import BatchChanged, PositionGap, SourceRetired, SourceTak
 from stateflow.partition import layout
 from stateflow.partition.layout import Attempt, Position, Session
 from stateflow.partition.positions import INITIAL, SPARED_RUN_US, SPARED_US, Batch, Retention, Retired, idle, sources_in
-from stateflow.partition.processor import PartitionHost
+from stateflow.partition.processor import PartitionProcessor
 from stateflow.state.cells import LATEST_US
 from stateflow.storage import MemoryStore
 from tests.unit.operators import Count
-from tests.unit.partition.test_processor_host import SCHEMA, P, message
+from tests.unit.partition.test_processor_batches import SCHEMA, P, message
 
 SCHEMA_BYTES = SCHEMA.serialize().to_pybytes()
 DAY = 86_400_000_000
@@ -32,7 +32,7 @@ class One:
         self.start()
 
     def start(self) -> None:
-        self.host = PartitionHost(
+        self.processor = PartitionProcessor(
             Count, P, self.store, epoch=1, retention=self.retention, on_commit=lambda _, encode: self.follow(encode())
         )
 
@@ -54,11 +54,11 @@ class One:
     ) -> bytes:
         self.now_us += later_us
         if opens is not None:
-            self.host.open_source(source, opens)
+            self.processor.open_source(source, opens)
             more["session"] = opens
         batch = Batch(source, number, sparse=sparse, **more)
         sent = message([("a", 1)] * rows) if rows else b""
-        output = self.host.apply(batch, SCHEMA_BYTES, sent, self.now_us, after, digest=digest).output
+        output = self.processor.apply(batch, SCHEMA_BYTES, sent, self.now_us, after, digest=digest).output
         assert dict(self.store.scan(b"")) == dict(self.copy.scan(b"")), "a follower has the same"
         return output
 
@@ -107,10 +107,10 @@ def test_a_source_that_was_silent_for_long_is_retired_and_may_come_back(restarte
 def test_a_new_client_of_a_retired_source_fences_the_old_one(restarted: bool) -> None:
     one = One()
     one.send("s", 4, opens=Session(7, "x"))
-    assert one.host.retire("s")
-    assert not one.host.retire("s")
-    assert not one.host.retire("nobody")
-    one.host.open_source("s", Session(8, "y"))
+    assert one.processor.retire("s")
+    assert not one.processor.retire("s")
+    assert not one.processor.retire("nobody")
+    one.processor.open_source("s", Session(8, "y"))
     if restarted:
         one.start()
     assert one.kept() == {"s": True}
@@ -128,14 +128,14 @@ def test_an_output_that_is_dropped_is_gone_and_its_batch_stays(prefix: str, rest
     kept = [one.send(source, 0, sparse=False), one.send(source, 1, sparse=False)]
     assert all(kept)
     before = dict(one.store.scan(b""))
-    assert one.host.drop_output(source, 1, apply=False) == len(kept[1])
+    assert one.processor.drop_output(source, 1, apply=False) == len(kept[1])
     for batch, name in ((2, source), (1, "nobody"), *(() if prefix in ("batch:", "real-time:") else ((0, source),))):
-        assert one.host.drop_output(name, batch, apply=True) == 0
+        assert one.processor.drop_output(name, batch, apply=True) == 0
     assert dict(one.store.scan(b"")) == before
-    assert one.host.drop_output(source, 1, apply=True) == len(kept[1])
+    assert one.processor.drop_output(source, 1, apply=True) == len(kept[1])
     if restarted:
         one.start()
-    assert one.host.drop_output(source, 1, apply=True) == 0
+    assert one.processor.drop_output(source, 1, apply=True) == 0
     assert one.send(source, 1, sparse=False) == b"", "contained, and a retry is told of no rows"
     assert one.send(source, 2, sparse=False)
     if prefix == "batch:":
@@ -145,11 +145,11 @@ def test_an_output_that_is_dropped_is_gone_and_its_batch_stays(prefix: str, rest
 def test_no_output_is_dropped_of_a_source_that_is_retired_or_passed_by() -> None:
     one = One()
     one.send("s", 4)
-    assert one.host.retire("s")
-    assert one.host.drop_output("s", 4, apply=True) == 0
+    assert one.processor.retire("s")
+    assert one.processor.drop_output("s", 4, apply=True) == 0
     one.send("t", 4)
-    one.host.adopt({"t": Position(5)})
-    assert one.host.drop_output("t", 5, apply=True) == one.host.drop_output("t", 4, apply=True) == 0
+    one.processor.adopt({"t": Position(5)})
+    assert one.processor.drop_output("t", 5, apply=True) == one.processor.drop_output("t", 4, apply=True) == 0
 
 
 @pytest.mark.parametrize(("prefix", "spared_us"), [("batch:", SPARED_RUN_US), ("query:", SPARED_US)])
@@ -181,7 +181,7 @@ def test_a_retired_source_holds_no_watermark_back() -> None:
     one.send("slow", 0, watermark_us=10)
     one.send("fast", 0, watermark_us=50)
     assert int.from_bytes(one.store.get(layout.WATERMARK) or b"", "big") == 10
-    one.host.retire("slow")
+    one.processor.retire("slow")
     one.send("fast", 1, watermark_us=60)
     assert int.from_bytes(one.store.get(layout.WATERMARK) or b"", "big") == 60
 
@@ -190,7 +190,7 @@ def test_tombstones_are_bounded_and_what_nobody_knows_is_not_taken_for_new() -> 
     one = One(retired_max=8)
     for n in range(40):
         one.send(f"s{n}", 3, opens=Session(START + n, "x"))
-        one.host.retire(f"s{n}")
+        one.processor.retire(f"s{n}")
         assert sum(one.kept().values()) <= 8
     assert one.kept()["s39"]
     one.start()
@@ -204,11 +204,11 @@ def test_tombstones_are_bounded_and_what_nobody_knows_is_not_taken_for_new() -> 
 def test_initial_state_comes_before_rows_also_of_sources_that_are_gone() -> None:
     one = One()
     one.send("s", 0)
-    one.host.retire("s")
+    one.processor.retire("s")
     one.start()
     with pytest.raises(StaleBatch, match="has already processed rows"):
         one.send(INITIAL, 0)
-    assert not one.host.retire(INITIAL)
+    assert not one.processor.retire(INITIAL)
 
 
 def test_positions_without_a_time_get_one() -> None:
@@ -243,9 +243,9 @@ def test_each_piece_of_a_run_is_told_again(restarted: bool) -> None:
     assert len(set(outputs)) == 3
     if restarted:
         one.start()
-    sequence = one.host.sequence
+    sequence = one.processor.sequence
     assert [one.send("batch:r", number, sparse=False, digest=number) for number in range(3)] == outputs
-    assert one.host.sequence == sequence
+    assert one.processor.sequence == sequence
     with pytest.raises(PositionGap):
         one.send("batch:r", 4, sparse=False)
     for number in range(2):
@@ -274,7 +274,7 @@ def test_all_that_is_kept_of_a_run_goes_when_it_is_retired() -> None:
     views = {view.source: view for view in sources_in(one.store)}
     assert views["batch:r"].bytes >= size
     assert len(list(one.store.scan(layout.PIECE))) == 4
-    one.host.retire("batch:r")
+    one.processor.retire("batch:r")
     assert [key[4:14] for key, _ in one.store.scan(layout.PIECE)] == [b"batch:rest"]
     for number in range(3):
         with pytest.raises(SourceRetired):
@@ -290,7 +290,7 @@ def test_a_run_that_was_retired_goes_on_but_tells_no_piece_from_before(restarted
     one = One()
     for number in range(3):
         one.send("batch:r", number, sparse=False, digest=7)
-    one.host.retire("batch:r")
+    one.processor.retire("batch:r")
     outputs = [one.send("batch:r", number, sparse=False, digest=7) for number in (3, 4)]
     if restarted:
         one.start()

@@ -163,7 +163,7 @@ def test_damage_met_by_a_batch_seals_the_partition_off(place: Place) -> None:
     assert node is not None
     for number in range(3):
         send(node, number)
-    node.checkpointer._registry.store(node._registry.slot(P)).flush()
+    node.checkpointer._registry.store(node._registry.local(P)).flush()
     place.stop()
     sst = next((place.home / "created-1").glob("*.sst"))
     node = place.start()
@@ -188,10 +188,10 @@ def test_an_operator_that_speaks_of_corruption_costs_nothing(place: Place) -> No
     def process(*_: object) -> None:
         raise Exception("Corruption: of the youth")
 
-    host = node._registry.slot(P).host
-    assert host is not None
+    processor = node._registry.local(P).processor
+    assert processor is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(host._instance.operator), "process", process)
+        patch.setattr(type(processor._instance.operator), "process", process)
         with pytest.raises(Exception, match="of the youth"):
             send(node, 1)
     assert node.lifecycle(P).state is State.OWNED

@@ -14,7 +14,7 @@ import pytest
 from stateflow.errors import InvalidArgument, InvariantBroken, OperatorNotImportable, StateDamaged
 from stateflow.operator.operator import describe
 from stateflow.partition.lifecycle import Lifecycle, State
-from stateflow.partition.local_partition import Incoming, Slot
+from stateflow.partition.local_partition import Incoming, LocalPartition
 from stateflow.partition.positions import Batch
 from stateflow.partition.registry import PartitionRegistry
 from stateflow.partition.replica import ReplicaNode
@@ -52,51 +52,51 @@ def registry(node: ReplicaNode) -> PartitionRegistry:
     return node._registry
 
 
-def _both_owned_and_incoming(slot: Slot) -> None:
-    slot.incoming = Incoming("m1", slot.home / "m1-1")
+def _both_owned_and_incoming(local: LocalPartition) -> None:
+    local.incoming = Incoming("m1", local.home / "m1-1")
 
 
-def _warms_for_another_move(slot: Slot) -> None:
-    slot.host, slot.lifecycle.state, slot.lifecycle.move_id = None, State.WARMING, "m2"
-    slot.incoming = Incoming("m1", slot.home / "m1-1")
+def _warms_for_another_move(local: LocalPartition) -> None:
+    local.processor, local.lifecycle.state, local.lifecycle.move_id = None, State.WARMING, "m2"
+    local.incoming = Incoming("m1", local.home / "m1-1")
 
 
-def _one_directory_twice(slot: Slot) -> None:
-    assert slot.directory is not None
-    slot.host, slot.lifecycle.state, slot.lifecycle.move_id = None, State.WARMING, "m1"
-    slot.incoming = Incoming("m1", slot.directory)
+def _one_directory_twice(local: LocalPartition) -> None:
+    assert local.directory is not None
+    local.processor, local.lifecycle.state, local.lifecycle.move_id = None, State.WARMING, "m1"
+    local.incoming = Incoming("m1", local.directory)
 
 
-def _another_partition(slot: Slot) -> None:
-    slot.lifecycle.partition = PartitionId("Op", 1)
+def _another_partition(local: LocalPartition) -> None:
+    local.lifecycle.partition = PartitionId("Op", 1)
 
 
-def _not_on_disk(slot: Slot) -> None:
-    slot.store = slot.host = slot.directory = None
+def _not_on_disk(local: LocalPartition) -> None:
+    local.store = local.processor = local.directory = None
 
 
-def _elsewhere_on_disk(slot: Slot) -> None:
-    slot.directory = slot.home.parent
+def _elsewhere_on_disk(local: LocalPartition) -> None:
+    local.directory = local.home.parent
 
 
-def _at_work_behind_its_seal(slot: Slot) -> None:
-    slot.lifecycle.state, slot.lifecycle.successor = State.SEALED, ELSEWHERE
+def _at_work_behind_its_seal(local: LocalPartition) -> None:
+    local.lifecycle.state, local.lifecycle.successor = State.SEALED, ELSEWHERE
 
 
-def _at_work_without_a_database(slot: Slot) -> None:
-    slot.store = None
+def _at_work_without_a_database(local: LocalPartition) -> None:
+    local.store = None
 
 
-def _served_and_lost(slot: Slot) -> None:
-    slot.lost = StateDamaged("it was")
+def _served_and_lost(local: LocalPartition) -> None:
+    local.lost = StateDamaged("it was")
 
 
-def _in_hand_beside_one_taken_away(slot: Slot) -> None:
-    slot.lifecycle.in_hand, slot.stuck = True, object()  # type: ignore[assignment]
+def _in_hand_beside_one_taken_away(local: LocalPartition) -> None:
+    local.lifecycle.running, local.stuck = True, object()  # type: ignore[assignment]
 
 
-def _sealed_to_nobody(slot: Slot) -> None:
-    slot.lifecycle.state = State.SEALED
+def _sealed_to_nobody(local: LocalPartition) -> None:
+    local.lifecycle.state = State.SEALED
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,14 @@ def _sealed_to_nobody(slot: Slot) -> None:
     ],
 )
 def test_a_partition_in_a_state_that_no_history_leads_to_is_named(
-    node: ReplicaNode, corrupt: Callable[[Slot], None], words: str
+    node: ReplicaNode, corrupt: Callable[[LocalPartition], None], words: str
 ) -> None:
     registry(node).validate()
-    served = registry(node).slot(P)
-    slot = replace(served, lifecycle=replace(served.lifecycle))
-    corrupt(slot)
+    served = registry(node).local(P)
+    local = replace(served, lifecycle=replace(served.lifecycle))
+    corrupt(local)
     with pytest.raises(InvariantBroken, match=rf"{words}.*please report it with this line"):
-        slot.validate()
+        local.validate()
 
 
 def test_a_partition_of_an_operator_that_nobody_knows_is_named(node: ReplicaNode) -> None:
@@ -133,16 +133,16 @@ def test_a_partition_of_an_operator_that_nobody_knows_is_named(node: ReplicaNode
 
 
 def test_a_corruption_is_caught_behind_the_next_change(node: ReplicaNode, caplog: pytest.LogCaptureFixture) -> None:
-    slot = registry(node).slot(P)
-    slot.lost = StateDamaged("it was")
+    local = registry(node).local(P)
+    local.lost = StateDamaged("it was")
     with pytest.raises(InvariantBroken, match="a lost partition is not served"):
         send(node, 1)
     assert "invariant_broken: an invariant is broken in OWNED: a lost partition is not served" in caplog.text
 
 
 def test_a_lifecycle_is_looked_at_after_each_event(node: ReplicaNode) -> None:
-    lifecycle = registry(node).slot(P).lifecycle
-    lifecycle.in_hand, lifecycle.state, lifecycle.successor = True, State.SEALED, ELSEWHERE
+    lifecycle = registry(node).local(P).lifecycle
+    lifecycle.running, lifecycle.state, lifecycle.successor = True, State.SEALED, ELSEWHERE
     with pytest.raises(InvariantBroken, match="only while the partition is OWNED or FENCING"):
         lifecycle.cancel("m1")
 
@@ -151,16 +151,16 @@ def test_nobody_looks_unless_it_is_asked_for(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delenv("STATEFLOW_DEBUG_VALIDATE", raising=False)
     node = started(tmp_path, checked=ReplicaSettings().debug_validate)
     node.create(SPEC, [0], 1)
-    slot = registry(node).slot(P)
-    assert type(slot.lifecycle) is Lifecycle
-    slot.lost = StateDamaged("it was")
+    local = registry(node).local(P)
+    assert type(local.lifecycle) is Lifecycle
+    local.lost = StateDamaged("it was")
     assert send(node, 0).rows == 1
     node.close()
 
 
 def test_what_was_lost_and_undeployed_is_created_again(node: ReplicaNode) -> None:
-    slot = registry(node).slot(P)
-    registry(node).lose(slot, StateDamaged("it was"))
+    local = registry(node).local(P)
+    registry(node).lose(local, StateDamaged("it was"))
     node.drop("Op", 1)
     node.create(SPEC, [0], 2)
     assert send(node, 0, epoch=2).rows == 1

@@ -142,8 +142,8 @@ def test_what_was_put_aside_of_a_later_deployment_stays_in_the_way(two: Two, res
     """A late end of the former deployment does not permit the later one to begin empty."""
     two.a.drop("Op", 1)
     two.a.create(two.spec, [0], 2)
-    slot = two.a._registry.slot(P)
-    two.a._registry.lose(slot, StateDamaged("it cannot be read"))
+    local = two.a._registry.local(P)
+    two.a._registry.lose(local, StateDamaged("it cannot be read"))
     node = two.restart("a") if restarted else two.a
     node.drop("Op", 1)
     with pytest.raises(StateMissing, match="is quarantined"):

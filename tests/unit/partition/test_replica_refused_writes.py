@@ -97,7 +97,7 @@ def test_a_batch_of_which_a_follower_could_not_be_told_is_applied_once_and_not_m
             two.send(two.a, 7)
     assert two.send(two.a, 7).replayed
     assert two.states(two.a) == {"k0": 3, "k1": 12, "k2": 2}
-    assert not two.a._registry.slot(P).logs, "whoever follows begins anew: this one lacks a batch"
+    assert not two.a._registry.local(P).logs, "whoever follows begins anew: this one lacks a batch"
     two.b.cancel(P, "s1")
     two.move(two.a, two.b, "m1", 1)
     assert two.states(two.b) == {"k0": 3, "k1": 12, "k2": 2}
@@ -120,7 +120,7 @@ def test_a_standby_that_cannot_be_kept_leaves_room_for_another_move(two: Two, re
     moved_to_its_standby(two)
     assert two.b.cancel(P, "m1")
     assert two.b.receiver.own(P, "s1", end_of_standby(two)) is None
-    two.b._registry.slot(P).incoming.seal = end_of_standby(two)  # type: ignore[union-attr]
+    two.b._registry.local(P).incoming.seal = end_of_standby(two)  # type: ignore[union-attr]
     refusing.ownerships()
     with pytest.raises(Exception, match="No space"):
         two.b.cancel(P, "s1")
@@ -140,7 +140,7 @@ def test_what_was_sealed_stays_sealed_where_serving_it_again_cannot_be_written(t
     refusing.end()
     lifecycle = two.a.lifecycle(P)
     assert (lifecycle.state, lifecycle.epoch, lifecycle.move_id) == (State.SEALED, 2, "m1")
-    assert two.a._registry.slot(P).store is None, "one that could not be written takes no more writes"
+    assert two.a._registry.local(P).store is None, "one that could not be written takes no more writes"
     assert two.a.successor.from_local(P, "t2", 3).epoch == 3
     two.send(two.a, 3, epoch=3)
 
@@ -148,11 +148,11 @@ def test_what_was_sealed_stays_sealed_where_serving_it_again_cannot_be_written(t
 def test_a_seal_that_cannot_be_written_is_asked_for_again(two: Two, refusing: Refusing) -> None:
     two.send(two.a, 1)
     refusing.ownerships()
-    store = two.a._registry.slot(P).store
+    store = two.a._registry.local(P).store
     with pytest.raises(Exception, match="No space"):
         two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
     refusing.end()
-    assert two.a._registry.slot(P).store is not store, "one that could not be written takes no more writes"
+    assert two.a._registry.local(P).store is not store, "one that could not be written takes no more writes"
     assert two.a.sender.fence(P, "m1", 2, two.b.info, cold=True)
 
 
@@ -163,7 +163,7 @@ def test_a_partition_that_was_given_away_is_sealed_by_the_second_attempt(two: Tw
         two.a.successor.supersede(P, 2, C)
     refusing.end()
     assert two.a.lifecycle(P).state is State.OWNED
-    assert two.a._registry.slot(P).store is None, "one that could not be written takes no more writes"
+    assert two.a._registry.local(P).store is None, "one that could not be written takes no more writes"
     assert two.a.successor.supersede(P, 2, C)
     assert two.restart("a").lifecycle(P).state is State.SEALED
 
@@ -176,7 +176,7 @@ def test_a_partition_that_is_lost_is_told_of_although_it_cannot_be_put_aside(
     def read_only(*_: Any) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(type(two.a._registry.evidence), "put_aside", read_only)
-    two.a._registry.lose(two.a._registry.slot(P), StateDamaged("it cannot be read", remedy="-"))
+    monkeypatch.setattr(type(two.a._registry.quarantine), "put_aside", read_only)
+    two.a._registry.lose(two.a._registry.local(P), StateDamaged("it cannot be read", remedy="-"))
     assert two.a.lifecycle(P).state is State.ABSENT
     assert two.a.lost_some

@@ -20,9 +20,9 @@ from stateflow.partition import registry
 from stateflow.partition.batches import Answers
 from stateflow.partition.environment import WorkLock
 from stateflow.partition.positions import Batch
-from stateflow.partition.processor import Applied, PartitionHost
+from stateflow.partition.processor import Applied, PartitionProcessor
 from stateflow.partition.replica import ReplicaNode
-from stateflow.partition.slices import Frame, Shares
+from stateflow.partition.slices import BatchSlices, Frame
 from stateflow.replica.applying import Answer, Applier
 from stateflow.replica.streams import Piece
 from stateflow.settings import ReplicaSettings
@@ -67,29 +67,29 @@ def message(rows: list[tuple[str, int]]) -> bytes:
     return cast(bytes, made.serialize().to_pybytes())
 
 
-def applied_to(host: PartitionHost | ReplicaNode, number: int) -> Any:
+def applied_to(processor: PartitionProcessor | ReplicaNode, number: int) -> Any:
     batch, schema = Batch("s", number), SCHEMA.serialize().to_pybytes()
-    if isinstance(host, ReplicaNode):
-        return apply_to(host, P, 1, batch, schema, message(ROWS))
-    return host.apply(batch, schema, message(ROWS), 0)
+    if isinstance(processor, ReplicaNode):
+        return apply_to(processor, P, 1, batch, schema, message(ROWS))
+    return processor.apply(batch, schema, message(ROWS), 0)
 
 
 # -- one partition --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cls", [Sums, ColumnSums])
-@pytest.mark.parametrize("end", [PartitionHost.close, PartitionHost.discard])
+@pytest.mark.parametrize("end", [PartitionProcessor.close, PartitionProcessor.discard])
 def test_a_batch_whose_partition_is_let_go_beneath_it_is_not_committed(
     cls: Any, end: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore()
-    host = PartitionHost(cls, P, store, 1)
-    applied_to(host, 0)
+    processor = PartitionProcessor(cls, P, store, 1)
+    applied_to(processor, 0)
     with monkeypatch.context() as patch:
-        patch.setattr(cls, "met", lambda key: end(host) if key == "b" else None)
+        patch.setattr(cls, "met", lambda key: end(processor) if key == "b" else None)
         with pytest.raises(Unavailable, match="closed on this replica"):
-            applied_to(host, 1)
-    again = PartitionHost(cls, P, store, 1)
+            applied_to(processor, 1)
+    again = PartitionProcessor(cls, P, store, 1)
     assert again.position("s") == 0
     assert not applied_to(again, 1).replayed, "nothing of it was there"
     assert [again.state.peek(key).total.value for key, _ in ROWS] == [2, 4, 6]
@@ -143,14 +143,14 @@ def test_a_batch_that_is_in_hand_for_longer_than_a_replica_stops_is_not_committe
     node: ReplicaNode, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "RELEASE_S_MAX", 0.01)
-    store = node._registry.store(node._registry.slot(P))
+    store = node._registry.store(node._registry.local(P))
     thread, came = in_thread(lambda: applied_to(node, 0))
     assert held.entered.wait(LONG_S)
     node.close()
     held.go_on.set()
     thread.join(LONG_S)
     assert isinstance(came[0], Unavailable)
-    again = PartitionHost(Sums, P, store, 1)
+    again = PartitionProcessor(Sums, P, store, 1)
     assert again.position("s") is None
     assert not again.apply(Batch("s", 0), SCHEMA.serialize().to_pybytes(), message(ROWS), 0).replayed
     store.close()
@@ -186,8 +186,8 @@ def test_a_replica_that_stops_waits_for_whoever_has_a_partition(
 
 def test_nothing_is_opened_in_a_replica_that_has_stopped(node: ReplicaNode) -> None:
     node.close()
-    slot = node._registry.slot(P)
-    slot.host = slot.store = None
+    local = node._registry.local(P)
+    local.processor = local.store = None
     with pytest.raises(Unavailable, match="the replica is stopping"):
         applied_to(node, 0)
 
@@ -226,13 +226,13 @@ class Node:
     def __init__(self) -> None:
         self.applied: list[int] = []
         self.entered, self.go_on = threading.Event(), threading.Event()
-        self.batches = self.hands = self  # the applier asks nothing else of the two
+        self.batches = self.running = self  # the applier asks nothing else of the two
 
-    def pass_over(self, frame: Frame) -> list[int]:
+    def skip(self, frame: Frame) -> list[int]:
         return []
 
-    def apply(self, shares: Shares, answers: Answers) -> None:
-        for number, part in enumerate(shares.parts):
+    def apply(self, slices: BatchSlices, answers: Answers) -> None:
+        for number, part in enumerate(slices.parts):
             if not answers.goes_on():
                 return
             answers.begun(number)
@@ -241,12 +241,12 @@ class Node:
             assert self.go_on.wait(LONG_S)
             answers.told(number, Applied(b"", False, 1))
 
-    def in_hand(self) -> list[Any]:
+    def active(self) -> list[Any]:
         """Returns no batches, as between two parts of a call."""
         return []
 
 
-def shares(count: int, rows: bytes = b"") -> Piece:
+def slices(count: int, rows: bytes = b"") -> Piece:
     schema, counts = SCHEMA.serialize().to_pybytes(), [len(ROWS) if rows else 0] * count
     frame = Frame("Sums", Batch("s", 0), schema, list(range(count)), [1] * count, counts, [], [], rows)
     return Piece(frame, rows, True)
@@ -286,13 +286,13 @@ def test_a_call_that_was_cancelled_ends_with_the_part_in_hand() -> None:
     async def run() -> list[int]:
         node = Node()
         applier = applier_of(node)
-        call = asyncio.create_task(applier.run(Sender(shares(3))))
+        call = asyncio.create_task(applier.run(Sender(slices(3))))
         await until(node.entered)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
         node.go_on.set()
-        await applier.turns.in_turn(lambda: None)
+        await applier.batch_thread.between_batches(lambda: None)
         await applier.close()
         return node.applied
 
@@ -301,11 +301,11 @@ def test_a_call_that_was_cancelled_ends_with_the_part_in_hand() -> None:
 
 def test_a_replica_that_stops_begins_no_other_part_and_waits_for_the_one_in_hand() -> None:
     async def run() -> None:
-        node, to = Node(), Sender(shares(3))
+        node, to = Node(), Sender(slices(3))
         applier = applier_of(node)
         call = asyncio.create_task(applier.run(to))
         await until(node.entered)
-        behind = asyncio.create_task(applier.turns.in_turn(lambda: node.applied.append(99)))
+        behind = asyncio.create_task(applier.batch_thread.between_batches(lambda: node.applied.append(99)))
         await asyncio.sleep(0)
         closing = asyncio.create_task(applier.close())
         for _ in range(10):
@@ -313,15 +313,15 @@ def test_a_replica_that_stops_begins_no_other_part_and_waits_for_the_one_in_hand
         assert not closing.done(), "the thread still works on a batch"
         node.go_on.set()
         await asyncio.wait_for(closing, LONG_S)
-        assert await applier.turns.is_over()
+        assert await applier.batch_thread.is_over()
         await call
         with pytest.raises(Unavailable, match="the replica is stopping"):
             await behind
         assert node.applied == [0]
         assert to.codes == ["", "unavailable", "unavailable"]
         with pytest.raises(Unavailable, match="the replica is stopping"):
-            await applier.turns.in_turn(lambda: None)
-        late = Sender(shares(1))
+            await applier.batch_thread.between_batches(lambda: None)
+        late = Sender(slices(1))
         await applier.run(late)
         assert late.codes == ["unavailable"]
 
@@ -332,7 +332,7 @@ def test_a_batch_that_never_comes_back_does_not_keep_a_replica_from_stopping(
     node: ReplicaNode, held: Held, tmp_path: Path
 ) -> None:
     node.settings = ReplicaSettings(stop_timeout_s=0.02)
-    to = Sender(shares(1, message(ROWS)))
+    to = Sender(slices(1, message(ROWS)))
 
     async def run() -> None:
         applier = Applier(node, SYSTEM_CLOCK, lambda _: asyncio.Event(), lambda _: None)

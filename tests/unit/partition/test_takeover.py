@@ -139,11 +139,11 @@ class Overtaken:
     """A partition's lock. The next thread that takes it stands still until its replica has registered again."""
 
     def __init__(self, node: ReplicaNode) -> None:
-        self._node, self._slot = node, node._registry.slot(P)
-        self._mutex, self._slot.mutex = self._slot.mutex, self
+        self._node, self._local = node, node._registry.local(P)
+        self._mutex, self._local.mutex = self._local.mutex, self
 
     def __enter__(self) -> None:
-        self._slot.mutex = self._mutex
+        self._local.mutex = self._mutex
         self._node.begin_session(Command("ledger", 1, "second"))
         self._mutex.__enter__()
 
@@ -175,14 +175,14 @@ def test_a_take_over_that_a_registration_overtakes_is_void(two: Two, how: str) -
 def moved_to_its_standby(two: Two) -> None:
     """Seals ``a`` for the move m1 to ``b``, which follows as standby s1."""
     followed(two)
-    snapshot = two.a._registry.slot(P).logs["s1"].snapshot_id
+    snapshot = two.a._registry.local(P).logs["s1"].snapshot_id
     with two.a.sender.reading(snapshot):
         assert two.a.sender.is_followed(P, "m1", "s1")
     assert two.a.sender.fence(P, "m1", 2, two.b.info, standby_move="s1")
 
 
 def end_of_standby(two: Two) -> Seal:
-    seal = two.a._registry.slot(P).logs["s1"].seal
+    seal = two.a._registry.local(P).logs["s1"].seal
     assert seal is not None
     return seal
 
@@ -421,10 +421,10 @@ def test_a_log_that_nobody_reads_is_dropped(two: Two) -> None:
 
 
 def test_a_flush_after_the_close_is_no_error(two: Two) -> None:
-    slot = two.a._registry.slot(P)
-    assert slot.store is not None
-    slot.store.apply(Mutations(puts=[(b"a", b"b")]))
-    store, slot.store = slot.store, None
+    local = two.a._registry.local(P)
+    assert local.store is not None
+    local.store.apply(Mutations(puts=[(b"a", b"b")]))
+    store, local.store = local.store, None
     store.close()
     store.flush()
 

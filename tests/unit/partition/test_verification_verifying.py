@@ -37,8 +37,8 @@ def verified(node: ReplicaNode) -> Verification:
 
 
 def put(node: ReplicaNode, *entries: tuple[bytes, bytes]) -> None:
-    slot = node._registry.slot(P)
-    node._registry.store(slot).apply(Mutations(puts=list(entries)))
+    local = node._registry.local(P)
+    node._registry.store(local).apply(Mutations(puts=list(entries)))
 
 
 def total_of(key: str) -> bytes:
@@ -46,7 +46,7 @@ def total_of(key: str) -> bytes:
 
 
 def sorted_file(two: Two) -> Path:
-    two.a._registry.store(two.a._registry.slot(P)).flush()
+    two.a._registry.store(two.a._registry.local(P)).flush()
     return max((two.root / "a" / "operators").rglob("*.sst"), key=lambda path: path.stat().st_size)
 
 

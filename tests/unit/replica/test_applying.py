@@ -18,7 +18,7 @@ from stateflow.partition.batches import Answers
 from stateflow.partition.positions import Batch
 from stateflow.partition.processor import Applied
 from stateflow.partition.replica import ReplicaNode
-from stateflow.partition.slices import Frame, Shares
+from stateflow.partition.slices import BatchSlices, Frame
 from stateflow.replica.applying import SLICE_S, Answer, Applier
 from stateflow.replica.executor import LeftBehind
 from stateflow.replica.streams import Piece
@@ -39,22 +39,22 @@ class Node:
         )
         self.here = here
         self.rows: list[tuple[int, list[int]]] = []
-        self.batches = self.hands = self
+        self.batches = self.running = self
 
-    def pass_over(self, frame: Frame) -> list[int]:
+    def skip(self, frame: Frame) -> list[int]:
         return []
 
-    def apply(self, shares: Shares, answers: Answers) -> None:
-        for number, part in enumerate(shares.parts):
+    def apply(self, slices: BatchSlices, answers: Answers) -> None:
+        for number, part in enumerate(slices.parts):
             answers.begun(number)
-            rows = [] if shares.rows is None else shares.rows.slice(part.start, part.stop - part.start)["v"].to_pylist()
+            rows = [] if slices.rows is None else slices.rows.slice(part.start, part.stop - part.start)["v"].to_pylist()
             self.rows.append((part.partition, rows))
             answers.told(number, self.here[part.partition])
 
     def lifecycle(self, partition: PartitionId) -> Any:
         return SimpleNamespace(epoch=6)
 
-    def in_hand(self) -> list[Any]:
+    def active(self) -> list[Any]:
         return []
 
 
@@ -205,8 +205,8 @@ def test_a_part_that_was_given_up_is_asked_for_again() -> None:
     gives_up = [1]
 
     class Spares(Node):
-        def apply(self, shares: Shares, answers: Answers) -> None:
-            for number, part in enumerate(shares.parts):
+        def apply(self, slices: BatchSlices, answers: Answers) -> None:
+            for number, part in enumerate(slices.parts):
                 answers.begun(number)
                 node.rows.append((part.partition, []))
                 if part.partition not in gives_up:
@@ -227,19 +227,19 @@ def test_a_rest_that_does_not_come_is_not_waited_for() -> None:
         serve(Node({}, hold_s=SOON_S), Sender(in_pieces({0: [1]}, 4)[:1], never))
 
 
-class Passes(Node):
+class SkippedBatches(Node):
     """A node that skips all partitions without rows but the first; or none, since its thread does not come back."""
 
     comes_back = True
 
-    def pass_over(self, frame: Frame) -> list[int]:
+    def skip(self, frame: Frame) -> list[int]:
         if not self.comes_back:
             raise LeftBehind
         return [place for place, count in enumerate(frame.counts) if not count and frame.partitions[place]]
 
 
 def test_partitions_that_a_batch_passes_are_answered_and_not_visited() -> None:
-    node = Passes({0: applied(0), 2: applied(2)})
+    node = SkippedBatches({0: applied(0), 2: applied(2)})
     sender = Sender([whole({0: [], 1: [], 2: [3, 4], 3: []}), whole({5: []})])
     applier = serve(node, sender)
     assert node.rows == [(0, []), (2, [3, 4])]
@@ -250,15 +250,15 @@ def test_partitions_that_a_batch_passes_are_answered_and_not_visited() -> None:
 
 
 def test_a_batch_of_a_sparse_source_or_with_rows_everywhere_asks_nobody_to_pass() -> None:
-    node = Passes({0: applied(1), 1: applied(0)})
-    node.pass_over = None  # type: ignore[assignment, method-assign]
+    node = SkippedBatches({0: applied(1), 1: applied(0)})
+    node.skip = None  # type: ignore[assignment, method-assign]
     sparse = frame({1: []}, Batch("s", 0, sparse=True))
     serve(node, Sender([whole({0: [1]}), Piece(sparse, sparse.message, True)]))
     assert [partition for partition, _ in node.rows] == [0, 1]
 
 
 def test_where_the_thread_does_not_come_back_partitions_are_visited() -> None:
-    node = Passes({1: applied(0)})
+    node = SkippedBatches({1: applied(0)})
     node.comes_back = False
     sender = Sender([whole({1: []})])
     serve(node, sender)
@@ -270,8 +270,8 @@ def test_one_that_takes_long_lets_others_go_first() -> None:
     """A slow call lets others go first between two of its partitions, and each partition is applied once."""
 
     class Slow(Node):
-        def apply(self, shares: Shares, answers: Answers) -> None:
-            for number, part in enumerate(shares.parts):
+        def apply(self, slices: BatchSlices, answers: Answers) -> None:
+            for number, part in enumerate(slices.parts):
                 if not answers.goes_on():
                     return
                 answers.begun(number)

@@ -20,7 +20,7 @@ from stateflow.partition.lifecycle import Lifecycle, State
 from stateflow.partition.local_partition import acknowledgement, moved
 from stateflow.partition.replica import ReplicaNode
 from stateflow.replica.applying import Confirmations
-from stateflow.replica.executor import Turns
+from stateflow.replica.executor import BatchThread
 from stateflow.replica.peers import Threads
 from stateflow.replica.sources import Sources
 from stateflow.types import ReplicaInfo
@@ -124,8 +124,8 @@ def opened(node: ReplicaNode, wait_s: float, meanwhile: Callable[[asyncio.Task[A
 
     async def open_source() -> None:
         changed = asyncio.Event()
-        turns, threads = Turns(SYSTEM_CLOCK), Threads()
-        sources = Sources(node, threads, turns, Confirmations(node, SYSTEM_CLOCK, lambda _: changed))
+        batch_thread, threads = BatchThread(SYSTEM_CLOCK), Threads()
+        sources = Sources(node, threads, batch_thread, Confirmations(node, SYSTEM_CLOCK, lambda _: changed))
         opening = asyncio.create_task(sources.open("Op", "s", [0], Session(1, "newer")))
         try:
             while node.sequence(P) == before:
@@ -134,7 +134,7 @@ def opened(node: ReplicaNode, wait_s: float, meanwhile: Callable[[asyncio.Task[A
             changed.set()
             await asyncio.wait_for(opening, 10)
         finally:
-            turns.stop()
+            batch_thread.stop()
             threads.close()
 
     asyncio.run(open_source())

@@ -21,7 +21,7 @@ from stateflow.partition.replica import ReplicaNode
 from stateflow.replica import executor, server
 from stateflow.replica.applying import Applier
 from stateflow.replica.checkpoints import CheckpointShell
-from stateflow.replica.executor import Troubles
+from stateflow.replica.executor import ErrorThrottle
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ReplicaInfo
 
@@ -64,7 +64,7 @@ def test_batches_are_watched_on_after_any_error(monkeypatch: pytest.MonkeyPatch)
         node = SimpleNamespace(
             settings=ReplicaSettings(batch_timeout_s=LONG_S),
             batches=SimpleNamespace(
-                hands=SimpleNamespace(keeps_waiting=lambda _: False, overdue=failing, in_hand=list)
+                running=SimpleNamespace(keeps_waiting=lambda _: False, overdue=failing, active=list)
             ),
             served_at=0.0,
         )
@@ -79,19 +79,19 @@ def test_the_thread_of_a_batch_that_was_taken_away_is_left_although_its_seal_can
     monkeypatch: pytest.MonkeyPatch, taken: bool
 ) -> None:
     monkeypatch.setattr(executor, "INTERRUPTS", 1)
-    hand: Any = SimpleNamespace(partition=PartitionId("Op", 0), interrupt=lambda: None, ended=False, left=False)
+    batch: Any = SimpleNamespace(partition=PartitionId("Op", 0), interrupt=lambda: None, ended=False, left=False)
 
     async def run() -> None:
         held = threading.Event()
-        batches = SimpleNamespace(hands=SimpleNamespace(take_away=Failing(NO_ROOM)), refusal=lambda _: None)
+        batches = SimpleNamespace(running=SimpleNamespace(take_away=Failing(NO_ROOM)), refusal=lambda _: None)
         node = SimpleNamespace(settings=ReplicaSettings(), batches=batches)
         applier = Applier(cast(ReplicaNode, node), SYSTEM_CLOCK, lambda _: asyncio.Event(), lambda _: None)
-        hand.taken = taken
-        stuck = asyncio.create_task(applier.turns.in_turn(held.wait, LONG_S))
+        batch.taken = taken
+        stuck = asyncio.create_task(applier.batch_thread.between_batches(held.wait, LONG_S))
         await asyncio.sleep(0)
         try:
-            await applier.watch.end(hand)
-            await asyncio.wait_for(applier.turns.in_turn(lambda: None), LONG_S)
+            await applier.watch.end(batch)
+            await asyncio.wait_for(applier.batch_thread.between_batches(lambda: None), LONG_S)
             with pytest.raises(StateflowError, match="did not finish"):
                 await stuck
         finally:
@@ -99,11 +99,11 @@ def test_the_thread_of_a_batch_that_was_taken_away_is_left_although_its_seal_can
 
     if taken:
         asyncio.run(run())
-        assert hand.left
+        assert batch.left
     else:
         with pytest.raises(OSError, match="No space"):
             asyncio.run(run())
-        assert not hand.left
+        assert not batch.left
 
 
 def test_what_nobody_reads_is_dropped_after_any_error() -> None:
@@ -140,14 +140,14 @@ def test_checkpoints_are_looked_after_on_after_any_error(duty: str) -> None:
 
 
 def test_each_kind_of_trouble_is_said_once_until_a_round_goes_well(caplog: pytest.LogCaptureFixture) -> None:
-    troubles = Troubles(logging.getLogger("stateflow.test"), "it is not done")
+    throttle = ErrorThrottle(logging.getLogger("stateflow.test"), "it is not done")
     for error in (NO_ROOM, NO_ROOM, ValueError("odd"), ValueError("odd"), NO_ROOM, None, NO_ROOM):
-        with troubles.survived():
+        with throttle.survived():
             if error is not None:
                 raise error
     said = [(each.getMessage().split(":")[1].strip(), bool(each.exc_info)) for each in caplog.records]
     assert said == [("disk_full", False), ("ValueError", True), ("disk_full", False), ("disk_full", False)]
-    with pytest.raises(asyncio.CancelledError), troubles.survived():
+    with pytest.raises(asyncio.CancelledError), throttle.survived():
         raise asyncio.CancelledError
 
 

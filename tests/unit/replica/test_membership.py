@@ -15,7 +15,7 @@ import pytest
 
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import NotLeading, StateMissing
-from stateflow.partition.control import Authority
+from stateflow.partition.control import FencingGuard
 from stateflow.partition.data_directory import Identity
 from stateflow.replica.membership import Member, stay_registered
 from stateflow.rpc import common_pb2 as pb
@@ -60,7 +60,7 @@ class Shell:
         self.leased = asyncio.Event()
         self.raising: list[Exception] = []
         self._failing = seals_failing
-        authority = Authority(alone=False)
+        authority = FencingGuard(alone=False)
         self.node = SimpleNamespace(
             lost_some=False,
             identity=Identity("d", "a-0"),
@@ -78,7 +78,7 @@ class Shell:
 
     def member(self) -> Member:
         info, this = ReplicaInfo("a-0", "a", "127.0.0.1:1"), cast(Any, self)
-        return Member(this.node, info, self.clock, self.connect, threads=this, pulls=this, bundles=this)
+        return Member(this.node, info, self.clock, self.connect, threads=this, transfers=this, bundles=this)
 
     async def ensure(self, _: Any) -> None:
         """Loads nothing: no operator came in a bundle."""

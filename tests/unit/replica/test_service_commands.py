@@ -22,7 +22,7 @@ from stateflow.errors import (
 )
 from stateflow.operator.operator import describe
 from stateflow.partition.batches import HOLD_S_MAX
-from stateflow.partition.control import Authority, Command
+from stateflow.partition.control import Command, FencingGuard
 from stateflow.partition.lifecycle import EPOCH_STEP_MAX, State
 from stateflow.partition.registry import PartitionRegistry
 from stateflow.partition.replica import ReplicaNode
@@ -95,7 +95,7 @@ def test_every_control_rpc_says_who_commands_and_no_other_does() -> None:
 
 
 def test_only_the_newest_registration_is_obeyed() -> None:
-    authority = Authority(alone=False)
+    authority = FencingGuard(alone=False)
     with pytest.raises(LeaseLost):
         authority.check(Command())
     authority.obey(Command(LEDGER, 5, "one"))
@@ -108,7 +108,7 @@ def test_only_the_newest_registration_is_obeyed() -> None:
 
 def test_a_smaller_term_is_refused_and_changes_nothing() -> None:
     kept: list[tuple[str, int]] = []
-    authority = Authority(keep=lambda *seen: kept.append(seen), alone=False)
+    authority = FencingGuard(keep=lambda *seen: kept.append(seen), alone=False)
     authority.obey(Command(LEDGER, 5, "one"))
     authority.obey(Command(LEDGER, 5, "two"))
     assert kept == [(LEDGER, 5)], "written once a term"
@@ -126,7 +126,7 @@ def test_nothing_is_obeyed_before_its_term_is_durable() -> None:
     def full(*_: object) -> None:
         raise OSError("no space left")
 
-    authority = Authority(keep=full, alone=False)
+    authority = FencingGuard(keep=full, alone=False)
     with pytest.raises(OSError, match="no space"):
         authority.obey(Command(LEDGER, 5, "one"))
     with pytest.raises(LeaseLost):

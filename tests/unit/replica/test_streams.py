@@ -89,7 +89,7 @@ def test_the_last_answer_of_a_call_ends_it() -> None:
 
 
 def test_a_call_may_end_with_partitions_that_a_batch_passed() -> None:
-    async def passes(exchange: Exchange) -> None:
+    async def skipped_batches(exchange: Exchange) -> None:
         first = await exchange.receive()
         assert first is not None
         assert first.frame is not None
@@ -101,7 +101,7 @@ def test_a_call_may_end_with_partitions_that_a_batch_passed() -> None:
         await exchange.passed(second.frame.partitions)
 
     async def work() -> None:
-        s = Stream(passes)
+        s = Stream(skipped_batches)
         s.send(request(1, 0, 1, 2, last=False), request(1, 3, 4, begins=False), None)
         said = [await s.hear() for _ in range(3)]
         assert [(list(each.passed), len(each.results), each.last) for each in said] == [

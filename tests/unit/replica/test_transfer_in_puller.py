@@ -25,7 +25,7 @@ from stateflow.partition.replica import ReplicaNode
 from stateflow.replica import transfer_in
 from stateflow.replica.bases import Peer
 from stateflow.replica.peers import SourceReplica
-from stateflow.replica.transfer_in import Pull
+from stateflow.replica.transfer_in import IncomingTransfer
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.settings import ReplicaSettings
@@ -77,7 +77,7 @@ def test_it_writes_nothing_outside_the_copy(
     node = ReplicaNode(ReplicaInfo("target", "edge", "edge:1"), home, settings)
     spec = describe(Count, 4)
 
-    async def pull() -> str:
+    async def transfer() -> str:
         server = grpc.aio.server()
         replica_pb2_grpc.add_ReplicaServiceServicer_to_server(Fake(files, sent), server)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -87,13 +87,16 @@ def test_it_writes_nothing_outside_the_copy(
             with ThreadPoolExecutor(1) as files_, ThreadPoolExecutor(1) as quick:
                 async with grpc.aio.insecure_channel(address) as channel:
                     source = SourceReplica(channel, address, settings.transfer_timeout_s)
-                    *_, last = [report async for report in Pull(node, move, source, files_, quick, SYSTEM_CLOCK).run()]
+                    *_, last = [
+                        report
+                        async for report in IncomingTransfer(node, move, source, files_, quick, SYSTEM_CLOCK).run()
+                    ]
             return str(last.fault.what)
         finally:
             await server.stop(None)
 
     before = {path for path in tmp_path.rglob("*") if home not in path.parents}
-    assert said in asyncio.run(pull())
+    assert said in asyncio.run(transfer())
     node.close()
     assert {path for path in tmp_path.rglob("*") if home not in path.parents} == before
     assert not Path("/tmp/stateflow-evil.py").exists()
@@ -135,9 +138,9 @@ async def a_broken_change_log(source: Any, path: Path) -> None:
     node: Any = SimpleNamespace(settings=ReplicaSettings())
     move = Preparation("m", describe(Count, 4), PartitionId("Count", 0), ReplicaInfo("fake", "x", "fake:1"), 1)
     none: Any = None
-    pull, readings = Pull(node, move, source, none, none, SYSTEM_CLOCK), source.follow()
+    transfer, readings = IncomingTransfer(node, move, source, none, none, SYSTEM_CLOCK), source.follow()
     while True:
-        await pull._next(readings)
+        await transfer._next(readings)
 
 
 @pytest.mark.parametrize("broken", [a_broken_file, a_broken_change_log])
@@ -192,17 +195,17 @@ def test_a_transfer_that_failed_leaves_nothing_to_the_garbage_collection(
     spec = describe(Count, 4)
     move = Preparation("m", spec, PartitionId(spec.name, 0), ReplicaInfo("fake", "x", "fake:1"), 1)
 
-    async def run() -> weakref.ref[Pull]:
+    async def run() -> weakref.ref[IncomingTransfer]:
         with ThreadPoolExecutor(1) as files, ThreadPoolExecutor(1) as quick:
-            pull = Pull(node, move, source, files, quick, SYSTEM_CLOCK)
-            *_, last = [report async for report in pull.run()]
+            transfer = IncomingTransfer(node, move, source, files, quick, SYSTEM_CLOCK)
+            *_, last = [report async for report in transfer.run()]
             assert isinstance(last.fault, fault)
-            return weakref.ref(pull)
+            return weakref.ref(transfer)
 
     gc.disable()
     try:
-        pull = asyncio.run(run())
-        assert pull() is None
+        transfer = asyncio.run(run())
+        assert transfer() is None
         assert [each() for each in source.messages] == [None]
     finally:
         gc.enable()

@@ -15,7 +15,7 @@ from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import MoveAborted
 from stateflow.partition.control import Phase, Progress
 from stateflow.partition.lifecycle import Lifecycle, State
-from stateflow.replica.transfer_in import Pulls, RunningPull
+from stateflow.replica.transfer_in import IncomingTransfers, RunningTransfer
 from stateflow.types import PartitionId
 
 P = PartitionId("Op", 0)
@@ -42,15 +42,15 @@ def heard(again: str) -> list[Progress]:
         )
         threads: Any = SimpleNamespace(in_files=in_files, files=None, quick=None)
         connect: Any = None
-        pulls = Pulls(node, None, SYSTEM_CLOCK, connect, threads)
+        transfers = IncomingTransfers(node, None, SYSTEM_CLOCK, connect, threads)
         transfer: Any = Transfer()
         loop = asyncio.get_running_loop()
-        pulls._begin = lambda move: RunningPull(move.move_id, transfer, loop)  # type: ignore[method-assign]
+        transfers._begin = lambda move: RunningTransfer(move.move_id, transfer, loop)  # type: ignore[method-assign]
         move: Any = SimpleNamespace(partition=P, move_id="m", standby=False)
-        assert [each.phase async for each in pulls.run(move, "")] == [Phase.WARMING, Phase.OWNED]
+        assert [each.phase async for each in transfers.run(move, "")] == [Phase.WARMING, Phase.OWNED]
         lifecycle.move_id = again  # the move by which the partition came
         asked: Any = SimpleNamespace(partition=P, move_id=again, standby=False)
-        return [each async for each in pulls.run(asked, "")]
+        return [each async for each in transfers.run(asked, "")]
 
     return asyncio.run(ask())
 
@@ -86,14 +86,14 @@ def joined(cancelled: str) -> tuple[list[Progress], list[Progress]]:
         node: Any = SimpleNamespace(lifecycle=lambda _: lifecycle, receiver=SimpleNamespace(lost=None))
         threads: Any = SimpleNamespace(in_files=in_files, files=None, quick=None)
         connect: Any = None
-        pulls = Pulls(node, None, SYSTEM_CLOCK, connect, threads)
+        transfers = IncomingTransfers(node, None, SYSTEM_CLOCK, connect, threads)
         transfer: Any = Transfer()
         loop = asyncio.get_running_loop()
-        pulls._begin = lambda move: RunningPull(move.move_id, transfer, loop)  # type: ignore[method-assign]
+        transfers._begin = lambda move: RunningTransfer(move.move_id, transfer, loop)  # type: ignore[method-assign]
 
         async def listen(move_id: str, standby_move: str) -> list[Progress]:
             move: Any = SimpleNamespace(partition=P, move_id=move_id, standby=False)
-            return [each async for each in pulls.run(move, standby_move)]
+            return [each async for each in transfers.run(move, standby_move)]
 
         standby = loop.create_task(listen("standby", ""))
         await follows.wait()
@@ -102,7 +102,7 @@ def joined(cancelled: str) -> tuple[list[Progress], list[Progress]]:
         move = loop.create_task(listen("m", "standby"))
         if cancelled == "while":
             await asyncio.wait((move,), timeout=0.01)
-            pulls.dismiss(P, "m")
+            transfers.dismiss(P, "m")
         if cancelled:
             await move
             assert not standby.done()
@@ -152,11 +152,11 @@ def test_a_transfer_that_was_stopped_is_freed_without_a_garbage_collection() -> 
         connect: Any = None
         threads: Any = None
         transfer: Any = Transfer()
-        pulls = Pulls(node, None, SYSTEM_CLOCK, connect, threads)
-        pulls._running[P] = RunningPull("m", transfer, asyncio.get_running_loop())
+        transfers = IncomingTransfers(node, None, SYSTEM_CLOCK, connect, threads)
+        transfers._running[P] = RunningTransfer("m", transfer, asyncio.get_running_loop())
         await follows.wait()
-        task = pulls._running[P].task
-        pulls.stop(P)
+        task = transfers._running[P].task
+        transfers.stop(P)
         await asyncio.wait((task,))
         return messages[0]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from stateflow.errors import InvalidArgument, Unavailable
-from stateflow.fleet import AgentInfo, Beat, Child, Directory, Orders, Request, Spawned
+from stateflow.fleet import AgentInfo, Beat, Child, DesiredState, Directory, Request, Spawned
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc.agents import (
     beat_of,
     beat_to_pb,
-    orders_of,
-    orders_to_pb,
+    desired_state_of,
+    desired_state_to_pb,
     report_of,
     request_of,
     request_to_pb,
@@ -31,8 +31,8 @@ def test_beats_orders_and_requests() -> None:
     assert str(back.children[0].fault) == str(DIED.fault)
     assert back.children[0].spawned == RUNS
     assert (back.agent, back.directory, back.term, back.children[1]) == (INFO, beat.directory, 7, beat.children[1])
-    orders = Orders(10.0, (RUNS, STOPPED), "ledger", 7, "lost", 0.5)
-    assert orders_of(checked(orders_to_pb(orders))) == orders
+    orders = DesiredState(10.0, (RUNS, STOPPED), "ledger", 7, "lost", 0.5)
+    assert desired_state_of(checked(desired_state_to_pb(orders))) == orders
     request = Request("edge", 3, 2, 5, 1 << 30, {"disk": "ssd"})
     assert request_of(checked(request_to_pb(request))) == request
 

@@ -19,7 +19,7 @@ from stateflow.operator.operator import output_schema
 from stateflow.operator.output import OutputReader
 from stateflow.partition import layout
 from stateflow.partition.layout import Session
-from stateflow.partition.processor import PartitionHost
+from stateflow.partition.processor import PartitionProcessor
 from stateflow.partitioner import partition_of
 from stateflow.spark.real_time import Epoch, EpochSteps, Kept, Of, Outputs, Plan
 from stateflow.spark.task import PARTITION_COLUMN
@@ -107,7 +107,7 @@ class World:
 
     def __init__(self) -> None:
         self.stores = [MemoryStore() for _ in range(PARTITIONS)]
-        self.hosts: list[PartitionHost] = []
+        self.hosts: list[PartitionProcessor] = []
         self.start()
         self.clock, self.made, self.number = 1, 0, 0
         self.starts = [0] * SOURCES
@@ -116,7 +116,7 @@ class World:
         self.strays: list[Attempt] = []
 
     def start(self) -> None:
-        self.hosts = [PartitionHost(Count, PartitionId("Count", p), s, epoch=1) for p, s in enumerate(self.stores)]
+        self.hosts = [PartitionProcessor(Count, PartitionId("Count", p), s, epoch=1) for p, s in enumerate(self.stores)]
 
     def do(self, left: list[int | None], of: Of) -> Any:
         self.clock += 1

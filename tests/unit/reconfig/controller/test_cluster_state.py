@@ -19,9 +19,9 @@ from reconfig.controller import cluster_state as cluster_state_module
 from reconfig.controller.batch_book import APP, batch_item, entry
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.roster import Home
+from reconfig.decisions.leadership import Leadership
 from reconfig.decisions.plan import Limits, StrategyName
 from reconfig.decisions.sweeps import Maintenance
-from reconfig.decisions.tenure import Tenure
 from reconfig.decisions.work import PlannedMove, PlannedRestore, PlannedStandby, to_payload
 from stateflow.errors import HoldLost, IllegalRecord, InvariantBroken, Locked, MoveCancelled, OperatorNotDeployed
 from stateflow.fleet import AgentInfo, Spawned
@@ -425,8 +425,8 @@ def test_what_was_decided_in_a_term_that_has_ended_meanwhile_is_not_written(
     """
     move = planned(cluster)
     cluster.plan_move(move)
-    tenure = Tenure(until=1.0)
-    cluster.check = lambda: tenure.check(2.0)
+    leadership = Leadership(until=1.0)
+    cluster.check = lambda: leadership.check(2.0)
     with pytest.raises(HoldLost):
         cluster.grant(move)
     assert [open_move.granted for open_move in ClusterState.read(ledger).open_moves.values()] == [False]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reconfig.controller.cluster_state import ClusterState
-from reconfig.controller.controller import Survey
+from reconfig.controller.controller import StatusReporter
 from reconfig.controller.roster import Home
 from stateflow.clock import ManualClock
 from stateflow.fleet import AgentInfo, Child, Spawned
@@ -43,5 +43,7 @@ def test_a_replica_has_ended_when_its_agent_says_so(tmp_path: Path, running: boo
         nothing: Any = None
         deployments: Any = SimpleNamespace(created={}, trials={})
         children = {"r": Child(spawned, state, 0, None, "")}
-        (said,) = Survey(context, runs, standbys, nothing, deployments, measuring, children.get).status().replicas
+        (said,) = (
+            StatusReporter(context, runs, standbys, nothing, deployments, measuring, children.get).status().replicas
+        )
         assert (said.alive, said.stopped) == (alive, not running)

@@ -328,7 +328,7 @@ def test_a_trial_ends_with_its_caller_and_nothing_is_deployed(cluster: Cluster) 
     async def run() -> None:
         trying = asyncio.create_task(cluster.server.deployments.try_out(TEXT))
         await cluster.hung.wait()
-        (told,) = cluster.server.survey.status().deploying
+        (told,) = cluster.server.status_reporter.status().deploying
         assert (told.name, told.partitions, told.created) == ("Count", 4, 0)
         assert told.tried == len(cluster.tried)
         trying.cancel()
@@ -355,7 +355,7 @@ def sites(cluster: Cluster) -> Cluster:
 def test_an_operator_stays_confined_to_the_sites_it_was_deployed_to_last(sites: Cluster) -> None:
     sites.deploy(SPEC, ["x"])
     before = sites.cluster.operator("Count").assignment
-    assert sites.server.survey.status().status().operators[0].sites == ("x",)
+    assert sites.server.status_reporter.status().status().operators[0].sites == ("x",)
     for others in (["y", "x"], ["y"], []):
         sites.deploy(SPEC)
         assert ClusterState.read(sites.cluster.ledger).operator("Count").sites, "nothing was said of sites"

@@ -171,7 +171,7 @@ def test_what_is_paused_takes_no_turn_from_others(tmp_path: Path) -> None:
         running = asyncio.ensure_future(it.executor.run(it.running))
         await asyncio.sleep(0.01)
         async with asyncio.timeout(10):
-            async with it.executor.turns.turn(Part("other"), other) as begins:
+            async with it.executor.queue.turn(Part("other"), other) as begins:
                 assert begins
                 assert it.attempts == [0, 0, 0]
                 it.runs.resume(it.running)
@@ -190,7 +190,7 @@ def test_what_waits_and_is_planned_anew_goes_there(tmp_path: Path) -> None:
         running = asyncio.ensure_future(it.executor.run(it.running))
         await asyncio.sleep(0.01)
         it.cluster.retarget(it.moves[1], "c", "b does not answer")
-        it.executor.turns.leave(it.moves[1])
+        it.executor.queue.leave(it.moves[1])
         async with asyncio.timeout(10):
             while it.running.runners[1].planned.target != "c":
                 await asyncio.sleep(0.001)
@@ -208,13 +208,13 @@ def test_what_is_being_planned_anew_does_not_begin_meanwhile(tmp_path: Path) -> 
         running = asyncio.ensure_future(it.executor.run(it.running))
         await asyncio.sleep(0.01)
         async with asyncio.timeout(10):
-            with it.executor.turns.withheld(it.moves[0]) as waits:
+            with it.executor.queue.withheld(it.moves[0]) as waits:
                 assert waits
                 it.runs.resume(it.running)
                 while it.attempts != [0, 1, 0]:
                     await asyncio.sleep(0.001)
             await running
-            with it.executor.turns.withheld(it.moves[0]) as waits:
+            with it.executor.queue.withheld(it.moves[0]) as waits:
                 assert not waits, "it has ended"
         assert it.attempts == [1, 1, 1]
 
@@ -231,12 +231,12 @@ def test_what_waits_and_has_lost_its_source_ends_at_once(tmp_path: Path) -> None
         it.runs.pause(it.running)
         running = asyncio.ensure_future(it.executor.run(it.running))
         await asyncio.sleep(0.01)
-        it.executor.turns.leave(it.moves[1])
+        it.executor.queue.leave(it.moves[1])
         it.running.runners[2].is_moot = True  # type: ignore[union-attr, misc]
         async with asyncio.timeout(10):
             while it.withdrawn != [1]:
                 await asyncio.sleep(0.001)
-            it.executor.turns.leave(it.moves[0])
+            it.executor.queue.leave(it.moves[0])
             await running
         assert (it.withdrawn, it.attempts) == ([1, 0, 2], [0, 0, 0])
 

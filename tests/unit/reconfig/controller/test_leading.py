@@ -26,7 +26,7 @@ from stateflow.errors import (
     Unavailable,
     WriteUncertain,
 )
-from stateflow.ledger import Hold, Holder, Ledger
+from stateflow.ledger import Holder, LeaderLease, Ledger
 from stateflow.settings import ControllerSettings
 
 SETTINGS = ControllerSettings(lease_margin=0.1, hold_s=5.0, retry_interval_s=0.001)
@@ -44,21 +44,23 @@ class Held:
     id = "L"
 
     def __init__(self) -> None:
-        self.now = Hold(1, OTHER, 0, SETTINGS.hold_s, -1.0)
+        self.now = LeaderLease(1, OTHER, 0, SETTINGS.hold_s, -1.0)
         self.fails: dict[str, StateflowError] = {}
 
-    def hold(self) -> Hold:
+    def hold(self) -> LeaderLease:
         return self.now
 
-    def take_hold(self, me: Holder, lease_s: float, gone: Callable[[Holder], bool], over_us: int | None = None) -> Hold:
-        before, self.now = self.now, Hold(self.now.term + 1, me, 0, lease_s, lease_s)
-        self._fail("take_hold")
+    def take_leadership(
+        self, me: Holder, lease_s: float, gone: Callable[[Holder], bool], over_us: int | None = None
+    ) -> LeaderLease:
+        before, self.now = self.now, LeaderLease(self.now.term + 1, me, 0, lease_s, lease_s)
+        self._fail("take_leadership")
         return replace(self.now, grace_s=0.0 if before.holder.id == me.id else before.lease_s)
 
-    def renew_hold(self, lease_s: float) -> None:
-        self._fail("renew_hold")
+    def renew_leadership(self, lease_s: float) -> None:
+        self._fail("renew_leadership")
 
-    def give_back_hold(self) -> None: ...
+    def give_back_leadership(self) -> None: ...
 
     def records(self, archived: bool) -> list[Any]:
         self._fail("records")
@@ -76,7 +78,7 @@ class Terms:
         ledger: Any = self.ledger
         self.leading = Leading(ledger, ME, lambda _: False, SETTINGS, self.clock, self._make)
 
-    def _make(self, tenure: Any, states: Any, grace_s: float) -> Any:
+    def _make(self, leadership: Any, states: Any, grace_s: float) -> Any:
         async def close() -> None: ...
 
         self.graces.append(grace_s)
@@ -84,7 +86,7 @@ class Terms:
         return SimpleNamespace(resume=lambda: None, close=close, over=over)
 
 
-@pytest.mark.parametrize(("lost", "left_s"), [("records", (5.5 - 1) / 1.1), ("take_hold", 5.0)])
+@pytest.mark.parametrize(("lost", "left_s"), [("records", (5.5 - 1) / 1.1), ("take_leadership", 5.0)])
 def test_what_a_predecessor_may_grant_outlives_a_term_that_does_not_begin(lost: str, left_s: float) -> None:
     """A predecessor's grace still counts after a term that failed to begin.
 
@@ -159,8 +161,8 @@ def test_it_waits_for_the_end_of_another_ones_hold_and_no_longer(left_s: float, 
 
     async def scenario() -> None:
         terms = Terms()
-        terms.leading._leader = Hold(1, OTHER, 0, SETTINGS.hold_s, left_s)
-        terms.leading._tenure.lease_s = SETTINGS.hold_s
+        terms.leading._leader = LeaderLease(1, OTHER, 0, SETTINGS.hold_s, left_s)
+        terms.leading._leadership.lease_s = SETTINGS.hold_s
         assert terms.leading._wait_s() == pytest.approx(wait_s)
         await terms.leading.close()
 
@@ -175,7 +177,7 @@ def test_a_hold_that_is_not_renewed_is_over_though_the_databases_clock_was_put_b
 
     async def scenario() -> None:
         terms = Terms()
-        terms.ledger.now = Hold(1, OTHER, 0, SETTINGS.hold_s, 3600.0, until_us=7)
+        terms.ledger.now = LeaderLease(1, OTHER, 0, SETTINGS.hold_s, 3600.0, until_us=7)
         for _ in range(11):
             await terms.leading.try_once()
             assert terms.leading.serving is None
@@ -196,7 +198,7 @@ def test_a_hold_that_is_not_renewed_is_over_though_the_databases_clock_was_put_b
 def test_a_process_that_is_gone_is_seen_before_its_hold_is_looked_at_again() -> None:
     async def scenario() -> None:
         terms = Terms()
-        terms.leading._leader = Hold(1, OTHER, 0, SETTINGS.hold_s, 3600.0)
+        terms.leading._leader = LeaderLease(1, OTHER, 0, SETTINGS.hold_s, 3600.0)
         asked: list[Holder] = []
 
         def gone(other: Holder) -> bool:
@@ -204,7 +206,7 @@ def test_a_process_that_is_gone_is_seen_before_its_hold_is_looked_at_again() -> 
             return len(asked) == 3
 
         terms.leading._gone = gone
-        terms.leading._tenure.lease_s = 3600.0
+        terms.leading._leadership.lease_s = 3600.0
         await asyncio.wait_for(terms.leading._wait(), 10)
         assert asked == [OTHER] * 3
         await terms.leading.close()
@@ -269,8 +271,8 @@ def test_a_renewal_that_failed_is_tried_again_while_the_hold_lasts(error: Statef
         terms = Terms()
         terms.leading._settings = SETTINGS.model_copy(update={"retry_interval_s": 0.001, "hold_s": 5.0})
         await terms.leading.try_once()
-        terms.leading._tenure.lease_s = 0.01  # makes it renew often
-        terms.ledger.fails["renew_hold"] = error
+        terms.leading._leadership.lease_s = 0.01  # makes it renew often
+        terms.ledger.fails["renew_leadership"] = error
         assert terms.leading.serving is not None
         leading = asyncio.ensure_future(terms.leading._lead(terms.leading.serving))
         await asyncio.sleep(0.1)
@@ -287,9 +289,9 @@ def test_a_ledger_that_stays_so_ends_the_term_and_what_waits_for_it(tmp_path: Pa
         with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
             terms = Terms()
             await terms.leading.try_once()
-            tenure = terms.leading._tenure
-            tenure.lease_s = 0.01  # makes it renew often
-            server = Controller(ledger, ControllerSettings(retry_interval_s=0.001), terms.clock, tenure=tenure)
+            leadership = terms.leading._leadership
+            leadership.lease_s = 0.01  # makes it renew often
+            server = Controller(ledger, ControllerSettings(retry_interval_s=0.001), terms.clock, leadership=leadership)
             refused = asyncio.Event()
             loop = asyncio.get_running_loop()
 
@@ -317,7 +319,7 @@ def test_a_request_under_way_is_told_why_the_term_ended() -> None:
     async def scenario() -> None:
         terms = Terms()
         await terms.leading.try_once()
-        terms.leading._tenure.lease_s = 0.01  # makes it renew often
+        terms.leading._leadership.lease_s = 0.01  # makes it renew often
         begun = asyncio.Event()
 
         async def request() -> None:
@@ -327,7 +329,7 @@ def test_a_request_under_way_is_told_why_the_term_ended() -> None:
 
         asked = asyncio.ensure_future(request())
         await begun.wait()
-        terms.ledger.fails["renew_hold"] = moved
+        terms.ledger.fails["renew_leadership"] = moved
         running = asyncio.ensure_future(terms.leading.run())
         with pytest.raises(LedgerReplaced):
             await asked
@@ -348,7 +350,7 @@ def test_nothing_follows_from_a_record_of_which_nobody_knows_whether_it_was_writ
         with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
             terms = Terms()
             await terms.leading.try_once()
-            server = Controller(ledger, SETTINGS, terms.clock, tenure=terms.leading._tenure)
+            server = Controller(ledger, SETTINGS, terms.clock, leadership=terms.leading._leadership)
             append = ledger.append
 
             def lost(*arguments: Any) -> Any:

@@ -119,8 +119,8 @@ def test_the_view_has_room_and_round_trips_that_were_measured(world: World) -> N
     assert found.room["edge-0"].free == found.room["cloud-0"].free == 70, "one disk"
     assert found.copies == {(P, "near-0"): 30}
     assert world.measuring.room_bytes() == {"cloud-0": 70, "edge-0": 70, "near-0": 20}
-    (wish,) = decide([PolicyName.LOCALITY], found)
-    assert (wish.partition, wish.target) == (P, "near-0"), "of the other one the whole would have to come"
+    (proposal,) = decide([PolicyName.LOCALITY], found)
+    assert (proposal.partition, proposal.target) == (P, "near-0"), "of the other one the whole would have to come"
 
 
 def test_what_is_on_its_way_has_its_room(world: World) -> None:

@@ -24,7 +24,7 @@ from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.decisions import migration as m
 from reconfig.decisions.capacity import Choice
 from reconfig.decisions.jobs import Do, Job, Node
-from reconfig.decisions.placement import Wish
+from reconfig.decisions.placement import MoveProposal
 from reconfig.decisions.plan import STRATEGIES, StrategyName
 from reconfig.decisions.work import Asked, Cause, PlannedMove
 from stateflow.clock import ManualClock
@@ -227,10 +227,10 @@ def test_what_is_stale_is_not_fetched_and_keeps_no_other_from_being_heard(
     for name in ("a", "b"):
         cluster.register(ReplicaInfo(name, "edge", f"{name}:1"), Home())
     again = Again(cluster)
-    wishes = [
-        Wish(PartitionId("Op", 1), "a", "z", "w"),
-        Wish(PartitionId("No", 0), "a", "b", "w"),
-        Wish(PartitionId("Op", 0), "a", "b", "w"),
+    proposals = [
+        MoveProposal(PartitionId("Op", 1), "a", "z", "w"),
+        MoveProposal(PartitionId("No", 0), "a", "b", "w"),
+        MoveProposal(PartitionId("Op", 0), "a", "b", "w"),
     ]
     asked: list[Choice] = []
 
@@ -242,7 +242,7 @@ def test_what_is_stale_is_not_fetched_and_keeps_no_other_from_being_heard(
 
     monkeypatch.setattr(reconfigurations, "heard", noted)
     monkeypatch.setattr(Reconfigurations, "_start", start)
-    asyncio.run(again.reconfigurations.place(wishes, OPTIONS, Cause.AUTOPILOT))
+    asyncio.run(again.reconfigurations.place(proposals, OPTIONS, Cause.AUTOPILOT))
     assert asked == [Choice({PartitionId("Op", 0): "b"})]
     assert again.learned == ["b"]
 

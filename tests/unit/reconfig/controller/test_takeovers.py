@@ -50,7 +50,7 @@ def takeovers(epoch: int) -> Takeovers:
     clock = SimpleNamespace(monotonic=lambda: 0.0)
     context: Any = SimpleNamespace(cluster=cluster, members=SimpleNamespace(session=lambda _: "s"), clock=clock)
     nothing: Any = SimpleNamespace()
-    executor: Any = SimpleNamespace(turns=SimpleNamespace(leave=lambda _: None))
+    executor: Any = SimpleNamespace(queue=SimpleNamespace(leave=lambda _: None))
     return Takeovers(context, nothing, executor, nothing)
 
 

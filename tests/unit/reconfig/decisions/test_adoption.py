@@ -12,7 +12,7 @@ from reconfig.controller.roster import Home
 from reconfig.decisions.adoption import EPOCHS_SKIPPED, Claim, Held, assignment, claimants, find
 from stateflow.errors import ForeignLedger, StaleTerm
 from stateflow.ledger import Ledger
-from stateflow.partition.control import Authority, Command
+from stateflow.partition.control import Command, FencingGuard
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 TWICE = "several data directories have the replica name a"
@@ -101,7 +101,7 @@ def test_an_adopted_operator_is_folded_and_its_epochs_go_on_beyond(tmp_path: Pat
 
 def test_a_replica_follows_a_ledger_that_adopted_its_own_whatever_the_term() -> None:
     kept: list[tuple[str, int]] = []
-    authority = Authority(("l1", 9), lambda ledger, term: kept.append((ledger, term)), alone=False)
+    authority = FencingGuard(("l1", 9), lambda ledger, term: kept.append((ledger, term)), alone=False)
     with pytest.raises(ForeignLedger, match="stateflow adopt"):
         authority.check_answer("l2", 1)
     with pytest.raises(ForeignLedger):

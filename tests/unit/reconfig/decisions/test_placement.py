@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconfig.decisions.capacity import Room
-from reconfig.decisions.joining import Autopilot, Orders
+from reconfig.decisions.joining import Autopilot, AutopilotSettings
 from reconfig.decisions.placement import (
     BYTES_THAT_MATTER,
     PAYBACK_S,
     ROWS_THAT_MATTER,
     UNEVEN_MAX,
     Left,
+    MoveProposal,
     PolicyName,
     Seen,
     View,
-    Wish,
     by_load,
     by_locality,
     decide,
@@ -65,10 +65,10 @@ def test_a_skewed_load_is_evened_out_by_few_moves(seed: int) -> None:
     hottest = max(each.rows for each in seen.values())
     assert hottest < sum(each.rows for each in seen.values()) / 4 * UNEVEN_MAX, "a partition cannot be cut"
     view = View(owners, infos, seen)
-    wishes, _ = by_load(view)
-    assert uneven(view.after(wishes)) <= UNEVEN_MAX
-    assert uneven(view.after(wishes), "bytes") <= UNEVEN_MAX
-    assert len(wishes) <= 32
+    proposals, _ = by_load(view)
+    assert uneven(view.after(proposals)) <= UNEVEN_MAX
+    assert uneven(view.after(proposals), "bytes") <= UNEVEN_MAX
+    assert len(proposals) <= 32
 
 
 def test_what_is_even_enough_stays() -> None:
@@ -89,15 +89,15 @@ def test_one_partition_that_is_more_than_a_share_moves_nothing_round_and_round()
     seen = {partitions(3)[0]: Seen(rows=1000.0), partitions(3)[1]: Seen(rows=1.0), partitions(3)[2]: Seen(rows=1.0)}
     owners = dict.fromkeys(partitions(3), infos[0].name)
     view = View(owners, infos, seen)
-    wishes, _ = by_load(view)
-    assert by_load(view.after(wishes))[0] == []
+    proposals, _ = by_load(view)
+    assert by_load(view.after(proposals))[0] == []
 
 
 def test_weights_are_shares() -> None:
     infos = [ReplicaInfo("a", "s", "x:1", weight=3), ReplicaInfo("b", "s", "x:1", weight=1)]
     seen = {partition: Seen(rows=10.0) for partition in partitions(40)}
-    wishes, _ = by_load(view := View(dict.fromkeys(partitions(40), "b"), infos, seen))
-    counts = Counter(view.after(wishes).owners.values())
+    proposals, _ = by_load(view := View(dict.fromkeys(partitions(40), "b"), infos, seen))
+    counts = Counter(view.after(proposals).owners.values())
     assert counts["a"] >= 24
     assert counts["b"] <= 10 * UNEVEN_MAX
 
@@ -114,11 +114,11 @@ def does_it_matter(view: View, measure: str) -> bool:
 PAIRS = [("edge", "cloud"), ("cloud", "edge"), ("edge", "else"), ("cloud", "else")]
 
 
-def check_room(view: View, wishes: list[Wish]) -> None:
+def check_room(view: View, proposals: list[MoveProposal]) -> None:
     """Asserts that no replica is given more than it has room for, nor replicas on one disk more than the disk has."""
     came: Counter[str] = Counter()
-    for wish in wishes:
-        came[wish.target] += view.of(wish.partition).size
+    for proposal in proposals:
+        came[proposal.target] += view.of(proposal.partition).size
     for name in came:
         if (there := view.room.get(name)) is not None:
             assert came[name] <= there.own
@@ -152,25 +152,25 @@ def test_a_policy_never_makes_it_worse_nor_breaks_a_rule(data: st.DataObject) ->
     rates = data.draw(st.dictionaries(st.sampled_from(PAIRS), st.floats(1e3, 1e8)))
     view = View(owners, infos, seen, confined, room, resting, rtt_ms=known, bytes_per_s=rates)
     names = data.draw(st.lists(st.sampled_from(list(PolicyName)), min_size=1, unique=True))
-    wishes = decide(names, view, left := Left())
-    assert left.reasons.keys().isdisjoint(wish.partition for wish in wishes)
-    assert len({wish.partition for wish in wishes}) == len(wishes)
+    proposals = decide(names, view, left := Left())
+    assert left.reasons.keys().isdisjoint(proposal.partition for proposal in proposals)
+    assert len({proposal.partition for proposal in proposals}) == len(proposals)
     where = {info.name: info.site for info in infos}
-    check_room(view, wishes)
-    for wish in wishes:
-        assert wish.source == owners[wish.partition] != wish.target
-        assert wish.reason
-        assert wish.target not in resting
-        assert not confined or where[wish.target] == "edge"
-        between = where[wish.source], where[wish.target]
+    check_room(view, proposals)
+    for proposal in proposals:
+        assert proposal.source == owners[proposal.partition] != proposal.target
+        assert proposal.reason
+        assert proposal.target not in resting
+        assert not confined or where[proposal.target] == "edge"
+        between = where[proposal.source], where[proposal.target]
         rate = rates.get(between) if between[0] != between[1] else None
-        assert rate is None or len(names) > 1 or view.of(wish.partition).size / rate <= PAYBACK_S
+        assert rate is None or len(names) > 1 or view.of(proposal.partition).size / rate <= PAYBACK_S
     alone = by_load(view)[0]
     matters = [measure for measure in ("rows", "bytes") if does_it_matter(view, measure)]
     worst = max([UNEVEN_MAX, *(uneven(view, measure) for measure in matters)])
     for measure in matters:
         assert uneven(view.after(alone), measure) <= worst + 1e-9
-    assert decide(names, view) == wishes
+    assert decide(names, view) == proposals
 
 
 @pytest.mark.parametrize("policy", PolicyName)
@@ -184,8 +184,8 @@ def test_a_node_that_rests_is_given_nothing_and_keeps_what_it_has(policy: Policy
     infos, half = replicas(cloud=2, edge=1), {"cloud-0": "cloud-0", "cloud-1": "cloud-1"}
     seen = {partition: coming(edge=100.0) for partition in partitions(8)}
     owners = {partition: list(half)[partition.partition < 7] for partition in partitions(8)}
-    wishes = decide([policy], View(owners, infos, seen, resting={"cloud-1"}))
-    assert all("cloud-1" not in (wish.source, wish.target) for wish in wishes)
+    proposals = decide([policy], View(owners, infos, seen, resting={"cloud-1"}))
+    assert all("cloud-1" not in (proposal.source, proposal.target) for proposal in proposals)
 
 
 # -- locality -------------------------------------------------------------------------------------------------
@@ -198,9 +198,9 @@ def coming(**origins: float) -> Seen:
 def test_state_follows_the_site_its_rows_come_from() -> None:
     infos = replicas(edge=1, cloud=1)
     p = partitions(1)[0]
-    (wish,), after = by_locality(View({p: "cloud-0"}, infos, {p: coming(edge=9.0, cloud=1.0)}))
-    assert (wish.source, wish.target) == ("cloud-0", "edge-0")
-    assert wish.reason == "90% of its 10.0 rows/s come from edge"
+    (proposal,), after = by_locality(View({p: "cloud-0"}, infos, {p: coming(edge=9.0, cloud=1.0)}))
+    assert (proposal.source, proposal.target) == ("cloud-0", "edge-0")
+    assert proposal.reason == "90% of its 10.0 rows/s come from edge"
     assert after.tied == {p: "edge"}
 
 
@@ -213,9 +213,9 @@ def test_without_a_clear_majority_it_stays(origins: Mapping[str, float]) -> None
 def test_rows_of_a_site_without_replica_go_to_the_nearest() -> None:
     p = partitions(1)[0]
     near = {("mars", "edge"): 1.0, ("mars", "cloud"): 80.0}
-    (wish,), _ = by_locality(View({p: "cloud-0"}, replicas(edge=1, cloud=1), {p: coming(mars=5.0)}, rtt_ms=near))
-    assert wish.target == "edge-0"
-    assert wish.reason == "edge is nearer to its rows: 1.0 ms per round trip, 80.0 from cloud"
+    (proposal,), _ = by_locality(View({p: "cloud-0"}, replicas(edge=1, cloud=1), {p: coming(mars=5.0)}, rtt_ms=near))
+    assert proposal.target == "edge-0"
+    assert proposal.reason == "edge is nearer to its rows: 1.0 ms per round trip, 80.0 from cloud"
 
 
 def test_a_move_that_costs_more_than_it_brings_is_none() -> None:
@@ -228,16 +228,16 @@ def test_the_load_keeps_to_the_site_that_locality_wants() -> None:
     infos = replicas(edge=2, cloud=2)
     seen = {partition: coming(edge=100.0) for partition in partitions(16)}
     view = View(dict.fromkeys(partitions(16), "cloud-0"), infos, seen)
-    wishes = decide([LOCALITY, LOAD], view)
-    counts = Counter(wish.target for wish in wishes)
+    proposals = decide([LOCALITY, LOAD], view)
+    counts = Counter(proposal.target for proposal in proposals)
     assert counts == {"edge-0": 8, "edge-1": 8}
 
 
 def test_a_worker_of_a_node_is_chosen_by_what_it_has() -> None:
     infos = [ReplicaInfo(worker_name("e", n), "edge", "x:1") for n in range(2)] + replicas(cloud=1)
     seen = {partition: coming(edge=10.0) for partition in partitions(4)}
-    wishes = decide([LOCALITY], View(dict.fromkeys(partitions(4), "cloud-0"), infos, seen))
-    assert Counter(wish.target for wish in wishes) == {worker_name("e", 0): 2, worker_name("e", 1): 2}
+    proposals = decide([LOCALITY], View(dict.fromkeys(partitions(4), "cloud-0"), infos, seen))
+    assert Counter(proposal.target for proposal in proposals) == {worker_name("e", 0): 2, worker_name("e", 1): 2}
 
 
 def away(*sites: str, **origins: float) -> tuple[PartitionId, View]:
@@ -249,14 +249,14 @@ def away(*sites: str, **origins: float) -> tuple[PartitionId, View]:
 def test_of_two_sites_the_one_that_is_measured_to_be_nearer() -> None:
     _, view = away("cloud", "far", "near", edge=10.0)
     measured = {("cloud", "edge"): 60.0, ("far", "edge"): 30.0, ("edge", "near"): 5.0}
-    (wish,) = decide([LOCALITY], replace(view, rtt_ms=measured))
-    assert (wish.target, wish.reason) == (
+    (proposal,) = decide([LOCALITY], replace(view, rtt_ms=measured))
+    assert (proposal.target, proposal.reason) == (
         "near-0",
         "near is nearer to its rows: 5.0 ms per round trip, 60.0 from cloud",
     )
     full = {"near-0": Room(own=0)}
-    (wish,) = decide([LOCALITY], replace(view, rtt_ms=measured, room=full))
-    assert wish.target == "far-0", "the next one, where the nearest is full"
+    (proposal,) = decide([LOCALITY], replace(view, rtt_ms=measured, room=full))
+    assert proposal.target == "far-0", "the next one, where the nearest is full"
 
 
 @pytest.mark.parametrize(
@@ -278,8 +278,8 @@ def test_a_site_between_those_of_its_rows_may_be_best() -> None:
     _, view = away("a", "b", "hub", a=4.0, b=3.0, c=3.0)
     measured = {("a", "b"): 100.0, ("a", "c"): 100.0, ("b", "c"): 100.0}
     measured |= {(site, "hub"): 10.0 for site in "abc"}
-    (wish,) = decide([LOCALITY], replace(view, rtt_ms=measured))
-    assert wish.target == "hub-0"
+    (proposal,) = decide([LOCALITY], replace(view, rtt_ms=measured))
+    assert proposal.target == "hub-0"
 
 
 SITES = ["a", "b", "c", "d"]
@@ -296,13 +296,13 @@ def test_locality_never_goes_further_away_by_measure(data: st.DataObject) -> Non
     every = {(one, other): data.draw(st.floats(0.01, 300.0)) for one in SITES for other in SITES if one < other}
     view = View(owners, infos, seen, rtt_ms=every)
     sites = {info.name: info.site for info in infos}
-    for wish in decide([LOCALITY], view):
-        origins = seen[wish.partition].origins
+    for proposal in decide([LOCALITY], view):
+        origins = seen[proposal.partition].origins
 
         def trips(site: str, origins: Mapping[str, float] = origins) -> float:
             return sum(rows * view.between_ms(origin, site) for origin, rows in origins.items())
 
-        assert trips(sites[wish.target]) < trips(sites[wish.source])
+        assert trips(sites[proposal.target]) < trips(sites[proposal.source])
 
 
 # -- room and bandwidth ---------------------------------------------------------------------------------------
@@ -335,16 +335,16 @@ def test_what_lies_there_already_needs_no_room() -> None:
     p, infos = partitions(1)[0], replicas(edge=1, cloud=1)
     view = View({p: "cloud-0"}, infos, {p: replace(coming(edge=100.0), size=1000)}, room={"edge-0": Room(own=10)})
     assert decide([LOCALITY], view) == []
-    (wish,) = decide([LOCALITY], replace(view, copies={(p, "edge-0"): 995}))
-    assert wish.target == "edge-0"
+    (proposal,) = decide([LOCALITY], replace(view, copies={(p, "edge-0"): 995}))
+    assert proposal.target == "edge-0"
 
 
 def test_workers_of_one_disk_are_not_given_the_same_room_twice() -> None:
     infos = [ReplicaInfo(worker_name("e", n), "edge", "x:1") for n in range(2)] + replicas(cloud=1)
     seen = {partition: replace(coming(edge=10.0), size=600) for partition in partitions(4)}
     room = {info.name: Room(disk="d", free=1000) for info in infos[:2]}
-    wishes = decide([LOCALITY], View(dict.fromkeys(partitions(4), "cloud-0"), infos, seen, room=room))
-    assert len(wishes) == 1
+    proposals = decide([LOCALITY], View(dict.fromkeys(partitions(4), "cloud-0"), infos, seen, room=room))
+    assert len(proposals) == 1
 
 
 def test_no_more_of_what_stays_is_kept_than_is_shown() -> None:
@@ -365,7 +365,7 @@ def test_policies_that_are_not_there(text: str) -> None:
 
 def test_a_wish_that_comes_and_goes_moves_nothing() -> None:
     p, infos = partitions(1)[0], replicas(edge=1, cloud=1)
-    pilot = Autopilot(Orders((LOCALITY,), cool_down_s=40))
+    pilot = Autopilot(AutopilotSettings((LOCALITY,), cool_down_s=40))
     wanted = View({p: "cloud-0"}, infos, {p: coming(edge=5.0)})
     other = View({p: "cloud-0"}, infos, {p: coming(cloud=5.0)})
     for now in range(0, 100, 5):
@@ -374,19 +374,19 @@ def test_a_wish_that_comes_and_goes_moves_nothing() -> None:
 
 def test_a_wish_that_stands_is_carried_out_once_and_the_partition_rests() -> None:
     p, infos = partitions(1)[0], replicas(edge=1, cloud=1)
-    pilot = Autopilot(Orders((LOCALITY,), cool_down_s=40))
+    pilot = Autopilot(AutopilotSettings((LOCALITY,), cool_down_s=40))
     there = View({p: "cloud-0"}, infos, {p: coming(edge=5.0)})
     assert pilot.step(0, there) == []
-    (wish,) = pilot.step(10, there)
-    pilot.began(10, [wish.partition])
+    (proposal,) = pilot.step(10, there)
+    pilot.began(10, [proposal.partition])
     back = View({p: "edge-0"}, infos, {p: coming(cloud=5.0)})
     assert all(pilot.step(now, back) == [] for now in range(11, 50))
-    assert [wish.target for wish in pilot.step(50, back)] == ["cloud-0"]
+    assert [proposal.target for proposal in pilot.step(50, back)] == ["cloud-0"]
 
 
 def test_what_moves_already_is_left_alone() -> None:
     p, infos = partitions(1)[0], replicas(edge=1, cloud=1)
-    pilot = Autopilot(Orders((LOCALITY,), cool_down_s=4))
+    pilot = Autopilot(AutopilotSettings((LOCALITY,), cool_down_s=4))
     there = View({p: "cloud-0"}, infos, {p: coming(edge=5.0)})
     assert all(pilot.step(now, there, {p}) == [] for now in range(20))
 
@@ -394,22 +394,22 @@ def test_what_moves_already_is_left_alone() -> None:
 def test_no_more_moves_begin_in_a_minute_than_was_said() -> None:
     infos = replicas(edge=1, cloud=1)
     seen = {partition: coming(edge=10.0) for partition in partitions(500)}
-    pilot = Autopilot(Orders((LOCALITY,), cool_down_s=600, moves_per_minute=30))
+    pilot = Autopilot(AutopilotSettings((LOCALITY,), cool_down_s=600, moves_per_minute=30))
     view, begun = View(dict.fromkeys(partitions(500), "cloud-0"), infos, seen), 0
     for now in range(150, 450):
-        wishes = pilot.step(now, view)
-        pilot.began(now, [wish.partition for wish in wishes])
-        view, begun = view.after(wishes), begun + len(wishes)
+        proposals = pilot.step(now, view)
+        pilot.began(now, [proposal.partition for proposal in proposals])
+        view, begun = view.after(proposals), begun + len(proposals)
     assert 60 <= begun <= 80, "what stood, for two and a half minutes"
 
 
 @pytest.mark.parametrize("fields", [{"cool_down_s": 0}, {"moves_per_minute": -1}, {"max_pause_ms": float("nan")}])
 def test_orders_that_are_none(fields: dict[str, float]) -> None:
     with pytest.raises(InvalidArgument):
-        Orders((LOAD,), **fields)
+        AutopilotSettings((LOAD,), **fields)
 
 
 def test_orders_as_the_ledger_has_them() -> None:
-    orders = Orders((LOCALITY, LOAD), 50.0, 30.0, 10.0)
-    assert Orders.of(orders.to_dict()) == orders
-    assert Orders.of(Orders().to_dict()) == Orders()
+    orders = AutopilotSettings((LOCALITY, LOAD), 50.0, 30.0, 10.0)
+    assert AutopilotSettings.of(orders.to_dict()) == orders
+    assert AutopilotSettings.of(AutopilotSettings().to_dict()) == AutopilotSettings()

@@ -31,41 +31,41 @@ class HoldContract:
 
     def test_one_holds_and_the_other_is_told_who(self, fresh: Ledger, fresh_url: str) -> None:
         assert fresh.hold().holder.id == ""
-        hold = fresh.take_hold(ONE, LONG_S)
+        hold = fresh.take_leadership(ONE, LONG_S)
         assert (hold.term, hold.holder, hold.grace_s) == (1, ONE, 0.0)
         with Ledger(fresh_url) as other:
-            seen = other.take_hold(TWO, LONG_S)
+            seen = other.take_leadership(TWO, LONG_S)
             assert (seen.term, seen.holder) == (1, ONE)
             assert 0 < seen.left_s <= LONG_S
             assert seen.since_us > 0
             with pytest.raises(HoldLost, match="leader lease of this ledger was not taken"):
-                other.renew_hold(LONG_S)
+                other.renew_leadership(LONG_S)
             other.put("of-others", APP, "NEW")  # a ledger opened only to record needs no hold
-        fresh.renew_hold(LONG_S)
+        fresh.renew_leadership(LONG_S)
         fresh.put("mine", APP, "NEW")
 
     def test_what_a_former_holder_writes_is_refused_in_its_transaction(self, fresh: Ledger, fresh_url: str) -> None:
         """A write of a former holder is refused, and names the process that took the hold."""
-        fresh.take_hold(ONE, 0.05)
+        fresh.take_leadership(ONE, 0.05)
         fresh.put("before", APP, "NEW")
         expired(fresh)
         fresh.put("nobody-else-has-it", APP, "NEW")
         with Ledger(fresh_url) as other:
-            hold = other.take_hold(TWO, LONG_S)
+            hold = other.take_leadership(TWO, LONG_S)
             assert (hold.term, hold.holder.id, hold.grace_s) == (2, "two", 0.05)
             for attempt in (
                 lambda: fresh.put("after", APP, "NEW"),
-                lambda: fresh.renew_hold(LONG_S),
+                lambda: fresh.renew_leadership(LONG_S),
                 lambda: fresh.put_many([]) or fresh.put("after", APP, "NEW"),
             ):
                 with pytest.raises(HoldLost, match="taken by process 18 on host-2 at b:1") as lost:
                     attempt()
                 assert lost.value.where["leader"] == "b:1"
-            fresh.give_back_hold()
+            fresh.give_back_leadership()
             assert other.hold().holder == TWO, "only one's own is given back"
             other.put("after", APP, "NEW")
-            other.give_back_hold()
-            again = fresh.take_hold(ONE, LONG_S)
+            other.give_back_leadership()
+            again = fresh.take_leadership(ONE, LONG_S)
             assert (again.term, again.grace_s) == (3, 0.0), "it was given back: nothing is granted any more"
 
     def test_what_was_decided_in_an_earlier_term_is_not_recorded_in_a_later_one(self, fresh: Ledger) -> None:
@@ -73,17 +73,17 @@ class HoldContract:
 
         The state that the process read for its new term does not contain that write.
         """
-        late = fresh.take_hold(ONE, LONG_S).term
-        again = fresh.take_hold(ONE, LONG_S).term
+        late = fresh.take_leadership(ONE, LONG_S).term
+        again = fresh.take_leadership(ONE, LONG_S).term
         with pytest.raises(HoldLost, match="earlier term"):
             fresh.put_many([Entry("late", APP, "NEW")], late)
         assert fresh.item("late") is None
         fresh.put_many([Entry("in-time", APP, "NEW")], again)
 
     def test_one_that_is_gone_is_followed_at_once(self, fresh: Ledger, fresh_url: str) -> None:
-        fresh.take_hold(ONE, LONG_S)
+        fresh.take_leadership(ONE, LONG_S)
         with Ledger(fresh_url) as other:
-            assert other.take_hold(TWO, LONG_S, lambda holder: holder == ONE).term == 2
+            assert other.take_leadership(TWO, LONG_S, lambda holder: holder == ONE).term == 2
         assert fresh.hold().grace_s == 0.0
 
     def test_one_that_is_over_by_another_clock_is_taken_unless_it_was_renewed(
@@ -93,25 +93,25 @@ class HoldContract:
 
         The clock may have been put back by an hour, or the waiting process counts for itself.
         """
-        fresh.take_hold(ONE, LONG_S)
+        fresh.take_leadership(ONE, LONG_S)
         with Ledger(fresh_url) as other:
             seen = other.hold().until_us
-            fresh.renew_hold(LONG_S + 1)
-            assert other.take_hold(TWO, LONG_S, over_us=seen).holder == ONE
-            taken = other.take_hold(TWO, LONG_S, over_us=other.hold().until_us)
+            fresh.renew_leadership(LONG_S + 1)
+            assert other.take_leadership(TWO, LONG_S, over_us=seen).holder == ONE
+            taken = other.take_leadership(TWO, LONG_S, over_us=other.hold().until_us)
             assert (taken.term, taken.holder, taken.grace_s) == (2, TWO, LONG_S)
             with pytest.raises(HoldLost):
                 fresh.put("after", APP, "NEW")
 
     def test_of_many_that_take_it_at_once_one_has_it(self, fresh: Ledger, fresh_url: str) -> None:
-        fresh.take_hold(ONE, 0.01)
+        fresh.take_leadership(ONE, 0.01)
         expired(fresh)
         start, got = threading.Barrier(4), []
 
         def take(number: int) -> None:
             with Ledger(fresh_url) as mine:
                 start.wait(60)
-                got.append(mine.take_hold(Holder(f"t{number}"), LONG_S))
+                got.append(mine.take_leadership(Holder(f"t{number}"), LONG_S))
 
         threads = [threading.Thread(target=take, args=(number,)) for number in range(4)]
         for thread in threads:
@@ -122,9 +122,9 @@ class HoldContract:
         assert {(hold.term, hold.holder.id) for hold in got} == {(2, fresh.hold().holder.id)}
 
     def test_another_ledger_in_its_place_is_noticed(self, fresh: Ledger) -> None:
-        fresh.take_hold(ONE, LONG_S)
+        fresh.take_leadership(ONE, LONG_S)
         with fresh.database.engine.begin() as connection:
             connection.execute(text("UPDATE ledger_identity SET id = 'another'"))
-        for attempt in (lambda: fresh.put("x", APP, "NEW"), lambda: fresh.take_hold(ONE, LONG_S)):
+        for attempt in (lambda: fresh.put("x", APP, "NEW"), lambda: fresh.take_leadership(ONE, LONG_S)):
             with pytest.raises(LedgerReplaced):
                 attempt()

@@ -33,7 +33,7 @@ from stateflow.operator.arrow import read_batch
 from stateflow.operator.operator import BatchOperator, Context, Operator, output_schema
 from stateflow.partition import layout
 from stateflow.partition.positions import Batch
-from stateflow.partition.processor import Applied, PartitionHost
+from stateflow.partition.processor import Applied, PartitionProcessor
 from stateflow.partitioner import partition_of
 from stateflow.storage import MemoryStore, PartitionStore, RocksEngine
 from stateflow.testing import OperatorHarness
@@ -60,12 +60,12 @@ class Partition:
         self.changes: list[bytes] = []
         self.start()
 
-    def start(self, cls: type[Operator] | None = None) -> PartitionHost:
+    def start(self, cls: type[Operator] | None = None) -> PartitionProcessor:
         self.cls = cls or self.cls
-        self.host = PartitionHost(
+        self.processor = PartitionProcessor(
             self.cls, P, self.store, epoch=4, on_commit=lambda _, encode: self.changes.append(encode())
         )
-        return self.host
+        return self.processor
 
     def apply(
         self, number: int, *rows: tuple[str | None, int], source: str = "s", sparse: bool = False
@@ -74,7 +74,7 @@ class Partition:
 
     def applied(self, number: int, *rows: tuple[str | None, int], source: str = "s", sparse: bool = False) -> Applied:
         data = message(rows) if rows else b""
-        return self.host.apply(Batch(source, number, sparse), SCHEMA.serialize().to_pybytes(), data, NOW_US)
+        return self.processor.apply(Batch(source, number, sparse), SCHEMA.serialize().to_pybytes(), data, NOW_US)
 
     def rows(self, applied: Applied) -> list[tuple[Any, ...]]:
         table = read_batch(applied.output, output_schema(self.cls))
@@ -118,13 +118,13 @@ def test_a_key_belongs_to_its_partition(kind: str, columns: bool) -> None:
     mine = [key for key in keys[kind] if partition_of(key, 4) == 3]
     others = [key for key in keys[kind] if partition_of(key, 4) != 3]
     store = MemoryStore()
-    host = PartitionHost(Columns if columns else Rows, PartitionId("Keyed", 3), store, 1, partitions=4)
+    processor = PartitionProcessor(Columns if columns else Rows, PartitionId("Keyed", 3), store, 1, partitions=4)
 
     def apply(number: int, *sent: Any) -> Applied:
         names = ("k", "m") if kind == "both" else ("k",)
         rows = [dict(zip(names, key if kind == "both" else (key,), strict=True)) for key in sent]
         batch = pa.RecordBatch.from_pylist(rows)
-        return host.apply(
+        return processor.apply(
             Batch("s", number), batch.schema.serialize().to_pybytes(), batch.serialize().to_pybytes(), NOW_US
         )
 
@@ -150,9 +150,9 @@ def test_it_measures_the_operator_and_the_commit() -> None:
             clock.advance(2.0)
             super().apply(mutations, sync=sync)
 
-    host = PartitionHost(Slow, P, SlowStore(), epoch=1, clock=clock)
+    processor = PartitionProcessor(Slow, P, SlowStore(), epoch=1, clock=clock)
     schema = SCHEMA.serialize().to_pybytes()
-    applied = [host.apply(Batch("s", 0), schema, message([("a", 1), ("b", 5)]), NOW_US) for _ in range(2)]
+    applied = [processor.apply(Batch("s", 0), schema, message([("a", 1), ("b", 5)]), NOW_US) for _ in range(2)]
     assert [(each.replayed, each.operator_us, each.commit_us) for each in applied] == [
         (False, 500_000, 2_000_000),
         (True, 0, 0),
@@ -168,10 +168,10 @@ def test_rows_in_outputs_out() -> None:
 
 def test_keys_of_several_columns_and_operators_that_stay_silent() -> None:
     store = MemoryStore()
-    host = PartitionHost(Pair, P, store, epoch=1)
+    processor = PartitionProcessor(Pair, P, store, epoch=1)
     schema = pa.schema([("a", pa.string()), ("b", pa.int64())])
     data = message([("x", 1), ("x", 2), ("x", 1), ("quiet", 1)], schema)
-    applied = host.apply(Batch("s", 0), schema.serialize().to_pybytes(), data, NOW_US)
+    applied = processor.apply(Batch("s", 0), schema.serialize().to_pybytes(), data, NOW_US)
     assert read_batch(applied.output, output_schema(Pair)).to_pylist() == [
         {"a": "x", "n": 1},
         {"a": "x", "n": 1},
@@ -192,7 +192,7 @@ def test_a_replay_returns_the_stored_output_and_changes_nothing() -> None:
         assert (again.output, again.replayed, again.rows) == (first.output, True, 0)
     assert p.content() == before
     assert len(p.changes) == told
-    assert p.host.sequence == 2
+    assert p.processor.sequence == 2
     assert first.replayed is False
 
 
@@ -213,7 +213,7 @@ def test_a_replay_with_other_rows(source: str, rows: list[tuple[str, int]], refu
 
     def send(*rows: tuple[str, int]) -> Applied:
         batch = Batch(source, 0, attempt=layout.Attempt(use="u", task=f"{len(rows)}"))
-        return p.host.apply(batch, SCHEMA.serialize().to_pybytes(), message(rows) if rows else b"", NOW_US)
+        return p.processor.apply(batch, SCHEMA.serialize().to_pybytes(), message(rows) if rows else b"", NOW_US)
 
     first = send(("a", 1), ("b", 2))
     before = p.content()
@@ -239,8 +239,8 @@ def test_a_replay_of_a_batch_without_rows_or_without_output() -> None:
     p = Partition()
     assert p.applied(0) == Applied(b"", False, 0)
     assert p.applied(0) == Applied(b"", True, 0)
-    assert p.host.position("s") == 0, "an idle partition's position rises too"
-    assert p.host.sequence == 1
+    assert p.processor.position("s") == 0, "an idle partition's position rises too"
+    assert p.processor.sequence == 1
 
 
 @pytest.mark.parametrize("number", [1, 2, 100])
@@ -290,11 +290,11 @@ def test_a_sparse_source_may_skip_but_not_fall() -> None:
 def test_sources_are_counted_apart() -> None:
     p = Partition()
     p.apply(0, ("a", 1), source="one")
-    assert p.host.position("two") is None
+    assert p.processor.position("two") is None
     assert p.apply(0, ("a", 1), source="two") == [("a", 2, 2)]
     assert p.applied(0, ("a", 1), source="one").replayed
     assert p.rows(p.applied(0, source="one")) == [("a", 1, 1)]
-    assert (p.host.position("one"), p.host.position("two"), p.host.sequence) == (0, 0, 2)
+    assert (p.processor.position("one"), p.processor.position("two"), p.processor.sequence) == (0, 0, 2)
 
 
 def test_only_the_newest_output_of_a_source_is_kept() -> None:
@@ -329,9 +329,9 @@ def test_a_failed_batch_leaves_everything_as_it_was(how: str, backend: str, tmp_
             p.applied(1, ("a", 10), ("c", 5), ("a", value), ("b", 5))
     assert p.content() == before
     assert len(p.changes) == told
-    assert p.host.sequence == 1
-    assert p.host.state.peek("a").n.value == 1
-    assert p.host.state.peek("c").n.value == 0
+    assert p.processor.sequence == 1
+    assert p.processor.state.peek("a").n.value == 1
+    assert p.processor.state.peek("c").n.value == 0
     assert p.apply(1, ("a", 10), ("c", 5)) == [("a", 2, 10), ("c", 1, 5)]
     p.start()
     assert p.apply(2, ("a", 1)) == [("a", 3, 1)]
@@ -367,7 +367,7 @@ def test_a_store_that_fails_to_write_leaves_the_state_as_it_was() -> None:
     store.full = True
     with pytest.raises(OSError, match="no space"):
         p.applied(1, ("a", 2))
-    assert (p.host.sequence, p.host.position("s")) == (1, 0)
+    assert (p.processor.sequence, p.processor.position("s")) == (1, 0)
     store.full = False
     with pytest.raises(Unavailable, match="it is unknown whether"):
         p.applied(1, ("a", 2))
@@ -388,7 +388,7 @@ def test_bad_input(schema: pa.Schema, rows: list[Any], error: type[StateflowErro
     p.apply(0, ("a", 1))
     before = p.content()
     with pytest.raises(error):
-        p.host.apply(Batch("s", 1), schema.serialize().to_pybytes(), message(rows, schema), NOW_US)
+        p.processor.apply(Batch("s", 1), schema.serialize().to_pybytes(), message(rows, schema), NOW_US)
     assert p.content() == before
     assert p.apply(1, ("a", 2)) == [("a", 2, 3)]
 
@@ -398,7 +398,7 @@ def test_a_column_that_appears_later_is_seen() -> None:
     p.apply(0, ("a", 1))
     wider = pa.schema([*SCHEMA, pa.field("more", pa.string())])
     data = pa.RecordBatch.from_pylist([{"k": "a", "v": 2, "more": "x"}], schema=wider).serialize().to_pybytes()
-    assert p.rows(p.host.apply(Batch("s", 1), wider.serialize().to_pybytes(), data, NOW_US)) == [("a", 2, 3)]
+    assert p.rows(p.processor.apply(Batch("s", 1), wider.serialize().to_pybytes(), data, NOW_US)) == [("a", 2, 3)]
 
 
 # -- restarts, followers, schema ----------------------------------------------------------------------------
@@ -416,7 +416,7 @@ def test_a_follower_that_applies_every_change_set_has_the_same_store() -> None:
         follower.apply(change_set.mutations)
     assert dict(follower.scan(b"")) == p.content()
     there = Partition(Count, follower)
-    assert there.host.sequence == 4
+    assert there.processor.sequence == 4
     assert there.applied(3, ("a", 3), ("b", 1)).replayed
     assert there.apply(4, ("a", 4)) == [("a", 5, 10)]
 
@@ -449,9 +449,9 @@ def test_a_state_may_be_added_but_not_changed() -> None:
 
 def test_open_and_close_are_called_once() -> None:
     Lifecycled.calls.clear()
-    host = PartitionHost(Lifecycled, P, MemoryStore(), epoch=1)
-    host.apply(Batch("s", 0), SCHEMA.serialize().to_pybytes(), message([("a", 1), ("b", 1)]), NOW_US)
-    host.close()
+    processor = PartitionProcessor(Lifecycled, P, MemoryStore(), epoch=1)
+    processor.apply(Batch("s", 0), SCHEMA.serialize().to_pybytes(), message([("a", 1), ("b", 1)]), NOW_US)
+    processor.close()
     assert Lifecycled.calls == ["open 3 None", "process a", "process b", "close"]
 
 
@@ -483,14 +483,14 @@ ops = st.lists(
 @settings(max_examples=sized(480))
 def test_state_is_that_of_every_batch_once_in_order(script: list[tuple[str, Any]], cached: int) -> None:
     store = MemoryStore()
-    start: Callable[[], PartitionHost] = lambda: PartitionHost(Picky, P, store, epoch=1, cached_keys=cached)  # noqa: E731
-    host = start()
+    start: Callable[[], PartitionProcessor] = lambda: PartitionProcessor(Picky, P, store, epoch=1, cached_keys=cached)  # noqa: E731
+    processor = start()
     model: dict[str, int] = {}
     number, last = 0, b""
     encoded = SCHEMA.serialize().to_pybytes()
     for what, argument in script:
         if what == "new":
-            applied = host.apply(Batch("s", number), encoded, message(argument) if argument else b"", NOW_US)
+            applied = processor.apply(Batch("s", number), encoded, message(argument) if argument else b"", NOW_US)
             expected = []
             for key, value in argument:
                 model[key] = model.get(key, 0) + 1
@@ -499,16 +499,16 @@ def test_state_is_that_of_every_batch_once_in_order(script: list[tuple[str, Any]
             number, last = number + 1, applied.output
         elif what == "fail":
             with pytest.raises(StateflowError):
-                host.apply(Batch("s", number), encoded, message([("a", 1), ("b", argument)]), NOW_US)
+                processor.apply(Batch("s", number), encoded, message([("a", 1), ("b", argument)]), NOW_US)
         elif what == "replay" and number:
-            assert host.apply(Batch("s", number - 1), encoded, b"", NOW_US) == Applied(last, True, 0)
+            assert processor.apply(Batch("s", number - 1), encoded, b"", NOW_US) == Applied(last, True, 0)
         elif what == "gap":
             with pytest.raises(PositionGap):
-                host.apply(Batch("s", number + 1), encoded, b"", NOW_US)
+                processor.apply(Batch("s", number + 1), encoded, b"", NOW_US)
         elif what == "restart":
-            host = start()
-    assert {key: host.state.peek(key).n.value for key in "ab"} == {key: model.get(key, 0) for key in "ab"}
-    assert host.sequence == number
+            processor = start()
+    assert {key: processor.state.peek(key).n.value for key in "ab"} == {key: model.get(key, 0) for key in "ab"}
+    assert processor.sequence == number
 
 
 class Yielding(Operator):

@@ -14,24 +14,24 @@ import pytest
 
 from reconfig.controller.members import Members
 from reconfig.controller.server import here, is_gone
-from reconfig.decisions.tenure import Tenure
+from reconfig.decisions.leadership import Leadership
 from stateflow.clock import ManualClock
 from stateflow.errors import HoldLost
 from stateflow.settings import ControllerSettings
 
 
 def test_a_hold_counts_from_before_it_was_asked_for() -> None:
-    tenure = Tenure(3, 10.0, 10.0)
-    tenure.check(9.9)
+    leadership = Leadership(3, 10.0, 10.0)
+    leadership.check(9.9)
     with pytest.raises(HoldLost) as lost:
-        tenure.check(10.0)
+        leadership.check(10.0)
     assert lost.value.where["term"] == 3
-    tenure.renewed(5.0)
-    tenure.renewed(4.0)  # answers may arrive out of order
-    tenure.check(14.9)
+    leadership.renewed(5.0)
+    leadership.renewed(4.0)  # answers may arrive out of order
+    leadership.check(14.9)
     with pytest.raises(HoldLost):
-        tenure.check(15.0)
-    Tenure().check(1e12)
+        leadership.check(15.0)
+    Leadership().check(1e12)
 
 
 def test_a_successor_waits_for_what_its_predecessor_may_still_grant() -> None:

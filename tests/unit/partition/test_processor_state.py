@@ -14,7 +14,7 @@ import pytest
 from stateflow import BatchOperator, Context, Namespace, Operator, state
 from stateflow.errors import DeclarationError, EncodeError, InvalidArgument, OperatorFailed
 from stateflow.partition.positions import Batch
-from stateflow.partition.processor import PartitionHost
+from stateflow.partition.processor import PartitionProcessor
 from stateflow.storage import MemoryStore
 from stateflow.testing import OperatorHarness
 from stateflow.types import PartitionId
@@ -218,11 +218,11 @@ def test_an_operator_whose_process_is_misspelled_is_told_of_before_the_first_row
 
 
 def test_a_value_that_is_too_large_is_refused() -> None:
-    host = PartitionHost(Misuser, PartitionId("Misuser", 0), MemoryStore(), 1, max_value_bytes=100)
+    processor = PartitionProcessor(Misuser, PartitionId("Misuser", 0), MemoryStore(), 1, max_value_bytes=100)
     rows = pa.RecordBatch.from_pylist([{"k": "a", "what": "big"}])
     with pytest.raises(EncodeError, match=r"takes 1000 bytes, at most 100 .*state=last key=a"):
-        host.apply(Batch("s", 0), rows.schema.serialize().to_pybytes(), rows.serialize().to_pybytes(), 0)
-    assert host.position("s") is None
+        processor.apply(Batch("s", 0), rows.schema.serialize().to_pybytes(), rows.serialize().to_pybytes(), 0)
+    assert processor.position("s") is None
 
 
 class Columns(BatchOperator):

@@ -13,7 +13,7 @@ A hold ends in one of these ways:
 - Its holder was a process of this machine and is gone.
 
 The end of a lease serves liveness only, because clocks step: by its own clock, the former holder may go on with what it
-was granted for the rest of its lease. ``Hold.grace_s`` says for how long.
+was granted for the rest of its lease. ``LeaderLease.grace_s`` says for how long.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NOBODY = Holder("")
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class LeaderLease:
     """The hold on a ledger when it was read. ``left_s``: seconds until it ends, by the database's clock. ``until_us``:
     its end by that clock, which each renewal changes; a process with another clock can only compare it. ``grace_s``:
     seconds after it was taken for which the former holder may go on, by any clock."""
@@ -73,7 +73,7 @@ def identity(connection: Connection) -> str:
     return str(found)
 
 
-def current(connection: Connection) -> Hold:
+def current(connection: Connection) -> LeaderLease:
     """Returns the hold as it is; its holder is NOBODY when it is not held."""
     row = connection.execute(_hold()).one()
     return _of(row)
@@ -81,7 +81,7 @@ def current(connection: Connection) -> Hold:
 
 def take(
     connection: Connection, holder: Holder, lease_s: float, gone: Callable[[Holder], bool], over_us: int | None = None
-) -> Hold:
+) -> LeaderLease:
     """Takes the hold if it can be taken. Returns the hold afterwards: the caller's, or the present holder's."""
     row = connection.execute(_hold().with_for_update().with_hint(HOLD, "WITH (UPDLOCK, ROWLOCK)", "mssql")).one()
     before = _of(row)
@@ -98,7 +98,7 @@ def take(
         lease_us=lease_us,
     )
     connection.execute(taken)
-    return Hold(before.term + 1, holder, 0, lease_s, lease_s, 0.0 if clean else before.lease_s)
+    return LeaderLease(before.term + 1, holder, 0, lease_s, lease_s, 0.0 if clean else before.lease_s)
 
 
 def renew(connection: Connection, term: int, holder: str, lease_s: float) -> None:
@@ -149,6 +149,6 @@ def _hold() -> Select[Any]:
     return select(HOLD, (HOLD.c.until_us - now_us()).label("left_us"))
 
 
-def _of(row: Any) -> Hold:
+def _of(row: Any) -> LeaderLease:
     holder = Holder(**json.loads(row.about)) if row.holder else NOBODY
-    return Hold(row.term, holder, row.since_us, row.lease_us / 1e6, row.left_us / 1e6, until_us=row.until_us)
+    return LeaderLease(row.term, holder, row.since_us, row.lease_us / 1e6, row.left_us / 1e6, until_us=row.until_us)

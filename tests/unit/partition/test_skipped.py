@@ -25,7 +25,7 @@ from stateflow.partition.layout import Attempt, Position, Session
 from stateflow.partition.positions import INITIAL, Batch
 from stateflow.partition.processor import Applied
 from stateflow.partition.replica import ReplicaNode
-from stateflow.partition.skipped import FOLDER, Passes
+from stateflow.partition.skipped import FOLDER, SkippedBatches
 from stateflow.partition.slices import Frame
 from stateflow.partitioner import partition_of
 from stateflow.settings import ReplicaSettings
@@ -49,9 +49,9 @@ def frame(number: int, epoch: int = 1, **batch: Any) -> Frame:
     return Frame("Op", Batch("s", number, **batch), SCHEMA.serialize().to_pybytes(), [0], [epoch], [0], [], [], b"")
 
 
-def passes(node: ReplicaNode, number: int, epoch: int = 1, **batch: Any) -> bool:
+def skipped_batches(node: ReplicaNode, number: int, epoch: int = 1, **batch: Any) -> bool:
     """Tells whether partition 0 skips a batch, as a replica finds out before it sends the batch there."""
-    return node.batches.pass_over(frame(number, epoch, **batch)) == [0]
+    return node.batches.skip(frame(number, epoch, **batch)) == [0]
 
 
 def visit(node: ReplicaNode, number: int, epoch: int = 1, **batch: Any) -> Any:
@@ -67,7 +67,7 @@ def passed(two: Two, count: int = 3) -> None:
     """Sends batch 0 with rows, and ``count`` skipped batches after it."""
     two.send(two.a, 1)
     for _ in range(count):
-        assert passes(two.a, two.sent)
+        assert skipped_batches(two.a, two.sent)
         two.sent += 1
 
 
@@ -87,7 +87,7 @@ def test_batches_pass_without_a_commit_and_are_known(two: Two) -> None:
 
 def test_a_gap_is_noticed(two: Two) -> None:
     passed(two)
-    assert not passes(two.a, 5)
+    assert not skipped_batches(two.a, 5)
     with pytest.raises(PositionGap, match="the state expects batch 4"):
         visit(two.a, 5)
     with pytest.raises(StaleBatch):
@@ -98,10 +98,10 @@ def test_a_batch_that_passed_and_comes_again_gives_nothing(two: Two) -> None:
     """A skipped batch that comes again gives no output, not even the stored one of the batch before."""
     output = two.send(two.a, 1).output
     assert output
-    assert passes(two.a, 1)
-    assert not passes(two.a, 1), "once"
+    assert skipped_batches(two.a, 1)
+    assert not skipped_batches(two.a, 1), "once"
     assert visit(two.a, 1) == Applied(b"", True, 0)
-    assert passes(two.a, 2)
+    assert skipped_batches(two.a, 2)
     assert visit(two.a, 2) == Applied(b"", True, 0)
     two.restart("a")
     assert visit(two.a, 2) == Applied(b"", True, 0)
@@ -127,8 +127,8 @@ def test_a_position_is_that_of_a_visit(two: Two) -> None:
     attempts = [Attempt("run", "use", str(task)) for task in range(3)]
     two.send(two.a, 1)
     said: dict[str, Any] = {"watermark_us": 5, "event_us": 9}
-    assert passes(two.a, 1, attempt=attempts[0], **said)
-    assert passes(two.a, 2, attempt=attempts[1], event_us=4)
+    assert skipped_batches(two.a, 1, attempt=attempts[0], **said)
+    assert skipped_batches(two.a, 2, attempt=attempts[1], event_us=4)
     held = two.a.reader.position(P, "s")
     visit(two.a, 3, attempt=attempts[2])  # the skipped batches are committed with this visit
     assert held is not None
@@ -147,9 +147,9 @@ def test_it_outlives_a_kill(two: Two, times: int) -> None:
     for _ in range(times):
         two.restart("a")
     assert last(two.a) == 3
-    assert not passes(two.a, 4), "a visit says first what is due"
+    assert not skipped_batches(two.a, 4), "a visit says first what is due"
     assert not two.send(two.a, 5).replayed
-    assert passes(two.a, 5)
+    assert skipped_batches(two.a, 5)
 
 
 def test_a_replica_that_stops_leaves_it_to_the_partition(two: Two) -> None:
@@ -161,11 +161,11 @@ def test_a_replica_that_stops_leaves_it_to_the_partition(two: Two) -> None:
 
 def test_what_a_loss_of_power_took_the_commit_of_is_void(two: Two, tmp_path: Path) -> None:
     two.send(two.a, 1)
-    found = Passes(two.root / "a", two.a._registry.environment, False)
+    found = SkippedBatches(two.root / "a", two.a._registry.environment, False)
     assert found.found(P, 1, 1) is None
     two.send(two.a, 2)
-    assert passes(two.a, 2)
-    two.a._registry.passes.close()
+    assert skipped_batches(two.a, 2)
+    two.a._registry.skipped_batches.close()
     found.find()
     assert found.found(P, 1, 2) is not None
     assert found.found(P, 1, 1) is None, "the partition has lost a commit"
@@ -181,8 +181,8 @@ def test_what_is_void_at_a_start_stays_so(two: Two) -> None:
     two.send(two.a, 1)
     shutil.copytree(two.root / "a" / "operators", two.root / "before")
     two.send(two.a, 2)
-    assert passes(two.a, 2)
-    two.a._registry.passes.close()
+    assert skipped_batches(two.a, 2)
+    two.a._registry.skipped_batches.close()
     shutil.copytree(two.root / "a" / FOLDER, two.root / "held")
     two.a.close()
     for name, kept in (("operators", "before"), (FOLDER, "held")):
@@ -199,7 +199,7 @@ def test_what_is_void_at_a_start_stays_so(two: Two) -> None:
 
 def test_what_cannot_be_read_is_put_aside_and_said(two: Two, caplog: pytest.LogCaptureFixture) -> None:
     passed(two)
-    two.a._registry.passes.close()
+    two.a._registry.skipped_batches.close()
     (two.root / "a" / FOLDER / "CURRENT").write_text("MANIFEST-none\n")
     with caplog.at_level(logging.ERROR):
         two.restart("a")
@@ -208,7 +208,7 @@ def test_what_cannot_be_read_is_put_aside_and_said(two: Two, caplog: pytest.LogC
     with pytest.raises(PositionGap, match="the state expects batch 1"):
         visit(two.a, 4)
     visit(two.a, 1)
-    assert passes(two.a, 2), "it begins anew"
+    assert skipped_batches(two.a, 2), "it begins anew"
 
 
 def test_where_it_cannot_be_written_every_partition_is_visited(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,12 +217,12 @@ def test_where_it_cannot_be_written_every_partition_is_visited(two: Two, monkeyp
     def refuses(*_: object, **__: object) -> None:
         raise DiskFull("no space", remedy="-")
 
-    monkeypatch.setattr(two.a._registry.passes._store, "apply", refuses)
-    assert not passes(two.a, 2)
+    monkeypatch.setattr(two.a._registry.skipped_batches._store, "apply", refuses)
+    assert not skipped_batches(two.a, 2)
     assert last(two.a) == 1
     assert visit(two.a, 2) == Applied(b"", False, 0)
     monkeypatch.undo()
-    assert passes(two.a, 3)
+    assert skipped_batches(two.a, 3)
 
 
 # -- what a move takes along --------------------------------------------------------------------------------
@@ -233,8 +233,8 @@ def test_a_move_takes_it_along(two: Two) -> None:
     two.move(two.a, two.b, "m1", 1)
     assert last(two.b) == 3
     assert not visit(two.b, 4, 2).replayed
-    assert passes(two.b, 5, 2)
-    assert not passes(two.a, 4), "it is here no more"
+    assert skipped_batches(two.b, 5, 2)
+    assert not skipped_batches(two.a, 4), "it is here no more"
     two.move(two.b, two.a, "m2", 2)
     assert last(two.a) == 5
 
@@ -243,15 +243,15 @@ def test_a_partition_that_is_followed_is_visited(two: Two) -> None:
     passed(two)
     base = two.warm(two.a, two.b, "m1")
     assert (base.sequence, two.a.sequence(P)) == (2, 2), "what passed is in it"
-    assert not passes(two.a, 4)
+    assert not skipped_batches(two.a, 4)
     visit(two.a, 4)
-    assert not passes(two.a, 5)
+    assert not skipped_batches(two.a, 5)
 
 
 def test_a_cold_move_takes_it_along(two: Two) -> None:
     passed(two)
     assert two.a.sender.fence(P, "m1", 2, two.b.info, cold=True) is True
-    assert two.a._registry.slot(P).passing is None
+    assert two.a._registry.local(P).skipped is None
     base = two.warm(two.a, two.b, "m1")
     assert base.sequence == 2
 
@@ -284,11 +284,11 @@ def test_a_partition_that_was_only_passed_is_checkpointed_again(two: Two, tmp_pa
     two.a.checkpointer.take(P, store)
     visit(two.a, 4)
     two.a.checkpointer.take(P, store)
-    assert not passes(two.a, 5), "a checkpoint has it visited"
+    assert not skipped_batches(two.a, 5), "a checkpoint has it visited"
     visit(two.a, 5)
     two.a.checkpointer.take(P, store)
     visit(two.a, 6)
-    assert passes(two.a, 7)
+    assert skipped_batches(two.a, 7)
     saved = two.a.checkpointer.take(P, store, on_demand=False)
     assert saved is not None
     assert saved.manifest.positions == {"s": 7}
@@ -312,29 +312,29 @@ def test_a_partition_that_was_only_passed_is_checkpointed_again(two: Two, tmp_pa
 def test_only_dense_sources_that_are_known_pass(two: Two, batch: Batch) -> None:
     two.send(two.a, 1)
     visit(two.a, 1)
-    assert two.a.batches.pass_over(frame(2)._replace(batch=batch)) == []
+    assert two.a.batches.skip(frame(2)._replace(batch=batch)) == []
 
 
 def test_none_passes_at_another_epoch_nor_without_a_lease(two: Two) -> None:
     passed(two)
-    assert not passes(two.a, 4, epoch=2)
+    assert not skipped_batches(two.a, 4, epoch=2)
     two.a.lease.until = -math.inf
-    assert not passes(two.a, 4)
+    assert not skipped_batches(two.a, 4)
     assert last(two.a) == 3
 
 
 def test_none_passes_while_requests_are_held(two: Two) -> None:
     passed(two)
     two.a.batches.hold("Op", 5)
-    assert not passes(two.a, 4)
+    assert not skipped_batches(two.a, 4)
     two.a.batches.hold("Op", 0)
-    assert passes(two.a, 4)
+    assert skipped_batches(two.a, 4)
 
 
 def test_a_partition_is_visited_now_and_then(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(skipped, "VISIT_S_MAX", 0.0)
     two.send(two.a, 1)
-    assert not passes(two.a, 1)
+    assert not skipped_batches(two.a, 1)
     times = {skipped.until(PartitionId("Op", number), 0.0) for number in range(100)}
     assert times == {0.0}
     monkeypatch.undo()
@@ -358,9 +358,9 @@ def test_a_source_that_is_retired_stays_so(two: Two) -> None:
     two.restart("a")
     (view,) = two.a.reader.sources(P)
     assert (view.retired, view.batch) == (True, 3)
-    assert not passes(two.a, 4), "one that comes back is visited"
+    assert not skipped_batches(two.a, 4), "one that comes back is visited"
     assert not visit(two.a, 4).replayed
-    assert passes(two.a, 5)
+    assert skipped_batches(two.a, 5)
 
 
 class Timed(Operator):
@@ -398,10 +398,10 @@ def test_a_timer_that_is_due_has_its_partition_visited(timed: Two) -> None:
     node = timed.a
     timed.send(node, 100, number=0)
     visit(node, 1, watermark_us=10)
-    assert passes(node, 2, watermark_us=99)
-    assert not passes(node, 3, watermark_us=100)
+    assert skipped_batches(node, 2, watermark_us=99)
+    assert not skipped_batches(node, 3, watermark_us=100)
     assert visit(node, 3, watermark_us=100).output
-    assert passes(node, 4, watermark_us=1000)
+    assert skipped_batches(node, 4, watermark_us=1000)
 
 
 def test_a_timer_that_was_set_last_counts(timed: Two) -> None:
@@ -409,15 +409,15 @@ def test_a_timer_that_was_set_last_counts(timed: Two) -> None:
     timed.send(node, 500, number=0)
     visit(node, 1, watermark_us=10)
     timed.send(node, 50, number=2)
-    assert passes(node, 3, watermark_us=49)
-    assert not passes(node, 4, watermark_us=50)
+    assert skipped_batches(node, 3, watermark_us=49)
+    assert not skipped_batches(node, 4, watermark_us=50)
 
 
 def test_where_nobody_has_looked_for_timers_a_watermark_visits(timed: Two) -> None:
     node = timed.a
     timed.send(node, 100, number=0)
-    assert passes(node, 1)
-    assert not passes(node, 2, watermark_us=5)
+    assert skipped_batches(node, 1)
+    assert not skipped_batches(node, 2, watermark_us=5)
 
 
 def test_what_fired_in_a_batch_that_failed_is_still_due(timed: Two, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,7 +431,7 @@ def test_what_fired_in_a_batch_that_failed_is_still_due(timed: Two, monkeypatch:
     monkeypatch.setattr(Timed, "on_timer", fails)
     with pytest.raises(Exception, match="operator_failed"):
         visit(node, 2, watermark_us=100)
-    assert not passes(node, 2, watermark_us=100)
+    assert not skipped_batches(node, 2, watermark_us=100)
     monkeypatch.undo()
     assert visit(node, 2, watermark_us=100).output
 
@@ -441,23 +441,23 @@ def test_timers_of_processing_time(timed: Two, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(node.batches, "_clock", SimpleNamespace(monotonic=lambda: 0.0, now_us=lambda: now_us[0]))
     timed.send(node, -2_000, number=0)
     now_us[0] = 1_999
-    assert passes(node, 1)
+    assert skipped_batches(node, 1)
     now_us[0] = 2_000
-    assert not passes(node, 2)
+    assert not skipped_batches(node, 2)
     assert visit(node, 2).output
-    assert passes(node, 3)
+    assert skipped_batches(node, 3)
 
 
 def test_an_operator_that_hears_watermarks_is_told_of_each(tmp_path: Path) -> None:
     two = Two(tmp_path, Hears)
     node = two.a
     two.send(node, 1, number=0)
-    assert passes(node, 1), "there is none yet"
-    assert not passes(node, 2, watermark_us=5)
+    assert skipped_batches(node, 1), "there is none yet"
+    assert not skipped_batches(node, 2, watermark_us=5)
     assert visit(node, 2, watermark_us=5).output
-    assert passes(node, 3, watermark_us=5)
-    assert passes(node, 4)
-    assert not passes(node, 5, watermark_us=6)
+    assert skipped_batches(node, 3, watermark_us=5)
+    assert skipped_batches(node, 4)
+    assert not skipped_batches(node, 5, watermark_us=6)
     two.close()
 
 
@@ -465,10 +465,13 @@ def test_a_watermark_that_passed_is_the_partitions(timed: Two) -> None:
     node = timed.a
     timed.send(node, 100, number=0)
     visit(node, 1, watermark_us=10)
-    assert passes(node, 2, watermark_us=70)
-    host = node._registry.slot(P).host
-    assert host is not None
-    assert host.watermark_us(node._registry.passes.held(node._registry.slot(P), 1, host.sequence)) == 70
+    assert skipped_batches(node, 2, watermark_us=70)
+    processor = node._registry.local(P).processor
+    assert processor is not None
+    assert (
+        processor.watermark_us(node._registry.skipped_batches.held(node._registry.local(P), 1, processor.sequence))
+        == 70
+    )
     timed.restart("a")
     assert timed.send(timed.a, 60, number=3).output, "a timer for a time that it has passed is due"
 
@@ -498,7 +501,7 @@ def test_many_partitions(tmp_path: Path, acknowledge: Any, expected: int) -> Non
         counts = [int(partition == number % count) for partition in range(count)]
         message = messages[number % count]
         came = Frame("Op", Batch("s", number), schema, list(range(count)), [1] * count, counts, [], [], message)
-        places = node.batches.pass_over(came)
+        places = node.batches.skip(came)
         assert len(places) == (expected if number else 0)
         rest = came.without(places)
         assert rest.counts.count(1) == 1
@@ -506,7 +509,7 @@ def test_many_partitions(tmp_path: Path, acknowledge: Any, expected: int) -> Non
             data = message if rows else b""
             apply_to(node, PartitionId("Op", partition), 1, Batch("s", number), schema, data)
         if number == 70:
-            node._registry.passes.close()
+            node._registry.skipped_batches.close()
             node.close()
             node = start()
             for partition in range(count):

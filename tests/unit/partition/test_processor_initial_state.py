@@ -144,10 +144,10 @@ def test_it_comes_first_and_once() -> None:
     rows = pa.RecordBatch.from_pylist([{"k": "a", "n": 7}])
     schema, message = rows.schema.serialize().to_pybytes(), rows.serialize().to_pybytes()
     with OperatorHarness(Shop, partitions=1) as h:
-        host = h._hosts[0]
-        assert not host.apply(Batch(INITIAL, 0, sparse=True), schema, message, 0).replayed
+        processor = h._hosts[0]
+        assert not processor.apply(Batch(INITIAL, 0, sparse=True), schema, message, 0).replayed
         h.send([{"k": "a", "at": None}])
-        assert host.apply(Batch(INITIAL, 0, sparse=True), schema, message, 0).replayed
+        assert processor.apply(Batch(INITIAL, 0, sparse=True), schema, message, 0).replayed
         with pytest.raises(StaleBatch, match=r"has already processed rows .*before the first query"):
-            host.apply(Batch(INITIAL, 1, sparse=True), schema, message, 0)
+            processor.apply(Batch(INITIAL, 1, sparse=True), schema, message, 0)
         assert h.state("a").n.value == 8

@@ -13,10 +13,10 @@ from stateflow.errors import OperatorFailed
 from stateflow.metrics.own import OwnFigures
 from stateflow.operator.operator import BatchOperator, Context, Operator
 from stateflow.partition.positions import Batch
-from stateflow.partition.processor import PartitionHost
+from stateflow.partition.processor import PartitionProcessor
 from stateflow.storage import MemoryStore
 from stateflow.types import PartitionId
-from tests.unit.partition.test_processor_host import NOW_US, SCHEMA, message
+from tests.unit.partition.test_processor_batches import NOW_US, SCHEMA, message
 
 P = PartitionId("Counting", 0)
 
@@ -50,38 +50,40 @@ class CountingColumns(BatchOperator):
         ctx.metrics.gauge("newest").set(batch["v"][-1].as_py())
 
 
-def apply(host: PartitionHost, number: int, *rows: tuple[str, int]) -> bool:
-    return host.apply(Batch("s", number), SCHEMA.serialize().to_pybytes(), message(rows), NOW_US).replayed
+def apply(processor: PartitionProcessor, number: int, *rows: tuple[str, int]) -> bool:
+    return processor.apply(Batch("s", number), SCHEMA.serialize().to_pybytes(), message(rows), NOW_US).replayed
 
 
 def test_a_batch_counts_once_and_only_when_it_is_applied() -> None:
     figures, store = OwnFigures(), MemoryStore()
-    host = PartitionHost(Counting, P, store, 1, figures=figures)
+    processor = PartitionProcessor(Counting, P, store, 1, figures=figures)
     assert figures.value("Counting", "opened", {}) == 1
-    apply(host, 0, ("a", 1), ("b", 2))
+    apply(processor, 0, ("a", 1), ("b", 2))
     with pytest.raises(OperatorFailed):
-        apply(host, 1, ("a", 1), ("b", -1))
+        apply(processor, 1, ("a", 1), ("b", -1))
     assert figures.value("Counting", "rows", {"sign": "+"}) == 2
     assert figures.value("Counting", "rows", {"sign": "-"}) == 0
-    assert not apply(host, 1, ("a", 1), ("b", 11))
-    assert apply(host, 1, ("a", 1), ("b", 11)), "it is sent again, as its answer was lost"
-    again = PartitionHost(Counting, P, store, 2, figures=figures)
+    assert not apply(processor, 1, ("a", 1), ("b", 11))
+    assert apply(processor, 1, ("a", 1), ("b", 11)), "it is sent again, as its answer was lost"
+    again = PartitionProcessor(Counting, P, store, 2, figures=figures)
     assert apply(again, 1, ("a", 1), ("b", 11)), "… after a move or restart"
     assert figures.value("Counting", "rows", {"sign": "+"}) == 4
     observed = figures.value("Counting", "v", {})
     assert not isinstance(observed, float)
     assert observed.counts == [2, 1, 1]
     assert figures.value("Counting", "opened", {}) == 2
-    host.close()
+    processor.close()
     assert figures.value("Counting", "closed", {}) == 1
 
 
 def test_of_a_batch_operator() -> None:
     figures = OwnFigures()
-    host = PartitionHost(CountingColumns, PartitionId("CountingColumns", 0), MemoryStore(), 1, figures=figures)
-    apply(host, 0, ("a", 1), ("b", 2))
-    apply(host, 1, ("c", 7))
-    apply(host, 1, ("c", 7))
+    processor = PartitionProcessor(
+        CountingColumns, PartitionId("CountingColumns", 0), MemoryStore(), 1, figures=figures
+    )
+    apply(processor, 0, ("a", 1), ("b", 2))
+    apply(processor, 1, ("c", 7))
+    apply(processor, 1, ("c", 7))
     assert figures.value("CountingColumns", "rows", {}) == 3
     assert figures.value("CountingColumns", "newest", {}) == 7
 
@@ -96,13 +98,13 @@ def test_a_write_that_is_refused_counts_nothing() -> None:
             super().apply(mutations, sync=sync)
 
     figures, store = OwnFigures(), Refusing()
-    host = PartitionHost(Counting, P, store, 1, figures=figures)
+    processor = PartitionProcessor(Counting, P, store, 1, figures=figures)
     store.refuses = True
     with pytest.raises(OSError, match="no"):
-        apply(host, 0, ("a", 1))
+        apply(processor, 0, ("a", 1))
     store.refuses = False
     assert figures.value("Counting", "rows", {"sign": "+"}) == 0
-    apply(PartitionHost(Counting, P, store, 1, figures=figures), 0, ("a", 1))
+    apply(PartitionProcessor(Counting, P, store, 1, figures=figures), 0, ("a", 1))
     assert figures.value("Counting", "rows", {"sign": "+"}) == 1
 
 
@@ -110,7 +112,7 @@ def test_who_uses_none_has_none() -> None:
     from tests.unit.operators import Count
 
     figures = OwnFigures()
-    host = PartitionHost(Count, P, MemoryStore(), 1, figures=figures)
-    apply(host, 0, ("a", 1))
-    assert host._instance._ctx._metrics is None
+    processor = PartitionProcessor(Count, P, MemoryStore(), 1, figures=figures)
+    apply(processor, 0, ("a", 1))
+    assert processor._instance._ctx._metrics is None
     assert figures.read() == []

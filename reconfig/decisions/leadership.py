@@ -22,7 +22,7 @@ RENEWALS = 3
 
 
 @dataclass(slots=True)
-class Tenure:
+class Leadership:
     """A controller's hold. ``until``: monotonic seconds. Default: never expires (single controller, tests)."""
 
     term: int = 1

@@ -25,7 +25,7 @@ from stateflow.operator.output import OutputReader
 from stateflow.partition.commits import FOLDER, Commits, read_sequence
 from stateflow.partition.environment import Environment
 from stateflow.partition.positions import Batch
-from stateflow.partition.processor import PartitionHost
+from stateflow.partition.processor import PartitionProcessor
 from stateflow.settings import ReplicaSettings
 from stateflow.storage import PartitionStore, RocksEngine
 from stateflow.storage.commit_log import DirectorySegments
@@ -154,8 +154,10 @@ class Consumer:
         shutil.rmtree(self.root / "synced", ignore_errors=True)
         shutil.copytree(live, self.root / "synced")
         try:
-            host = PartitionHost(Counted, ID, Crashing(store, steps), 1, log=None if commits is None else commits.log)
-            done = host.position("s")
+            processor = PartitionProcessor(
+                Counted, ID, Crashing(store, steps), 1, log=None if commits is None else commits.log
+            )
+            done = processor.position("s")
             batch = -1
             for entry in SCRIPT:
                 if entry == "checkpoint":
@@ -167,7 +169,7 @@ class Consumer:
                     continue  # the newest batch is sent again, as its delivery is uncertain
                 rows = pa.RecordBatch.from_pylist([{"k": key, "at": at} for at, key in entry])
                 sent = Batch("s", batch, watermark_us=entry[-1][0])
-                applied = host.apply(sent, rows.schema.serialize().to_pybytes(), rows.serialize().to_pybytes(), 0)
+                applied = processor.apply(sent, rows.schema.serialize().to_pybytes(), rows.serialize().to_pybytes(), 0)
                 steps.step()
                 out, _ = OutputReader(pa.schema(rows_schema()), {}).rows([applied.output])
                 self.delivered[batch] = out  # idempotent by batch number, as Spark's sinks are
@@ -207,8 +209,8 @@ class Consumer:
 
     def result(self) -> tuple[dict[int, list[dict[str, Any]]], dict[str, tuple[int, list[int]]]]:
         store = RocksEngine(8 << 20, 8 << 20).open(self.root / "live")
-        host = PartitionHost(Counted, ID, store, 1)
-        states = {key: host.state.peek(key) for key in "ab"}
+        processor = PartitionProcessor(Counted, ID, store, 1)
+        states = {key: processor.state.peek(key) for key in "ab"}
         found = {key: (each.n.value, list(each.seen)) for key, each in states.items()}
         store.close()
         return self.delivered, found
