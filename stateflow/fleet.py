@@ -1,8 +1,8 @@
 """Descriptions of agents, of the replicas they are to run, and of processes, shared by controllers, agents and clients.
 
-An agent sends a :class:`Beat` with the state of all its replicas. The controller replies with :class:`DesiredState`, which
-name all replicas that the agent is to have. A process that a :class:`Launcher` started writes a line of JSON when it is
-ready, see :class:`Listening`.
+An agent sends a :class:`Beat` with the state of all its replicas. The controller replies with the
+:class:`DesiredState`, which names all replicas that the agent is to have. A process that a :class:`Launcher` started
+writes a line of JSON when it is ready, see :class:`Listening`.
 """
 
 from __future__ import annotations

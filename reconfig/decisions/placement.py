@@ -8,8 +8,8 @@ policy          aim
 ``locality``    partitions are where their rows have the shortest round trips: where they come from, or near to it
 ==============  ====================================================================================================
 
-:func:`decide` asks policies for moves. Each decides from a :class:`View` alone, and proposes a :class:`MoveProposal` for each
-partition that it would move. It notes in :class:`Left` why a partition stays that it would like to move.
+:func:`decide` asks policies for moves. Each decides from a :class:`View` alone, and makes a :class:`MoveProposal` for
+each partition that it would move. It notes in :class:`Left` why a partition stays that it would like to move.
 
 Every policy respects the sites to which an operator is confined and the room that replicas have, and places nothing at
 a node in maintenance. Several policies are asked in order: a later one takes the moves of the earlier ones as made, and

@@ -232,7 +232,7 @@ def choose(loads: Sequence[Load], change_bytes: float, max_pause_ms: float | Non
     return STRATEGIES[StrategyName.WARM_UP]
 
 
-# -- MoveQueue -----------------------------------------------------------------------------------------------------------
+# -- Turns of moves --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

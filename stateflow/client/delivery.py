@@ -3,8 +3,8 @@
 Generators yield steps (:class:`Open`, :class:`Look`, :class:`Deliver`). A driver performs each step, and sends back its
 result, or throws its error (:func:`perform`). So threads with sockets and a simulation run the same decisions.
 
-:class:`Delivery` sends to all partitions of an operator, :class:`PartitionSender` from an outbox to one of them. Callers run one
-generator of a ``Delivery`` at a time, and open it first.
+:class:`Delivery` sends to all partitions of an operator, :class:`PartitionSender` from an outbox to one of them.
+Callers run one generator of a ``Delivery`` at a time, and open it first.
 
 A new batch that fails is *in doubt*: some partitions may contain it. It goes before all others, unless it was refused
 for its content, or the caller numbers its batches. If some partition may contain it when others follow, it is *left*:
@@ -426,7 +426,7 @@ class PartitionSender:
     Each partition has a :class:`Delivery` of its own, so that one out of reach holds up no other.
 
     Args:
-        base: the offset of numbers, as stored in the outbox. A caller of :meth:`open` stores the lane's new ``base``
+        base: the offset of numbers, as stored in the outbox. A caller of :meth:`open` stores the new ``base``
             before anything is sent.
         mine: ids of this outbox's clients, including former ones.
         newest: newest number in the outbox when this client was made.
@@ -530,7 +530,7 @@ def send_together(
     the batch skip it.
 
     Args:
-        sending: partition → steps of its lane's :meth:`Lane.send`.
+        sending: partition → steps of its :meth:`PartitionSender.send`.
         deliver: delivers a batch to these partitions; given partition → batch that it must contain.
     """
     outputs: dict[int, bytes] = {}
@@ -565,5 +565,5 @@ def send_together(
 
 
 def _plain(step: Deliver) -> Batch:
-    """Returns the step's batch without its entry for a successor, which is about the lane's own partition only."""
+    """Returns the step's batch without its entry for a successor, which is about the sender's own partition only."""
     return replace(step.batch, known=b"")

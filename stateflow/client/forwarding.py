@@ -395,7 +395,7 @@ class ForwardingClient:
                 sender = self._sender(partition)
                 self._run(partition, sender.accept_loss())
                 self._outbox.base(partition, sender.base)
-                self._before = self._outbox.newest  # the next lane counts what this client has sent so far
+                self._before = self._outbox.newest  # the next sender counts what this client has sent so far
                 del self._senders[partition]
             finally:
                 self._release(partition)
@@ -582,7 +582,7 @@ class ForwardingClient:
             self._changed.notify_all()
 
     def _sender(self, partition: int) -> PartitionSender:
-        """Returns the partition's lane. Callers are the only thread that sends to it now."""
+        """Returns the partition's sender. Callers are the only thread that sends to it now."""
         if (sender := self._senders.get(partition)) is None:
             router, count = self._router, self._router.spec.partitions
             history = History(router.operator, self.source, count, router.settings.rewind_buffer_bytes // count)
@@ -614,7 +614,7 @@ class ForwardingClient:
             return replica.open_source(router.operator, source, asked, session, self._patience_s)
 
         found = asked_of_moving(router, partition, ask)
-        # an entry covers all partitions, and a lane knows a single one
+        # an entry covers all partitions, and a sender knows a single one
         return {number: position._replace(known=b"") for number, position in found.items()}
 
     @property

@@ -1,7 +1,7 @@
 """Rows as operators see and make them, converted from Arrow record batches and back.
 
-:class:`RowDecoder` holds rows of several partitions that arrived in one record batch, and has a :class:`RowReader` decode
-them together. :class:`OutputWriter` encodes what operators return. A value that Python cannot represent is
+:class:`RowDecoder` holds rows of several partitions that arrived in one record batch, and has a :class:`RowReader`
+decode them together. :class:`OutputWriter` encodes what operators return. A value that Python cannot represent is
 :class:`Unreadable`: an error only when it is looked at.
 """
 

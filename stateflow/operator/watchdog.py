@@ -78,7 +78,7 @@ class RunningBatch:
         began: monotonic seconds.
         left: no caller waits for its thread any more.
         taken: it can never commit; the thread that took it away has ended it.
-        processor: host of the partition, once the batch was taken away; discarded when the batch's thread returns.
+        processor: the partition's processor, once the batch was taken away; discarded when the batch's thread returns.
     """
 
     __slots__ = (

@@ -3,14 +3,14 @@
 The thread that calls :meth:`Batches.apply` applies the parts of a batch, one for each partition, in order. A part goes
 through these steps:
 
-1. *Admission*: the lease holds, requests of the operator are not held, the thread has the slot's ``work``, and the
+1. *Admission*: the lease holds, requests of the operator are not held, the thread has the partition's ``work``, and the
    lifecycle's ``begin`` returns SERVE. Otherwise the outcome is known at once.
-2. *Running*: :class:`RunningBatches` notes the batch, and the host processes it. If the host finds that the batch was applied
-   before, its outcome is known now.
-3. *Processed*: the batch is put down and waits in the thread's :class:`~stateflow.partition.groups.Group`. The thread
+2. *Running*: :class:`RunningBatches` notes the batch, and the partition's processor runs it. If the processor finds
+   that the batch was applied before, its outcome is known now.
+3. *Processed*: the batch is parked and waits in the thread's :class:`~stateflow.partition.groups.Group`. The thread
    keeps ``work``.
 4. *Committed*: one durable write appends all members of the group to the commit log, if there is one. Then each member
-   is taken up, written to its database and ended, and its outcome is reported.
+   is resumed, written to its database and ended, and its outcome is reported.
 
 Invariants:
 
@@ -213,8 +213,8 @@ class RunningBatches:
             self._registry.environment.aside(partial(self._drop, members))  # each may have to wait for its disk
 
     def _drop(self, members: list[Member]) -> None:
-        """Drops processed batches as if they had never arrived, and takes ``work`` of their slots away from the thread
-        that held it."""
+        """Drops processed batches as if they had never arrived, and takes ``work`` of their partitions from the
+        thread that held it."""
         for member in members:
             local = member.local
             try:
@@ -551,7 +551,7 @@ class Batches:
         self._registry.skipped_batches.grant(local, processor, processor.needs_no_visit(until(local.id, now)))
 
     def _processor(self, local: LocalPartition) -> PartitionProcessor:
-        """Returns the partition's host, with the code that is deployed now; creates it if necessary. Callers hold
+        """Returns the partition's processor, with the code that is deployed now; creates it if necessary. Callers hold
         ``work``."""
         spec, cls = self._registry.operator(local.id.operator)
         if local.processor is not None and not local.processor.runs(cls):

@@ -10,8 +10,8 @@ know it, so no other process can command the replica. Commands from before the l
 controller has given them up. A session belongs to one term, so a command of a greater term cannot arrive before the
 replica has registered with that term's controller.
 
-:class:`FencingGuard` decides all of this. A replica asks it when a command arrives, and again, with the partition locked,
-before it carries out a command that cannot be undone.
+:class:`FencingGuard` decides all of this; ledger and term are the fencing token. A replica asks it when a command
+arrives, and again, with the partition locked, before it carries out a command that cannot be undone.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PartitionView:
     entries: int | None = None
 
 
-# -- FencingGuard over a replica ----------------------------------------------------------------------------------------
+# -- Fencing of a replica's commands ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

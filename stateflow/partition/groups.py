@@ -38,11 +38,11 @@ class Group:
     """Processed batches that one thread will commit together. Other threads may call :meth:`take` and
     :meth:`has_waited`."""
 
-    __slots__ = ("_began", "_committing", "_lock", "_rows", "_slots", "_taken", "members")
+    __slots__ = ("_began", "_committing", "_ids", "_lock", "_rows", "_taken", "members")
 
     def __init__(self) -> None:
         self.members: list[Member] = []
-        self._slots: set[int] = set()
+        self._ids: set[int] = set()
         self._began, self._rows = 0.0, 0
         self._lock = threading.Lock()
         self._committing = self._taken = False
@@ -55,7 +55,7 @@ class Group:
             if not self.members:
                 self._began, self._rows = member.run.began, 0
             self.members.append(member)
-            self._slots.add(id(member.local))
+            self._ids.add(id(member.local))
             self._rows += member.ran.rows + len(member.ran.outputs.rows)
             return True
 
@@ -67,7 +67,7 @@ class Group:
         return bool(self.members) and (self._rows >= GROUP_ROWS or now - self._began >= GROUP_S)
 
     def has(self, local: LocalPartition) -> bool:
-        return id(local) in self._slots
+        return id(local) in self._ids
 
     def begin_commit(self, members: list[Member]) -> bool:
         """Protects the members from :meth:`take` until :meth:`end_commit`. Returns False where they were taken."""
@@ -95,5 +95,5 @@ class Group:
             return self._clear()
 
     def _clear(self) -> list[Member]:
-        members, self.members, self._slots = self.members, [], set()
+        members, self.members, self._ids = self.members, [], set()
         return members

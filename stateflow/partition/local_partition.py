@@ -1,8 +1,8 @@
 """Local partition: one partition as it is on a replica, with what is served, what is incoming, and who follows it.
 
-Locks: :class:`LocalPartition` has two. ``work`` is held while the store is written or copied (a batch, a snapshot), ``mutex`` for
-the instant of a lifecycle transition, so that a fence never waits for a batch in order to be *heard*. Order: ``work``
-before ``mutex``. A slot's invariants hold whenever ``mutex`` is free, see :meth:`Slot.validate`.
+Locks: :class:`LocalPartition` has two. ``work`` is held while the store is written or copied (a batch, a snapshot),
+``mutex`` for the instant of a lifecycle transition, so that a fence never waits for a batch in order to be *heard*.
+Order: ``work`` before ``mutex``. Its invariants hold whenever ``mutex`` is free, see :meth:`LocalPartition.validate`.
 
 Fences: the moment for a fence is between two batches, and while the disk is quiet. A micro-batch source sends at nearly
 equal intervals and is silent in between, so a partition fenced right after a commit pauses while no batch needs it. A
@@ -275,7 +275,7 @@ class LocalPartition:
         serves = lifecycle.state in SERVED
         copies = [each.directory for each in (self, incoming, self.restoring) if each is not None and each.directory]
         if lifecycle.partition != self.id:
-            yield "a slot and its lifecycle are of the same partition"
+            yield "a local partition and its lifecycle are of the same partition"
         if incoming is not None and (lifecycle.state is not State.WARMING or lifecycle.move_id != incoming.move_id):
             yield "a copy comes in only while the partition warms, for the same move"
         if self.directory is None and (serves or lifecycle.state is State.SEALED):
@@ -285,9 +285,9 @@ class LocalPartition:
         if any(directory.parent != self.home for directory in copies) or len(set(copies)) < len(copies):
             yield "each copy has its own directory in the partition's"
         if self.processor is not None and not serves:
-            yield "only an owned partition has a host"
+            yield "only an owned partition has a processor"
         if self.processor is not None and (self.processor.epoch != lifecycle.epoch or self.store is None):
-            yield "the host has the owned epoch and an open database"
+            yield "the processor has the owned epoch and an open database"
         if self.lost is not None and serves:
             yield "a lost partition is not served"
         if self.stuck is not None and lifecycle.running:
@@ -335,7 +335,7 @@ class Restoring:
 
 
 class CheckedMutex:
-    """A slot's ``mutex`` that validates the slot when it is released: its holder has then made a whole change."""
+    """A partition's ``mutex`` that validates it when released: the holder has then made a whole change."""
 
     def __init__(self, mutex: AbstractContextManager[Any], local: LocalPartition) -> None:
         self._mutex, self._local, self._depth = mutex, local, 0

@@ -1,4 +1,4 @@
-"""Host of one owned partition: applies batches to an operator's state, exactly once.
+"""The processor of one owned partition: applies batches to an operator's state, exactly once.
 
 A batch is identified by (source, batch). Its mutations, its position and its output go into one atomic write, so
 that a retry or replay finds the stored output and changes nothing.
@@ -89,15 +89,15 @@ class Commit(NamedTuple):
 
 
 class PartitionProcessor:
-    """Hosts one partition. Not thread-safe: one batch at a time.
+    """Processes the batches of one partition. Not thread-safe: one batch at a time.
 
     Args:
         log: see :class:`~stateflow.partition.commits.Committer`.
         on_commit: see :class:`~stateflow.partition.commits.Committer`.
         clock: measures durations; the time of day comes with each batch.
         deployed: returns the states as they are deployed now; a new object when that has changed.
-        partitions: number of the operator's partitions. The host refuses a key that belongs to another partition when
-            it first meets the key. None: keys are not checked.
+        partitions: number of the operator's partitions. A key that belongs to another partition is refused when it is
+            first met. None: keys are not checked.
         figures: collects the metrics that the operator defines, with each commit; None: they are not read.
     """
 
@@ -455,7 +455,7 @@ class PartitionProcessor:
         self._committer.end()
 
     def discard(self) -> None:
-        """Closes the host without calling the operator's ``close``, as the operator did not return, or was
+        """Closes the processor without calling the operator's ``close``, as the operator did not return, or was
         interrupted."""
         self.end()
         self.state.close()

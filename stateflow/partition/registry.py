@@ -1,4 +1,4 @@
-"""Registry of a replica: its data directory, the operators it knows, and a slot for every partition."""
+"""Registry of a replica: its data directory, the operators it knows, and every partition on it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class PartitionRegistry:
         self._learning = self.environment.mutex()
         self._makers: Counter[str] = Counter()  # running calls that create something of an operator, by its name
         self._undeployed: dict[str, int] = {}  # operator → newest epoch that this process was told to drop
-        self._slots: dict[PartitionId, LocalPartition] = {}
+        self._local: dict[PartitionId, LocalPartition] = {}
         #: called, from any thread, after each change of a partition's lifecycle
         self.on_change: Callable[[PartitionId], None] = lambda _: None
         #: called, from any thread, when a partition was lost
@@ -401,15 +401,15 @@ class PartitionRegistry:
         return [spec for spec, _ in list(self._operators.values())]
 
     def local(self, partition: PartitionId) -> LocalPartition:
-        """Returns the slot of a partition; an empty one when nothing of it is here."""
-        local = self._slots.get(partition)
+        """Returns a partition as it is here; an empty one when nothing of it is."""
+        local = self._local.get(partition)
         if local is None:
-            local = self._slots.setdefault(partition, self._empty(partition))
+            local = self._local.setdefault(partition, self._empty(partition))
         return local
 
     def look(self, partition: PartitionId) -> LocalPartition:
-        """Returns the slot of a partition for reading. Nothing is kept for an absent one: callers may ask for any."""
-        return self._slots.get(partition) or self._empty(partition)
+        """Returns a partition as it is here, for reading. An absent one leaves nothing: callers may ask for any."""
+        return self._local.get(partition) or self._empty(partition)
 
     def _empty(self, partition: PartitionId) -> LocalPartition:
         home = self.root / "operators" / partition.operator / f"p{partition.partition:05d}"
@@ -421,11 +421,11 @@ class PartitionRegistry:
         return local
 
     def local_partitions(self) -> Iterator[LocalPartition]:
-        return iter(list(self._slots.values()))
+        return iter(list(self._local.values()))
 
     def validate(self) -> None:
         """Checks the invariants. Raises InvariantBroken in a state that only a bug leads to."""
-        for partition, local in list(self._slots.items()):
+        for partition, local in list(self._local.items()):
             with local.mutex:
                 local.validate()
                 known = partition.operator in self._operators or partition.operator in self._unloadable
@@ -534,7 +534,7 @@ class PartitionRegistry:
         self._claim.close()
 
     def _free(self, held: contextlib.ExitStack) -> Iterator[LocalPartition]:
-        """Yields the slots that no thread works on any more, nor can until ``held`` ends."""
+        """Yields the partitions that no thread works on any more, nor can until ``held`` ends."""
         until = self.clock.monotonic() + RELEASE_S_MAX
         for local in self.local_partitions():
             if local.work.acquire(max(0.0, until - self.clock.monotonic())):

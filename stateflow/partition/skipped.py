@@ -4,15 +4,15 @@ A source that visits all partitions with each batch advances its position in eac
 partition, this costs as much as a row does. The positions of the partitions that a batch skips are therefore kept in
 one place, a database of the replica's own, with one write for all of them. Such a position is *held* for the partition,
 and becomes the partition's own with its next commit. What a copy of the partition must contain, be it a snapshot, a
-checkpoint or a seal, becomes its own before the copy is taken: :meth:`Passes.settle`.
+checkpoint or a seal, becomes its own before the copy is taken: :meth:`SkippedBatches.settle`.
 
 A held position belongs to a partition at one epoch and sequence. A commit makes those held before it void. So does
 everything that rolls a copy back: a loss of power that took a commit takes what was held after that commit, too, and
 the gap is noticed. A start discards void positions before it serves, because other commits may reach the same sequence.
 
-A partition is skipped only where a batch of its own, committed here, said until when nothing is due: see :class:`SkipGrant`.
-Everything else that a visit does, such as sweeping expired state, is done at least every ``VISIT_S_MAX`` seconds in
-which there are batches.
+A partition is skipped only where a batch of its own, committed here, said until when nothing is due: see
+:class:`SkipGrant`. Everything else that a visit does, such as sweeping expired state, is done at least every
+``VISIT_S_MAX`` seconds in which there are batches.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class SkippedPositions:
 
 
 class SkippablePartition(Protocol):
-    """The part of a local partition that skipping needs, see :class:`~stateflow.partition.local_partition.LocalPartition`."""
+    """The part that skipping needs of a :class:`~stateflow.partition.local_partition.LocalPartition`."""
 
     id: PartitionId
     skipped: SkippedPositions | None
@@ -173,8 +173,8 @@ class _Source:
 
 
 class SkippedBatches:
-    """Positions held for the partitions of one replica. Called from several threads. Lock order: a slot's ``work``, or
-    its ``mutex`` with no batch running, comes before the lock in here.
+    """Positions held for the partitions of one replica. Called from several threads. Lock order: a partition's
+    ``work``, or its ``mutex`` with no batch running, comes before the lock in here.
 
     Args:
         root: the data directory.
@@ -185,7 +185,7 @@ class SkippedBatches:
     def __init__(self, root: Path, environment: Environment, durable: bool | None) -> None:
         self._directory, self._environment, self._durable = root / FOLDER, environment, durable
         self._lock: AbstractContextManager[Any] = environment.mutex()
-        self._slots: dict[str, dict[int, SkippablePartition]] = {}  # with a granted pass, by operator
+        self._granted: dict[str, dict[int, SkippablePartition]] = {}  # with a granted pass, by operator
         self._sources: dict[tuple[str, str], _Source] = {}
         self._void: set[tuple[str, PartitionId]] = set()  # (source, partition) of void positions found at start
         self._store: PartitionStore | None = None
@@ -261,14 +261,14 @@ class SkippedBatches:
             if skipped is None or (skipped.epoch, skipped.sequence) != (local.lifecycle.epoch, sequence):
                 skipped = local.skipped = SkippedPositions(local.lifecycle.epoch, sequence)
             skipped.granted = until
-            self._slots.setdefault(local.id.operator, {})[local.id.partition] = local
+            self._granted.setdefault(local.id.operator, {})[local.id.partition] = local
 
     def revoke(self, local: SkippablePartition) -> None:
         """Makes every batch visit the partition again, or wait for it: something else is about to work on it."""
         if local.skipped is not None:
             with self._lock:
                 local.skipped.granted = None
-                self._slots.get(local.id.operator, {}).pop(local.id.partition, None)
+                self._granted.get(local.id.operator, {}).pop(local.id.partition, None)
 
     def held(self, local: SkippablePartition, epoch: int, sequence: int) -> dict[str, Position]:
         """Returns the positions held for a partition that is at this epoch and sequence."""
@@ -297,7 +297,7 @@ class SkippedBatches:
             now: monotonic seconds.
             now_us: processing time.
         """
-        if not _may_skip(batch) or (local_partitions := self._slots.get(operator)) is None:
+        if not _may_skip(batch) or (local_partitions := self._granted.get(operator)) is None:
             return []
         source, last, watermark_us = batch.source, batch.number - 1, batch.watermark_us
         places: list[int] = []

@@ -1,8 +1,8 @@
 """Slices of one batch, of several partitions, as they are applied: the rows of all of them in one record batch.
 
 A :class:`Frame` is what arrived. Its rows are not decoded yet, so slices without rows can be left out first. Decoded,
-it is :class:`BatchSlices`, whose parts lie one after another in the rows. :class:`Waiting` limits the bytes of rows that
-cannot be applied yet. :class:`Traffic` counts what came, for placement.
+it is :class:`BatchSlices`, whose parts lie one after another in the rows. :class:`Waiting` limits the bytes of rows
+that cannot be applied yet. :class:`Traffic` counts what came, for placement.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 class Part(NamedTuple):
     """Slice of a batch for one partition: the rows from ``start`` to before ``stop``. ``epoch``: of ownership, as the
-    sender believes. ``after``: see :meth:`.PartitionProcessor.run`. ``digest``: of the rows, where they must be the same
-    every time the batch is sent.
+    sender believes. ``after``: see :meth:`.PartitionProcessor.run`. ``digest``: of the rows, where they must be the
+    same every time the batch is sent.
     """
 
     partition: int

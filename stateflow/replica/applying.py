@@ -426,8 +426,7 @@ class _TimeSlice:
 class Applier:
     """Applies the batches of all Apply streams.
 
-    ``batch_thread``: the batch thread; ``watch``: its watchdog; ``samples``: durations of requests; ``confirmations``: by
-    standbys.
+    ``watch``: the watchdog of ``batch_thread``; ``samples``: durations of requests; ``confirmations``: by standbys.
 
     Args:
         changed: returns an event that is set at the next change of a partition's lifecycle.

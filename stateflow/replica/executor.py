@@ -1,7 +1,7 @@
 """Thread in which batches are applied, the order of its jobs, and the watchdog of batches that do not come back.
 
-The batch thread (:class:`BatchThread`) applies batches one after the other; other jobs run between two of them. Callers take
-turns, by the time that each has had (:class:`FairQueue`).
+The batch thread (:class:`BatchThread`) applies batches one after the other; other jobs run between two of them. Callers
+take turns, by the time that each has had (:class:`FairQueue`).
 
 The watchdog (:class:`Watch`) has two duties. It tells callers, every ``BEAT_S``, that their batches are worked on. And
 no operator delays the others for longer than ``batch_timeout_s``:
@@ -185,7 +185,7 @@ class WorkerThread(Executor):
         future: Future[T] = Future()
         with self._lock:
             if self._shut:
-                raise RuntimeError("the lane is shut down")
+                raise RuntimeError("the thread is shut down")
             self._turns.give(caller, (future, work))
             self._given.put(True)
             if self._thread is None:
@@ -251,7 +251,7 @@ class WorkerThread(Executor):
 
 
 class CallerExecutor(Executor):
-    """One caller's view of a lane, as an executor. All places of one lane are equal: they are the same thread."""
+    """One caller's view of a worker thread, as an executor. All views of one thread are equal."""
 
     _max_workers = 1
 
@@ -272,7 +272,7 @@ class CallerExecutor(Executor):
 
 
 class BatchThread:
-    """The batch thread's turns. ``stopping``: nothing new is begun."""
+    """The thread that applies batches, and runs other jobs between them. ``stopping``: nothing new is begun."""
 
     def __init__(self, clock: Clock) -> None:
         self._worker = WorkerThread("batches", clock)

@@ -369,7 +369,7 @@ class _Call:
         self._came: asyncio.Queue[tuple[rpb.ApplyRequest, int] | None] = asyncio.Queue()
         self._size = 0  # of the request being worked on
         self._all_came = False
-        self._unanswered = 0  # shares
+        self._unanswered = 0  # slices
 
     @property
     def caller(self) -> Hashable:

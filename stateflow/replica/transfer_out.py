@@ -1,7 +1,7 @@
 """The source's side of a copy: files of a snapshot, the changes written after it, and the fence of a move.
 
-A copy is a move's or a standby's: :class:`SnapshotServer` serves its files and changes. :class:`Fencer` ends a move at its
-source: it cancels it, or seals the partition after its last batch here. The seal waits for a quiet disk (unless the
+A copy is a move's or a standby's: :class:`SnapshotServer` serves its files and changes. :class:`Fencer` ends a move at
+its source: it cancels it, or seals the partition after its last batch here. The seal waits for a quiet disk (unless the
 fence is cold), for a quiet moment, and for the running batch.
 """
 
