@@ -77,7 +77,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """An agent's data directory: its id, its path, and the ledger that it belongs to (empty: none)."""
+    """A data directory, of an agent or a replica: its id, its path, and the ledger that it belongs to (empty: none)."""
 
     id: str
     place: str

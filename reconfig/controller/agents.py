@@ -34,7 +34,7 @@ from stateflow.errors import (
 )
 from stateflow.fleet import AgentInfo, Beat, Child, DesiredState, Request, Spawned
 from stateflow.partition.control import Command
-from stateflow.rpc.agents import AgentCaller
+from stateflow.rpc.clients import AgentCaller
 from stateflow.types import check_name, node_of
 
 log = logging.getLogger(__name__)

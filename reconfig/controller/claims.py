@@ -20,8 +20,8 @@ from stateflow.clock import Clock
 from stateflow.code.loading import check_signed
 from stateflow.errors import AdoptionRefused, PartitionsClaimed
 from stateflow.partition.control import PartitionView
-from stateflow.reports import AdoptedOperator
 from stateflow.settings import ControllerSettings
+from stateflow.status import AdoptedOperator
 from stateflow.types import OperatorSpec, ReplicaInfo
 
 log = logging.getLogger(__name__)

@@ -36,21 +36,17 @@ from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.code.loading import check_signed
 from stateflow.fleet import Child
 from stateflow.ledger import Ledger
-from stateflow.reports import (
+from stateflow.reports import FollowerReport, JobReport, JobRun, Placement, Reconfiguration
+from stateflow.rpc.wire import connect
+from stateflow.settings import ControllerSettings
+from stateflow.status import (
     ClusterReport,
     DeployingOperator,
     Deployment,
-    FollowerReport,
-    JobReport,
-    JobRun,
-    Placement,
-    Reconfiguration,
     RefusedReplica,
     ReplicaStatus,
     UnservedPartitions,
 )
-from stateflow.rpc.wire import connect
-from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, PartitionId, node_of
 
 

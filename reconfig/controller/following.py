@@ -32,20 +32,9 @@ from reconfig.decisions.work import PlannedStandby, ReconfigurationState
 from stateflow.clock import Clock
 from stateflow.errors import LedgerCorrupt, StateflowError, Unavailable
 from stateflow.ledger import Ledger, Record
-from stateflow.reports import (
-    UNKNOWN,
-    ClusterReport,
-    DeployingOperator,
-    Deployment,
-    FollowerReport,
-    JobReport,
-    JobRun,
-    MoveReport,
-    Reconfiguration,
-    ReplicaStatus,
-    StandbyReport,
-)
+from stateflow.reports import UNKNOWN, FollowerReport, JobReport, JobRun, MoveReport, Reconfiguration
 from stateflow.settings import ControllerSettings
+from stateflow.status import ClusterReport, DeployingOperator, Deployment, ReplicaStatus, StandbyReport
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -14,7 +14,8 @@ from reconfig.decisions import migration as m
 from reconfig.decisions.work import Change, Planned, PlannedMove, PlannedTakeover
 from stateflow.errors import from_wire
 from stateflow.ledger import Record, RecordState
-from stateflow.reports import MaintenanceReport, MoveReport, Reconfiguration
+from stateflow.reports import MoveReport, Reconfiguration
+from stateflow.status import MaintenanceReport
 
 ENDED = frozenset({RecordState.PROCESSED, RecordState.FAILED})
 _FIELDS = frozenset(each.name for each in fields(MoveReport))

@@ -22,7 +22,7 @@ from reconfig.decisions.placement import Seen, View
 from reconfig.decisions.plan import Load
 from stateflow.errors import StateflowError
 from stateflow.partition.control import DiskView, PartitionView
-from stateflow.reports import LinkReport
+from stateflow.status import LinkReport
 from stateflow.types import PartitionId, node_of
 
 log = logging.getLogger(__name__)

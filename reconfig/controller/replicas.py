@@ -32,24 +32,7 @@ from stateflow.reports import Taken
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.reports import (
-    cancellation_to_pb,
-    cancelled_of,
-    command_to_pb,
-    disk_of,
-    fence_to_pb,
-    fenced_of,
-    preparation_to_pb,
-    progress_of,
-    reply_of_restore,
-    restore_to_pb,
-    taken_of,
-    taken_over_of,
-    takeover_to_pb,
-    verification_of,
-    view_of,
-)
-from stateflow.rpc.wire import answered, connected, remote_error, replica_to_pb, spec_to_pb
+from stateflow.rpc.wire import answered, connected, message_of, remote_error, value_of
 from stateflow.settings import ControllerSettings
 from stateflow.tracing import carried
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
@@ -95,11 +78,11 @@ class Replicas:
 
     async def learn(self, name: str, spec: OperatorSpec) -> None:
         """Tells a replica to run this version of the operator from its next batch on."""
-        await self._call(name, "Create", rpb.CreateRequest(spec=spec_to_pb(spec)), _fetching_s(spec))
+        await self._call(name, "Create", message_of(rpb.CreateRequest, spec=spec), _fetching_s(spec))
 
     async def check(self, name: str, spec: OperatorSpec, total: int) -> None:
         """Checks that a replica could have ``total`` partitions of the operator. Nothing changes."""
-        request = rpb.CreateRequest(spec=spec_to_pb(spec), total=total, asked=True)
+        request = message_of(rpb.CreateRequest, spec=spec, total=total, asked=True)
         await self._call(name, "Create", request, _fetching_s(spec))
 
     async def try_out(self, name: str, spec: OperatorSpec, numbers: Collection[int]) -> AsyncGenerator[int]:
@@ -109,9 +92,8 @@ class Replicas:
         ReleaseMismatch where the replica cannot try.
         """
         await self._connected(name)
-        call = self._stub(name).Try(
-            self._commanded(name, rpb.TryRequest(spec=spec_to_pb(spec), partitions=sorted(numbers)))
-        )
+        request = message_of(rpb.TryRequest, spec=spec, partitions=sorted(numbers))
+        call = self._stub(name).Try(self._commanded(name, request))
         try:
             async for message in call:
                 yield answered(message, self._shown(name)).partition
@@ -126,7 +108,7 @@ class Replicas:
         Args:
             total: number of the operator's partitions that the replica has in the end.
         """
-        request = rpb.CreateRequest(spec=spec_to_pb(spec), partitions=numbers, epoch=epoch, total=total)
+        request = message_of(rpb.CreateRequest, spec=spec, partitions=numbers, epoch=epoch, total=total)
         await self._call(name, "Create", request, CREATE_TIMEOUT_S)
 
     async def drop(self, name: str, operator: str, epoch: int) -> None:
@@ -141,7 +123,7 @@ class Replicas:
         """Returns a view of every partition that a replica has in some form, with its bytes, and a view of its disk."""
         request = rpb.StatsRequest(after=_NO_REQUESTS, sizes=True)
         reply = await self._call(name, "Stats", request, within_s)
-        return [view_of(view) for view in reply.partitions], disk_of(reply)
+        return [value_of(PartitionView, view) for view in reply.partitions], value_of(DiskView, reply)
 
     async def round_trips_ms(self, name: str, to: Sequence[str], within_s: float) -> dict[str, float]:
         """Returns round trips from a replica to those of the others that answer, in milliseconds by name.
@@ -169,32 +151,28 @@ class Replicas:
                 break
             await asyncio.sleep(self._settings.retry_interval_s)
         await self._connected(name)
-        request = self._commanded(name, preparation_to_pb(move, standby_move))
+        request = self._commanded(name, message_of(rpb.PrepareRequest, move, standby_move=standby_move))
         try:
             async for message in self._stub(name).Prepare(request, **_traced()):
-                yield progress_of(answered(message, self._shown(name)))
+                yield value_of(Progress, answered(message, self._shown(name)))
         except grpc.aio.AioRpcError as error:
             raise self._meant(error, name) from error
 
     async def fence(self, name: str, fence: Fence) -> Fenced:
-        return fenced_of(await self._ask(name, "Fence", fence_to_pb(fence)))
+        return value_of(Fenced, await self._ask(name, "Fence", message_of(rpb.FenceRequest, fence)))
 
     async def cancel(self, name: str, cancellation: Cancellation, *, at_once: bool = False) -> Cancelled:
         ask = self._ask if at_once else self._call
-        return cancelled_of(await ask(name, "Cancel", cancellation_to_pb(cancellation)))
+        return value_of(Cancelled, await ask(name, "Cancel", message_of(rpb.CancelRequest, cancellation)))
 
     async def release(self, name: str, partition: PartitionId, move_id: str, epoch: int, owner: ReplicaInfo) -> None:
-        request = rpb.ReleaseRequest(
-            move_id=move_id,
-            operator=partition.operator,
-            partition=partition.partition,
-            epoch=epoch,
-            owner=replica_to_pb(owner),
-        )
+        where = {"operator": partition.operator, "partition": partition.partition}
+        request = message_of(rpb.ReleaseRequest, move_id=move_id, **where, epoch=epoch, owner=owner)
         await self._ask(name, "Release", request)
 
     async def take_over(self, name: str, takeover: TakeOver) -> TakenOver:
-        return taken_over_of(await self._ask(name, "TakeOver", takeover_to_pb(takeover), TAKE_OVER_TIMEOUT_S))
+        request = message_of(rpb.TakeOverRequest, takeover)
+        return value_of(TakenOver, await self._ask(name, "TakeOver", request, TAKE_OVER_TIMEOUT_S))
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
@@ -209,7 +187,7 @@ class Replicas:
             savepoint: name of the savepoint; empty: an ordinary checkpoint.
         """
         request = rpb.CheckpointRequest(operator=operator, partitions=partitions, savepoint=savepoint)
-        return taken_of(await self._call(name, "Checkpoint", request, CHECKPOINT_TIMEOUT_S))
+        return value_of(Taken, await self._call(name, "Checkpoint", request, CHECKPOINT_TIMEOUT_S))
 
     async def verify(
         self, name: str, partition: PartitionId, standby_of: int | None = None
@@ -227,7 +205,7 @@ class Replicas:
         call = self._stub(name).Verify(self._commanded(name, request))
         try:
             async for message in call:
-                yield verification_of(answered(message, self._shown(name)))
+                yield value_of(Verification, answered(message, self._shown(name)))
         except grpc.aio.AioRpcError as error:
             raise self._meant(error, name) from error
         finally:
@@ -235,15 +213,19 @@ class Replicas:
 
     async def fetch(self, name: str, restore: Restore) -> Restored:
         """Lets a replica fetch and prove a checkpoint."""
-        return reply_of_restore(await self._call(name, "Restore", restore_to_pb(restore, own=False), RESTORE_TIMEOUT_S))
+        return await self._restore(name, restore, own=False)
 
     async def own(self, name: str, restore: Restore) -> Restored:
         """Lets a replica own and serve what it fetched and proved."""
-        return reply_of_restore(await self._call(name, "Restore", restore_to_pb(restore, own=True), RESTORE_TIMEOUT_S))
+        return await self._restore(name, restore, own=True)
+
+    async def _restore(self, name: str, restore: Restore, own: bool) -> Restored:
+        request = message_of(rpb.RestoreRequest, restore, own=own)
+        return value_of(Restored, await self._call(name, "Restore", request, RESTORE_TIMEOUT_S))
 
     async def surrender(self, name: str, fence: Fence) -> None:
         """Stops a replica serving a partition for good, as the target has its state from elsewhere."""
-        await self._call(name, "Surrender", fence_to_pb(fence))
+        await self._call(name, "Surrender", message_of(rpb.FenceRequest, fence))
 
     # -- calls --------------------------------------------------------------------------------------------
 
@@ -275,7 +257,7 @@ class Replicas:
         """Returns the request with this controller's identity, where it is a command. No other place adds it."""
         field = request.DESCRIPTOR.fields_by_name.get("command")
         if field is not None and field.message_type is pb.Command.DESCRIPTOR:
-            request.command.CopyFrom(command_to_pb(self._command(name)))
+            request.command.CopyFrom(message_of(pb.Command, self._command(name)))
         return request
 
     def _meant(self, error: grpc.aio.AioRpcError, name: str) -> StateflowError:

@@ -24,10 +24,9 @@ from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.ledger import Holder, Ledger
 from stateflow.metrics.figures import Values
 from stateflow.release import VERSION
-from stateflow.reports import ReplicaStatus
-from stateflow.rpc.serving import CallLimits, add_health, new_server
-from stateflow.rpc.wire import bind
+from stateflow.rpc.serving import CallLimits, add_health, bind, new_server
 from stateflow.settings import ControllerSettings, ServerSettings
+from stateflow.status import ReplicaStatus
 from stateflow.tracing import begin_tracing, end_tracing
 
 log = logging.getLogger(__name__)

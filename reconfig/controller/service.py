@@ -18,10 +18,9 @@ from reconfig.controller.controller import Controller
 from reconfig.controller.following import Following
 from reconfig.controller.leading import Leading
 from reconfig.controller.reconfigurations import Ask
-from reconfig.controller.registration import Admitted, Answer, Arrival, Beat, Incoming
+from reconfig.controller.registration import Admitted, Answer, Arrival, Beat
 from reconfig.controller.restores import Request
 from reconfig.controller.roster import Home
-from reconfig.controller.takeovers import Superseded
 from reconfig.decisions.capacity import Choice
 from reconfig.decisions.failover import Failover, Said
 from reconfig.decisions.jobs import Do, Job
@@ -30,58 +29,22 @@ from reconfig.decisions.placement import policies_named
 from reconfig.decisions.sweeps import Chore, chore_named
 from reconfig.decisions.work import ReconfigurationState
 from stateflow.errors import InvalidArgument
+from stateflow.fleet import Beat as AgentBeat
+from stateflow.fleet import Request as Requested
 from stateflow.moves import MoveOptions
 from stateflow.partition.control import Wanted
 from stateflow.release import FIRST
-from stateflow.reports import (
-    AutopilotReport,
-    ClusterReport,
-    Deployment,
-    FollowerReport,
-    JobReport,
-    JobRun,
-    Reconfiguration,
-)
+from stateflow.reports import AutopilotReport, FollowerReport, JobReport, JobRun, Reconfiguration
 from stateflow.rpc import agent_pb2 as apb
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.agents import beat_of, desired_state_to_pb, request_of, spawned_to_pb, view_to_pb
-from stateflow.rpc.reports import (
-    adopted_to_pb,
-    autopilot_of,
-    autopilot_to_pb,
-    cluster_to_pb,
-    deployment_to_pb,
-    follower_to_pb,
-    job_to_pb,
-    placement_to_pb,
-    reconfiguration_to_pb,
-    restored_to_pb,
-    rolling_to_pb,
-    run_to_pb,
-    standby_to_pb,
-    sweep_to_pb,
-    taken_to_pb,
-    version_to_pb,
-    view_of,
-)
 from stateflow.rpc.serving import caller
-from stateflow.rpc.wire import (
-    PAGE_BYTES,
-    after_of,
-    batched,
-    replica_of,
-    replica_to_pb,
-    spec_of,
-    spec_to_pb,
-    streaming,
-    tell_newest,
-    unary,
-)
+from stateflow.rpc.wire import PAGE_BYTES, after_of, batched, message_of, streaming, tell_newest, unary, value_of
 from stateflow.security.roles import check_owners
-from stateflow.types import PartitionId, shown
+from stateflow.status import ClusterReport, Deployment
+from stateflow.types import OperatorSpec, ReplicaInfo, shown
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -174,7 +137,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     @unary
     @of_the_term
     async def Register(self, request: cpb.RegisterRequest, controller: Controller) -> cpb.RegisterReply:
-        admitted = await controller.registration.register(_arrival_of(request))
+        admitted = await controller.registration.register(value_of(Arrival, request, **_sender(request)))
         return cpb.RegisterReply(late=True) if admitted is None else _admitted_to_pb(admitted, controller)
 
     @unary
@@ -189,7 +152,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     @unary
     @of_the_term
     async def Claim(self, request: cpb.ClaimRequest, controller: Controller) -> pb.Empty:
-        controller.registration.claim(_piece_of(request))
+        controller.registration.claim(value_of(Piece, request, **_sender(request)))
         return pb.Empty()
 
     @unary
@@ -197,7 +160,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     @to_the_end
     async def Adopt(self, request: cpb.AdoptRequest, controller: Controller) -> cpb.AdoptReply:
         found = await controller.adopter.adopt(request.dry_run, request.partial)
-        return cpb.AdoptReply(operators=map(adopted_to_pb, found))
+        return message_of(cpb.AdoptReply, operators=found)
 
     @unary
     @of_the_term
@@ -218,14 +181,15 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     @unary
     @of_the_term
     async def Deploy(self, request: cpb.DeployRequest, controller: Controller) -> cpb.Deployment:
-        await controller.try_out(spec_of(request.spec))  # may take long, and ends when its caller leaves
+        await controller.try_out(value_of(OperatorSpec, request.spec))  # may take long, and ends when its caller leaves
         return await self._deploy(request, controller)
 
     @to_the_end
     async def _deploy(self, request: cpb.DeployRequest, controller: Controller) -> cpb.Deployment:
         sites = request.sites if request.sites or request.anywhere else None
         failover = Failover.named(request.failover) if request.failover else None
-        return deployment_to_pb(await controller.deploy(spec_of(request.spec), sites, failover))
+        deployment = await controller.deploy(value_of(OperatorSpec, request.spec), sites, failover)
+        return message_of(cpb.Deployment, deployment)
 
     @unary
     @of_the_term
@@ -233,7 +197,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def TakeOver(self, request: cpb.TakeOverLostRequest, controller: Controller) -> cpb.ReconfigurationList:
         numbers, accepted = list(request.partitions), request.accept_loss
         begun = await controller.giving_up.by_command(request.operator, numbers, accepted)
-        return cpb.ReconfigurationList(reconfigurations=map(reconfiguration_to_pb, begun))
+        return message_of(cpb.ReconfigurationList, reconfigurations=begun)
 
     @unary
     @of_the_term
@@ -251,7 +215,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     @of_the_term
     async def ListVersions(self, request: cpb.VersionsRequest, controller: Controller) -> cpb.VersionList:
         versions = enumerate(controller.versions.of(request.operator), 1)
-        return cpb.VersionList(versions=[version_to_pb(number, spec) for number, spec in versions])
+        return cpb.VersionList(versions=[message_of(cpb.Version, spec, number=number) for number, spec in versions])
 
     @unary
     @of_the_term
@@ -261,7 +225,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 
     @to_the_end
     async def _upgrade(self, request: cpb.UpgradeRequest, controller: Controller) -> cpb.Deployment:
-        return deployment_to_pb(await controller.upgrade(request.operator, request.version))
+        return message_of(cpb.Deployment, await controller.upgrade(request.operator, request.version))
 
     @unary
     @of_the_term
@@ -273,14 +237,14 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     @unary
     @of_any
     async def GetDeployment(self, request: cpb.GetDeploymentRequest, tells: Tells) -> cpb.Deployment:
-        return deployment_to_pb(tells.deployment(request.operator))
+        return message_of(cpb.Deployment, tells.deployment(request.operator))
 
     @unary
     @of_any
     async def Status(self, request: cpb.StatusRequest, tells: Tells) -> cpb.StatusReply:
         if request.measured and isinstance(tells, Controller):
             await tells.measuring.room()
-        return cluster_to_pb(tells.status())
+        return message_of(cpb.StatusReply, tells.status())
 
     # -- reconfigurations ---------------------------------------------------------------------------------
 
@@ -291,14 +255,14 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         _check_mover(controller, request)
         options = _options_of(request.options)
         migrate = controller.reconfigurations.migrate
-        return reconfiguration_to_pb(await migrate(request.operator, request.partitions, request.to, options))
+        return message_of(cpb.Reconfiguration, await migrate(request.operator, request.partitions, request.to, options))
 
     @unary
     @of_the_term
     @to_the_end
     async def Rebalance(self, request: cpb.RebalanceRequest, controller: Controller) -> cpb.ReconfigurationList:
         started = await controller.reconfigurations.rebalance(request.operator, _options_of(request.options))
-        return cpb.ReconfigurationList(reconfigurations=map(reconfiguration_to_pb, started))
+        return message_of(cpb.ReconfigurationList, reconfigurations=started)
 
     @unary
     @of_the_term
@@ -309,7 +273,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         started = await controller.reconfigurations.drain(
             request.replica, _options_of(request.options), "", maintenance
         )
-        return cpb.ReconfigurationList(reconfigurations=map(reconfiguration_to_pb, started))
+        return message_of(cpb.ReconfigurationList, reconfigurations=started)
 
     @unary
     @of_the_term
@@ -334,10 +298,10 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
             case "take_over":
                 lost = request.take_over
                 moves, reasons = controller.giving_up.proposed(lost.operator, lost.partitions)
-                return placement_to_pb(await controller.costs(Choice(moves), reasons))
+                return message_of(cpb.PlaceReply, await controller.costs(Choice(moves), reasons))
             case _:
                 raise InvalidArgument("the request names no command", remedy="use the controller's stateflow version")
-        return placement_to_pb(await controller.costs(choice, dict.fromkeys(choice.moves, command)))
+        return message_of(cpb.PlaceReply, await controller.costs(choice, dict.fromkeys(choice.moves, command)))
 
     @unary
     @of_the_term
@@ -345,19 +309,19 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def Place(self, request: cpb.PlaceRequest, controller: Controller) -> cpb.PlaceReply:
         names, options = policies_named(",".join(request.policies)), _options_of(request.options)
         if request.dry_run:
-            return placement_to_pb(await controller.proposed(request.operator, names))
+            return message_of(cpb.PlaceReply, await controller.proposed(request.operator, names))
         begun = await controller.placing.place(request.operator, names, options)
-        return cpb.PlaceReply(reconfigurations=map(reconfiguration_to_pb, begun))
+        return message_of(cpb.PlaceReply, reconfigurations=begun)
 
     @unary
     @of_the_term
     @to_the_end
     async def Autopilot(self, request: cpb.AutopilotRequest, controller: Controller) -> cpb.AutopilotOrders:
         if request.HasField("orders"):
-            told = autopilot_of(request.orders)
+            told = value_of(AutopilotReport, request.orders)
             fields = told.to_dict() | {"policies": list(told.policies)}
             await controller.placing.order(AutopilotSettings.of(fields))
-        return autopilot_to_pb(AutopilotReport(**_said(controller.context.cluster.autopilot)))
+        return message_of(cpb.AutopilotOrders, AutopilotReport(**_said(controller.context.cluster.autopilot)))
 
     @unary
     @of_the_term
@@ -372,7 +336,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
                 f"a job cannot do {shown(request.do)}", remedy=f"use {', '.join(Do)}", job=request.name
             )
         job = replace(Job.of(request.name, fields), options=_options_of(request.options))
-        return job_to_pb(await controller.jobs.create(job))
+        return message_of(cpb.Job, await controller.jobs.create(job))
 
     @unary
     @of_the_term
@@ -380,30 +344,30 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def ChangeJob(self, request: cpb.ChangeJobRequest, controller: Controller) -> cpb.Job:
         match request.change:
             case "pause" | "resume":
-                return job_to_pb(await controller.jobs.pause(request.name, request.change == "pause"))
+                return message_of(cpb.Job, await controller.jobs.pause(request.name, request.change == "pause"))
             case "run":
-                return job_to_pb(await controller.jobs.run_now(request.name))
+                return message_of(cpb.Job, await controller.jobs.run_now(request.name))
             case "delete":
-                return job_to_pb(await controller.jobs.delete(request.name))
+                return message_of(cpb.Job, await controller.jobs.delete(request.name))
         raise InvalidArgument(f"a job has no command {shown(request.change)}", remedy="pause, resume, run or delete it")
 
     @unary
     @of_any
     async def ListJobs(self, request: cpb.ListJobsRequest, tells: Tells) -> cpb.JobList:
         told = [replace(each, follower=None) for each in tells.job_reports(request.name)]  # the reply says it once
-        return cpb.JobList(jobs=map(job_to_pb, told), follower=follower_to_pb(tells.follower))
+        return message_of(cpb.JobList, jobs=told, follower=tells.follower)
 
     @unary
     @of_any
     async def GetJobRun(self, request: cpb.JobRunRequest, tells: Tells) -> cpb.JobRun:
-        return run_to_pb(tells.job_run(request.id))
+        return message_of(cpb.JobRun, tells.job_run(request.id))
 
     @unary
     @of_the_term
     @to_the_end
     async def Standby(self, request: cpb.StandbyRequest, controller: Controller) -> cpb.StandbyReply:
         standbys = await controller.standbys.want(request.operator, request.count)
-        return cpb.StandbyReply(standbys=map(standby_to_pb, standbys))
+        return message_of(cpb.StandbyReply, standbys=standbys)
 
     @streaming
     async def ListReconfigurations(
@@ -411,15 +375,14 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     ) -> AsyncIterator[cpb.ReconfigurationList]:
         async with self.telling(context) as tells:
             tell_newest(context, tells.term, tells.cluster.newest)
-            follower = follower_to_pb(tells.follower)
             told = (replace(each, follower=None) for each in tells.history(request.limit))  # the reply says it once
-            for page in batched(map(reconfiguration_to_pb, told), PAGE_BYTES):
-                yield cpb.ReconfigurationList(reconfigurations=page, follower=follower)
+            for page in batched((message_of(cpb.Reconfiguration, each) for each in told), PAGE_BYTES):
+                yield message_of(cpb.ReconfigurationList, reconfigurations=page, follower=tells.follower)
 
     @unary
     @of_any
     async def GetReconfiguration(self, request: cpb.ReconfigurationRequest, tells: Tells) -> cpb.Reconfiguration:
-        return reconfiguration_to_pb(tells.reconfiguration(request.id))
+        return message_of(cpb.Reconfiguration, tells.reconfiguration(request.id))
 
     @streaming
     async def WatchReconfiguration(
@@ -428,12 +391,12 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         after = None if self.leading.leads else after_of(context)
         if after is not None and self._following is not None:
             async for report in self._following.watch(request.id, after):
-                yield reconfiguration_to_pb(report)
+                yield message_of(cpb.Reconfiguration, report)
             if ReconfigurationState(report.state).over:
                 return
         async with self.leading.term() as controller:  # if it leads by now; else its caller is told the leader
             async for report in controller.runs.watch(request.id):
-                yield reconfiguration_to_pb(report)
+                yield message_of(cpb.Reconfiguration, report)
 
     @unary
     @of_the_term
@@ -441,19 +404,19 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def CancelReconfiguration(
         self, request: cpb.ReconfigurationRequest, controller: Controller
     ) -> cpb.Reconfiguration:
-        return reconfiguration_to_pb(await controller.reconfigurations.cancel(request.id))
+        return message_of(cpb.Reconfiguration, await controller.reconfigurations.cancel(request.id))
 
     @unary
     @of_the_term
     @to_the_end
     async def EditReconfiguration(self, request: cpb.EditRequest, controller: Controller) -> cpb.Reconfiguration:
         limits = {field.name: value for field, value in request.ListFields() if field.name != "id"}
-        return reconfiguration_to_pb(await controller.reconfigurations.edit(request.id, **limits))
+        return message_of(cpb.Reconfiguration, await controller.reconfigurations.edit(request.id, **limits))
 
     @unary
     @of_the_term
     async def ResolveReconfiguration(self, request: cpb.ResolveRequest, controller: Controller) -> cpb.Reconfiguration:
-        return reconfiguration_to_pb(controller.takeovers.resolve(request.id, request.how))
+        return message_of(cpb.Reconfiguration, controller.takeovers.resolve(request.id, request.how))
 
     @unary
     @of_the_term
@@ -461,7 +424,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def PauseReconfiguration(
         self, request: cpb.ReconfigurationRequest, controller: Controller
     ) -> cpb.Reconfiguration:
-        return reconfiguration_to_pb(await controller.reconfigurations.pause(request.id))
+        return message_of(cpb.Reconfiguration, await controller.reconfigurations.pause(request.id))
 
     @unary
     @of_the_term
@@ -469,7 +432,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def ResumeReconfiguration(
         self, request: cpb.ReconfigurationRequest, controller: Controller
     ) -> cpb.Reconfiguration:
-        return reconfiguration_to_pb(await controller.reconfigurations.resume(request.id))
+        return message_of(cpb.Reconfiguration, await controller.reconfigurations.resume(request.id))
 
     @unary
     @of_the_term
@@ -477,7 +440,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def RetryReconfiguration(
         self, request: cpb.ReconfigurationRequest, controller: Controller
     ) -> cpb.Reconfiguration:
-        return reconfiguration_to_pb(await controller.reconfigurations.retry(request.id, request.cancelled))
+        return message_of(cpb.Reconfiguration, await controller.reconfigurations.retry(request.id, request.cancelled))
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
@@ -485,14 +448,14 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     @of_the_term
     async def Checkpoint(self, request: rpb.CheckpointRequest, controller: Controller) -> rpb.CheckpointReply:
         taken = await controller.checkpoints.take(request.operator, request.partitions, request.savepoint)
-        return taken_to_pb(taken)
+        return message_of(rpb.CheckpointReply, taken)
 
     @unary
     @of_the_term
     @to_the_end
     async def Restore(self, request: cpb.RestoreOperatorRequest, controller: Controller) -> cpb.RestoreReport:
         restore_id, done = await controller.restores.restore(_restore_of(request))
-        return cpb.RestoreReport(id=restore_id, partitions=map(restored_to_pb, done))
+        return message_of(cpb.RestoreReport, id=restore_id, partitions=done)
 
     @unary
     @of_the_term
@@ -510,42 +473,38 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 
     @of_the_term
     async def _heard_agent(self, request: cpb.AgentBeatRequest, controller: Controller) -> cpb.AgentBeatReply:
-        return desired_state_to_pb(await controller.agents.heard(beat_of(request)))
+        return message_of(cpb.AgentBeatReply, await controller.agents.heard(value_of(AgentBeat, request)))
 
     @unary
     @of_the_term
     async def ListAgents(self, request: cpb.ListAgentsRequest, controller: Controller) -> cpb.AgentList:
         found = controller.agents.standings()
-        return cpb.AgentList(
-            agents=[
-                view_to_pb(each.info, each.alive, each.heard_s, each.disk_free_bytes, each.wanted, each.children)
-                for each in found
-            ]
-        )
+        views = [message_of(cpb.AgentView, each, agent=each.info, last_heartbeat_s=each.heard_s) for each in found]
+        return cpb.AgentList(agents=views)
 
     @unary
     @of_the_term
     @to_the_end
     async def Spawn(self, request: cpb.SpawnRequest, controller: Controller) -> cpb.SpawnReply:
-        return cpb.SpawnReply(spawned=map(spawned_to_pb, await controller.agents.spawn(request_of(request))))
+        return message_of(cpb.SpawnReply, spawned=await controller.agents.spawn(value_of(Requested, request)))
 
     @unary
     @of_the_term
     @to_the_end
     async def StopReplica(self, request: cpb.StopReplicaRequest, controller: Controller) -> cpb.SpawnReply:
-        return cpb.SpawnReply(spawned=[spawned_to_pb(await controller.agents.stop(request.replica, request.force))])
+        return message_of(cpb.SpawnReply, spawned=[await controller.agents.stop(request.replica, request.force)])
 
     @unary
     @of_the_term
     @to_the_end
     async def RestartAll(self, request: cpb.RestartAllRequest, controller: Controller) -> cpb.Rolling:
         roll = await controller.sweeps.begin(Chore.RESTART, request.site, request.limit)
-        return rolling_to_pb(controller.sweeps.rolling(roll))
+        return message_of(cpb.Rolling, controller.sweeps.rolling(roll))
 
     @unary
     @of_the_term
     async def GetRolling(self, request: cpb.RollingRequest, controller: Controller) -> cpb.Rolling:
-        return rolling_to_pb(controller.sweeps.rolling(request.id))
+        return message_of(cpb.Rolling, controller.sweeps.rolling(request.id))
 
     @unary
     @of_the_term
@@ -553,7 +512,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def CancelRolling(self, request: cpb.RollingRequest, controller: Controller) -> cpb.Rolling:
         controller.sweeps.rolling(request.id)  # raises where it is no rolling restart
         await controller.sweeps.cancel(request.id)
-        return rolling_to_pb(controller.sweeps.rolling(request.id))
+        return message_of(cpb.Rolling, controller.sweeps.rolling(request.id))
 
     @unary
     @of_the_term
@@ -561,25 +520,25 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def BeginSweep(self, request: cpb.BeginSweepRequest, controller: Controller) -> cpb.Sweep:
         sweeps, chore = controller.sweeps, chore_named(request.chore)
         sweep_id = await sweeps.begin(chore, request.site, request.limit, request.operator)
-        return sweep_to_pb(sweeps.report(sweep_id))
+        return message_of(cpb.Sweep, sweeps.report(sweep_id))
 
     @unary
     @of_the_term
     async def GetSweep(self, request: cpb.SweepRequest, controller: Controller) -> cpb.Sweep:
-        return sweep_to_pb(controller.sweeps.report(request.id))
+        return message_of(cpb.Sweep, controller.sweeps.report(request.id))
 
     @unary
     @of_the_term
     @to_the_end
     async def CancelSweep(self, request: cpb.SweepRequest, controller: Controller) -> cpb.Sweep:
         await controller.sweeps.cancel(request.id)
-        return sweep_to_pb(controller.sweeps.report(request.id))
+        return message_of(cpb.Sweep, controller.sweeps.report(request.id))
 
     @unary
     @of_the_term
     @to_the_end
     async def RestartReplica(self, request: cpb.RestartReplicaRequest, controller: Controller) -> cpb.SpawnReply:
-        return cpb.SpawnReply(spawned=[spawned_to_pb(await controller.agents.restart(request.replica))])
+        return message_of(cpb.SpawnReply, spawned=[await controller.agents.restart(request.replica)])
 
     @unary
     @of_the_term
@@ -598,40 +557,24 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 # -- what only a controller is told -----------------------------------------------------------------------
 
 
-def _home_of(message: cpb.Directory) -> Home:
-    return Home(message.id, message.place)
-
-
-def _arrival_of(message: cpb.RegisterRequest) -> Arrival:
-    return Arrival(
-        replica_of(message.replica),
-        _home_of(message.directory),
-        message.directory.ledger,
-        message.incarnation,
-        message.ticket,
-        [view_of(view) for view in message.partitions],
-        message.more,
-    )
+def _sender(message: Any) -> dict[str, Any]:
+    """Returns the fields of a message that say which replica sent it, as values have them."""
+    directory = message.directory
+    return {
+        "info": value_of(ReplicaInfo, message.replica),
+        "home": Home(directory.id, directory.place),
+        "belongs_to": directory.ledger,
+    }
 
 
 def _admitted_to_pb(admitted: Admitted, controller: Controller) -> cpb.RegisterReply:
-    return cpb.RegisterReply(
-        operators=map(spec_to_pb, admitted.operators),
+    return message_of(
+        cpb.RegisterReply,
+        admitted,
         heartbeat_interval_s=controller.settings.heartbeat_interval_s,
-        superseded=map(_superseded_to_pb, admitted.superseded),
         dropped=[cpb.Dropped(operator=operator, epoch=epoch) for operator, epoch in admitted.dropped.items()],
         ledger=controller.context.ledger_id,
         term=controller.context.term,
-    )
-
-
-def _superseded_to_pb(superseded: Superseded) -> cpb.Superseded:
-    return cpb.Superseded(
-        operator=superseded.partition.operator,
-        partition=superseded.partition.partition,
-        epoch=superseded.epoch,
-        owner=replica_to_pb(superseded.owner),
-        burnt=superseded.burnt,
     )
 
 
@@ -643,42 +586,21 @@ def _check_mover(controller: Controller, request: cpb.MigrateRequest) -> None:
 
 
 def _beat_of(message: cpb.HeartbeatRequest) -> Beat:
-    incoming = [Incoming(PartitionId(each.operator, each.partition), each.move_id) for each in message.incoming]
-    info = replace(replica_of(message.replica), name=message.name)
-    home, belongs_to = _home_of(message.directory), message.directory.ledger
+    sender = _sender(message)
+    sender["info"] = replace(sender["info"], name=message.name)
     alone = Said(message.alone_order, frozenset(message.alone))
-    version = message.version or FIRST.version
-    return Beat(info, home, message.incarnation, belongs_to, incoming, message.opening, alone, version)
+    return value_of(Beat, message, **sender, alone=alone, version=message.version or FIRST.version)
 
 
 def _answer_to_pb(answer: Answer, controller: Controller) -> cpb.HeartbeatReply:
     failovers = controller.cluster.failovers
-    return cpb.HeartbeatReply(
-        known=answer.known,
-        lease_s=answer.lease_s,
-        ended=[
-            cpb.Incoming(operator=copy.partition.operator, partition=copy.partition.partition, move_id=copy.move_id)
-            for copy in answer.ended
-        ],
-        ticket=answer.ticket,
-        claimed=answer.claimed,
-        adopted=answer.adopted,
+    return message_of(
+        cpb.HeartbeatReply,
+        answer,
         ledger=controller.context.ledger_id,
         term=controller.context.term,
         alone=sorted(failovers.manual()),
         alone_order=failovers.count,
-    )
-
-
-def _piece_of(message: cpb.ClaimRequest) -> Piece:
-    return Piece(
-        replica_of(message.replica),
-        _home_of(message.directory),
-        message.directory.ledger,
-        [spec_of(spec) for spec in message.operators],
-        [view_of(view) for view in message.partitions],
-        message.first,
-        message.last,
     )
 
 
@@ -695,6 +617,4 @@ def _options_of(message: cpb.MoveOptions) -> MoveOptions:
 
 
 def _restore_of(message: cpb.RestoreOperatorRequest) -> Request:
-    wanted = Wanted(message.savepoint, message.source, message.batch)
-    named = message.operator, tuple(message.partitions), message.to, message.url
-    return Request(*named, wanted, message.stop_sources)
+    return value_of(Request, message, wanted=value_of(Wanted, message))

@@ -21,7 +21,8 @@ from reconfig.decisions import plan
 from reconfig.decisions.failover import Standby
 from reconfig.decisions.work import Copy, PlannedStandby, PlannedTakeover, ReconfigurationState
 from stateflow.errors import InvalidArgument, MoveAborted
-from stateflow.reports import Reconfiguration, StandbyReport
+from stateflow.reports import Reconfiguration
+from stateflow.status import StandbyReport
 from stateflow.types import PartitionId, node_of
 
 log = logging.getLogger(__name__)

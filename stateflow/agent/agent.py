@@ -61,11 +61,10 @@ from stateflow.partition.control import Command as Commanded
 from stateflow.partition.control import FencingGuard
 from stateflow.partition.environment import Closable, claim, place_of
 from stateflow.release import VERSION
-from stateflow.rpc.agents import ControllerCaller, add_agent_service
-from stateflow.rpc.clients import Round, addresses_of
+from stateflow.rpc.clients import ControllerCaller, Round, addresses_of
 from stateflow.rpc.secure import check_reach
-from stateflow.rpc.serving import CallLimits, add_health, new_server
-from stateflow.rpc.wire import bind, connect, reached_at, unexpected
+from stateflow.rpc.serving import CallLimits, add_agent_service, add_health, bind, new_server, reached_at
+from stateflow.rpc.wire import connect, unexpected
 from stateflow.settings import ServerSettings
 
 log = logging.getLogger(__name__)

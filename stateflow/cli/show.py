@@ -21,7 +21,8 @@ from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfig
 from stateflow.client.commands import Migration
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import one_line
-from stateflow.reports import FollowerReport, LeftPartition, LinkReport, Placement, RefusedReplica
+from stateflow.reports import FollowerReport, LeftPartition, Placement
+from stateflow.status import LinkReport, RefusedReplica
 from stateflow.types import node_of, ranges, worker_of
 
 WATCH_INTERVAL_S = 1.0

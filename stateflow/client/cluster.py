@@ -40,11 +40,9 @@ from stateflow.partition.entries import joined
 from stateflow.partition.positions import INITIAL
 from stateflow.partitioner import partition_of
 from stateflow.reports import (
-    AdoptedOperator,
     AgentReport,
     AutopilotReport,
     CheckpointReport,
-    ClusterStatus,
     JobReport,
     JobRun,
     OperatorVersion,
@@ -52,7 +50,6 @@ from stateflow.reports import (
     Reconfiguration,
     ReplicaStatistics,
     RestoredPartition,
-    StandbyReport,
     Taken,
 )
 from stateflow.router import Router, backoff
@@ -60,6 +57,7 @@ from stateflow.rpc.clients import ReplicaClient
 from stateflow.rpc.cluster_client import ClusterClient
 from stateflow.settings import ClientSettings, RouterSettings
 from stateflow.state import encode_row_key
+from stateflow.status import AdoptedOperator, ClusterStatus, StandbyReport
 from stateflow.types import PARTITIONS_MAX, OperatorSpec, check_name
 
 #: rows of initial state that are sent at a time

@@ -17,17 +17,14 @@ from stateflow.errors import StateflowError
 from stateflow.partition.lifecycle import SERVED
 from stateflow.reports import (
     AutopilotReport,
-    ClusterStatus,
     JobReport,
     MoveReport,
-    OperatorStatus,
     Placement,
     Reconfiguration,
     ReplicaStatistics,
-    ReplicaStatus,
     RequestReport,
-    StandbyReport,
 )
+from stateflow.status import ClusterStatus, OperatorStatus, ReplicaStatus, StandbyReport
 from stateflow.types import node_of
 
 # -- Rates -----------------------------------------------------------------------------------------------------------

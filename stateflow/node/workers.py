@@ -38,7 +38,8 @@ from stateflow.fleet import Listening, heard
 from stateflow.node.supervising import Balance, Seen, Supervision, is_spare
 from stateflow.partition.environment import claim
 from stateflow.rpc.clients import ReplicaClient
-from stateflow.rpc.wire import reached_at, unexpected
+from stateflow.rpc.serving import reached_at
+from stateflow.rpc.wire import unexpected
 from stateflow.types import PORT_MAX, WORKER, PartitionId, node_of, ranges, worker_name, worker_of
 
 log = logging.getLogger(__name__)

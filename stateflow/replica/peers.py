@@ -13,7 +13,7 @@ import statistics
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -21,25 +21,14 @@ import grpc.aio
 from stateflow.clock import Clock
 from stateflow.code.bundles import PACKED_MAX, BundleStore
 from stateflow.errors import BundleDamaged, StateflowError, TransferCorrupt, Unavailable
-from stateflow.partition.change_feed import Kept, Reading, SnapshotInfo
+from stateflow.fleet import Directory
+from stateflow.partition.change_feed import Kept, Reading, Seal, SnapshotInfo
 from stateflow.partition.control import Command, PartitionView
 from stateflow.release import VERSION
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import (
-    answered,
-    batched,
-    connected,
-    remote_error,
-    replica_of,
-    replica_to_pb,
-    seal_of,
-    snapshot_of,
-    spec_of,
-    spec_to_pb,
-    view_to_pb,
-)
+from stateflow.rpc.wire import answered, batched, connected, message_of, remote_error, value_of
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
@@ -95,16 +84,11 @@ class SourceReplica:
         self, partition: PartitionId, move_id: str, *, standby: bool = False, kept: Kept | None = None
     ) -> SnapshotInfo:
         """Asks for a snapshot of the partition. Raises InvalidArgument for a base that has a file twice."""
-        request = rpb.SnapshotRequest(
-            move_id=move_id,
-            operator=partition.operator,
-            partition=partition.partition,
-            standby=standby,
-            kept=None if kept is None else rpb.Kept(**asdict(kept)),
-        )
+        where = {"operator": partition.operator, "partition": partition.partition}
+        request = message_of(rpb.SnapshotRequest, move_id=move_id, **where, standby=standby, kept=kept)
         with _named(self.address):
             reply = await self._stub.Snapshot(request, timeout=self._timeout_s)
-        return snapshot_of(answered(reply, self.address))
+        return value_of(SnapshotInfo, answered(reply, self.address))
 
     async def fetch(self, snapshot_id: str, name: str, offset: int) -> AsyncGenerator[tuple[bytes, int]]:
         """Yields (piece, checksum) of a base file, from ``offset`` on."""
@@ -137,7 +121,7 @@ class SourceReplica:
                             remedy="check the source, or raise STATEFLOW_REPLICA_CHANGE_LOG_BYTES_MAX here",
                             snapshot=snapshot_id,
                         )
-                    seal = seal_of(frame.seal) if frame.HasField("seal") else None
+                    seal = value_of(Seal, frame.seal) if frame.HasField("seal") else None
                     yield Reading(change_sets, frame.head_sequence, frame.lag_bytes + size, seal, frame.chain)
                     if seal is not None:
                         return
@@ -171,15 +155,6 @@ class Unanswered(Exception):
     def __init__(self, meant: StateflowError) -> None:
         super().__init__(str(meant))
         self.meant = meant
-
-
-@dataclass(frozen=True, slots=True)
-class Directory:
-    """See :class:`.Identity`. ``ledger``: the ledger that the replica belongs to; empty: none."""
-
-    id: str
-    place: str
-    ledger: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,33 +227,21 @@ class Controller:
         self._address = address
 
     async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
-        request = cpb.HeartbeatRequest(
+        request = message_of(
+            cpb.HeartbeatRequest,
+            beat,
             name=beat.replica.name,
-            incarnation=beat.incarnation,
             incoming=[
                 cpb.Incoming(operator=partition.operator, partition=partition.partition, move_id=move_id)
                 for partition, move_id in beat.incoming
             ],
-            directory=_directory_to_pb(beat.directory),
-            replica=replica_to_pb(beat.replica),
-            opening=beat.opening,
-            term=beat.term,
             alone=sorted(beat.alone[1]),
             alone_order=beat.alone[0],
             version=VERSION,
         )
         reply: cpb.HeartbeatReply = await self._call(self._stub.Heartbeat, request, CALL_TIMEOUT_S)
-        return HeartbeatReply(
-            reply.known,
-            reply.lease_s,
-            reply.ledger,
-            reply.term,
-            reply.ticket,
-            tuple((PartitionId(each.operator, each.partition), each.move_id) for each in reply.ended),
-            reply.claimed,
-            reply.adopted,
-            (reply.alone_order, frozenset(reply.alone)),
-        )
+        ended = tuple((PartitionId(each.operator, each.partition), each.move_id) for each in reply.ended)
+        return value_of(HeartbeatReply, reply, ended=ended, alone=(reply.alone_order, frozenset(reply.alone)))
 
     async def register(
         self,
@@ -292,27 +255,21 @@ class Controller:
 
         Returns None if the ticket was void by then, or a controller of another ledger or term answers.
         """
-        *pieces, last = batched(map(view_to_pb, partitions))
+        *pieces, last = batched(_views(partitions))
         for piece in [*pieces, last]:
-            request = cpb.RegisterRequest(
-                replica=replica_to_pb(replica),
+            request = message_of(
+                cpb.RegisterRequest,
+                replica=replica,
                 incarnation=incarnation,
                 partitions=piece,
                 ticket=command.session,
-                directory=_directory_to_pb(directory),
+                directory=directory,
                 more=piece is not last,
             )
             reply: cpb.RegisterReply = await self._call(self._stub.Register, request, 2 * CALL_TIMEOUT_S)
             if reply.late or (reply.ledger, reply.term) != (command.ledger, command.term):
                 return None
-        return Registered(
-            tuple(map(spec_of, reply.operators)),
-            tuple(
-                Superseded(PartitionId(each.operator, each.partition), each.epoch, replica_of(each.owner), each.burnt)
-                for each in reply.superseded
-            ),
-            tuple((each.operator, each.epoch) for each in reply.dropped),
-        )
+        return value_of(Registered, reply, dropped=tuple((each.operator, each.epoch) for each in reply.dropped))
 
     async def claim(
         self,
@@ -322,12 +279,13 @@ class Controller:
         partitions: Iterable[PartitionView],
     ) -> None:
         """Reports all partitions here that the controller's ledger does not know. Replaces earlier claims."""
-        pieces = list(batched(map(view_to_pb, partitions)))
+        pieces = list(batched(_views(partitions)))
         for number, piece in enumerate(pieces):
-            request = cpb.ClaimRequest(
-                replica=replica_to_pb(replica),
-                directory=_directory_to_pb(directory),
-                operators=[] if number else map(spec_to_pb, operators),
+            request = message_of(
+                cpb.ClaimRequest,
+                replica=replica,
+                directory=directory,
+                operators=() if number else operators,
                 partitions=piece,
                 first=not number,
                 last=number == len(pieces) - 1,
@@ -348,8 +306,8 @@ class Controller:
         return answered(reply, self._address)
 
 
-def _directory_to_pb(directory: Directory) -> cpb.Directory:
-    return cpb.Directory(id=directory.id, place=directory.place, ledger=directory.ledger)
+def _views(partitions: Iterable[PartitionView]) -> Iterator[rpb.PartitionView]:
+    return (message_of(rpb.PartitionView, each) for each in partitions)
 
 
 # -- Round trips -----------------------------------------------------------------------------------------------------

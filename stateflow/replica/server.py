@@ -32,8 +32,8 @@ from stateflow.replica.service import ReplicaService
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.clients import addresses_of
 from stateflow.rpc.secure import check_reach
-from stateflow.rpc.serving import CallLimits, add_health, new_server
-from stateflow.rpc.wire import bind, reached_at, unexpected
+from stateflow.rpc.serving import CallLimits, add_health, bind, new_server, reached_at
+from stateflow.rpc.wire import unexpected
 from stateflow.settings import ServerSettings
 from stateflow.tracing import begin_tracing, end_tracing
 from stateflow.types import ReplicaInfo

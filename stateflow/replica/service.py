@@ -19,8 +19,19 @@ from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.partition.change_feed import Kept
-from stateflow.partition.control import DiskView, Fenced, TakenOver, TakeOver
+from stateflow.partition.control import (
+    Cancellation,
+    Command,
+    DiskView,
+    Fence,
+    Fenced,
+    Preparation,
+    Restore,
+    TakenOver,
+    TakeOver,
+)
 from stateflow.partition.environment import Garbage
+from stateflow.partition.layout import Session
 from stateflow.partition.replica import ReplicaNode
 from stateflow.replica.applying import Applier, followed
 from stateflow.replica.checkpoints import CheckpointShell, TrialShell, VerifyShell
@@ -28,44 +39,16 @@ from stateflow.replica.executor import free_caches
 from stateflow.replica.membership import Member
 from stateflow.replica.peers import Bundles, RoundTrips, Threads
 from stateflow.replica.sources import Sources
-from stateflow.replica.streams import CallStream, frames_of, sample_to_pb
+from stateflow.replica.streams import CallStream, frames_of
 from stateflow.replica.transfer_in import IncomingTransfers
 from stateflow.replica.transfer_out import Changed, Fencer, SnapshotServer
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.reports import (
-    cancellation_of,
-    cancelled_to_pb,
-    command_of,
-    fence_of,
-    fenced_to_pb,
-    preparation_of,
-    progress_to_pb,
-    reply_of_restore_to_pb,
-    restore_of,
-    taken_over_to_pb,
-    taken_to_pb,
-    takeover_of,
-    verification_to_pb,
-)
 from stateflow.rpc.serving import caller
-from stateflow.rpc.wire import (
-    abort,
-    connect,
-    message_of,
-    pieces,
-    positions_to_pb,
-    session_of,
-    snapshot_to_pb,
-    source_to_pb,
-    spec_of,
-    streaming,
-    unary,
-    view_to_pb,
-)
+from stateflow.rpc.wire import abort, connect, message_of, pieces, positions_to_pb, streaming, unary, value_of
 from stateflow.tracing import Tracing
-from stateflow.types import How, PartitionId, ReplicaInfo
+from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
 
 SOURCES_PER_REPLY = 1000
 
@@ -82,7 +65,7 @@ def commanded(method: Callable[..., Any]) -> Callable[..., Any]:
 
         @functools.wraps(method)
         async def stream(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
-            self.node.authority.check(command_of(request))
+            self.node.authority.check(value_of(Command, request.command))
             async for message in method(self, request, context):
                 yield message
 
@@ -90,7 +73,7 @@ def commanded(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     async def handler(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        self.node.authority.check(command_of(request))
+        self.node.authority.check(value_of(Command, request.command))
         return await method(self, request, context)
 
     return handler
@@ -206,7 +189,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     @unary
     @commanded
     async def Create(self, request: rpb.CreateRequest, context: grpc.aio.ServicerContext) -> pb.Empty:
-        spec = spec_of(request.spec)
+        spec = value_of(OperatorSpec, request.spec)
         await self.bundles.ensure(spec)
         if request.asked:
             await self.threads.in_files(self.node.check, spec, request.total)
@@ -214,14 +197,14 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
             if (refused := await self.threads.in_files(self.node.follow, spec)) is not None:
                 raise refused
         else:
-            wanted = list(request.partitions), request.epoch, request.total, command_of(request)
+            wanted = list(request.partitions), request.epoch, request.total, value_of(Command, request.command)
             await self.threads.in_files(self.node.create, spec, *wanted)
         return pb.Empty()
 
     @streaming
     @commanded
     async def Try(self, request: rpb.TryRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[rpb.TryPage]:
-        spec = spec_of(request.spec)
+        spec = value_of(OperatorSpec, request.spec)
         await self.bundles.ensure(spec)
         async for number in self._trials.run(spec, request.partitions):
             yield rpb.TryPage(partition=number)
@@ -240,14 +223,15 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         self, request: rpb.CheckpointRequest, context: grpc.aio.ServicerContext
     ) -> rpb.CheckpointReply:
         wanted = request.operator, set(request.partitions), request.savepoint
-        return taken_to_pb(await self.checkpointing.on_demand(*wanted))
+        return message_of(rpb.CheckpointReply, await self.checkpointing.on_demand(*wanted))
 
     @unary
     @commanded
     async def Restore(self, request: rpb.RestoreRequest, context: grpc.aio.ServicerContext) -> rpb.RestoreReply:
-        restore, command = restore_of(request), command_of(request)
+        restore, command = value_of(Restore, request), value_of(Command, request.command)
         shell = self.checkpointing
-        return reply_of_restore_to_pb(await (shell.own(restore, command) if request.own else shell.prepare(restore)))
+        restored = await (shell.own(restore, command) if request.own else shell.prepare(restore))
+        return message_of(rpb.RestoreReply, restored)
 
     @streaming
     @commanded
@@ -256,7 +240,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     ) -> AsyncIterator[rpb.VerifyPage]:
         standby_of = request.standby_of if request.HasField("standby_of") else None
         async for page in self._verifying.verify(PartitionId(request.operator, request.partition), standby_of):
-            yield verification_to_pb(page)
+            yield message_of(rpb.VerifyPage, page)
 
     @streaming
     async def Scan(self, request: rpb.ScanRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[rpb.ScanPage]:
@@ -275,8 +259,8 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         return message_of(
             rpb.StatsReply,
             disk,
-            samples=map(sample_to_pb, samples.after(request.after, request.newest)),
-            partitions=map(view_to_pb, views),
+            samples=samples.after(request.after, request.newest),
+            partitions=views,
             rows=samples.rows,
             checkpoints=self.checkpointing.taken,
         )
@@ -298,7 +282,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     async def OpenSource(self, request: rpb.OpenSourceRequest, context: grpc.aio.ServicerContext) -> rpb.PositionsReply:
         asked = request.asked
         settled = request.settled if request.HasField("settled") else None
-        session = session_of(request.session)
+        session = value_of(Session, request.session)
         found = await self._sources.open(asked.operator, asked.source, asked.partitions, session, settled)
         return positions_to_pb(found)
 
@@ -317,7 +301,8 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     ) -> AsyncIterator[rpb.SourcesReply]:
         async for number, found in self._sources.views(request.operator, request.partitions):
             for at in range(0, len(found), SOURCES_PER_REPLY):
-                yield rpb.SourcesReply(sources=[source_to_pb(number, v) for v in found[at : at + SOURCES_PER_REPLY]])
+                page = found[at : at + SOURCES_PER_REPLY]
+                yield rpb.SourcesReply(sources=[message_of(rpb.SourceView, each, partition=number) for each in page])
 
     @unary
     async def RetireSource(
@@ -341,14 +326,14 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     async def Prepare(
         self, request: rpb.PrepareRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[rpb.MoveProgress]:
-        async for progress in self._transfers.run(preparation_of(request), request.standby_move):
-            yield progress_to_pb(progress)
+        async for progress in self._transfers.run(value_of(Preparation, request), request.standby_move):
+            yield message_of(rpb.MoveProgress, progress)
 
     @unary
     @commanded
     @followed("stateflow.take_over")
     async def TakeOver(self, request: rpb.TakeOverRequest, context: grpc.aio.ServicerContext) -> rpb.TakeOverReply:
-        return taken_over_to_pb(await self._takeovers.take_over(takeover_of(request)))
+        return message_of(rpb.TakeOverReply, await self._takeovers.take_over(value_of(TakeOver, request)))
 
     # -- moves, at the source -----------------------------------------------------------------------------
 
@@ -357,24 +342,25 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     @followed("stateflow.fence")
     async def Fence(self, request: rpb.FenceRequest, context: grpc.aio.ServicerContext) -> rpb.FenceReply:
         try:
-            return fenced_to_pb(Fenced(await self._fencer.fence(fence_of(request))))
+            fenced = Fenced(await self._fencer.fence(value_of(Fence, request)))
         except StateflowError as error:
-            return fenced_to_pb(Fenced(refused=error))
+            fenced = Fenced(refused=error)
+        return message_of(rpb.FenceReply, fenced)
 
     @unary
     @commanded
     async def Surrender(self, request: rpb.FenceRequest, context: grpc.aio.ServicerContext) -> rpb.FenceReply:
-        await self._fencer.surrender(fence_of(request))
+        await self._fencer.surrender(value_of(Fence, request))
         return rpb.FenceReply(sealed=True)
 
     @unary
     @commanded
     @followed("stateflow.cancel")
     async def Cancel(self, request: rpb.CancelRequest, context: grpc.aio.ServicerContext) -> rpb.FenceReply:
-        cancellation = cancellation_of(request)
+        cancellation = value_of(Cancellation, request)
         cancelled = await self._fencer.cancel(cancellation)
         self._transfers.dismiss(cancellation.partition, cancellation.move_id)
-        return cancelled_to_pb(cancelled)
+        return message_of(rpb.FenceReply, cancelled)
 
     @unary
     @commanded
@@ -391,17 +377,17 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
 
     @unary
     async def Inspect(self, request: rpb.InspectRequest, context: grpc.aio.ServicerContext) -> rpb.PartitionView:
-        return view_to_pb(self.node.view(PartitionId(request.operator, request.partition)))
+        view = self.node.view(PartitionId(request.operator, request.partition))
+        return message_of(rpb.PartitionView, view)
 
     @unary
     async def Snapshot(self, request: rpb.SnapshotRequest, context: grpc.aio.ServicerContext) -> rpb.SnapshotReply:
         partition = PartitionId(request.operator, request.partition)
-        has = request.kept  # unset: no move, so it matches no copy
-        kept = Kept(has.move_id, has.epoch, has.sequence)
+        kept = value_of(Kept, request.kept)  # unset: no move, so it matches no copy
         snapshot = await self.threads.in_files(
             self.node.sender.snapshot, partition, request.move_id, request.standby, kept
         )
-        return snapshot_to_pb(snapshot)
+        return message_of(rpb.SnapshotReply, snapshot)
 
     @streaming
     async def Fetch(self, request: rpb.FetchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[rpb.FileChunk]:

@@ -18,15 +18,15 @@ from typing import NamedTuple
 
 from stateflow.errors import InvalidArgument, StateflowError, Unavailable
 from stateflow.partition.change_feed import Reading
-from stateflow.partition.layout import Attempt
+from stateflow.partition.layout import Attempt, Session
 from stateflow.partition.positions import Batch, check_source
 from stateflow.partition.processor import Applied
 from stateflow.partition.slices import Frame
-from stateflow.replica.applying import Answer, Applier, Sample
+from stateflow.replica.applying import Answer, Applier
 from stateflow.replica.executor import BEAT_S
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.fields import checked
-from stateflow.rpc.wire import fault_of, pieces, seal_to_pb, session_of, unexpected
+from stateflow.rpc.wire import fault_of, message_of, pieces, unexpected
 
 log = logging.getLogger(__name__)
 #: bytes of one stream's requests that were read and not taken up; beyond it, reading stops until some are taken up
@@ -48,7 +48,7 @@ def batch_of(header: rpb.ApplyHeader) -> Batch:
     """Returns the batch that a header announces. Raises InvalidArgument for a source name that its caller may not
     use."""
     check_source(header.source)
-    sent = header.attempt
+    sent, session = header.attempt, header.session
     return Batch(
         header.source,
         header.batch,
@@ -57,7 +57,7 @@ def batch_of(header: rpb.ApplyHeader) -> Batch:
         Attempt(sent.run, sent.use, sent.task, sent.call),
         header.event_us if header.HasField("event_us") else None,
         header.rewind,
-        session_of(header.session) if header.HasField("session") else None,
+        Session(session.generation_us, session.id) if header.HasField("session") else None,
         header.known,
         header.site,
         header.site_column,
@@ -163,17 +163,6 @@ def _results_of(number: int, answer: Applied | StateflowError, bytes_max: int) -
     return results
 
 
-def sample_to_pb(sample: Sample) -> rpb.RequestSample:
-    return rpb.RequestSample(
-        number=sample.number,
-        at_us=sample.at_us,
-        operator=sample.operator,
-        rows=sample.rows,
-        total_ms=sample.total_ms,
-        held_ms=sample.held_ms,
-    )
-
-
 # -- Messages of change sets -----------------------------------------------------------------------------------------
 
 
@@ -198,7 +187,7 @@ def frames_of(reading: Reading, bytes_max: int) -> Iterator[rpb.ChangeFrame]:
                 frame, size = rpb.ChangeFrame(), 0
     frame.head_sequence, frame.lag_bytes, frame.chain = reading.head_sequence, reading.lag_bytes, reading.chain
     if reading.seal is not None:
-        frame.seal.CopyFrom(seal_to_pb(reading.seal))
+        frame.seal.CopyFrom(message_of(rpb.Seal, reading.seal))
     yield frame
 
 

@@ -21,7 +21,6 @@ from stateflow.errors import StateflowError, Unavailable
 from stateflow.metrics.figures import BATCH_BUCKETS, Histogram, Values
 from stateflow.partition.layout import Position
 from stateflow.partition.positions import Batch
-from stateflow.reports import Deployment
 from stateflow.router.session import (
     SILENCE_S_MIN,
     BatchSession,
@@ -36,6 +35,7 @@ from stateflow.router.session import (
 from stateflow.rpc.clients import ControllerClient, ReplicaClient
 from stateflow.rpc.rows import PASSED, Answers, BatchRows
 from stateflow.settings import ClientSettings, RouterSettings
+from stateflow.status import Deployment
 from stateflow.tracing import Made, Tracing, tracing
 from stateflow.types import ADDRESS
 

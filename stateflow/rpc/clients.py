@@ -1,4 +1,5 @@
-"""Blocking clients of controllers and of replicas, for threads and Spark workers.
+"""Blocking clients of controllers and of replicas, for threads and Spark workers; how agents and controllers call each
+other.
 
 Channels are opened at first use, so that a process may fork before. :class:`Round` is the order in which several
 controllers are asked, and :class:`Seen` rejects answers older than earlier ones. Both are sans-io.
@@ -10,38 +11,41 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import sleep
 from typing import Any, TypeVar
 
 import grpc
+import grpc.aio
 from grpc.experimental import ChannelOptions
 
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import HoldLost, InvalidArgument, NotLeading, StateflowError, Unavailable
+from stateflow.fleet import Beat, DesiredState
+from stateflow.partition.control import Command
 from stateflow.partition.layout import Position, Session
 from stateflow.partition.positions import Batch, SourceView
-from stateflow.reports import Deployment, ReplicaStatistics
+from stateflow.reports import ReplicaStatistics
+from stateflow.rpc import agent_pb2 as apb
+from stateflow.rpc import agent_pb2_grpc, controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.link import Link
-from stateflow.rpc.reports import deployment_of, statistics_of
 from stateflow.rpc.rows import Answers, BatchRows, Replies, requests_of
 from stateflow.rpc.secure import blocking_channel, own_certificate
 from stateflow.rpc.wire import (
     AFTER_KEY,
     CHANNEL_OPTIONS,
     answered,
+    message_of,
     newest_of,
     positions_of,
     remote_error,
-    session_to_pb,
-    source_of,
-    spec_to_pb,
+    value_of,
 )
+from stateflow.status import Deployment
 from stateflow.types import ADDRESS, OperatorSpec, shown
 
 log = logging.getLogger(__name__)
@@ -66,6 +70,8 @@ os.register_at_fork(after_in_child=_LINKS.clear)
 DEPLOY_TIMEOUT_S = 86_400.0
 #: the thread that asks reads the answers itself, instead of waking a thread of the channel for each
 _OPTIONS = (*CHANNEL_OPTIONS, (ChannelOptions.SingleThreadedUnaryStream, 1))
+#: of a heartbeat of an agent
+BEAT_TIMEOUT_S = 5.0
 #: long enough for a replica that waits for its standbys, for as long as it holds a batch
 OPEN_TIMEOUT_S = 90.0
 #: words by which gRPC says that there was no connection to send on
@@ -345,11 +351,11 @@ class ControllerClient:
         """Deploys an operator. Returns when every partition is in place, however long that takes."""
         named = list(sites or ())
         anywhere = sites is not None and not named
-        request = cpb.DeployRequest(spec=spec_to_pb(spec), sites=named, anywhere=anywhere, failover=failover or "")
-        return deployment_of(self.call("Deploy", request, DEPLOY_TIMEOUT_S))
+        request = message_of(cpb.DeployRequest, spec=spec, sites=named, anywhere=anywhere, failover=failover or "")
+        return value_of(Deployment, self.call("Deploy", request, DEPLOY_TIMEOUT_S))
 
     def deployment(self, operator: str) -> Deployment:
-        return deployment_of(self.call("GetDeployment", cpb.GetDeploymentRequest(operator=operator)))
+        return value_of(Deployment, self.call("GetDeployment", cpb.GetDeploymentRequest(operator=operator)))
 
 
 def _link(address: str) -> Link:
@@ -422,7 +428,7 @@ class ReplicaClient:
                 SourceRetired where later ones are gone.
         """
         asked = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions)
-        request = rpb.OpenSourceRequest(asked=asked, session=session_to_pb(session), settled=settled)
+        request = message_of(rpb.OpenSourceRequest, asked=asked, session=session, settled=settled)
         return positions_of(self.call("OpenSource", request, timeout_s))
 
     def outputs(
@@ -450,7 +456,7 @@ class ReplicaClient:
         request = rpb.SourcesRequest(operator=operator, partitions=[partition])
         with _named(self.address):
             pages = [answered(page, self.address) for page in stub.Sources(request, timeout=self._timeout_s)]
-        return [source_of(view) for page in pages for view in page.sources]
+        return [value_of(SourceView, view) for page in pages for view in page.sources]
 
     def retire_source(self, operator: str, source: str, partition: int) -> bool:
         """Lets a partition keep only a tombstone of a source. Returns False if it had no more than that."""
@@ -476,7 +482,8 @@ class ReplicaClient:
         ``newest``: at most this many of the requests, the newest; 0: all. ``sizes``: sizes of partitions, too, for
         which the replica looks at its files.
         """
-        return statistics_of(self.call("Stats", rpb.StatsRequest(after=after, newest=newest, sizes=sizes), timeout_s))
+        request = rpb.StatsRequest(after=after, newest=newest, sizes=sizes)
+        return value_of(ReplicaStatistics, self.call("Stats", request, timeout_s))
 
     def scan(self, operator: str, state: str, partitions: Iterable[int], keys: Iterable[bytes] = ()) -> Iterator[bytes]:
         """Yields Arrow IPC streams of one state's entries: those of the given stored keys, or all."""
@@ -517,3 +524,40 @@ class ReplicaClient:
     def give_up(self, since: float) -> None:
         """Fails the batches of a stream that is silent since ``since``; the next batch gets a new stream."""
         _link(self.address).give_up(since)
+
+
+# -- Calls between agents and controllers ----------------------------------------------------------------------------
+
+
+class ControllerCaller:
+    """A controller, as its agents call it. Raises what it refuses with, or Unavailable."""
+
+    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
+        self.address = address
+        self._stub = controller_pb2_grpc.ControllerServiceStub(channel)
+
+    async def beat(self, beat: Beat) -> DesiredState:
+        try:
+            reply = await self._stub.AgentBeat(message_of(cpb.AgentBeatRequest, beat), timeout=BEAT_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise remote_error(error, self.address) from error
+        return value_of(DesiredState, answered(reply, self.address))
+
+
+class AgentCaller:
+    """An agent, as its controller calls it. Raises what it refuses with, or Unavailable."""
+
+    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
+        self._address = address
+        self._stub = agent_pb2_grpc.AgentServiceStub(channel)
+
+    async def logs(self, command: Command, replica: str, lines: int, follow: bool) -> AsyncGenerator[bytes]:
+        request = message_of(apb.LogsRequest, replica=replica, lines=lines, follow=follow, command=command)
+        call = self._stub.Logs(request)
+        try:
+            while (page := await call.read()) is not grpc.aio.EOF:
+                yield answered(page, self._address).data
+        except grpc.aio.AioRpcError as error:
+            raise remote_error(error, self._address) from error
+        finally:
+            call.cancel()

@@ -9,46 +9,24 @@ from typing import Any
 from stateflow.fleet import Request, Spawned
 from stateflow.moves import MoveOptions
 from stateflow.reports import (
-    AdoptedOperator,
     AgentReport,
     AutopilotReport,
-    ClusterStatus,
-    Deployment,
     JobReport,
     JobRun,
-    LeaderReport,
     OperatorVersion,
     Placement,
     Reconfiguration,
     RestoredPartition,
     Rolling,
-    StandbyReport,
     Sweep,
     Taken,
 )
 from stateflow.rpc import agent_pb2 as apb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.agents import report_of, request_to_pb, spawned_of
 from stateflow.rpc.clients import DEPLOY_TIMEOUT_S, ControllerClient
-from stateflow.rpc.reports import (
-    adopted_of,
-    autopilot_of,
-    autopilot_to_pb,
-    cluster_of,
-    follower_of,
-    job_of,
-    placement_of,
-    reconfiguration_of,
-    restored_of,
-    rolling_of,
-    run_of,
-    standby_of,
-    sweep_of,
-    taken_of,
-    version_of,
-)
-from stateflow.rpc.wire import message_of
+from stateflow.rpc.wire import follower_of, message_of, value_of
+from stateflow.status import AdoptedOperator, ClusterReport, ClusterStatus, Deployment, LeaderReport, StandbyReport
 from stateflow.types import BUNDLE_PART, OperatorSpec
 
 #: time limit of calls that plan, for which the controller asks replicas
@@ -67,7 +45,7 @@ class ClusterClient:
         self._controller = ControllerClient(address, connect_timeout_s=connect_timeout_s)
 
     def status(self, measured: bool = False) -> ClusterStatus:
-        found = cluster_of(self._controller.call("Status", cpb.StatusRequest(measured=measured))).status()
+        found = value_of(ClusterReport, self._controller.call("Status", cpb.StatusRequest(measured=measured))).status()
         return found if found.follower is not None else replace(found, leader=LeaderReport(*self._controller.leader()))
 
     # -- operators ----------------------------------------------------------------------------------------
@@ -91,7 +69,7 @@ class ClusterClient:
 
     def versions(self, operator: str) -> list[OperatorVersion]:
         reply = self._controller.call("ListVersions", cpb.VersionsRequest(operator=operator))
-        return [version_of(each) for each in reply.versions]
+        return [value_of(OperatorVersion, each) for each in reply.versions]
 
     def upgrade(self, operator: str, version: int) -> None:
         request = cpb.UpgradeRequest(operator=operator, version=version)
@@ -104,7 +82,7 @@ class ClusterClient:
 
     def standby(self, operator: str, count: int) -> list[StandbyReport]:
         reply = self._controller.call("Standby", cpb.StandbyRequest(operator=operator, count=count), PLAN_TIMEOUT_S)
-        return [standby_of(view) for view in reply.standbys]
+        return [value_of(StandbyReport, view) for view in reply.standbys]
 
     # -- replicas -----------------------------------------------------------------------------------------
 
@@ -119,15 +97,16 @@ class ClusterClient:
 
     def adopt(self, dry_run: bool, partial: bool) -> list[AdoptedOperator]:
         reply = self._controller.call("Adopt", cpb.AdoptRequest(dry_run=dry_run, partial=partial), PLAN_TIMEOUT_S)
-        return [adopted_of(each) for each in reply.operators]
+        return [value_of(AdoptedOperator, each) for each in reply.operators]
 
     # -- agents -------------------------------------------------------------------------------------------
 
     def agents(self) -> list[AgentReport]:
-        return [report_of(view) for view in self._controller.call("ListAgents", cpb.ListAgentsRequest()).agents]
+        reply = self._controller.call("ListAgents", cpb.ListAgentsRequest())
+        return [value_of(AgentReport, view) for view in reply.agents]
 
     def spawn(self, request: Request) -> list[Spawned]:
-        return self._commanded("Spawn", request_to_pb(request))
+        return self._commanded("Spawn", message_of(cpb.SpawnRequest, request))
 
     def stop_replica(self, replica: str, force: bool) -> list[Spawned]:
         return self._commanded("StopReplica", cpb.StopReplicaRequest(replica=replica, force=force))
@@ -137,26 +116,26 @@ class ClusterClient:
 
     def restart_all(self, site: str, limit: int) -> Rolling:
         request = cpb.RestartAllRequest(site=site, limit=limit)
-        return rolling_of(self._controller.call("RestartAll", request, PLAN_TIMEOUT_S))
+        return value_of(Rolling, self._controller.call("RestartAll", request, PLAN_TIMEOUT_S))
 
     def rolling(self, roll_id: str) -> Rolling:
-        return rolling_of(self._controller.call("GetRolling", cpb.RollingRequest(id=roll_id)))
+        return value_of(Rolling, self._controller.call("GetRolling", cpb.RollingRequest(id=roll_id)))
 
     def cancel_rolling(self, roll_id: str) -> Rolling:
-        return rolling_of(self._controller.call("CancelRolling", cpb.RollingRequest(id=roll_id)))
+        return value_of(Rolling, self._controller.call("CancelRolling", cpb.RollingRequest(id=roll_id)))
 
     def begin_sweep(self, chore: str, operator: str, site: str, limit: int) -> Sweep:
         request = cpb.BeginSweepRequest(chore=chore, operator=operator, site=site, limit=limit)
-        return sweep_of(self._controller.call("BeginSweep", request, PLAN_TIMEOUT_S))
+        return value_of(Sweep, self._controller.call("BeginSweep", request, PLAN_TIMEOUT_S))
 
     def sweep(self, sweep_id: str) -> Sweep:
-        return sweep_of(self._controller.call("GetSweep", cpb.SweepRequest(id=sweep_id)))
+        return value_of(Sweep, self._controller.call("GetSweep", cpb.SweepRequest(id=sweep_id)))
 
     def cancel_sweep(self, sweep_id: str) -> Sweep:
-        return sweep_of(self._controller.call("CancelSweep", cpb.SweepRequest(id=sweep_id)))
+        return value_of(Sweep, self._controller.call("CancelSweep", cpb.SweepRequest(id=sweep_id)))
 
     def _commanded(self, method: str, request: Any) -> list[Spawned]:
-        return [spawned_of(each) for each in self._controller.call(method, request, PLAN_TIMEOUT_S).spawned]
+        return [value_of(Spawned, each) for each in self._controller.call(method, request, PLAN_TIMEOUT_S).spawned]
 
     def forget_agent(self, agent: str) -> None:
         self._controller.call("ForgetAgent", cpb.ForgetAgentRequest(agent=agent), PLAN_TIMEOUT_S)
@@ -169,26 +148,24 @@ class ClusterClient:
     # -- reconfigurations ---------------------------------------------------------------------------------
 
     def migrate(self, operator: str, partitions: Collection[int], to: str, options: MoveOptions) -> Reconfiguration:
-        request = cpb.MigrateRequest(
-            operator=operator, partitions=partitions, to=to, options=message_of(cpb.MoveOptions, options)
-        )
-        return reconfiguration_of(self._controller.call("Migrate", request, PLAN_TIMEOUT_S))
+        request = message_of(cpb.MigrateRequest, operator=operator, partitions=partitions, to=to, options=options)
+        return value_of(Reconfiguration, self._controller.call("Migrate", request, PLAN_TIMEOUT_S))
 
     def rebalance(self, operator: str, options: MoveOptions) -> list[Reconfiguration]:
-        request = cpb.RebalanceRequest(operator=operator, options=message_of(cpb.MoveOptions, options))
+        request = message_of(cpb.RebalanceRequest, operator=operator, options=options)
         return self._begun("Rebalance", request)
 
     def propose(self, operator: str, policies: Sequence[str]) -> Placement:
         request = cpb.PlaceRequest(operator=operator, policies=policies, dry_run=True)
-        return placement_of(self._controller.call("Place", request, PLAN_TIMEOUT_S))
+        return value_of(Placement, self._controller.call("Place", request, PLAN_TIMEOUT_S))
 
     def place(self, operator: str, policies: Sequence[str], options: MoveOptions) -> list[Reconfiguration]:
-        request = cpb.PlaceRequest(operator=operator, policies=policies, options=message_of(cpb.MoveOptions, options))
+        request = message_of(cpb.PlaceRequest, operator=operator, policies=policies, options=options)
         return self._begun("Place", request)
 
     def create_job(self, report: JobReport, options: MoveOptions) -> JobReport:
-        message = message_of(cpb.Job, report, runs=(), options=message_of(cpb.MoveOptions, options))
-        return job_of(self._controller.call("CreateJob", message, PLAN_TIMEOUT_S))
+        message = message_of(cpb.Job, report, runs=(), options=options)
+        return value_of(JobReport, self._controller.call("CreateJob", message, PLAN_TIMEOUT_S))
 
     def change_job(self, name: str, change: str) -> JobReport:
         """Changes a job.
@@ -196,16 +173,15 @@ class ClusterClient:
         Args:
             change: pause, resume, run or delete.
         """
-        return job_of(
-            self._controller.call("ChangeJob", cpb.ChangeJobRequest(name=name, change=change), PLAN_TIMEOUT_S)
-        )
+        request = cpb.ChangeJobRequest(name=name, change=change)
+        return value_of(JobReport, self._controller.call("ChangeJob", request, PLAN_TIMEOUT_S))
 
     def jobs(self, name: str = "") -> list[JobReport]:
         reply = self._controller.call("ListJobs", cpb.ListJobsRequest(name=name))
-        return [replace(job_of(message), follower=follower_of(reply)) for message in reply.jobs]
+        return [replace(value_of(JobReport, message), follower=follower_of(reply)) for message in reply.jobs]
 
     def job_run(self, run_id: str) -> JobRun:
-        return run_of(self._controller.call("GetJobRun", cpb.JobRunRequest(id=run_id)))
+        return value_of(JobRun, self._controller.call("GetJobRun", cpb.JobRunRequest(id=run_id)))
 
     def autopilot(self, orders: AutopilotReport | None) -> AutopilotReport:
         """Gives the autopilot its orders, and returns those in force.
@@ -213,8 +189,8 @@ class ClusterClient:
         Args:
             orders: in force from now on; None: only ask.
         """
-        message = None if orders is None else autopilot_to_pb(orders)
-        return autopilot_of(self._controller.call("Autopilot", cpb.AutopilotRequest(orders=message), PLAN_TIMEOUT_S))
+        request = message_of(cpb.AutopilotRequest, orders=orders)
+        return value_of(AutopilotReport, self._controller.call("Autopilot", request, PLAN_TIMEOUT_S))
 
     def drain(
         self, replica: str, options: MoveOptions, maintenance: tuple[float, str] | None = None
@@ -225,7 +201,7 @@ class ClusterClient:
             maintenance: (duration in seconds, or 0: until it is ended; a set of which no two nodes are in maintenance
                 at a time, or empty).
         """
-        request = cpb.DrainRequest(replica=replica, options=message_of(cpb.MoveOptions, options))
+        request = message_of(cpb.DrainRequest, replica=replica, options=options)
         if maintenance is not None:
             request.maintenance.CopyFrom(cpb.Maintenance(for_s=maintenance[0], one_of=maintenance[1]))
         return self._begun("Drain", request)
@@ -248,16 +224,16 @@ class ClusterClient:
         return self._proposed(cpb.ProposeRequest(take_over=request))
 
     def _proposed(self, request: cpb.ProposeRequest) -> Placement:
-        return placement_of(self._controller.call("Propose", request, PLAN_TIMEOUT_S))
+        return value_of(Placement, self._controller.call("Propose", request, PLAN_TIMEOUT_S))
 
     def _begun(self, method: str, request: Any) -> list[Reconfiguration]:
         reply = self._controller.call(method, request, PLAN_TIMEOUT_S)
-        return [reconfiguration_of(message) for message in reply.reconfigurations]
+        return [value_of(Reconfiguration, message) for message in reply.reconfigurations]
 
     def reconfigurations(self, limit: int) -> list[Reconfiguration]:
         pages = self._controller.stream("ListReconfigurations", cpb.ListRequest(limit=limit))
         return [
-            replace(reconfiguration_of(message), follower=follower_of(page))
+            replace(value_of(Reconfiguration, message), follower=follower_of(page))
             for page in pages
             for message in page.reconfigurations
         ]
@@ -265,7 +241,7 @@ class ClusterClient:
     def watch(self, reconfiguration: str) -> Iterator[Reconfiguration]:
         """Yields the states of a reconfiguration as it proceeds; the last one is not RUNNING."""
         request = cpb.ReconfigurationRequest(id=reconfiguration)
-        return map(reconfiguration_of, self._controller.watch(request))
+        return (value_of(Reconfiguration, message) for message in self._controller.watch(request))
 
     def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
         return self._of("GetReconfiguration", reconfiguration)
@@ -281,26 +257,26 @@ class ClusterClient:
 
     def edit(self, reconfiguration: str, limits: Mapping[str, int | None]) -> Reconfiguration:
         request = cpb.EditRequest(id=reconfiguration, **limits)
-        return reconfiguration_of(self._controller.call("EditReconfiguration", request))
+        return value_of(Reconfiguration, self._controller.call("EditReconfiguration", request))
 
     def retry(self, reconfiguration: str, cancelled: bool) -> Reconfiguration:
         request = cpb.ReconfigurationRequest(id=reconfiguration, cancelled=cancelled)
-        return reconfiguration_of(self._controller.call("RetryReconfiguration", request))
+        return value_of(Reconfiguration, self._controller.call("RetryReconfiguration", request))
 
     def _of(self, method: str, reconfiguration: str) -> Reconfiguration:
         request = cpb.ReconfigurationRequest(id=reconfiguration)
-        return reconfiguration_of(self._controller.call(method, request, PLAN_TIMEOUT_S))
+        return value_of(Reconfiguration, self._controller.call(method, request, PLAN_TIMEOUT_S))
 
     def resolve(self, reconfiguration: str, how: str) -> Reconfiguration:
         request = cpb.ResolveRequest(id=reconfiguration, how=how)
-        return reconfiguration_of(self._controller.call("ResolveReconfiguration", request, PLAN_TIMEOUT_S))
+        return value_of(Reconfiguration, self._controller.call("ResolveReconfiguration", request, PLAN_TIMEOUT_S))
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
     def checkpoint(self, operator: str, savepoint: str = "", partitions: Collection[int] = ()) -> Taken:
         """Takes checkpoints of all partitions, or of the given ones."""
         request = rpb.CheckpointRequest(operator=operator, savepoint=savepoint, partitions=partitions)
-        return taken_of(self._controller.call("Checkpoint", request, LONG_TIMEOUT_S))
+        return value_of(Taken, self._controller.call("Checkpoint", request, LONG_TIMEOUT_S))
 
     def restore(
         self,
@@ -325,7 +301,7 @@ class ClusterClient:
             stop_sources=stop_sources,
         )
         report = self._controller.call("Restore", request, LONG_TIMEOUT_S)
-        return [restored_of(each) for each in report.partitions]
+        return [value_of(RestoredPartition, each) for each in report.partitions]
 
     def cancel_restore(self, restore_id: str) -> None:
         self._controller.call("CancelRestore", cpb.CancelRestoreRequest(id=restore_id))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
@@ -19,7 +19,7 @@ from stateflow.errors import StateflowError, Unavailable
 from stateflow.partition.layout import UNKNOWN_ATTEMPT
 from stateflow.partition.positions import Batch
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import answered, error_of, pieces, session_to_pb
+from stateflow.rpc.wire import answered, error_of, pieces
 
 #: bytes of a partition in a message, in addition to its rows
 PART_BYTES = 32
@@ -233,6 +233,9 @@ def requests_of(
 
 
 def header_of(operator: str, batch: Batch, schema: bytes) -> rpb.ApplyHeader:
+    sent, session, sender = batch.attempt, batch.session, None
+    if sent != UNKNOWN_ATTEMPT:
+        sender = rpb.Attempt(run=sent.run, use=sent.use, task=sent.task, call=sent.call)
     return rpb.ApplyHeader(
         operator=operator,
         source=batch.source,
@@ -240,10 +243,10 @@ def header_of(operator: str, batch: Batch, schema: bytes) -> rpb.ApplyHeader:
         input_schema=schema,
         sparse=batch.sparse,
         watermark_us=batch.watermark_us,
-        attempt=None if batch.attempt == UNKNOWN_ATTEMPT else rpb.Attempt(**asdict(batch.attempt)),
+        attempt=sender,
         event_us=batch.event_us,
         rewind=batch.rewind,
-        session=None if batch.session is None else session_to_pb(batch.session),
+        session=None if session is None else rpb.SourceSession(generation_us=session.generation_us, id=session.id),
         known=batch.known,
         site=batch.site,
         site_column=batch.site_column,

@@ -1,4 +1,4 @@
-"""gRPC servers of this process: layers that check each call before its handler runs, and health.
+"""gRPC servers of this process: layers that check each call before its handler runs, health, and addresses.
 
 A layer is an interceptor that wraps every handler of a server, one around the other: first :class:`Understood`, then
 with TLS :class:`Admission`, then :class:`CallLimits` (:func:`new_server`). gRPC itself limits the calls of all callers
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import socket
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,15 +20,27 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
-from stateflow.errors import BadCertificate, Busy, InvalidArgument, NotAllowed, ReleaseMismatch, StateflowError
+from stateflow.errors import (
+    BadCertificate,
+    Busy,
+    InvalidArgument,
+    NotAllowed,
+    PortInUse,
+    ReleaseMismatch,
+    StateflowError,
+)
 from stateflow.metrics.figures import Values
+from stateflow.partition.control import Command
 from stateflow.release import FIRST, Release, check_release, release_of
-from stateflow.rpc.secure import blocking_channel
-from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, abort, remote_error
+from stateflow.rpc import agent_pb2 as apb
+from stateflow.rpc import agent_pb2_grpc
+from stateflow.rpc.secure import add_port, blocking_channel
+from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, abort, remote_error, streaming, value_of
 from stateflow.security.identity import Identity
 from stateflow.security.plain import tls_files
 from stateflow.security.roles import Rule, check_call, check_request
 from stateflow.settings import ServerSettings
+from stateflow.types import cannot_listen, listened_at
 
 if TYPE_CHECKING:
     from stateflow.security.files import TlsFiles
@@ -451,3 +464,64 @@ def new_server(limits: CallLimits | None = None) -> grpc.aio.Server:
         options=OPTIONS,
         maximum_concurrent_rpcs=settings.calls_max,
     )
+
+
+def _probe(host: str, port: int) -> None:
+    """Binds the address for a moment. Raises OSError; gRPC would report it only on stderr, and in its own words."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+
+
+def bind(server: grpc.aio.Server, listen: str, advertise: str | None = None) -> str:
+    """Binds a server, and returns the address with the real port.
+
+    Raises PortInUse, InvalidArgument, InsecureRefused, BadCertificate.
+    """
+    host, port = listened_at(listen)
+    try:
+        _probe(host, port)
+        bound = add_port(server, listen, advertise)
+    except OSError as error:
+        raise cannot_listen(error, listen) from error
+    except (RuntimeError, UnicodeError) as error:  # gRPC's errors, and that of a malformed host name
+        raise PortInUse("the address cannot be bound", remedy="choose another port", address=listen) from error
+    if bound == 0:
+        raise PortInUse("the address cannot be bound", remedy="choose another port", address=listen)
+    return f"{listen.rpartition(':')[0]}:{bound}"
+
+
+def reached_at(advertise: str | None, bound: str) -> str:
+    """Returns the address where others reach what listens at ``bound``.
+
+    Args:
+        advertise: host:port; port 0 stands for the bound one.
+    """
+    if advertise and advertise.endswith(":0"):
+        return f"{advertise[:-2]}:{bound.rpartition(':')[2]}"
+    return advertise or bound
+
+
+# -- The service of an agent -----------------------------------------------------------------------------------------
+
+#: (command, replica, lines, follow) → pieces of its log; an empty piece is only a sign of life
+Logs = Callable[[Command, str, int, bool], AsyncIterator[bytes]]
+
+
+class AgentService(agent_pb2_grpc.AgentServiceServicer):
+    """The gRPC service of an agent."""
+
+    def __init__(self, logs: Logs) -> None:
+        self._logs = logs
+
+    @streaming
+    async def Logs(self, request: apb.LogsRequest, _: grpc.aio.ServicerContext) -> AsyncIterator[apb.LogsPage]:
+        async for data in self._logs(
+            value_of(Command, request.command), request.replica, request.lines, request.follow
+        ):
+            yield apb.LogsPage(data=data)
+
+
+def add_agent_service(server: Any, logs: Logs) -> None:
+    agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentService(logs), server)

@@ -1,11 +1,12 @@
-"""Conversion of messages to domain objects and back; errors, limits and servers that all channels share.
+"""Values and their messages; errors, limits and handlers that all channels share.
+
+:func:`message_of` and :func:`value_of` convert dataclasses field by field, and the values in them. ``_SHAPES`` has what
+differs between a value and its message beyond that. Batches are converted by hand where they are sent and received, as
+reflection would take longer.
 
 An error of a handler goes to the caller as a ``Fault`` in the trailing metadata of the failed call, and the caller
 raises the same StateflowError (:func:`abort`, :func:`remote_error`). Both ends check the fields of what they receive
 (:func:`unary`, :func:`streaming`, :func:`answered`).
-
-Values become messages field by field where both have the same names (:func:`message_of`, :func:`value_of`); errors
-become faults.
 """
 
 from __future__ import annotations
@@ -14,36 +15,72 @@ import asyncio
 import contextlib
 import functools
 import logging
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
-from typing import Any, TypeVar
+from dataclasses import asdict, fields
+from functools import partial
+from operator import attrgetter
+from types import NoneType
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import grpc
 import grpc.aio
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError as NoMessage
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from stateflow.errors import (
     REPORT_LOG,
+    DecodeError,
     InvalidArgument,
-    PortInUse,
     ReleaseMismatch,
     StateflowError,
     Unavailable,
     from_wire,
 )
-from stateflow.partition.change_feed import BaseFile, Seal, SnapshotInfo
-from stateflow.partition.control import PartitionView
+from stateflow.fleet import AgentInfo, Child, Spawned
+from stateflow.partition.change_feed import SnapshotInfo
+from stateflow.partition.control import (
+    Cancelled,
+    Fence,
+    Fenced,
+    Origin,
+    PartitionView,
+    Restore,
+    Restored,
+    TakenOver,
+    TakeOver,
+    Wanted,
+)
 from stateflow.partition.layout import Position, Session
+from stateflow.partition.lifecycle import State
 from stateflow.partition.positions import SourceView
 from stateflow.release import OWN
+from stateflow.reports import (
+    AgentReport,
+    CheckpointReport,
+    ChildReport,
+    FollowerReport,
+    MoveReport,
+    ReplicaStatistics,
+    RestoredPartition,
+    Taken,
+)
 from stateflow.rpc import common_pb2 as pb
+from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.fields import checked
-from stateflow.rpc.secure import add_port, channel
+from stateflow.rpc.secure import channel
+from stateflow.status import (
+    AdoptedOperator,
+    ClusterReport,
+    DeployingOperator,
+    Deployment,
+    RefusedReplica,
+    ReplicaStatus,
+)
 from stateflow.storage.faults import meaning
-from stateflow.types import OperatorSpec, ReplicaInfo, cannot_listen, listened_at
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, shown
 
 #: limit of requests: pieces of at most 3 MiB (settings); the rest is room for their envelope
 MESSAGE_BYTES_MAX = 4 << 20
@@ -116,7 +153,7 @@ def remote_error(error: grpc.RpcError, address: str) -> StateflowError:
     """Returns what a failed call means: the error that the server named, or Unavailable."""
     for key, value in error.trailing_metadata() or ():
         if key == FAULT_KEY:
-            with contextlib.suppress(DecodeError):
+            with contextlib.suppress(NoMessage):
                 return error_of(pb.Fault.FromString(value))
     code = error.code()
     details = error.details() or ""
@@ -260,46 +297,6 @@ def _number_of(key: str, metadata: Any) -> int | None:
     return int(said) if isinstance(said, str) and said.isdecimal() and len(said) < 19 else None
 
 
-# -- servers ----------------------------------------------------------------------------------------------
-
-
-def _probe(host: str, port: int) -> None:
-    """Binds the address for a moment. Raises OSError; gRPC would report it only on stderr, and in its own words."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
-
-
-def bind(server: grpc.aio.Server, listen: str, advertise: str | None = None) -> str:
-    """Binds a server, and returns the address with the real port.
-
-    Raises PortInUse, InvalidArgument, InsecureRefused, BadCertificate.
-    """
-    host, port = listened_at(listen)
-    try:
-        _probe(host, port)
-        bound = add_port(server, listen, advertise)
-    except OSError as error:
-        raise cannot_listen(error, listen) from error
-    except (RuntimeError, UnicodeError) as error:  # gRPC's errors, and that of a malformed host name
-        raise PortInUse("the address cannot be bound", remedy="choose another port", address=listen) from error
-    if bound == 0:
-        raise PortInUse("the address cannot be bound", remedy="choose another port", address=listen)
-    return f"{listen.rpartition(':')[0]}:{bound}"
-
-
-def reached_at(advertise: str | None, bound: str) -> str:
-    """Returns the address where others reach what listens at ``bound``.
-
-    Args:
-        advertise: host:port; port 0 stands for the bound one.
-    """
-    if advertise and advertise.endswith(":0"):
-        return f"{advertise[:-2]}:{bound.rpartition(':')[2]}"
-    return advertise or bound
-
-
 # -- pieces -----------------------------------------------------------------------------------------------
 
 
@@ -322,76 +319,178 @@ def batched(messages: Iterable[M], piece_bytes: int = PIECE_BYTES) -> Iterator[l
     yield batch
 
 
-# -- domain objects ---------------------------------------------------------------------------------------
+# -- values and messages ----------------------------------------------------------------------------------
 
 
-def spec_to_pb(spec: OperatorSpec) -> pb.OperatorSpec:
-    return pb.OperatorSpec(
-        name=spec.name,
-        target=spec.target,
-        partitions=spec.partitions,
-        key=spec.key,
-        output_schema=spec.output_schema,
-        state_schema=spec.state_schema,
-        side_schemas=dict(spec.side_schemas),
-        dropped=dict(spec.dropped),
-        source=spec.source,
-        source_digest=spec.source_digest,
-        bundle=spec.bundle,
-        source_mac=spec.source_mac,
-        recorded_us=spec.recorded_us,
-    )
+_Getter = Callable[[Any], Any]
+_Fields = Callable[[Any], dict[str, Any]]
 
 
-def spec_of(message: pb.OperatorSpec) -> OperatorSpec:
-    return OperatorSpec(
-        message.name,
-        message.target,
-        message.partitions,
-        tuple(message.key),
-        message.output_schema,
-        message.state_schema,
-        tuple(sorted(message.side_schemas.items())),
-        tuple(sorted(message.dropped.items())),
-        message.source,
-        message.source_digest,
-        message.source_mac,
-        message.recorded_us,
-        message.bundle,
-    )
+class _Shape(NamedTuple):
+    """The difference between a value and its message.
+
+    ``names``: field of the value → its name in the message. ``write`` returns fields of the message for a value,
+    ``read`` fields of the value for a message; they precede fields of the same name.
+    """
+
+    names: Mapping[str, str] = {}
+    write: _Fields = lambda _: {}
+    read: _Fields = lambda _: {}
 
 
-def replica_to_pb(info: ReplicaInfo) -> pb.Replica:
-    return pb.Replica(name=info.name, site=info.site, address=info.address, weight=info.weight)
+def message_of(kind: type[M], value: object = None, **given: Any) -> M:
+    """Returns the message of a value.
+
+    Args:
+        value: a dataclass; None: all fields are given.
+        given: fields of the message that the value does not have, or has in another shape; the values in them become
+            messages, too.
+    """
+    get, write, convert = _sending(type(value), kind)  # type: ignore[arg-type]  # classes are hashable
+    made = get(value) | write(value) | given
+    for name, sent in convert:
+        if (each := made.get(name)) is not None:
+            made[name] = sent(each)
+    return kind(**made)
 
 
-def replica_of(message: pb.Replica) -> ReplicaInfo:
-    return ReplicaInfo(message.name, message.site, message.address, message.weight)
+def value_of(kind: type[T], message: Message, **given: Any) -> T:
+    """Returns the value of a message.
+
+    Args:
+        kind: a dataclass.
+        given: fields of the value that the message does not have, or has in another shape.
+    """
+    get, read, convert = _reading(kind, type(message))  # type: ignore[arg-type]  # classes are hashable
+    given = read(message) | given
+    made = get(message)
+    for name, received in convert:
+        if name not in given:
+            made[name] = received(message)
+    return kind(**made | given)
 
 
-def view_to_pb(view: PartitionView) -> rpb.PartitionView:
-    return rpb.PartitionView(
-        operator=view.partition.operator,
-        partition=view.partition.partition,
-        state=view.state,
-        epoch=view.epoch,
-        sequence=view.sequence,
-        move_id=view.move_id,
-        batch_rate=view.batch_rate,
-        bytes=view.bytes,
-        rows=view.rows,
-        row_bytes=view.row_bytes,
-        origins=view.origins,
-        entries=view.entries,
-    )
+@functools.cache
+def _sending(kind: type, message: type[Message]) -> tuple[_Fields, _Fields, list[tuple[str, _Getter]]]:
+    """Returns functions for the message's fields: one that gets them from a value, one for those of another shape, and
+    conversions of those that protobuf does not take as they are."""
+    shape, theirs = _shape(kind, message), _fields_of(message)
+    attributes: dict[str, str] = {}
+    for name, hint in _hints(kind):
+        sent_as = shape.names.get(name, name)
+        if hint is PartitionId:  # its operator is not said again where the message has the operator's spec
+            attributes |= {each: f"{name}.{each}" for each in ("operator", "partition") if each in theirs}
+        elif sent_as in theirs:
+            attributes[sent_as] = name
+    convert = [(name, sent) for name, field in theirs.items() if (sent := _sent(field)) is not None]
+    return _getting(attributes), shape.write, convert
 
 
-def session_to_pb(session: Session) -> rpb.SourceSession:
-    return rpb.SourceSession(generation_us=session.generation_us, id=session.id)
+@functools.cache
+def _reading(kind: type, message: type[Message]) -> tuple[_Fields, _Fields, list[tuple[str, _Getter]]]:
+    """Returns functions for the value's fields: one that gets those that the message has as they are, one for those of
+    another shape, and one for each of the others."""
+    shape, theirs = _shape(kind, message), _fields_of(message)
+    attributes: dict[str, str] = {}
+    convert: list[tuple[str, _Getter]] = []
+    for name, hint in _hints(kind):
+        sent_as = shape.names.get(name, name)
+        if hint is PartitionId:
+            operator = attrgetter("operator" if "operator" in theirs else "spec.name")
+            convert.append((name, partial(_partition_of, operator)))
+        elif sent_as in theirs and (received := _received(theirs[sent_as], hint)) is not None:
+            convert.append((name, received))
+        elif sent_as in theirs:
+            attributes[name] = sent_as
+    return _getting(attributes), shape.read, convert
 
 
-def session_of(message: rpb.SourceSession) -> Session:
-    return Session(message.generation_us, message.id)
+def _getting(attributes: Mapping[str, str]) -> _Fields:
+    """Returns a function that gets these attributes of an object, by the names they are to have."""
+    names = tuple(attributes)
+    if len(names) < 2:
+        return lambda source: {name: getattr(source, attribute) for name, attribute in attributes.items()}
+    get = attrgetter(*attributes.values())  # one call for all: there may be thousands of objects
+    return lambda source: dict(zip(names, get(source), strict=True))
+
+
+def _sent(field: FieldDescriptor) -> _Getter | None:
+    """Returns the conversion of a value's field; None: protobuf takes it as it is."""
+    inner = field.message_type
+    if inner is None or inner.GetOptions().map_entry:
+        return None if field.enum_type is None else attrgetter("value")
+    kind = GetMessageClass(inner)
+
+    def sent(value: Any) -> Any:
+        if isinstance(value, Message):
+            return value
+        return fault_of(value) if isinstance(value, StateflowError) else message_of(kind, value)
+
+    return (lambda values: [*map(sent, values)]) if field.is_repeated else sent
+
+
+def _received(field: FieldDescriptor, hint: Any) -> _Getter | None:
+    """Returns what gets a field from a message; None: the field is the value."""
+    name, inner, get = field.name, field.message_type, attrgetter(field.name)
+    many = list if get_origin(hint) is list else tuple
+    said = [each for each in get_args(hint) if each is not NoneType]  # X of tuple[X, ...], Sequence[X] and X | None
+    if inner is not None and inner.GetOptions().map_entry:
+        return lambda message: dict(get(message))
+    if inner is not None:
+        is_fault = inner is pb.Fault.DESCRIPTOR
+        one: _Getter = error_of if is_fault else partial(value_of, said[0] if said else hint)
+        if field.is_repeated:
+            return lambda message: many(map(one, get(message)))
+        if is_fault or said:
+            return lambda message: one(get(message)) if message.HasField(name) else None
+        return lambda message: one(get(message))
+    if field.is_repeated:
+        return lambda message: many(get(message))
+    if field.enum_type is not None:
+        names = {number: each.name for number, each in field.enum_type.values_by_number.items()}
+        return lambda message: hint[names[get(message)]]
+    if field.has_presence:
+        return lambda message: get(message) if message.HasField(name) else None
+    return None
+
+
+def _partition_of(operator: _Getter, message: Any) -> PartitionId:
+    return PartitionId(operator(message), message.partition)
+
+
+def _shape(kind: type, message: type[Message]) -> _Shape:
+    return _SHAPES.get((kind, message)) or _Shape()
+
+
+def _fields_of(message: Any) -> dict[str, FieldDescriptor]:
+    return {each.name: each for each in message.DESCRIPTOR.fields}
+
+
+def _hints(kind: Any) -> list[tuple[str, Any]]:
+    """Returns names and types of a dataclass's fields."""
+    hints = get_type_hints(kind)
+    return [(each.name, hints[each.name]) for each in fields(kind)] if kind is not NoneType else []
+
+
+def follower_of(message: Any) -> FollowerReport | None:
+    """Returns the follower that gave an answer; None: the leader gave it. For answers with a follower field."""
+    return value_of(FollowerReport, message.follower) if message.HasField("follower") else None
+
+
+def packed_deployment(deployment: Deployment) -> bytes:
+    """Returns a deployment as bytes to be kept; :func:`unpacked_deployment` reads them."""
+    return message_of(cpb.Deployment, deployment).SerializeToString()
+
+
+def unpacked_deployment(data: bytes) -> Deployment:
+    """Reads the bytes of :func:`packed_deployment`. Raises DecodeError."""
+    try:
+        return value_of(Deployment, cpb.Deployment.FromString(data))
+    except (NoMessage, IndexError) as error:
+        raise DecodeError("a stored deployment cannot be read", remedy="fetch it from the controller") from error
+
+
+# -- positions of sources: a column for each field, as there may be thousands -----------------------------
 
 
 def positions_to_pb(found: Position | Mapping[int, Position]) -> rpb.PositionsReply:
@@ -436,113 +535,160 @@ def positions_of(
     }
 
 
-def source_to_pb(partition: int, view: SourceView) -> rpb.SourceView:
-    return rpb.SourceView(
-        source=view.source,
-        partition=partition,
-        batch=view.batch,
-        at_us=max(0, view.at_us),
-        bytes=view.bytes,
-        watermark_us=view.watermark_us,
-        retired=view.retired,
-        session_us=0 if view.session is None else view.session.generation_us,
-    )
+# -- values whose messages have another shape -------------------------------------------------------------
 
 
-def source_of(message: rpb.SourceView) -> SourceView:
-    """Returns the view of a source. Of its session only the begin is known."""
-    return SourceView(
-        message.source,
-        message.batch,
-        message.at_us,
-        message.bytes,
-        message.watermark_us if message.HasField("watermark_us") else None,
-        message.retired,
-        Session(message.session_us, "") if message.session_us else None,
-    )
+def _spec_to_pb(spec: OperatorSpec) -> dict[str, Any]:
+    return {"side_schemas": dict(spec.side_schemas), "dropped": dict(spec.dropped)}
 
 
-def snapshot_to_pb(info: SnapshotInfo) -> rpb.SnapshotReply:
-    return rpb.SnapshotReply(
-        snapshot_id=info.snapshot_id,
-        sequence=info.sequence,
-        epoch=info.epoch,
-        digest=info.digest,
-        files=[rpb.BaseFile(name=f.name, size=f.size, digest=f.digest) for f in info.files],
-        kept=info.kept,
-    )
+def _spec_of(message: pb.OperatorSpec) -> dict[str, Any]:
+    """Returns its maps as a spec, which is hashed and compared, has them."""
+    return {name: tuple(sorted(getattr(message, name).items())) for name in ("side_schemas", "dropped")}
 
 
-def snapshot_of(message: rpb.SnapshotReply) -> SnapshotInfo:
-    """Returns the description of a snapshot. Raises InvalidArgument for a base that has a file twice."""
+def _deployment_to_pb(deployment: Deployment) -> dict[str, Any]:
+    """Names each owner once, however many partitions it has."""
+    known = sorted(set(deployment.owners), key=lambda owner: owner.name)
+    numbers = {owner: number for number, owner in enumerate(known)}
+    return {"replicas": known, "owners": [numbers[owner] for owner in deployment.owners]}
+
+
+def _deployment_of(message: cpb.Deployment) -> dict[str, Any]:
+    infos = [value_of(ReplicaInfo, each) for each in message.replicas]
+    return {"owners": tuple(infos[number] for number in message.owners)}
+
+
+def _status_of(message: cpb.ReplicaStatus) -> dict[str, Any]:
+    return asdict(value_of(ReplicaInfo, message.replica))
+
+
+def _cluster_of(message: cpb.StatusReply) -> dict[str, Any]:
+    """Replicas answer to the leader only, so a follower does not know which of them are alive."""
+    if not message.HasField("follower"):
+        return {}
+    return {"replicas": tuple(value_of(ReplicaStatus, each, alive=None) for each in message.replicas)}
+
+
+def _refused_to_pb(refused: RefusedReplica) -> dict[str, Any]:
+    replica = pb.Replica(name=refused.name, address=refused.address)
+    return {"replica": replica, "directory": cpb.Directory(id=refused.directory)}
+
+
+def _refused_of(message: cpb.Refused) -> dict[str, Any]:
+    return {"name": message.replica.name, "address": message.replica.address, "directory": message.directory.id}
+
+
+def _restored_to_pb(restored: RestoredPartition) -> dict[str, Any]:
+    return {"result": None if restored.fault else message_of(rpb.RestoreReply, restored)}
+
+
+def _restored_of(message: cpb.RestoredPartition) -> dict[str, Any]:
+    restored = value_of(Restored, message.result)
+    return {each.name: getattr(restored, each.name) for each in fields(restored) if each.name != "passed_over"} | {
+        "unusable": tuple(restored.passed_over)
+    }
+
+
+def _agent_of(message: cpb.AgentView) -> dict[str, Any]:
+    """Returns the fields of an agent's report, with each replica that it is to run or runs, by name."""
+    wanted = {each.replica: value_of(Spawned, each) for each in message.wanted}
+    children = {each.spawned.replica: value_of(Child, each) for each in message.children}
+    replicas = []
+    for name in sorted(wanted.keys() | children.keys()):
+        child = children.get(name) or Child(Spawned(name, "", generation=0), "")  # not reported yet
+        spawned = wanted.get(name) or child.spawned
+        replicas.append(
+            ChildReport(
+                replica=name,
+                wanted="" if name not in wanted else "running" if spawned.running else "stopped",
+                state=child.state,
+                generation=spawned.generation,
+                runs=child.spawned.generation,
+                workers=spawned.workers,
+                weight=spawned.weight,
+                memory_bytes=spawned.memory_bytes,
+                deaths=child.deaths,
+                address=child.address,
+                fault=child.fault,
+            )
+        )
+    return asdict(value_of(AgentInfo, message.agent)) | {"replicas": tuple(replicas)}
+
+
+def _fenced_to_pb(fenced: Fenced) -> dict[str, Any]:
+    return {"sealed": fenced.refused is None, "fault": fenced.refused}
+
+
+def _fenced_of(message: rpb.FenceReply) -> dict[str, Any]:
+    return {"refused": None if message.sealed else error_of(message.fault)}
+
+
+def _taken_over_to_pb(taken: TakenOver) -> dict[str, Any]:
+    if (origin := taken.checkpoint) is None:
+        return {}
+    names = ("checkpoint_epoch", "checkpoint_sequence", "checkpoint_us")
+    return dict(zip(names, (origin.epoch, origin.sequence, origin.created_us), strict=True))
+
+
+def _taken_over_of(message: rpb.TakeOverReply) -> dict[str, Any]:
+    origin = Origin(message.checkpoint_epoch, message.checkpoint_sequence, message.checkpoint_us)
+    return {"checkpoint": origin if message.checkpoint_epoch else None}
+
+
+def _view_of(message: rpb.PartitionView) -> dict[str, Any]:
+    """Returns the partition's state. Raises InvalidArgument for an unknown one."""
+    try:
+        return {"state": State(message.state)}
+    except ValueError:
+        raise InvalidArgument(
+            f"{shown(message.state)} is not a partition state", remedy="check which version runs there"
+        ) from None
+
+
+def _source_to_pb(view: SourceView) -> dict[str, Any]:
+    return {"at_us": max(0, view.at_us), "session_us": 0 if view.session is None else view.session.generation_us}
+
+
+def _source_of(message: rpb.SourceView) -> dict[str, Any]:
+    """Returns the source's session, of which only the begin is known."""
+    return {"session": Session(message.session_us, "") if message.session_us else None}
+
+
+def _snapshot_of(message: rpb.SnapshotReply) -> dict[str, Any]:
+    """Checks the files. Raises InvalidArgument for a base that has a file twice."""
     if len({file.name for file in message.files}) < len(message.files):
         raise InvalidArgument("a base has a file twice", remedy="check what runs at the source's address")
-    files = tuple(BaseFile(file.name, file.size, file.digest) for file in message.files)
-    return SnapshotInfo(message.snapshot_id, message.sequence, message.epoch, message.digest, files, message.kept)
+    return {}
 
 
-def seal_to_pb(seal: Seal) -> rpb.Seal:
-    return rpb.Seal(
-        move_id=seal.move_id,
-        epoch=seal.epoch,
-        sequence=seal.sequence,
-        digest=seal.digest,
-        sealed_at_us=seal.sealed_at_us,
-        owner=None if seal.owner is None else replica_to_pb(seal.owner),
-    )
-
-
-def seal_of(message: rpb.Seal) -> Seal:
-    owner = replica_of(message.owner) if message.HasField("owner") else None
-    return Seal(message.move_id, message.epoch, message.sequence, message.digest, message.sealed_at_us, owner)
-
-
-# -- any value --------------------------------------------------------------------------------------------
-
-_Readers = dict[str, Callable[[Any], Any]]
-_known: dict[tuple[type, str], _Readers] = {}  # by the value's type and the message's
-
-
-def message_of(kind: type[M], value: Any, **given: Any) -> M:
-    """Returns the message of a value.
-
-    Args:
-        given: fields of the message that have another name in the value, or that are messages themselves.
-    """
-    made = {name: getattr(value, name) for name in _readers(type(value), kind) if name not in given}
-    for name, each in made.items():
-        if isinstance(each, StateflowError):
-            made[name] = fault_of(each)
-    return kind(**made, **given)
-
-
-def value_of(kind: type[T], message: Message, **given: Any) -> T:
-    """Returns the value of a message.
-
-    Args:
-        given: fields of the value that have another name in the message, or that are values themselves.
-    """
-    readers = _readers(kind, type(message))
-    return kind(**{name: read(message) for name, read in readers.items() if name not in given}, **given)
-
-
-def _readers(kind: Any, message: type[Message]) -> _Readers:
-    """Returns the readers of the fields that both have."""
-    by_name: Any = message.DESCRIPTOR.fields_by_name
-    key = kind, message.DESCRIPTOR.full_name
-    if key not in _known:
-        _known[key] = {each.name: _reader(by_name[each.name]) for each in fields(kind) if each.name in by_name}
-    return _known[key]
-
-
-def _reader(field: FieldDescriptor) -> Callable[[Any], Any]:
-    name, inner = field.name, field.message_type
-    if inner is not None and inner.GetOptions().map_entry:
-        return lambda message: dict(getattr(message, name))
-    if inner is not None and inner.name == "Fault":
-        return lambda message: error_of(getattr(message, name)) if message.HasField(name) else None
-    if field.is_repeated:
-        return lambda message: tuple(getattr(message, name))
-    if field.has_presence and inner is None:
-        return lambda message: getattr(message, name) if message.HasField(name) else None
-    return lambda message: getattr(message, name)
+_SHAPES: dict[tuple[type, type[Message]], _Shape] = {
+    (AdoptedOperator, cpb.Adopted): _Shape({"name": "operator"}),
+    (AgentReport, cpb.AgentView): _Shape(read=_agent_of),
+    (Cancelled, rpb.FenceReply): _Shape({"epoch": "owned_epoch"}),
+    (ClusterReport, cpb.StatusReply): _Shape(read=_cluster_of),
+    (DeployingOperator, cpb.Deploying): _Shape({"name": "operator"}),
+    (Deployment, cpb.Deployment): _Shape({}, _deployment_to_pb, _deployment_of),
+    # its sender adds the command last
+    (Fence, rpb.FenceRequest): _Shape(write=lambda _: {"command": None}),
+    (TakeOver, rpb.TakeOverRequest): _Shape(write=lambda _: {"command": None}),
+    (Fenced, rpb.FenceReply): _Shape({}, _fenced_to_pb, _fenced_of),
+    (MoveReport, cpb.Move): _Shape({"state": "phase"}),
+    (OperatorSpec, pb.OperatorSpec): _Shape({}, _spec_to_pb, _spec_of),
+    (PartitionView, rpb.PartitionView): _Shape(read=_view_of),
+    (RefusedReplica, cpb.Refused): _Shape({}, _refused_to_pb, _refused_of),
+    (ReplicaStatistics, rpb.StatsReply): _Shape({"requests": "samples"}),
+    (ReplicaStatus, cpb.ReplicaStatus): _Shape({}, lambda status: {"replica": status}, _status_of),
+    # the choice of a checkpoint is not a message of its own
+    (Restore, rpb.RestoreRequest): _Shape(
+        {}, lambda restore: asdict(restore.wanted), lambda message: {"wanted": value_of(Wanted, message)}
+    ),
+    (RestoredPartition, cpb.RestoredPartition): _Shape({}, _restored_to_pb, _restored_of),
+    (RestoredPartition, rpb.RestoreReply): _Shape({"unusable": "passed_over"}),
+    (SnapshotInfo, rpb.SnapshotReply): _Shape(read=_snapshot_of),
+    (SourceView, rpb.SourceView): _Shape({}, _source_to_pb, _source_of),
+    (Taken, rpb.CheckpointReply): _Shape(
+        {}, lambda taken: asdict(taken.report), lambda message: {"report": value_of(CheckpointReport, message)}
+    ),
+    (TakenOver, rpb.TakeOverReply): _Shape({}, _taken_over_to_pb, _taken_over_of),
+}

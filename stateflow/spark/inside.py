@@ -37,12 +37,12 @@ from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import AlreadyThere, BadCertificate, InvalidArgument, StateflowError, Unavailable
 from stateflow.local.process import Process
 from stateflow.operator.operator import Operator
-from stateflow.reports import ClusterStatus, ReplicaStatus
 from stateflow.security.plain import is_loopback, tls_files
 from stateflow.spark.checks import check_running
 from stateflow.spark.credentials import RENEW_S, Credentials
 from stateflow.spark.inside_task import ReplicaTask, base_of
 from stateflow.spark.session import is_connect
+from stateflow.status import ClusterStatus, ReplicaStatus
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

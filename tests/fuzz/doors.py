@@ -22,7 +22,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from google.protobuf.message import DecodeError as NotParsed
 from google.protobuf.message import Message
 
 from reconfig.decisions.jobs import Affinity as JobAffinity
-from stateflow import documents
+from stateflow import documents, reports, status
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.checkpoint.codec import Codec
 from stateflow.checkpoint.manifest import Manifest, parse_name
@@ -46,10 +46,11 @@ from stateflow.operator.operator import describe
 from stateflow.operator.output import join_output, split_output
 from stateflow.operator.rows import RowReader, alone
 from stateflow.partition import layout
-from stateflow.partition.positions import Retired
+from stateflow.partition.change_feed import Seal, SnapshotInfo
+from stateflow.partition.positions import Retired, SourceView
 from stateflow.partitioner import partition_of
 from stateflow.replica.streams import FrameReader
-from stateflow.rpc import common_pb2, controller_pb2, replica_pb2, reports, wire
+from stateflow.rpc import common_pb2, controller_pb2, replica_pb2, wire
 from stateflow.rpc.clients import addresses_of
 from stateflow.rpc.fields import checked
 from stateflow.schedule import Schedule
@@ -63,7 +64,7 @@ from stateflow.state.spec import DECODE_FAILURES
 from stateflow.storage import commit_records
 from stateflow.storage.faults import meaning
 from stateflow.storage.rocks import RocksEngine
-from stateflow.types import PartitionId
+from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 from tests.integration.operators import Tally
 from tests.property.arrow_mutants import ROWS, SCHEMA
 
@@ -325,21 +326,21 @@ MESSAGES: list[type[Message]] = [
 ]
 #: conversions of messages that are let in
 MADE: dict[type[Message], Callable[[Any], object]] = {
-    common_pb2.OperatorSpec: wire.spec_of,
-    common_pb2.Replica: wire.replica_of,
+    common_pb2.OperatorSpec: partial(wire.value_of, OperatorSpec),
+    common_pb2.Replica: partial(wire.value_of, ReplicaInfo),
     common_pb2.Fault: wire.error_of,
-    replica_pb2.SourceView: wire.source_of,
-    replica_pb2.SnapshotReply: wire.snapshot_of,
-    replica_pb2.Seal: wire.seal_of,
-    replica_pb2.StatsReply: reports.statistics_of,
+    replica_pb2.SourceView: partial(wire.value_of, SourceView),
+    replica_pb2.SnapshotReply: partial(wire.value_of, SnapshotInfo),
+    replica_pb2.Seal: partial(wire.value_of, Seal),
+    replica_pb2.StatsReply: partial(wire.value_of, reports.ReplicaStatistics),
     replica_pb2.ApplyRequest: lambda message: FrameReader().read(message),
-    controller_pb2.StatusReply: reports.cluster_of,
-    controller_pb2.Deployment: reports.deployment_of,
-    controller_pb2.Reconfiguration: reports.reconfiguration_of,
-    controller_pb2.Job: reports.job_of,
-    controller_pb2.JobRun: reports.run_of,
-    controller_pb2.Sweep: reports.sweep_of,
-    controller_pb2.Version: reports.version_of,
+    controller_pb2.StatusReply: partial(wire.value_of, status.ClusterReport),
+    controller_pb2.Deployment: partial(wire.value_of, status.Deployment),
+    controller_pb2.Reconfiguration: partial(wire.value_of, reports.Reconfiguration),
+    controller_pb2.Job: partial(wire.value_of, reports.JobReport),
+    controller_pb2.JobRun: partial(wire.value_of, reports.JobRun),
+    controller_pb2.Sweep: partial(wire.value_of, reports.Sweep),
+    controller_pb2.Version: partial(wire.value_of, reports.OperatorVersion),
 }
 
 
@@ -357,7 +358,7 @@ def message(data: bytes) -> None:
 
 
 def sound_messages() -> Iterator[bytes]:
-    spec = wire.spec_to_pb(describe(Tally, 4, "Tally"))
+    spec = wire.message_of(common_pb2.OperatorSpec, describe(Tally, 4, "Tally"))
     source = common_pb2.Replica(name="s", site="s", address="host:1", weight=1)
     header = replica_pb2.ApplyHeader(
         operator="Tally", source="s", batch=3, input_schema=SCHEMA.serialize().to_pybytes(), sparse=True

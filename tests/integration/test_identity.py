@@ -11,7 +11,7 @@ import pytest
 
 from stateflow.client import StreamClient
 from stateflow.local.process import Process
-from stateflow.reports import RefusedReplica
+from stateflow.status import RefusedReplica
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
 from tests.integration.support import Model, eventually, outputs, rows_of, told, wait_alive

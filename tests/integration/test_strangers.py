@@ -22,7 +22,11 @@ from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.wire import OPTIONS, remote_error, spec_to_pb
+from stateflow.rpc.wire import (
+    OPTIONS,
+    message_of,
+    remote_error,
+)
 from stateflow.testing import LocalCluster
 from stateflow.types import SOURCE_MAX
 from tests.integration.operators import Tally
@@ -125,7 +129,7 @@ def test_a_stranger_creates_nothing(replica: replica_pb2_grpc.ReplicaServiceStub
     """
     proof, code = tmp_path / "ran", tmp_path / "evil.py"
     code.write_text(f"open({str(proof)!r}, 'w')\n")
-    spec = spec_to_pb(describe(Tally, 4, "Evil"))
+    spec = message_of(pb.OperatorSpec, describe(Tally, 4, "Evil"))
     spec.target = f"{code}:Evil"
     forged = pb.Command(ledger="some", term=1, session="some")
     for command in ({}, {"command": forged}):
@@ -152,7 +156,7 @@ def test_code_of_who_has_not_the_key_is_not_run(
     proof, file = tmp_path / "ran", tmp_path / "ops.py"
     file.write_text(f"open({str(proof)!r}, 'w')\nfrom tests.integration.operators import Tally as Open\n")
     spec = pb.OperatorSpec()
-    spec.CopyFrom(spec_to_pb(describe(Tally, 4, "Open")))
+    spec.CopyFrom(message_of(pb.OperatorSpec, describe(Tally, 4, "Open")))
     spec.target = f"{file}:Open"
     for text, mac, refusal in (
         ("", "", OperatorNotImportable.code),  # the file is not taken instead

@@ -12,19 +12,20 @@ from dataclasses import fields, is_dataclass
 import pytest
 from google.protobuf.message import Message
 
-from stateflow import client, reports, rpc
+from stateflow import client, reports, rpc, status
 from stateflow.moves import MoveOptions
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.reports import statistics_of
+from stateflow.rpc.wire import value_of
 from stateflow.testing import LocalCluster
 
 SURFACES = [client.Cluster, client.Migration, client.StreamClient, LocalCluster]
 #: exchanged between controllers and clients only
-BETWEEN = {reports.ClusterReport, reports.Deployment, reports.Taken}
+BETWEEN = {status.ClusterReport, status.Deployment, reports.Taken}
 REPORTS = [
     each
-    for each in vars(reports).values()
-    if is_dataclass(each) and each.__module__ == reports.__name__ and each not in BETWEEN
+    for module in (reports, status)
+    for each in vars(module).values()
+    if is_dataclass(each) and each.__module__ == module.__name__ and each not in BETWEEN
 ]
 
 
@@ -62,7 +63,9 @@ def test_reports_are_frozen_and_say_what_they_are(report: type) -> None:
 def test_a_report_is_a_dict_for_machines() -> None:
     sample = rpb.RequestSample(number=3, at_us=5, operator="Tally", rows=2, total_ms=1.5, held_ms=0.5)
     view = rpb.PartitionView(operator="Tally", partition=1, state="OWNED", epoch=2, sequence=9, batch_rate=0.5, rows=8)
-    found = statistics_of(rpb.StatsReply(samples=[sample], partitions=[view], rows=7, checkpoints=1))
+    found = value_of(
+        reports.ReplicaStatistics, rpb.StatsReply(samples=[sample], partitions=[view], rows=7, checkpoints=1)
+    )
     assert json.loads(json.dumps(found.to_dict())) == {
         "requests": [{"number": 3, "at_us": 5, "operator": "Tally", "rows": 2, "total_ms": 1.5, "held_ms": 0.5}],
         "partitions": [

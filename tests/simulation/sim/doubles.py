@@ -17,7 +17,9 @@ import grpc.aio
 
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc
-from stateflow.rpc.wire import spec_to_pb
+from stateflow.rpc.wire import (
+    message_of,
+)
 from tests.simulation.sim.disk import Disk
 from tests.simulation.sim.ledger import MemoryLedger
 from tests.simulation.sim.loop import Process
@@ -123,7 +125,7 @@ class Doubles:
         while self._world.blank is not None:
             await asyncio.sleep(0.5 + self._random.random())
             try:
-                await stub.Deploy(cpb.DeployRequest(spec=spec_to_pb(SPEC)), timeout=10)
+                await stub.Deploy(message_of(cpb.DeployRequest, spec=SPEC), timeout=10)
             except grpc.aio.AioRpcError:
                 continue
 

@@ -20,7 +20,7 @@ from stateflow.errors import OperatorNotDeployed, PositionGap, SourceTaken, Stat
 from stateflow.partition.layout import Position, Session
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.wire import positions_of, remote_error, session_to_pb
+from stateflow.rpc.wire import message_of, positions_of, remote_error
 from stateflow.types import PartitionId
 from tests.simulation.sim.flow import PARTITIONS, sorted_rows
 from tests.simulation.sim.loop import Process
@@ -146,7 +146,7 @@ class Gateway(Client):
             stub = replica_pb2_grpc.ReplicaServiceStub(self._world.net.connect(route.address))
             asked = rpb.PositionsRequest(operator="Flow", source=self._source.name, partitions=[partition])
             try:
-                request = rpb.OpenSourceRequest(asked=asked, session=session_to_pb(step.session))
+                request = message_of(rpb.OpenSourceRequest, asked=asked, session=step.session)
                 found |= positions_of(await stub.OpenSource(request, timeout=2))
             except grpc.aio.AioRpcError as error:
                 meant = remote_error(error, route.address)

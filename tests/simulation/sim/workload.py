@@ -24,7 +24,10 @@ from stateflow.router.session import BatchSession, Refresh, RoutingTable, Send, 
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.rows import Answers, BatchRows, Replies, requests_of
-from stateflow.rpc.wire import remote_error, spec_to_pb
+from stateflow.rpc.wire import (
+    message_of,
+    remote_error,
+)
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.simulation.sim import parts
 from tests.simulation.sim.controllers import Asked
@@ -239,7 +242,7 @@ class Mover:
     async def run(self, for_s: float) -> None:
         world, random = self._world, self._world.random
         begun: list[str] = []
-        deploy = cpb.DeployRequest(spec=spec_to_pb(SPEC), failover="manual" if world.manual else "")
+        deploy = message_of(cpb.DeployRequest, spec=SPEC, failover="manual" if world.manual else "")
         while not await self._asked("Deploy", deploy, 30):
             await asyncio.sleep(0.3)
         standby = cpb.StandbyRequest(operator="Flow", count=world.standbys)
@@ -258,7 +261,7 @@ class Mover:
             )
             if world.manual and world.person.random() < 0.1:
                 failover = world.person.choice(("automatic", "manual"))
-                await self._asked("Deploy", cpb.DeployRequest(spec=spec_to_pb(SPEC), failover=failover))
+                await self._asked("Deploy", message_of(cpb.DeployRequest, spec=SPEC, failover=failover))
             reply = await self._asked("Migrate", request)
             if reply is not None:
                 begun.append(reply.id)

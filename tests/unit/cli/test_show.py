@@ -20,14 +20,11 @@ from stateflow.reports import (
     ChildReport,
     JobReport,
     LackOfRoom,
-    LeaderReport,
     LeftPartition,
-    LinkReport,
     Placement,
-    RefusedReplica,
     RestoredPartition,
-    UnservedPartitions,
 )
+from stateflow.status import LeaderReport, LinkReport, RefusedReplica, UnservedPartitions
 
 WHY = StateMissing("a came without them", remedy="start a with [its] directory", operator="Op", partitions="1-2")
 STATUS = ClusterStatus(

@@ -12,17 +12,19 @@ from stateflow.dashboard import view
 from stateflow.dashboard.view import Point, Rates, Seen, error_view, lines, plan_view, snapshot
 from stateflow.errors import MoveAborted, Unavailable
 from stateflow.reports import (
-    ClusterStatus,
     JobReport,
     JobRun,
-    MaintenanceReport,
     MoveReport,
-    OperatorStatus,
     PartitionReport,
     Placement,
     ProposedMove,
     Reconfiguration,
     ReplicaStatistics,
+)
+from stateflow.status import (
+    ClusterStatus,
+    MaintenanceReport,
+    OperatorStatus,
     ReplicaStatus,
     StandbyReport,
     UnservedPartitions,

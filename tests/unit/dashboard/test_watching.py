@@ -11,7 +11,8 @@ from stateflow.clock import ManualClock
 from stateflow.dashboard import watching
 from stateflow.dashboard.watching import Looking, Watching
 from stateflow.errors import NotAllowed, Unavailable
-from stateflow.reports import ClusterStatus, MoveReport, Reconfiguration, ReplicaStatistics, ReplicaStatus
+from stateflow.reports import MoveReport, Reconfiguration, ReplicaStatistics
+from stateflow.status import ClusterStatus, ReplicaStatus
 
 
 class FakeCluster:

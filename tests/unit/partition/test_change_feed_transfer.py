@@ -24,7 +24,7 @@ from stateflow.partition.change_feed import (
     cutover_digest,
 )
 from stateflow.replica.streams import frames_of
-from stateflow.rpc.wire import seal_of
+from stateflow.rpc.wire import value_of
 
 
 def change_set(sequence: int, size: int = 10) -> bytes:
@@ -283,4 +283,4 @@ def test_many_small_change_sets_are_one_frame() -> None:
     seal_ = seal(500)
     (frame,) = frames_of(Reading([b"x" * 100] * 500, 500, 0, seal_), 1 << 20)
     assert len(frame.change_sets) == 500
-    assert seal_of(frame.seal) == seal_
+    assert value_of(Seal, frame.seal) == seal_

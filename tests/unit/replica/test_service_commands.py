@@ -31,7 +31,10 @@ from stateflow.replica.service import ReplicaService
 from stateflow.rpc import common_pb2 as pb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.wire import remote_error, replica_to_pb, spec_to_pb
+from stateflow.rpc.wire import (
+    message_of,
+    remote_error,
+)
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.unit.operators import Count
 
@@ -49,13 +52,13 @@ P = PartitionId("Count", 1)
 
 def sample(method: str) -> Any:
     """Makes a request that would be carried out if its sender were allowed to command."""
-    other = replica_to_pb(ReplicaInfo("b", "b", "127.0.0.1:1"))
+    other = message_of(pb.Replica, ReplicaInfo("b", "b", "127.0.0.1:1"))
     of = {"operator": P.operator, "partition": P.partition}
     match method:
         case "Create":
-            return rpb.CreateRequest(spec=spec_to_pb(SPEC), partitions=[3], epoch=1)
+            return message_of(rpb.CreateRequest, spec=SPEC, partitions=[3], epoch=1)
         case "Prepare":
-            return rpb.PrepareRequest(move_id="m", spec=spec_to_pb(SPEC), partition=2, source=other)
+            return message_of(rpb.PrepareRequest, move_id="m", spec=SPEC, partition=2, source=other)
         case "Fence":
             return rpb.FenceRequest(move_id="m", **of, epoch=2, target=other, cold=True)
         case "Surrender":
@@ -67,17 +70,17 @@ def sample(method: str) -> Any:
         case "Release":
             return rpb.ReleaseRequest(move_id="m", **of)
         case "TakeOver":
-            return rpb.TakeOverRequest(move_id="t", spec=spec_to_pb(SPEC), partition=1, epoch=2)
+            return message_of(rpb.TakeOverRequest, move_id="t", spec=SPEC, partition=1, epoch=2)
         case "Hold":
             return rpb.HoldRequest(operator="Count", seconds=1.0)
         case "Restore":
-            return rpb.RestoreRequest(restore_id="r", spec=spec_to_pb(SPEC), partition=1, epoch=2, own=True)
+            return message_of(rpb.RestoreRequest, restore_id="r", spec=SPEC, partition=1, epoch=2, own=True)
         case "Checkpoint":
             return rpb.CheckpointRequest()
         case "RoundTrips":
             return rpb.RoundTripsRequest(addresses=["127.0.0.1:1"])
         case "Try":
-            return rpb.TryRequest(spec=spec_to_pb(SPEC), partitions=[1])
+            return message_of(rpb.TryRequest, spec=SPEC, partitions=[1])
         case "Verify":
             return rpb.VerifyRequest(**of)
     raise AssertionError(f"{method} needs a sample")

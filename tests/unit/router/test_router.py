@@ -14,13 +14,13 @@ from stateflow.errors import InvalidArgument, NotOwner, Unavailable
 from stateflow.operator.arrow import read_batch
 from stateflow.operator.operator import describe
 from stateflow.partition.positions import Batch
-from stateflow.reports import Deployment
 from stateflow.router import Router
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
 from stateflow.rpc.clients import ControllerClient
 from stateflow.rpc.wire import fault_of
 from stateflow.settings import RouterSettings
+from stateflow.status import Deployment
 from stateflow.types import ReplicaInfo
 from tests.applying import WORD, words
 from tests.unit.operators import Count

@@ -20,7 +20,8 @@ from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, P
 from stateflow.local.certificates import Certificates
 from stateflow.rpc import replica_pb2, secure
 from stateflow.rpc.secure import _SecureChannel
-from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, bind, connect, remote_error
+from stateflow.rpc.serving import bind
+from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, connect, remote_error
 from stateflow.security import files as files_module
 from stateflow.security.files import TlsFiles
 from tests.unit.rpc.test_serving_admission import APPLY, POSITIONS, World, ask, settings

@@ -13,7 +13,8 @@ from grpc.experimental import ChannelOptions
 from stateflow.partition.layout import Position, Session
 from stateflow.partition.positions import SourceView
 from stateflow.rpc import clients
-from stateflow.rpc.wire import CHANNEL_OPTIONS, positions_of, positions_to_pb, source_of, source_to_pb
+from stateflow.rpc import replica_pb2 as rpb
+from stateflow.rpc.wire import CHANNEL_OPTIONS, message_of, positions_of, positions_to_pb, value_of
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +85,9 @@ def test_one_position_is_that_of_all_that_were_asked(newest_us: int | None) -> N
     ],
 )
 def test_a_view_of_a_source_crosses(view: SourceView) -> None:
-    assert source_of(source_to_pb(3, view)) == view
+    assert value_of(SourceView, message_of(rpb.SourceView, view, partition=3)) == view
 
 
 def test_who_a_client_is_stays_with_the_partition() -> None:
     view = SourceView("s", 4, 77, 12, session=Session(9, "a-secret"))
-    assert source_of(source_to_pb(3, view)).session == Session(9, "")
+    assert value_of(SourceView, message_of(rpb.SourceView, view, partition=3)).session == Session(9, "")

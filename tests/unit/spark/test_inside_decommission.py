@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.reports import ClusterStatus, MoveReport, Reconfiguration, ReplicaStatus
+from stateflow.reports import MoveReport, Reconfiguration
 from stateflow.spark.inside import EMPTY_AGAIN_S, Departures, Leaving, Steps, sources_of
 from stateflow.spark.inside_task import ReplicaTask
+from stateflow.status import ClusterStatus, ReplicaStatus
 
 BASE = "spark-abc123"
 TASK = Leaving(task=7, number=1)

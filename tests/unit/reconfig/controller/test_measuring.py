@@ -15,7 +15,7 @@ from reconfig.decisions.placement import PolicyName, Seen, decide
 from stateflow.clock import ManualClock
 from stateflow.partition.control import DiskView, PartitionView
 from stateflow.partition.lifecycle import State
-from stateflow.reports import LinkReport
+from stateflow.status import LinkReport
 from stateflow.types import PartitionId, ReplicaInfo
 
 P = PartitionId("Op", 0)

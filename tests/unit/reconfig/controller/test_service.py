@@ -17,7 +17,9 @@ from stateflow.errors import Unavailable
 from stateflow.ledger import Ledger
 from stateflow.operator.operator import describe
 from stateflow.rpc import controller_pb2 as cpb
-from stateflow.rpc.wire import spec_to_pb
+from stateflow.rpc.wire import (
+    message_of,
+)
 from tests.unit.operators import Count
 
 REQUESTS = {
@@ -26,7 +28,7 @@ REQUESTS = {
     "Drain": cpb.DrainRequest(replica="edge"),
     "RetryReconfiguration": cpb.ReconfigurationRequest(id="r1"),
     "Standby": cpb.StandbyRequest(operator="Flow", count=1),
-    "Deploy": cpb.DeployRequest(spec=spec_to_pb(describe(Count, 4))),
+    "Deploy": message_of(cpb.DeployRequest, spec=describe(Count, 4)),
     "Restore": cpb.RestoreOperatorRequest(operator="Flow"),
 }
 #: by RPC: the part of the controller that answers, and its method

@@ -13,7 +13,9 @@ from reconfig.decisions.jobs import Affinity, Do, Job, Run, RunState, Stage, due
 from reconfig.decisions.placement import PolicyName
 from stateflow.errors import InvalidArgument
 from stateflow.ledger import Ledger, RecordState
-from stateflow.rpc.reports import job_of, job_to_pb
+from stateflow.reports import JobReport
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc.wire import message_of, value_of
 from stateflow.schedule import Schedule
 
 S = 1_000_000
@@ -93,7 +95,8 @@ def test_a_record_that_cannot_be_read_holds_up_no_other_and_can_be_deleted(
         cluster.define_job("nightly", EVERY)
         again = ClusterState.read(ledger)
         assert again.jobs.names() == ["bad", "nightly"]
-        told = [job_of(job_to_pb(again.jobs.report(name, 0))) for name in again.jobs.names()]
+        sent = [message_of(cpb.Job, again.jobs.report(name, 0)) for name in again.jobs.names()]
+        told = [value_of(JobReport, message) for message in sent]
         assert "cannot be read" in told[0].error
         assert "job delete bad" in told[0].error
         assert (told[1].error, told[1].next_us > 0) == ("", True)

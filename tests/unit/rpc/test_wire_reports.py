@@ -2,43 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 
 from stateflow.errors import StateflowError, Unavailable
 from stateflow.reports import (
-    AdoptedOperator,
     AutopilotReport,
-    ClusterReport,
-    DeployingOperator,
-    Deployment,
     FollowerReport,
     JobReport,
     JobRun,
     JobStage,
     LackOfRoom,
     LeftPartition,
-    LinkReport,
-    MaintenanceReport,
     MoveReport,
     PartitionFault,
     Placement,
     ProposedMove,
     Reconfiguration,
-    RefusedReplica,
-    ReplicaStatus,
     RestoredPartition,
     Rolling,
     RollingNode,
-    StandbyReport,
     Sweep,
     SweepNode,
+)
+from stateflow.rpc import controller_pb2 as cpb
+from stateflow.rpc.wire import message_of, value_of
+from stateflow.status import (
+    AdoptedOperator,
+    ClusterReport,
+    DeployingOperator,
+    Deployment,
+    LinkReport,
+    MaintenanceReport,
+    RefusedReplica,
+    ReplicaStatus,
+    StandbyReport,
     UnservedPartitions,
 )
-from stateflow.rpc import reports as wire
 from stateflow.types import OperatorSpec, ReplicaInfo
 
 SPEC = OperatorSpec(
@@ -100,28 +103,28 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("value", "to_pb", "of"),
+    ("value", "kind"),
     [
-        (MOVE, wire.move_to_pb, wire.move_of),
-        (RECONFIGURATION, wire.reconfiguration_to_pb, wire.reconfiguration_of),
-        (STANDBY, wire.standby_to_pb, wire.standby_of),
-        (ADOPTED, wire.adopted_to_pb, wire.adopted_of),
-        (DEPLOYMENT, wire.deployment_to_pb, wire.deployment_of),
-        (CLUSTER, wire.cluster_to_pb, wire.cluster_of),
-        (RESTORED, wire.restored_to_pb, wire.restored_of),
-        (NOT_RESTORED, wire.restored_to_pb, wire.restored_of),
-        (PLACEMENT, wire.placement_to_pb, wire.placement_of),
-        (ORDERS, wire.autopilot_to_pb, wire.autopilot_of),
-        (JOB, wire.job_to_pb, wire.job_of),
-        (ROLLING, wire.rolling_to_pb, wire.rolling_of),
-        (SWEEP, wire.sweep_to_pb, wire.sweep_of),
-        (replace(ORDERS, max_pause_ms=None), wire.autopilot_to_pb, wire.autopilot_of),
+        (MOVE, cpb.Move),
+        (RECONFIGURATION, cpb.Reconfiguration),
+        (STANDBY, cpb.StandbyView),
+        (ADOPTED, cpb.Adopted),
+        (DEPLOYMENT, cpb.Deployment),
+        (CLUSTER, cpb.StatusReply),
+        (RESTORED, cpb.RestoredPartition),
+        (NOT_RESTORED, cpb.RestoredPartition),
+        (PLACEMENT, cpb.PlaceReply),
+        (ORDERS, cpb.AutopilotOrders),
+        (JOB, cpb.Job),
+        (ROLLING, cpb.Rolling),
+        (SWEEP, cpb.Sweep),
+        (replace(ORDERS, max_pause_ms=None), cpb.AutopilotOrders),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_sent_is_what_is_told(value: Any, to_pb: Callable[[Any], Any], of: Callable[[Any], Any]) -> None:
-    message = to_pb(value)
-    assert plain(of(type(message).FromString(message.SerializeToString()))) == plain(value)
+def test_what_is_sent_is_what_is_told(value: Any, kind: type[Message]) -> None:
+    message = message_of(kind, value)
+    assert plain(value_of(type(value), kind.FromString(message.SerializeToString()))) == plain(value)
 
 
 @pytest.mark.parametrize(
