@@ -602,10 +602,6 @@ class Lifecycle:
         """Starts serving. Callers have made the seal and this ownership durable here."""
         self._handle(Own(move_id, epoch))
 
-    def check_own(self, move_id: str, epoch: int) -> None:
-        """Checks whether ``own`` is possible, and raises what it would. Callers ask before they write the ownership."""
-        self.table.decide(self, self.state, Own(move_id, epoch))
-
     def seal_again(self, before: Lifecycle) -> None:
         """Returns to SEALED, as ``before``, when the ownership of what was sealed here could not be written."""
         self._handle(SealAgain(before))

@@ -236,15 +236,6 @@ class LocalPartition:
     traffic: Traffic = field(default_factory=Traffic)
     skipped: SkippedPositions | None = None  # positions of batches that skipped it
 
-    def replace(self, directory: Path, store: PartitionStore) -> Path | None:
-        """Makes another copy the partition. Callers hold ``mutex``.
-
-        Returns the directory of the former copy; None: there is none to remove.
-        """
-        former, self.directory, self.store = self.directory, directory, store
-        self.kept = self.since = self.lost = None
-        return former if former != directory else None
-
     def tell(self, sequence: int, encode: Callable[[], bytes]) -> None:
         """Tells followers of a commit."""
         followers = list(self.logs.values())
@@ -332,6 +323,15 @@ class Restoring:
     epoch_min: int
     adoption: Adoption | None
     owning: AbstractContextManager[Any]
+
+    def checkpointed(self, epoch: int) -> tuple[str, int, int]:
+        """Returns the last checkpoint of the partition once this is owned at ``epoch``, see :class:`LocalPartition`."""
+        return ("", 0, 0) if self.adoption is None else (self.adoption.url, epoch, self.manifest.sequence)
+
+    def release(self) -> None:
+        """Lets the store collect what it adopted, unless that is published."""
+        if self.adoption is not None:
+            self.adoption.release()
 
 
 class CheckedMutex:

@@ -1,4 +1,8 @@
-"""Recovery of a data directory when a replica starts: of each partition the newest copy that is this replica's own."""
+"""Recovery of a data directory when a replica starts: of each partition the newest copy that is this replica's own.
+
+What a copy on disk may look like, and why, says :mod:`stateflow.partition.install`. Nothing is installed here: the
+record that decides is there already, and no other one is written.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,9 @@ from stateflow.errors import CommitLogDamaged, DecodeError, StateDamaged, StateM
 from stateflow.partition import layout
 from stateflow.partition.change_feed import Kept
 from stateflow.partition.commits import read_sequence
+from stateflow.partition.install import PART, RECEIVED, UNFINISHED
 from stateflow.partition.lifecycle import State
-from stateflow.partition.registry import PART, RECEIVED, UNFINISHED, PartitionRegistry
+from stateflow.partition.registry import PartitionRegistry
 from stateflow.storage.commit_records import Commit
 from stateflow.storage.faults import damage
 from stateflow.types import PartitionId, ReplicaInfo
@@ -63,20 +68,20 @@ class Recovery:
         found: list[_Copy] = []
         for directory in sorted(path for path in home.iterdir() if path.is_dir() and path.name != RECEIVED):
             if (directory / UNFINISHED).exists():
-                registry.remove(directory)
+                registry.copies.remove(directory)
                 continue
             try:
                 copy = self._look_at(partition, directory)
             except (StateMissing, StateDamaged, DecodeError, CommitLogDamaged) as error:
                 if _held_nothing(directory):
-                    registry.remove(directory)
+                    registry.copies.remove(directory)
                 else:
                     registry.put_aside(partition, directory, str(error))
                 continue
             if self._is_ours(copy.ownership):
                 found.append(copy)
             elif copy.incoming:
-                registry.remove(directory)
+                registry.copies.remove(directory)
             else:
                 owner = "no replica" if copy.ownership is None else repr(copy.ownership.replica)
                 registry.put_aside(partition, directory, f"its ownership record names {owner}")
@@ -87,7 +92,8 @@ class Recovery:
             return
         *older, newest = found
         for copy in older:  # as is done when a newer copy is owned
-            registry.remove(copy.directory)
+            registry.copies.remove(copy.directory)
+        registry.copies.recovered(newest.directory)
         local, ownership = registry.local(partition), newest.ownership
         assert ownership is not None
         successor = ReplicaInfo(ownership.target, ownership.target_site, ownership.target_address)
@@ -149,7 +155,7 @@ class Recovery:
         try:
             record = store.get(layout.OWNERSHIP)
             ownership = layout.Ownership.decode(record) if record else None
-            schema, incoming = store.get(layout.SCHEMA), self._registry.is_incoming(directory)
+            schema, incoming = store.get(layout.SCHEMA), self._registry.copies.is_incoming(directory)
             return _Copy(directory, ownership, incoming, read_sequence(store), schema, up_to_damage)
         except Exception as error:
             raise damage(error) or error from error

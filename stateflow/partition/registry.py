@@ -34,11 +34,12 @@ from stateflow.operator.rows import get_ready
 from stateflow.partition import layout
 from stateflow.partition.change_feed import FileDigests
 from stateflow.partition.commits import Commits
-from stateflow.partition.data_directory import Quarantine, identify, owned_mark
+from stateflow.partition.data_directory import Quarantine, identify
 from stateflow.partition.environment import Environment
 from stateflow.partition.evolution import evolution_of
+from stateflow.partition.install import Copies
 from stateflow.partition.lifecycle import CheckedLifecycle, Lifecycle, State
-from stateflow.partition.local_partition import CheckedMutex, Incoming, LocalPartition
+from stateflow.partition.local_partition import CheckedMutex, LocalPartition
 from stateflow.partition.skipped import SkippedBatches
 from stateflow.settings import ReplicaSettings
 from stateflow.state import DeployedStates
@@ -46,23 +47,13 @@ from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
-#: marks the directory of an incoming copy: without an ownership of this replica's in it, it is no replica's state
-INCOMING = "INCOMING"
 #: how long operators may take together to close when the replica stops, seconds
 CLOSE_S_MAX = 3.0
 #: how long a stopping replica waits, for all partitions together, for threads that still write to one, seconds
 RELEASE_S_MAX = 1.0
-#: marks the directory of a copy that is being restored or created, and was never served; removed before it is served
-UNFINISHED = "RESTORING"
-#: end of the name of a directory that does not hold a whole copy of a partition; removed at start
-PART = ".part"
 #: the greatest term of a controller that this replica has heard of, and its ledger
 TERM = "TERM"
 ALONE = "ALONE"
-#: beside a partition's copies: base files of unfinished transfers, so that the next one need not send them again
-RECEIVED = "received"
-#: end of the name of a directory there, into which a file is fetched from the checkpoint store
-STORED = ".stored"
 
 
 class PartitionRegistry:
@@ -72,7 +63,7 @@ class PartitionRegistry:
 
     Layout: ``LOCK``, ``NODE`` and ``workers/`` (see :mod:`stateflow.node.workers`), ``REPLICA`` (see
     :mod:`stateflow.partition.data_directory`), ``TERM``, ``ALONE`` (what may be served while no controller answers),
-    ``operators/<name>/operator.json``, ``…/p00003/<copy>/`` (RocksDB; ``<copy>.part/`` while it is not whole),
+    ``operators/<name>/operator.json``, ``…/p00003/<copy>/`` (RocksDB, see :mod:`stateflow.partition.install`),
     ``commits/`` (see :mod:`stateflow.partition.commits`), ``passed/`` (see :mod:`stateflow.partition.skipped`),
     ``bundles/<digest>.zip`` (see :mod:`stateflow.code.bundles`), ``snapshots/<id>/`` (hard links that serve a
     transfer; emptied at start).
@@ -118,6 +109,7 @@ class PartitionRegistry:
         self.commits = Commits(
             root, settings, self.environment, lambda partition: self.look(partition).directory, self._lose_unsynced
         )
+        self.copies = Copies(info.name, self.environment, self.commits)
 
     def recover_operator(self, folder: Path) -> None:
         """Loads an operator's description and code.
@@ -522,11 +514,9 @@ class PartitionRegistry:
             if closing:  # an operator that never returns from close() keeps nothing open
                 self.environment.aside(partial(_all, closing), CLOSE_S_MAX)
             for local in free:
-                if local.incoming is not None:
-                    self.discard(local.incoming)
-                if local.restoring is not None:
-                    local.restoring.store.close()
-                    self.remove(local.restoring.directory)
+                for copy in (local.incoming, local.restoring):
+                    if copy is not None:
+                        self.copies.discard(copy)
                 if local.store is not None:
                     local.store.close()
         self.skipped_batches.close()
@@ -544,39 +534,6 @@ class PartitionRegistry:
             if (processor := local.processor) is not None:
                 processor.end()
             log.error("%s is still in use, its database is left open", local.id)
-
-    def discard(self, incoming: Incoming) -> None:
-        if incoming.store is not None:
-            incoming.store.close()
-        self.remove(incoming.directory)
-
-    def remove(self, directory: Path) -> None:
-        """Removes a copy of a partition. Renames it first: the next start would try to open a half removed one."""
-        if not directory.name.endswith(PART) and directory.exists():
-            directory = directory.rename(directory.parent / (directory.name + PART))
-            self.environment.sync([directory.parent])
-        self.environment.remove_tree(directory)
-
-    def mark_incoming(self, directory: Path) -> None:
-        """Marks a copy as incoming: it is no replica's state before it is owned.
-
-        Once its database holds an ownership record, that record decides.
-        """
-        (directory / INCOMING).write_bytes(b"")
-
-    def is_incoming(self, directory: Path) -> bool:
-        return (directory / INCOMING).exists()
-
-    def mark_owned(self, directory: Path, move_id: str) -> None:
-        """Marks a copy whose name is a standby's with the move by which it is owned.
-
-        The mark says so when nothing else of the copy can be read any more.
-        """
-        (directory / owned_mark(move_id)).write_bytes(b"")
-
-    def unmark_incoming(self, directory: Path) -> None:
-        with contextlib.suppress(OSError):  # the mark means nothing beside an ownership
-            (directory / INCOMING).unlink()
 
 
 def _all(calls: Iterable[Callable[[], None]]) -> None:

@@ -14,22 +14,21 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.code.bundles import BundleStore
 from stateflow.errors import AlreadyDeployed, StateflowError, StateMissing
-from stateflow.partition import layout
 from stateflow.partition.batches import Batches
 from stateflow.partition.checkpoints import Checkpointer
 from stateflow.partition.control import NOBODY, Command, DiskView, FencingGuard, PartitionView
 from stateflow.partition.data_directory import Identity, remember
 from stateflow.partition.environment import Environment, disk_of
+from stateflow.partition.install import Copy
 from stateflow.partition.lifecycle import SERVED, Lifecycle, State
 from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.reader import Reader
 from stateflow.partition.recovering import Recovery
-from stateflow.partition.registry import UNFINISHED, PartitionRegistry
+from stateflow.partition.registry import PartitionRegistry
 from stateflow.partition.restoring import Restorer
 from stateflow.partition.takeover import Lease, Successor
 from stateflow.partition.transfer_in import Receiver
@@ -110,18 +109,15 @@ def _create(registry: PartitionRegistry, local: LocalPartition, epoch: int) -> N
             partition=local.id,
             epoch=local.lifecycle.epoch,
         )
-    local.directory = local.home / f"created-{epoch}"
-    local.directory.mkdir(parents=True, exist_ok=True)
-    (local.directory / UNFINISHED).write_bytes(b"")  # marks a creation that was cut short, to be repeated …
-    registry.environment.sync([local.directory])  # … and must survive a power loss
-    local.store = registry.environment.open(local.directory, create=True)
-    registry.environment.sync([local.home, local.home.parent])
-    ownership = layout.Ownership(registry.info.name, State.OWNED, epoch)
-    local.store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
-    (local.directory / UNFINISHED).unlink()
-    registry.environment.sync([local.directory])
-    local.lost = None  # the former, quarantined copy has nothing to do with the new one
-    local.lifecycle.create(epoch)
+    with registry.copies.unfinished(local, f"created-{epoch}") as directory:
+        store = registry.environment.open(directory, create=True)
+        try:
+            leftovers = registry.copies.install(local, Copy(directory, store, lambda here: here.create(epoch)))
+        except BaseException:
+            if local.store is not store:
+                store.close()  # otherwise it could not be opened when the creation is repeated
+            raise
+    registry.copies.tidy(local, leftovers)
 
 
 # -- Deleting an undeployed operator's partitions --------------------------------------------------------------------
@@ -174,11 +170,11 @@ def _drop_local(registry: PartitionRegistry, local: LocalPartition, epoch: int) 
             with contextlib.suppress(Exception):  # the database is deleted next, so a failed write does not matter
                 store.close()
         if incoming is not None:
-            registry.discard(incoming)
+            registry.copies.discard(incoming)
         for move_id in list(local.logs):
             registry.drop_log(local, move_id)
         for copy in [path for path in local.home.glob("*") if path.is_dir()]:
-            registry.remove(copy)
+            registry.copies.remove(copy)
         registry.environment.remove_tree(local.home)
     registry.on_change(local.id)
     return True

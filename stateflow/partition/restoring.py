@@ -1,18 +1,16 @@
 """Restoring a partition from a checkpoint: fetched and proved beside everything else, then owned at a newer epoch.
 
-There are two steps, so that the present owner is asked to stop only once there is something to go on with. A copy under
-way holds a file RESTORING, and a restart discards it. Removing that file, once the ownership is durable, is the commit
-point: a restart finds either what was there before or the whole restored partition.
+There are two steps, so that the present owner is asked to stop only once there is something to go on with. The copy is
+unfinished meanwhile (see :mod:`stateflow.partition.install`): a restart finds either what was there before or the whole
+restored partition.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
-from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore, Manifest
 from stateflow.errors import (
     CheckpointCorrupt,
@@ -27,11 +25,11 @@ from stateflow.operator.operator import Operator
 from stateflow.partition import layout
 from stateflow.partition.commits import read_sequence
 from stateflow.partition.control import NEWEST, NOBODY, Command, FencingGuard, Restored, Wanted
+from stateflow.partition.install import Copy
 from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import LocalPartition, Restoring
-from stateflow.partition.registry import UNFINISHED, PartitionRegistry
+from stateflow.partition.registry import PartitionRegistry
 from stateflow.state import DeployedStates, Evolution, declarations_of
-from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId
 
 log = logging.getLogger(__name__)
@@ -70,85 +68,41 @@ class Restorer:
                 return self._as_it_is(local)
             self.abandon(partition)
             self._registry.expect(1)
-            for _ in range(LISTED_AGAIN):
-                collected, restored = self._prepare(spec, local, restore_id, store, own, wanted)
-                if restored is not None:
-                    return restored
-                if not collected:
-                    break
-        raise CheckpointMissing(
-            f"the partition has no usable checkpoint in {store.url}",
-            remedy="see `stateflow checkpoint list`, or name another store with --from",
-            partition=partition,
-        )
-
-    def _prepare(
-        self,
-        spec: OperatorSpec,
-        local: LocalPartition,
-        restore_id: str,
-        store: CheckpointStore,
-        own: CheckpointStore | None,
-        wanted: Wanted,
-    ) -> tuple[bool, Restored | None]:
-        """Returns (whether some checkpoints were garbage-collected while they were fetched, what was fetched)."""
-        partition = local.id
-        collected = False
-        passed_over: list[StateflowError] = []
-        for manifest in self._candidates(store, spec, partition, wanted, passed_over):
-            check_fits(manifest, *self._registry.operator(spec.name))
-            local.snapshots += 1
-            directory = local.home / f"restored-{restore_id}-{local.snapshots}"
+            passed_over: list[StateflowError] = []
             try:
-                directory.mkdir(parents=True)
-                (directory / UNFINISHED).touch()
-                self._registry.environment.sync([directory, local.home, local.home.parent])
-                store.restore(manifest, directory, durable=True)
-                self._registry.environment.sync([directory])
-                # before it is opened, which changes files
-                adoption = None if own is None else own.adopt(manifest, directory)
-                try:
-                    db = self._open(manifest, directory)
-                except BaseException:
-                    if adoption is not None:
-                        adoption.release()
-                    raise
-            except CheckpointCorrupt as error:
-                self._registry.remove(directory)
-                if not wanted.savepoint and not store.has(manifest):
-                    collected = True
-                    continue
-                if wanted.savepoint:
-                    raise
-                log.error("restore skips checkpoint %s of %s: %s", manifest.order, partition, error)
-                passed_over.append(error)
-                continue
+                found = fetch_first(
+                    self._registry,
+                    local,
+                    f"restored-{restore_id}",
+                    store,
+                    own,
+                    lambda: self._candidates(store, spec, partition, wanted, passed_over),
+                    passed_over,
+                    falls_back=not wanted.savepoint,
+                )
             except OSError as error:
-                self._registry.remove(directory)
                 raise Unavailable(
-                    f"the data directory cannot be written: {error.strerror}", remedy="free space there", path=directory
+                    f"the data directory cannot be written: {error.strerror}",
+                    remedy="free space there",
+                    path=local.home,
                 ) from error
-            except BaseException:
-                self._registry.remove(directory)
-                raise
+            if found is None:
+                why = f": {passed_over[0]}" if passed_over else f" in {store.url}"
+                raise CheckpointMissing(
+                    f"the partition has no usable checkpoint{why}",
+                    remedy="see `stateflow checkpoint list`, or name another store with --from",
+                    partition=partition,
+                )
+            local.restoring = found  # also where the stores do not answer: the next request removes it
+            manifest = found.manifest
             newest = [manifest.epoch, *_newest_epoch(store, partition)]
             if own is not None:
                 newest += _newest_epoch(own, partition)
-            owning = self._registry.environment.mutex()
-            local.restoring = Restoring(restore_id, directory, db, manifest, max(newest) + 1, adoption, owning)
-            return collected, Restored(
-                max(newest) + 1, manifest.sequence, manifest.positions, manifest.size, passed_over
-            )
-        if passed_over and not collected:
-            raise CheckpointMissing(
-                f"the partition has no usable checkpoint: {passed_over[0]}",
-                remedy="see `stateflow checkpoint list`, or name another store with --from",
-                partition=partition,
-            )
-        return collected, None
+            local.restoring = replace(found, id=restore_id, epoch_min=max(newest) + 1)
+        return Restored(max(newest) + 1, manifest.sequence, manifest.positions, manifest.size, passed_over)
 
-    @staticmethod
     def _candidates(
+        self,
         store: CheckpointStore,
         spec: OperatorSpec,
         partition: PartitionId,
@@ -158,29 +112,13 @@ class Restorer:
         if wanted.savepoint:
             for manifest in store.savepoint(wanted.savepoint, spec.name):
                 if manifest.partition == partition.partition:
+                    check_fits(manifest, *self._registry.operator(spec.name))
                     yield manifest
             return
         for manifest in store.newest(partition, passed_over):
             if not wanted.source or manifest.positions.get(wanted.source) == wanted.batch:
+                check_fits(manifest, *self._registry.operator(spec.name))
                 yield manifest
-
-    def _open(self, manifest: Manifest, directory: Path) -> PartitionStore:
-        """Opens a copy, and checks that it is at its manifest's sequence. Raises CheckpointCorrupt."""
-        try:
-            db = self._registry.environment.open(directory)
-        except Exception as error:
-            raise CheckpointCorrupt(
-                f"the files are not a database: {error}", remedy="an older checkpoint is used", partition=manifest.id
-            ) from error
-        sequence = read_sequence(db)
-        if sequence != manifest.sequence:
-            db.close()
-            raise CheckpointCorrupt(
-                f"the database is at sequence {sequence}, the manifest says {manifest.sequence}",
-                remedy="an older checkpoint is used",
-                partition=manifest.id,
-            )
-        return db
 
     def own(
         self,
@@ -216,16 +154,11 @@ class Restorer:
             return self._as_it_is(local)
         asked, epoch = epoch, max(epoch, restoring.epoch_min, local.lifecycle.epoch + 1)
         self._check_still(local)
-        # durable before it is published, and without effect while the copy is unfinished: if the disk is full, the
-        # present owner goes on at its epoch; had the newer epoch been published by then, it could never publish a
-        # checkpoint again
-        ownership = layout.Ownership(self._registry.info.name, State.OWNED, epoch, restore_id)
-        puts = [(layout.OWNERSHIP, ownership.encode()), *layout.lapsing(restoring.store)]
+        copy = Copy(restoring.directory, restoring.store, lambda here: here.restore(restore_id, epoch))
+        copy.also += layout.lapsing(restoring.store)
         if stop_sources:
-            puts += self._stopping(local, restoring)
-        restoring.store.apply(Mutations(puts=puts), sync=True)
-        if restoring.adoption is not None:  # from here on no checkpoint of an earlier epoch can become the newest
-            restoring.adoption.publish(epoch, self._registry.info.name)
+            copy.also += self._stopping(local, restoring)
+        self._registry.copies.publish(local, restoring, copy, epoch)
         with local.work, local.mutex:
             if _is_owned_by(local, restore_id):
                 return self._as_it_is(local)
@@ -234,28 +167,11 @@ class Restorer:
             if local.restoring is not restoring:  # it was fetched anew meanwhile, and this copy closed
                 raise _not_under_way(restore_id)
             self._check_still(local)
-            replace(local.lifecycle).restore(restore_id, epoch)  # raises before anything is done
-            (restoring.directory / UNFINISHED).unlink()
-            self._registry.environment.sync([restoring.directory])
-            local.lifecycle.restore(restore_id, epoch)
-            processor, store = local.processor, local.store
-            old = local.replace(restoring.directory, restoring.store)
-            local.processor = local.restoring = None
-            self._registry.commits.left(partition)
-            local.checkpointed = (
-                ("", 0, 0)
-                if restoring.adoption is None
-                else (restoring.adoption.url, epoch, restoring.manifest.sequence)
-            )
-            if processor is not None:
-                processor.let_go(self._registry.environment.aside)
-            if store is not None:
-                store.close()
+            leftovers = self._registry.copies.install(local, copy)
+            local.checkpointed = restoring.checkpointed(epoch)
         self._registry.on_change(partition)
-        if old is not None:
-            self._registry.remove(old)
-        if restoring.adoption is not None:
-            restoring.adoption.release()
+        self._registry.copies.tidy(local, leftovers)
+        restoring.release()
         manifest = restoring.manifest
         return Restored(epoch, manifest.sequence, manifest.positions, manifest.size)
 
@@ -272,10 +188,8 @@ class Restorer:
         with local.mutex:
             restoring, local.restoring = local.restoring, None
         if restoring is not None:
-            restoring.store.close()
-            self._registry.remove(restoring.directory)
-            if restoring.adoption is not None:
-                restoring.adoption.release()
+            self._registry.copies.discard(restoring)
+            restoring.release()
 
     @staticmethod
     def _check_still(local: LocalPartition) -> None:
@@ -290,11 +204,44 @@ class Restorer:
     def _as_it_is(self, local: LocalPartition) -> Restored:
         """Returns the result of a restore that was done before, whose answer did not arrive."""
         db = self._registry.store(local)
-        positions = {
-            key[len(layout.POSITION) :].decode(): layout.Position.decode(value).batch
-            for key, value in db.scan(layout.POSITION)
-        }
-        return Restored(local.lifecycle.epoch, read_sequence(db), positions, 0)
+        return Restored(local.lifecycle.epoch, read_sequence(db), layout.positions(db), 0)
+
+
+def fetch_first(
+    registry: PartitionRegistry,
+    local: LocalPartition,
+    name: str,
+    store: CheckpointStore,
+    own: CheckpointStore | None,
+    candidates: Callable[[], Iterable[Manifest]],
+    passed_over: list[StateflowError],
+    *,
+    falls_back: bool = True,
+) -> Restoring | None:
+    """Fetches and proves the first candidate that can be used. None: there is none.
+
+    The candidates are listed again when one was garbage-collected before it was fetched: a newer one was published.
+
+    Args:
+        own: store that adopts the checkpoint; None: no store does.
+        passed_over: gets the errors of damaged candidates.
+        falls_back: try the next candidate after a damaged one; False: raise CheckpointCorrupt.
+    """
+    for _ in range(LISTED_AGAIN):
+        passed_over.clear()
+        for manifest in candidates():
+            try:
+                return registry.copies.fetch(local, name, manifest, store, own)
+            except CheckpointCorrupt as error:
+                if not falls_back:
+                    raise
+                if not store.has(manifest):
+                    break
+                log.error("restore skips checkpoint %s of %s: %s", manifest.order, local.id, error)
+                passed_over.append(error)
+        else:
+            break
+    return None
 
 
 def _is_owned_by(local: LocalPartition, restore_id: str) -> bool:

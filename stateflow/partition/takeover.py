@@ -17,25 +17,24 @@ The old owner, if it comes back, learns that it was superseded: its copy is only
 
 from __future__ import annotations
 
-import logging
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore, Manifest
 from stateflow.clock import Clock
-from stateflow.errors import CheckpointCorrupt, LeaseLost, MoveUnknown, StaleEpoch, StateDamaged, StateMissing
+from stateflow.errors import LeaseLost, MoveUnknown, StaleEpoch, StateDamaged, StateMissing
 from stateflow.partition import layout
 from stateflow.partition.commits import read_sequence
 from stateflow.partition.control import NOBODY, Command, FencingGuard, Origin, TakenOver
+from stateflow.partition.install import Copy
 from stateflow.partition.lifecycle import SERVED, State
-from stateflow.partition.local_partition import Incoming, LocalPartition
-from stateflow.partition.registry import PART, PartitionRegistry
+from stateflow.partition.local_partition import LocalPartition
+from stateflow.partition.registry import PartitionRegistry
+from stateflow.partition.restoring import fetch_first
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -107,7 +106,9 @@ class Successor:
                     raise MoveUnknown(
                         "this replica has no copy of that standby", remedy="restore a checkpoint", move=standby_move
                     )
-                self._own(local, move_id, epoch, incoming.store, incoming.directory, command, incoming)
+                self._own(
+                    local, self._copy(incoming.directory, incoming.store, move_id, epoch), move_id, epoch, command
+                )
             return self._view(local, epoch)
 
     def from_local(self, partition: PartitionId, move_id: str, epoch: int, command: Command = NOBODY) -> TakenOver:
@@ -132,7 +133,7 @@ class Successor:
                     sealed = replace(local.lifecycle)
                     local.lifecycle.prepare(move_id, local.lifecycle.epoch)
                 try:
-                    self._own(local, move_id, epoch, store, local.directory, command)
+                    self._own(local, self._copy(local.directory, store, move_id, epoch), move_id, epoch, command)
                 except BaseException:  # such as a full disk: it is sealed as before, and may be asked for again
                     with local.mutex:
                         if local.lifecycle.state is State.WARMING:
@@ -168,97 +169,60 @@ class Successor:
             self._registry.expect(1)
             with local.mutex:
                 local.lifecycle.prepare(move_id, local.lifecycle.epoch)
+            found = None
             try:
-                local.snapshots += 1
-                part = local.home / f"{move_id}-{local.snapshots}{PART}"
-                manifest = self._restore(partition, (oldest_epoch, epoch), checkpoints, part)
-                self._registry.mark_incoming(part)
-                self._registry.environment.sync([*part.iterdir(), part])
-                directory = part.rename(part.with_name(part.name.removesuffix(PART)))
-                self._registry.environment.sync([local.home, local.home.parent])
+                found = fetch_first(
+                    self._registry,
+                    local,
+                    move_id,
+                    checkpoints,
+                    checkpoints,
+                    lambda: _candidates(checkpoints, partition, oldest_epoch, epoch),
+                    [],
+                )
+                if found is None:
+                    raise StateMissing(
+                        "the partition has no checkpoint to restore from",
+                        remedy="restart its owner with its data directory",
+                        partition=partition,
+                    )
                 self._check_asked(command)  # that may have taken minutes
-                if local.store is not None:
-                    local.store.close()
-                    local.store = None
-                restored = self._registry.environment.open(directory)
-                try:
-                    self._own(local, move_id, epoch, restored, directory, command)
-                except BaseException:
-                    if local.store is not restored:
-                        restored.close()
-                        self._registry.remove(directory)
-                    raise
+                copy = self._copy(found.directory, found.store, move_id, epoch)
+                self._registry.copies.publish(local, found, copy, epoch)
+                self._own(local, copy, move_id, epoch, command)
+                local.checkpointed = found.checkpointed(epoch)
             except BaseException:
+                if found is not None and local.store is not found.store:
+                    self._registry.copies.discard(found)
                 with local.mutex:
                     local.lifecycle.abandon(move_id)
                 raise
-            return self._view(local, epoch, manifest)
-
-    def _restore(
-        self, partition: PartitionId, epochs: tuple[int, int], checkpoints: CheckpointStore, directory: Path
-    ) -> Manifest:
-        oldest, epoch = epochs
-        for manifest in checkpoints.newest(partition):
-            if manifest.epoch < oldest:
-                break
-            if manifest.epoch > epoch:
-                raise StaleEpoch(
-                    f"a checkpoint has epoch {manifest.epoch}, but epoch {epoch} was granted",
-                    remedy="check the status and plan again",
-                    partition=partition,
-                )
-            self._registry.environment.remove_tree(directory)
-            try:
-                checkpoints.restore(manifest, directory, durable=True)
-            except CheckpointCorrupt as error:
-                if not checkpoints.has(manifest):  # garbage-collected, since a newer one was published
-                    return self._restore(partition, epochs, checkpoints, directory)
-                log.error("checkpoint skipped, trying an older one: %s", error)
-                continue
-            if manifest.epoch < epoch:
-                with checkpoints.adopt(manifest, directory) as adoption:
-                    adoption.publish(epoch, self._registry.info.name)
-            return manifest
-        raise StateMissing(
-            "the partition has no checkpoint to restore from",
-            remedy="restart its owner with its data directory",
-            partition=partition,
-        )
+            finally:
+                if found is not None:
+                    found.release()
+            return self._view(local, epoch, found.manifest)
 
     @staticmethod
     def _owns(local: LocalPartition, epoch: int) -> bool:
         return local.lifecycle.state in SERVED and local.lifecycle.epoch == epoch
 
-    def _own(
-        self,
-        local: LocalPartition,
-        move_id: str,
-        epoch: int,
-        store: PartitionStore,
-        directory: Path,
-        command: Command,
-        standby: Incoming | None = None,
-    ) -> None:
-        """Makes the ownership durable, then serves.
+    @staticmethod
+    def _copy(directory: Path, store: PartitionStore, move_id: str, epoch: int) -> Copy:
+        return Copy(directory, store, lambda here: here.own(move_id, epoch), layout.lapsing(store))
+
+    def _own(self, local: LocalPartition, copy: Copy, move_id: str, epoch: int, command: Command) -> None:
+        """Installs a copy.
 
         Checks the command again: since the last check this replica may have registered without the partition, and the
         controller may have given this takeover up.
         """
-        ownership = layout.Ownership(self._registry.info.name, State.OWNED, epoch, move_id)
         with local.mutex:
             self._check_asked(command)
             self._registry.check_deployed(local.id, epoch)
-            if standby is not None:
-                local.lifecycle.adopt(standby.move_id, move_id)
-                standby.move_id = move_id  # its transfer applies nothing more
-            local.lifecycle.check_own(move_id, epoch)
-            puts = [(layout.OWNERSHIP, ownership.encode()), *layout.lapsing(store)]
-            store.apply(Mutations(puts=puts), sync=True)
-            local.lifecycle.own(move_id, epoch)
-            old, local.incoming = local.replace(directory, store), None
-        self._registry.unmark_incoming(directory)
-        if old is not None:
-            self._registry.remove(old)
+            if local.incoming is not None and local.incoming.directory == copy.directory:
+                self._registry.copies.adopt(local, move_id)
+            leftovers = self._registry.copies.install(local, copy)
+        self._registry.copies.tidy(local, leftovers)
         self._registry.on_change(local.id)
 
     def _view(self, local: LocalPartition, epoch: int, manifest: Manifest | None = None) -> TakenOver:
@@ -277,11 +241,9 @@ class Successor:
         with self._registry.reopening(local), local.work, local.mutex:
             if not replace(local.lifecycle).supersede(epoch, owner, burnt):
                 return False
-            ownership = layout.Ownership(
-                self._registry.info.name, State.SEALED, epoch, "", owner.name, owner.site, owner.address
-            )
             self._registry.settle(local)
-            self._registry.store(local).apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+            store = self._registry.store(local)
+            self._registry.copies.record(local.lifecycle, store, lambda here: here.supersede(epoch, owner, burnt))
             local.lifecycle.supersede(epoch, owner, burnt)
             if local.processor is not None:
                 local.processor.let_go(self._registry.environment.aside)
@@ -291,3 +253,16 @@ class Successor:
             self._registry.commits.left(partition)
         self._registry.on_change(partition)
         return True
+
+
+def _candidates(checkpoints: CheckpointStore, partition: PartitionId, oldest: int, epoch: int) -> Iterator[Manifest]:
+    for manifest in checkpoints.newest(partition):
+        if manifest.epoch < oldest:
+            return
+        if manifest.epoch > epoch:
+            raise StaleEpoch(
+                f"a checkpoint has epoch {manifest.epoch}, but epoch {epoch} was granted",
+                remedy="check the status and plan again",
+                partition=partition,
+            )
+        yield manifest

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from stateflow.changes import ChangeSet, Mutations, chain
+from stateflow.changes import ChangeSet, chain
 from stateflow.errors import DigestMismatch, DiskFull, MoveUnknown, StateMissing, TransferCorrupt
 from stateflow.partition import layout
 from stateflow.partition.change_feed import (
@@ -22,9 +21,10 @@ from stateflow.partition.change_feed import (
     kept_digest,
 )
 from stateflow.partition.commits import read_sequence
+from stateflow.partition.install import PART, RECEIVED, STORED, Copy
 from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import Incoming, LocalPartition, Since
-from stateflow.partition.registry import PART, RECEIVED, STORED, PartitionRegistry
+from stateflow.partition.registry import PartitionRegistry
 from stateflow.storage import PartitionStore
 from stateflow.types import OperatorSpec, PartitionId
 
@@ -37,7 +37,7 @@ class Receiver:
     """The target's side of moves. Called from several threads."""
 
     def __init__(self, registry: PartitionRegistry) -> None:
-        self._registry = registry
+        self._registry, self._copies = registry, registry.copies
 
     def prepare(
         self, spec: OperatorSpec, partition: PartitionId, move_id: str, source_epoch: int, newest_epoch: int = 0
@@ -51,14 +51,11 @@ class Receiver:
             if local.incoming is None:
                 self._registry.expect(1)
             replace(local.lifecycle).prepare(move_id, source_epoch, newest_epoch)  # raises before anything is changed
-            local.snapshots += 1
-            directory = local.home / f"{move_id}-{local.snapshots}{PART}"
-            self._registry.environment.remove_tree(directory)
-            directory.mkdir(parents=True)  # the disk may refuse: nothing has changed then
+            directory = self._copies.part(local, move_id)  # the disk may refuse: nothing has changed then
             former, local.incoming = local.incoming, Incoming(move_id, directory)
             local.lifecycle.prepare(move_id, source_epoch, newest_epoch)
             if former is not None:
-                self._registry.discard(former)
+                self._copies.discard(former)
             if local.store is not None:  # the copy from before a move away: from now on only files
                 local.store.close()
                 local.store = None
@@ -73,7 +70,7 @@ class Receiver:
         """
         home = self._registry.local(partition).home
         for copy in self._registry.quarantine.of_move(move_id, partition.operator, home.name):
-            if not self._registry.is_incoming(copy):
+            if not self._copies.is_incoming(copy):
                 return StateMissing(
                     "the move's target owned the partition and lost it to damage",
                     remedy="repair the quarantined copy, put it back and restart the replica; or restore a checkpoint",
@@ -160,8 +157,8 @@ class Receiver:
     def open_incoming(self, partition: PartitionId, move_id: str, base: SnapshotInfo) -> None:
         """Proves the base, whose files are all there, and opens the copy. Raises DigestMismatch."""
         incoming = self._incoming(partition, move_id)
+        self._copies.sync(incoming.directory)
         files = self._registry.digests.files(incoming.directory)
-        self._registry.environment.sync([*(incoming.directory / file.name for file in files), incoming.directory])
         digest = base_digest(files, base.sequence)
         if digest != base.digest:
             self._registry.environment.remove_tree(
@@ -195,9 +192,8 @@ class Receiver:
                 raise MoveUnknown("the kept copy is gone", remedy="the transfer restarts", move=move_id)
             self._registry.environment.remove_tree(incoming.directory)
             self._registry.environment.copy(local.directory, incoming.directory)
-        files = [path for path in incoming.directory.iterdir() if path.is_file()]
-        size = sum(path.stat().st_size for path in files)
-        self._registry.environment.sync([*files, incoming.directory])
+        size = sum(path.stat().st_size for path in incoming.directory.iterdir() if path.is_file())
+        self._copies.sync(incoming.directory)
         changes.deletes.append(layout.OWNERSHIP)  # the record is of what was sealed, not of this copy
         with local.work:
             store = self._open(partition, move_id, base)
@@ -220,11 +216,7 @@ class Receiver:
     def _open(self, partition: PartitionId, move_id: str, base: SnapshotInfo) -> PartitionStore:
         with self._registry.local(partition).work:
             incoming = self._incoming(partition, move_id)
-            home = incoming.directory.parent
-            self._registry.mark_incoming(incoming.directory)
-            self._registry.environment.sync([incoming.directory])  # the mark survives a loss of power, too
-            incoming.directory = incoming.directory.rename(home / incoming.directory.name.removesuffix(PART))
-            self._registry.environment.sync([home, home.parent])
+            incoming.directory = self._copies.arrive(incoming.directory)
             incoming.store = self._registry.environment.open(incoming.directory)
             incoming.base = base.digest
             incoming.sequence = base.sequence
@@ -310,34 +302,21 @@ class Receiver:
                         return None
                     if seal.move_id in local.lifecycle.cancelled:
                         return None
-                    local.lifecycle.adopt(move_id, seal.move_id)
-                    incoming.move_id = move_id = seal.move_id
-                self._registry.mark_owned(incoming.directory, move_id)
-            ownership = layout.Ownership(self._registry.info.name, State.OWNED, seal.epoch, move_id)
-            store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
-            self._registry.unmark_incoming(incoming.directory)
+                    self._copies.adopt(local, seal.move_id)
+                    move_id = seal.move_id
+            copy = Copy(incoming.directory, store, lambda here: here.own(move_id, seal.epoch))
+            self._copies.record_ahead(local, copy)  # batches that ask for the partition do not wait for the disk
             with local.mutex:
-                local.lifecycle.own(move_id, seal.epoch)
-                former, local.incoming = local.replace(incoming.directory, store), None
-                beside = [former] if former is not None else []
-                if (received := local.home / RECEIVED).exists():
-                    beside.append(received.rename(local.home / f"{move_id}-{RECEIVED}{PART}"))
+                leftovers = self._copies.install(local, copy)
                 limit = self._registry.settings.return_log_bytes_max
                 local.since = Since(
                     Kept(move_id, seal.epoch, seal.sequence), seal.digest, ChangeLog(move_id, "", seal.sequence, limit)
                 )
         self._registry.on_change(partition)
-        return beside
+        return leftovers
 
     def tidy(self, partition: PartitionId, leftovers: Iterable[Path]) -> None:
-        local = self._registry.local(partition)
-        if local.directory is not None:
-            with contextlib.suppress(FileNotFoundError):  # the partition has moved on
-                self._registry.environment.sync(
-                    [local.directory]
-                )  # makes durable that the copy is not incoming any more
-        for directory in leftovers:
-            self._registry.remove(directory)
+        self._copies.tidy(self._registry.local(partition), leftovers)
 
     def abandon(self, partition: PartitionId, move_id: str) -> None:
         """Gives an unfinished incoming move up. What was here before stays as a warm base, unless the copy is a
@@ -358,23 +337,19 @@ class Receiver:
             finally:
                 local.lifecycle.abandon(move_id)  # also where keeping fails; a no-op once it is kept
                 if local.directory != incoming.directory:
-                    self._registry.discard(incoming)
+                    self._copies.discard(incoming)
             self._registry.on_change(local.id)
 
     def _keep(self, local: LocalPartition, incoming: Incoming, seal: Seal) -> None:
         store, owner = incoming.store, seal.owner
         assert store is not None
         assert owner is not None
-        ownership = layout.Ownership(
-            self._registry.info.name, State.SEALED, seal.epoch, seal.move_id, owner.name, owner.site, owner.address
+        copy = Copy(
+            incoming.directory, store, lambda here: here.keep(incoming.move_id, seal.move_id, seal.epoch, owner)
         )
-        store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
-        local.lifecycle.keep(incoming.move_id, seal.move_id, seal.epoch, owner)
-        former = local.replace(incoming.directory, store)
+        leftovers = self._copies.install(local, copy)
         local.kept = Kept(seal.move_id, seal.epoch, seal.sequence)
-        self._registry.unmark_incoming(incoming.directory)
-        if former is not None:
-            self._registry.remove(former)
+        self._copies.tidy(local, leftovers)
 
     def _quarantine(self, incoming: Incoming) -> Path:
         """Quarantines a copy that is not what it should be, for inspection, and returns where. Only the newest are

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from stateflow.changes import ChangeSet, Mutations, net
+from stateflow.changes import ChangeSet, net
 from stateflow.errors import MoveUnknown
-from stateflow.partition import layout
 from stateflow.partition.change_feed import (
     CHANGES,
     ChangeLog,
@@ -218,19 +217,14 @@ class Sender:
 
     def seal(self, local: LocalPartition) -> None:
         """Seals: first writes the seal durably, then tells followers. Callers hold ``mutex``, with no batch running."""
-        lifecycle, target = local.lifecycle, local.lifecycle.successor
-        assert target is not None
+        lifecycle = local.lifecycle
         local.sealed_at = self._registry.clock.monotonic()
         store = self._registry.store(local)
         self._registry.settle(local)
-        epoch = lifecycle.granted
-        ownership = layout.Ownership(
-            self._registry.info.name, State.SEALED, epoch, lifecycle.move_id, target.name, target.site, target.address
-        )
-        store.apply(Mutations(puts=[(layout.OWNERSHIP, ownership.encode())]), sync=True)
+        self._registry.copies.record(lifecycle, store, lambda here: here.sealed())
         lifecycle.sealed()
         sequence = local.processor.sequence if local.processor else read_sequence(store)
-        local.kept = Kept(lifecycle.move_id, epoch, sequence)
+        local.kept = Kept(lifecycle.move_id, lifecycle.epoch, sequence)
         for changes in local.logs.values():
             if changes.base is not None:  # else the log ends when its base is known
                 self._end(local, changes, local.kept)

@@ -24,7 +24,7 @@ from stateflow.clock import Clock
 from stateflow.errors import CheckpointCorrupt, TransferCorrupt, Unavailable
 from stateflow.partition.change_feed import BaseFile
 from stateflow.partition.environment import RateLimit
-from stateflow.partition.registry import STORED
+from stateflow.partition.install import STORED
 from stateflow.replica.peers import SourceReplica
 from stateflow.types import PartitionId
 

@@ -238,7 +238,9 @@ def a_gap_that_no_client_tells_of(patch: pytest.MonkeyPatch) -> None:
 
 def what_is_damaged_is_removed(patch: pytest.MonkeyPatch) -> None:
     """A copy without CURRENT is taken for an unfinished one."""
-    patch.setattr(PartitionRegistry, "put_aside", lambda self, _partition, directory, _why: self.remove(directory))
+    patch.setattr(
+        PartitionRegistry, "put_aside", lambda self, _partition, directory, _why: self.copies.remove(directory)
+    )
 
 
 def what_is_behind_damage_in_a_log_is_dropped(patch: pytest.MonkeyPatch) -> None:

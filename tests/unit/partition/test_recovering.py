@@ -12,10 +12,10 @@ from stateflow.changes import Mutations
 from stateflow.errors import OperatorNotImportable, StateDamaged, StateMissing
 from stateflow.operator.operator import describe
 from stateflow.partition import layout
+from stateflow.partition.install import INCOMING, UNFINISHED
 from stateflow.partition.lifecycle import State
 from stateflow.partition.positions import Batch
 from stateflow.partition.processor import Applied
-from stateflow.partition.registry import INCOMING, UNFINISHED
 from stateflow.partition.replica import ReplicaNode
 from stateflow.settings import ReplicaSettings
 from stateflow.storage import RocksEngine
