@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 
 import grpc.aio
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
-from reconfig.controller.folds import Outcome
+from reconfig.controller.folds import Home, Outcome
 from reconfig.controller.members import Members
-from reconfig.controller.roster import Home
 from reconfig.controller.takeovers import Takeovers
 from reconfig.decisions.capacity import Offer, lacks, no_room_for, place
 from reconfig.decisions.sweeps import Begin, Chore, Plan
@@ -100,13 +99,13 @@ class Agents:
     async def _register(self, beat: Beat, adopted: str) -> None:
         name, home = beat.agent.name, Home(beat.directory.id, beat.directory.place)
         self._check_name(name, home)
-        await self._context.record(ClusterState.register_agent, beat.agent, home)
+        await self._context.record(steps.register_agent, beat.agent, home)
         self._context.check_leads()
         if adopted:  # replicas that the lost ledger wanted there go on
             known = self._cluster.roster.spawned
             mine = [child.spawned for child in beat.children if child.spawned.replica not in known]
             if mine:
-                await self._context.record(ClusterState.spawn, [replace(each, agent=name) for each in mine])
+                await self._context.record(steps.spawn, [replace(each, agent=name) for each in mine])
         session = beat.incarnation
         if self._members.session(name) != session:
             log.info("agent %s at %s (%s) registered", name, beat.agent.site, beat.agent.address)
@@ -177,7 +176,7 @@ class Agents:
                     "start the agent with its data directory and drain the replica, or wait until its partitions are "
                     "taken over",
                 )
-            await self._context.record(ClusterState.dismiss, name)
+            await self._context.record(steps.dismiss, name)
             self._members.forget(name)
             self._beats.pop(name, None)
         log.warning("agent %s forgotten", name)
@@ -200,7 +199,7 @@ class Agents:
                 wanted.append(
                     Spawned(replica, agent, True, 1, request.workers, request.weight, request.memory_bytes),
                 )
-            await self._context.record(ClusterState.spawn, wanted)
+            await self._context.record(steps.spawn, wanted)
         for each in wanted:
             log.info("replica %s assigned to agent %s", each.replica, each.agent)
         return wanted
@@ -237,7 +236,7 @@ class Agents:
     def _free_name(self, agent: str, taken: Iterable[str]) -> str:
         """Returns a name that no replica ever had, as the data directory of a former one may still be there."""
         cluster = self._cluster
-        used = {*taken, *cluster.roster.spawn_orders, *map(node_of, cluster.roster.registrations)}
+        used = {*taken, *map(node_of, cluster.names_used())}
         number = 0
         while f"{agent}-{number}" in used:
             number += 1
@@ -274,7 +273,7 @@ class Agents:
 
     async def _command(self, wanted: Spawned) -> Spawned:
         wanted = replace(wanted, generation=wanted.generation + 1)
-        await self._context.record(ClusterState.spawn, [wanted])
+        await self._context.record(steps.spawn, [wanted])
         return wanted
 
     def _spawned(self, replica: str) -> Spawned:

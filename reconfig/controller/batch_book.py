@@ -15,9 +15,8 @@ from typing import Any
 from reconfig.decisions.plan import NONE, Limits
 from reconfig.decisions.work import Change, PlannedMove, PlannedRestore, ReconfigurationState, to_payload
 from stateflow.errors import MoveCancelled
-from stateflow.ledger import App, Entry, Record, RecordState
 from stateflow.ledger.batches import RECORD_STATE, BatchStatus, EntityStatus, worked_us
-from stateflow.ledger.records import Kind
+from stateflow.ledger.records import App, Entry, Kind, Record, RecordState
 from stateflow.ledger.rules import path
 
 APP = App("reconfig.controller", "1")
@@ -81,8 +80,8 @@ class Recorded:
     """A reconfiguration: when it was planned, and its moves in the order of the plan, each with its newest record.
 
     ``stood_ms``: milliseconds for which its operator was stopped; None: it was not, or still is. ``batch``: None: an
-    earlier version planned it. ``edits``: number of records that changed its limits. ``cancelled``: by command.
-    ``by``: author of the plan, see :func:`reconfig.controller.context.author`.
+    earlier version planned it. ``cancelled``: by command. ``by``: author of the plan, see
+    :func:`reconfig.controller.context.author`.
     """
 
     created_us: int
@@ -90,7 +89,6 @@ class Recorded:
     stood_ms: float | None = None
     batch: Batch | None = None
     limits: Limits = NONE
-    edits: int = 0
     cancelled: bool = False
     by: str = ""
 

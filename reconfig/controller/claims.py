@@ -11,9 +11,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
-from reconfig.controller.roster import Home
+from reconfig.controller.folds import Home
 from reconfig.decisions import adoption
 from reconfig.decisions.adoption import Claim, Found, Held, claimants
 from stateflow.clock import Clock
@@ -237,16 +237,16 @@ class Adopter:
         context = self._context
         claims = [claimant.claim for claimant in there]
         for claimant in there:
-            await context.record(ClusterState.register, claimant.info, claimant.home)
+            await context.record(steps.register, claimant.info, claimant.home)
             context.members.expect(claimant.info.name)
         for each in found:
             assert each.spec is not None
-            await context.record(ClusterState.adopt, each.spec, adoption.assignment(each, claims), each.granted)
+            await context.record(steps.adopt, each.spec, adoption.assignment(each, claims), each.granted)
             log.warning(
                 "operator %s adopted: %d partitions, %d missing", each.operator, len(each.owners), len(each.missing)
             )
         for ledger in sorted({claim.ledger for claim in claims} - {"", context.ledger_id}):
-            await context.record(ClusterState.adopt_ledger, ledger)
+            await context.record(steps.adopt_ledger, ledger)
             log.warning("replicas of ledger %s now belong to ledger %s", ledger, context.ledger_id)
 
 

@@ -1,5 +1,9 @@
 """The controller's durable state: a fold over the ledger's records.
 
+There is one fold, :data:`EVENTS`: at the start, while leading and in a follower, a record changes the state as the
+table says for the kind of its item, and nothing else does. What is recorded is decided in
+:mod:`reconfig.controller.steps`. The module does no I/O.
+
 ==============================  ============================================================================
 item                            records
 ==============================  ============================================================================
@@ -58,24 +62,20 @@ item                            records
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from reconfig.controller.batch_book import APP, Batch, Recorded, because, begun, ended, entry, retaken, taken_up
-from reconfig.controller.folds import JobBook, Outcome, RestoreBook, SweepBook
-from reconfig.controller.roster import Home, Roster
+from reconfig.controller.batch_book import APP, Batch, Recorded, because
+from reconfig.controller.folds import JobBook, RestoreBook, Roster, SweepBook
 from reconfig.decisions.failover import Failover, Failovers
-from reconfig.decisions.jobs import Job, Run, RunState, Stage
 from reconfig.decisions.joining import AutopilotSettings
 from reconfig.decisions.plan import Limits, limits_of
-from reconfig.decisions.sweeps import Chore, Maintenance, Plan
-from reconfig.decisions.work import Change, Planned, PlannedMove, PlannedRestore, PlannedStandby, planned_of, to_payload
+from reconfig.decisions.work import Change, Planned, PlannedMove, PlannedStandby, planned_of
 from stateflow.assignment import Assignment
-from stateflow.errors import REPORT_LINE, InvariantBroken, LeaseLost, Locked, OperatorNotDeployed, WriteUncertain
-from stateflow.fleet import AgentInfo, Spawned
-from stateflow.ledger import Entry, Ledger, Record, RecordState
+from stateflow.errors import REPORT_LINE, InvariantBroken, OperatorNotDeployed
 from stateflow.ledger.batches import BatchStatus
+from stateflow.ledger.records import Record, RecordState
 from stateflow.transitions import check
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
@@ -115,14 +115,15 @@ class OpenMove:
 
 @dataclass(slots=True)
 class ClusterState:
-    """The cluster's state: folded from the ledger on start; afterwards each step appends records and folds them. Not
-    thread-safe.
+    """The cluster's state, folded from the ledger. Not thread-safe.
 
-    ``on_record`` is called with every appended record: a second state that folds these equals this one.
+    ``now_us``: the ledger's clock. ``numbers``: number of the newest item of each series, such as those of one replica,
+    see :class:`Event`.
     """
 
-    ledger: Ledger
+    now_us: Callable[[], int]
     newest: int = 0  # id of the newest folded record, including those of other applications
+    numbers: dict[tuple[str, str], int] = field(default_factory=dict)  # by series and name
     roster: Roster = field(default_factory=Roster)
     deployed: dict[str, Deployed] = field(default_factory=dict)
     #: deployments that are planned but not finished
@@ -133,97 +134,19 @@ class ClusterState:
     #: reconfigurations, the one of the newest record last; without standbys
     history: dict[str, Recorded] = field(default_factory=dict)
     undeployed: dict[str, int] = field(default_factory=dict)  # operator → newest epoch of the former deployment
-    upgrades: dict[str, int] = field(default_factory=dict)  # number of upgrades by operator
     versions_us: dict[str, int] = field(default_factory=dict)  # time of each name's newest spec, even if undeployed
     epochs_granted: dict[PartitionId, int] = field(default_factory=dict)
     standbys: dict[str, int] = field(default_factory=dict)  # operator → standbys wanted
-    standby_orders: int = 0
     failovers: Failovers = field(default_factory=Failovers)
-    site_orders: int = 0
-    retargets: dict[str, int] = field(default_factory=dict)  # number of records, by the move's item
     paused: set[str] = field(default_factory=set)  # reconfigurations
-    pauses: dict[str, int] = field(default_factory=dict)  # number of records, by reconfiguration
     autopilot: AutopilotSettings = field(default_factory=AutopilotSettings)
-    autopilot_orders: int = 0
     jobs: JobBook = field(default_factory=JobBook)
     sweeps: SweepBook = field(default_factory=SweepBook)
     adopted: set[str] = field(default_factory=set)  # ids of ledgers
     distrusted: set[str] = field(default_factory=set)  # moves whose source must not serve the partition it sealed
     #: epochs that replicas report and the ledger does not know, e.g. because it is an older copy
     epochs_seen: dict[PartitionId, int] = field(default_factory=dict)
-    on_record: Callable[[Record], None] | None = None
-    term: int | None = None  # term in which it writes
-    author: str = ""  # author of what is written now; empty: this controller decided
-    #: raises if nothing may be written any more, as no controller would carry out what was decided
-    check: Callable[[], None] = lambda: None
-    unsure: WriteUncertain | None = None  # set: this state may differ from the ledger, and must not be acted on
     validated: bool = False  # invariants are checked after each record, see :mod:`stateflow.transitions`
-
-    @classmethod
-    def read(
-        cls, ledger: Ledger, mirror: ClusterState | None = None, term: int | None = None, validated: bool = False
-    ) -> ClusterState:
-        """Reads the ledger. ``mirror``: an empty state that folds the same records."""
-        cluster = cls(ledger, term=term, validated=validated)
-        for record in ledger.records(archived=True):
-            cluster.fold(record)
-            if mirror is not None:
-                mirror.fold(record)
-        return cluster
-
-    def _append(self, item: str, state: RecordState, previous: Record | None, payload: Any = None) -> Record:
-        return self._write(entry(item, state, previous, payload))[-1]
-
-    def now_us(self) -> int:
-        return self.ledger.clock.now_us()
-
-    def _write(self, *entries: Entry) -> list[Record]:
-        """Appends all records of a step in one transaction and folds them: a step that failed was not begun, and can be
-        taken again. Raises WriteUncertain if the outcome is not known, and on every later write."""
-        if self.unsure is not None:
-            raise self.unsure
-        if not entries:
-            return []
-        try:
-            records = self.ledger.append(entries, lambda _: self.check(), self.term, self.author)
-        except WriteUncertain as error:
-            self.unsure = error
-            raise
-        for record in records:
-            self.fold(record)
-            if self.on_record is not None:
-                self.on_record(record)
-        return records
-
-    def _plan(self, *plans: tuple[str, Any]) -> Record:
-        """Records items, given as (item, payload), as planned and under way."""
-        entries = []
-        for item, payload in plans:
-            new = entry(item, RecordState.NEW, None, payload)
-            entries += [new, entry(item, RecordState.PROCESSING, new)]
-        return self._write(*entries)[-1]
-
-    def _end(self, record: Record, state: RecordState, payload: Any = None, with_it: Sequence[Entry] = ()) -> None:
-        """Records the end of an item, and the entries ``with_it`` that follow. An item that has not begun is begun
-        first.
-
-        If a person has resolved any of these items by hand meanwhile, they are taken up again and ended as well, as
-        the records must say what has happened.
-        """
-        item, schema = record.item_id, record.payload_schema
-        begun = [taken_up(record)] if record.state is RecordState.NEW else []
-        here = [*begun, entry(item, state, begun[0] if begun else record, payload, schema)]
-        try:
-            self._write(*here, *with_it)
-        except LeaseLost as lost:
-            again, anew = retaken(here[-1:]), retaken(with_it)
-            for entries in ([*again, *with_it], [*here, *anew], [*again, *anew]):
-                try:
-                    self._write(*entries)
-                    return
-                except (LeaseLost, Locked):
-                    continue  # an item that was not resolved cannot be taken up again
-            raise lost
 
     def fold(self, record: Record) -> None:
         """Folds a record of the ledger. Records of other applications in a shared ledger change nothing."""
@@ -231,9 +154,20 @@ class ClusterState:
         if record.app.name != APP.name:
             return
         kind, _, rest = record.item_id.partition("/")
-        FOLDS[kind](self, rest, record)
+        event = EVENTS[kind]
+        if event.series:
+            name, _, number = rest.rpartition("/")
+            series = event.series_of(name)
+            # counted, as registrations of early versions end in a random word
+            self.numbers[series] = max(self.numbers.get(series, 0) + 1, int(number) if number.isdecimal() else 0)
+        event.fold(self, rest, record)
         if self.validated:
             check(self)
+
+    def next_item(self, kind: str, name: str = "") -> str:
+        """Returns the next item of a numbered kind."""
+        number = self.numbers.get(EVENTS[kind].series_of(name), 0) + 1
+        return f"{kind}/{name}/{number}" if name else f"{kind}/{number}"
 
     def validate(self) -> None:
         """Checks the invariants. Raises InvariantBroken in a state that only a bug leads to."""
@@ -292,16 +226,6 @@ class ClusterState:
 
     # -- replicas -----------------------------------------------------------------------------------------
 
-    def register(self, info: ReplicaInfo, home: Home) -> None:
-        self._write(*self.roster.registered(info, home))
-
-    def replace(self, name: str, directory: str) -> None:
-        """Gives a replica's name to another data directory."""
-        self._write(self.roster.replaced(name, directory))
-
-    def forget(self, name: str) -> None:
-        self._write(self.roster.forgotten(name))
-
     def is_free(self, name: str) -> bool:
         """Tells whether no partition is assigned to the replica, or on its way to or from it."""
         plans = [deployed.assignment for deployed, _ in self.planned.values()]
@@ -314,51 +238,23 @@ class ClusterState:
             or any(name in (restore.owner, restore.target) for restore in restores)
         )
 
-    # -- agents -------------------------------------------------------------------------------------------
+    def names_used(self) -> set[str]:
+        """Returns the names of all replicas that ever registered or were wanted of an agent."""
+        return {name for series, name in self.numbers if series in ("replica", "spawn")}
 
-    def register_agent(self, info: AgentInfo, home: Home) -> None:
-        self._write(*self.roster.agent_registered(info, home))
-
-    def dismiss(self, name: str) -> None:
-        """Forgets an agent, and the replicas that it should have."""
-        self._write(self.roster.dismissed(name))
-
-    def spawn(self, wanted: Iterable[Spawned]) -> None:
-        """Records what is wanted of replicas of agents, all in one transaction."""
-        self._write(*map(self.roster.spawning, wanted))
+    def maintained(self) -> set[str]:
+        """Returns the nodes that are in maintenance now."""
+        now = self.now_us()
+        return {node for node, each in self.roster.maintenance.items() if each.lasts(now)}
 
     # -- operators ----------------------------------------------------------------------------------------
 
-    def plan_deployment(self, spec: OperatorSpec, owners: dict[int, str], sites: Collection[str] = ()) -> Record:
-        placed = [owners[p] for p in range(spec.partitions)]
-        payload = {"spec": _spec_payload(spec), "owners": placed, "sites": list(sites)}
-        burnt = self.undeployed.get(spec.name)
-        return self._plan((f"operator/{spec.name}" + ("" if burnt is None else f"/{burnt + 1}"), payload))
-
-    def upgrade(self, spec: OperatorSpec) -> None:
-        """Records another version of a deployed operator, which holds for all its partitions from now on."""
-        number = self.upgrades.get(spec.name, 0) + 1
-        self._append(f"upgrade/{spec.name}/{number}", RecordState.NEW, None, {"spec": _spec_payload(spec)})
-
     def _fold_upgrade(self, rest: str, record: Record) -> None:
-        name, _, number = rest.rpartition("/")
-        self.upgrades[name] = int(number)
+        name = rest.rpartition("/")[0]
         self.deployed[name].follow(self._spec_of(name, record))
 
-    def confine(self, name: str, sites: Collection[str]) -> None:
-        self._append(f"sites/{name}/{self.site_orders + 1}", RecordState.NEW, None, {"sites": list(sites)})
-
     def _fold_sites(self, rest: str, record: Record) -> None:
-        name, _, number = rest.rpartition("/")
-        self.site_orders = max(self.site_orders, int(number))
-        self.deployed[name].sites = tuple(record.payload["sites"])
-
-    def finish_deployment(self, planned: Record) -> None:
-        self._end(planned, RecordState.PROCESSED)
-
-    def fail_deployment(self, planned: Record, error: dict[str, Any]) -> None:
-        """Records that a deployment failed. No replica owns the partitions that were created."""
-        self._end(planned, RecordState.FAILED, {"error": error})
+        self.deployed[rest.rpartition("/")[0]].sites = tuple(record.payload["sites"])
 
     def _fold_operator(self, rest: str, record: Record) -> None:
         name, _, epoch = rest.partition("/")
@@ -389,14 +285,6 @@ class ClusterState:
         """Returns the newest epoch at which any partition of an operator is owned or was ever granted."""
         return max(self.next_epoch(PartitionId(name, p)) for p in range(self.operator(name).spec.partitions)) - 1
 
-    def undeploy(self, name: str, epoch: int) -> None:
-        """Records that an operator is undeployed.
-
-        Args:
-            epoch: see :meth:`newest_epoch`.
-        """
-        self._append(f"undeploy/{name}/{epoch}", RecordState.NEW, None, {})
-
     def _fold_undeploy(self, rest: str, record: Record) -> None:
         name, _, epoch = rest.rpartition("/")
         del self.deployed[name]
@@ -405,25 +293,6 @@ class ClusterState:
         self.sweeps.undeployed(name)
         self.undeployed[name] = int(epoch)
 
-    def adopt(self, spec: OperatorSpec, owners: Mapping[int, tuple[str, int]], granted: Mapping[int, int]) -> None:
-        """Records an operator as replicas have it.
-
-        Args:
-            owners: (replica, epoch) by partition.
-            granted: the newest epoch that counts as granted, by partition.
-        """
-        numbers = range(spec.partitions)
-        replicas = sorted({name for name, _ in owners.values()})
-        index = {name: number for number, name in enumerate(replicas)}
-        payload = {
-            "spec": _spec_payload(spec),
-            "replicas": replicas,
-            "owners": [index[owners[p][0]] for p in numbers],
-            "epochs": [owners[p][1] for p in numbers],
-            "granted": [granted[p] for p in numbers],
-        }
-        self._append(f"adopt/{spec.name}", RecordState.NEW, None, payload)
-
     def _fold_adopt(self, name: str, record: Record) -> None:
         fields = record.payload
         owners = tuple(fields["replicas"][number] for number in fields["owners"])
@@ -431,10 +300,6 @@ class ClusterState:
         self.undeployed.pop(name, None)  # this ledger's epochs say nothing about those that another ledger granted
         self.deployed[name] = Deployed(self._spec_of(name, record), assignment)
         self.epochs_granted |= {PartitionId(name, p): epoch for p, epoch in enumerate(fields["granted"])}
-
-    def adopt_ledger(self, ledger: str) -> None:
-        if ledger not in self.adopted:
-            self._append(f"adopted/{ledger}", RecordState.NEW, None, {})
 
     def _fold_adopted(self, ledger: str, record: Record) -> None:
         self.adopted.add(ledger)
@@ -483,27 +348,8 @@ class ClusterState:
             if not isinstance(open_move.planned, PlannedStandby):
                 yield open_move.planned
 
-    def plan_move(self, move: Planned) -> None:
-        self.plan_moves([move])
-
-    def plan_moves(self, moves: Iterable[Planned]) -> None:
-        """Records a plan in one transaction. Standbys are in no batch, as they do not end."""
-        moves = list(moves)
-        entries = begun([move for move in moves if not isinstance(move, PlannedStandby)], self.now_us())
-        for copy in moves:
-            if isinstance(copy, PlannedStandby):
-                new = entry(copy.item_id, RecordState.NEW, None, to_payload(copy))
-                entries += [new, taken_up(new)]
-        self._write(*entries)
-
-    def retarget(self, move: PlannedMove, target: str, reason: str) -> None:
-        """Gives a move that has not begun another target. ``reason``: for people."""
-        number = self.retargets.get(move.item_id, 0) + 1
-        self._append(f"retarget/{move.item_id}/{number}", RecordState.NEW, None, {"target": target, "reason": reason})
-
     def _fold_retarget(self, rest: str, record: Record) -> None:
-        item, _, number = rest.rpartition("/")
-        self.retargets[item] = int(number)
+        item = rest.rpartition("/")[0]
         open_move = self.open_moves[item]
         assert isinstance(open_move.planned, PlannedMove)
         planned = replace(
@@ -514,34 +360,6 @@ class ClusterState:
         open_move.planned = planned
         recorded = self.history[planned.reconfiguration]
         recorded.moves[item] = planned, recorded.moves[item][1]
-
-    def begin_moves(self, moves: Iterable[Planned]) -> None:
-        """Records that the turn of these moves has come. Skips moves that have begun already, or ended."""
-        waiting = [self.open_moves[move.item_id].record for move in moves if move.item_id in self.open_moves]
-        entries = [taken_up(record) for record in waiting if record.state is RecordState.NEW]
-        if entries:
-            self._write(*entries)
-
-    def grant(self, move: Planned) -> None:
-        """Grants an epoch to a move. Raises Locked if the epoch was granted to another move."""
-        item = f"grant/{move.partition.operator}/{move.partition.partition}/{move.granted_epoch}"
-        self._append(item, RecordState.NEW, None, {"move": move.item_id, "target": move.target})
-
-    def move_owned(self, move: Planned, report: dict[str, Any]) -> None:
-        payload = {"epoch": move.granted_epoch, "owner": move.target, "report": report}
-        self._end_move(move, RecordState.PROCESSED, payload)
-
-    def move_aborted(self, move: Planned, error: dict[str, Any], report: dict[str, Any]) -> None:
-        self._end_move(move, RecordState.FAILED, {"error": error, "report": report})
-
-    def _end_move(self, move: Planned, state: RecordState, payload: dict[str, Any]) -> None:
-        """Ends a move, and with the last move its batch."""
-        record, recorded = self.open_moves[move.item_id].record, self.history.get(move.reconfiguration)
-        over: list[Entry] = []
-        if recorded is not None and recorded.batch is not None and recorded.is_last(move.item_id):
-            status = BatchStatus.CANCELLED if recorded.cancelled else BatchStatus.DONE
-            over = recorded.batch.to(status, self.now_us())
-        self._end(record, state, ended(record, payload, state), over)
 
     def _fold_move(self, rest: str, record: Record) -> None:
         match record.state:
@@ -573,33 +391,6 @@ class ClusterState:
             recorded.moves[record.item_id] = planned, record
             self.history[planned.reconfiguration] = recorded
 
-    # -- restores -----------------------------------------------------------------------------------------
-
-    def plan_restores(self, restores: Iterable[PlannedRestore]) -> None:
-        """Records a plan of restores in one transaction."""
-        self._write(*self.restores.planned(restores, self.now_us()))
-
-    def restore_owned(self, restore: PlannedRestore, epoch: int, report: dict[str, Any]) -> None:
-        payload = {"epoch": epoch, "owner": restore.target, "report": report}
-        self._end(*self._ends(restore, RecordState.PROCESSED, payload))
-
-    def restore_failed(self, restore: PlannedRestore, granted: int, error: dict[str, Any]) -> None:
-        """Records that a restore failed.
-
-        Args:
-            granted: the epoch for which the owner was asked to stop; 0: it was not asked.
-        """
-        self._end(*self._ends(restore, RecordState.FAILED, {"error": error, "granted": granted}))
-
-    def _ends(
-        self, restore: PlannedRestore, state: RecordState, payload: dict[str, Any]
-    ) -> tuple[Record, RecordState, dict[str, Any], list[Entry]]:
-        record, payload, over = self.restores.ends(restore, state, payload, self.now_us())
-        return record, state, payload, over
-
-    def call_off_restore(self, restore_id: str) -> None:
-        self._write(*self.restores.called_off(restore_id))
-
     def _fold_restore(self, rest: str, record: Record) -> None:
         restore = self.restores.fold_one(record)
         partition, granted = restore.partition, self.epochs_granted.get(restore.partition, 0)
@@ -612,71 +403,18 @@ class ClusterState:
             deployed.assignment = deployed.assignment.moved(partition.partition, restore.target, epoch)
             self.sweeps.restored(partition)
 
-    # -- standbys -----------------------------------------------------------------------------------------
-
-    def want_standbys(self, operator: str, count: int) -> None:
-        if self.standbys.get(operator, 0) != count:
-            item = f"standbys/{operator}/{self.standby_orders + 1}"
-            self._append(item, RecordState.NEW, None, {"count": count})
+    # -- orders -------------------------------------------------------------------------------------------
 
     def _fold_standbys(self, rest: str, record: Record) -> None:
-        operator, _, number = rest.rpartition("/")
-        self.standbys[operator] = record.payload["count"]
-        self.standby_orders = max(self.standby_orders, int(number))
-
-    def order_failover(self, operator: str, failover: Failover) -> None:
-        if self.failovers.is_manual(operator) is not (failover is Failover.MANUAL):
-            item = f"failover/{operator}/{self.failovers.count + 1}"
-            self._append(item, RecordState.NEW, None, {"failover": failover.value})
+        self.standbys[rest.rpartition("/")[0]] = record.payload["count"]
 
     def _fold_failover(self, rest: str, record: Record) -> None:
         self.failovers.order(rest.rpartition("/")[0], Failover(record.payload["failover"]))
 
-    def maintain(self, node: str, maintenance: Maintenance | None) -> None:
-        """Records a node's maintenance; None: it has ended."""
-        self._write(self.roster.maintaining(node, maintenance))
-
-    def maintained(self) -> set[str]:
-        """Returns the nodes that are in maintenance now."""
-        now = self.now_us()
-        return {node for node, each in self.roster.maintenance.items() if each.lasts(now)}
-
-    def order_autopilot(self, orders: AutopilotSettings) -> None:
-        if orders != self.autopilot:
-            item = f"autopilot/{self.autopilot_orders + 1}"
-            self._append(item, RecordState.NEW, None, orders.to_dict())
-
     def _fold_autopilot(self, rest: str, record: Record) -> None:
         self.autopilot = AutopilotSettings.of(record.payload)
-        self.autopilot_orders = max(self.autopilot_orders, int(rest))
 
-    # -- jobs ---------------------------------------------------------------------------------------------
-
-    def define_job(self, name: str, job: Job | None) -> None:
-        """Records a job's definition; None: the job is deleted."""
-        item = f"job/{name}/{self.jobs.orders.get(name, 0) + 1}"
-        self._append(item, RecordState.NEW, None, {} if job is None else job.to_payload())
-
-    def begin_run(self, job: str, at_us: int, operators: Collection[str] = ()) -> Run:
-        """Begins a run of a job.
-
-        Args:
-            operators: the operators that the run has a stage for.
-
-        Raises IllegalRecord if a run for that time was begun before.
-        """
-        self._plan((f"run/{job}/{at_us}", {"operators": list(operators)}))
-        return self.jobs.runs[job][-1]
-
-    def end_stage(self, run: Run, stage: Stage) -> Run:
-        payload = {"reconfigurations": list(stage.reconfigurations)} | ({"error": stage.error} if stage.error else {})
-        self._append(f"stage/{run.id}/{stage.operator}", RecordState.NEW, None, payload)
-        return self.jobs.run(run.id)
-
-    def end_run(self, run: Run, state: RunState, reconfigurations: Collection[str], note: str) -> None:
-        to = RecordState.PROCESSED if state is RunState.PROCESSED else RecordState.FAILED
-        payload = {"reconfigurations": list(reconfigurations), "note": note}
-        self._end(self.jobs.records[run.item_id], to, payload)
+    # -- reconfigurations ---------------------------------------------------------------------------------
 
     def begun_by(self, mark: str) -> list[str]:
         """Returns the reconfigurations whose moves carry the mark of a job's run."""
@@ -689,32 +427,6 @@ class ClusterState:
             )
         ]
 
-    # -- sweeps -------------------------------------------------------------------------------------------
-
-    def plan_sweep(self, sweep_id: str, plan: Plan) -> None:
-        self._write(*self.sweeps.planned(sweep_id, plan, self.now_us()))
-
-    def begin_swept(self, sweep_id: str, node: str) -> bool:
-        """Records that a node of a sweep begins; for a restart, also the command to its agent. Returns False if the
-        node must not begin any more."""
-        begun = self.sweeps.begun(sweep_id, node)
-        if begun is None:
-            return False
-        restarted: list[Entry] = []
-        if self.sweeps.there[sweep_id].chore is Chore.RESTART:
-            spawned = self.roster.spawned[node]
-            restarted = [self.roster.spawning(replace(spawned, generation=spawned.generation + 1))]
-        self._write(begun, *restarted)
-        return True
-
-    def end_swept(self, sweep_id: str, node: str, outcome: Outcome, ms: int) -> None:
-        self._write(*self.sweeps.ended(sweep_id, node, outcome, ms, self.now_us()))
-
-    def call_off_sweep(self, sweep_id: str) -> None:
-        self._write(*self.sweeps.called_off(sweep_id, self.now_us()))
-
-    # -- batches ------------------------------------------------------------------------------------------
-
     def _fold_reconfiguration(self, reconfiguration: str, record: Record) -> None:
         recorded = self.history.setdefault(reconfiguration, Recorded(record.timestamp_us, by=record.author))
         if recorded.batch is None:
@@ -723,46 +435,15 @@ class ClusterState:
         is_paused = recorded.batch.status is BatchStatus.PAUSED
         (self.paused.add if is_paused else self.paused.discard)(reconfiguration)
 
-    def pause(self, reconfiguration: str, paused: bool) -> None:
-        """Pauses a reconfiguration or lets it go on. Does nothing if it has ended."""
-        recorded = self.history.get(reconfiguration)
-        if (reconfiguration in self.paused) == paused or (recorded is not None and recorded.state.over):
-            return
-        if recorded is not None and recorded.batch is not None:
-            status = BatchStatus.PAUSED if paused else BatchStatus.IN_PROGRESS
-            self._write(*recorded.batch.to(status, self.now_us()))
-        else:  # an earlier version began it
-            item = f"pause/{reconfiguration}/{self.pauses.get(reconfiguration, 0) + 1}"
-            self._append(item, RecordState.NEW, None, {"paused": paused})
-
     def _fold_pause(self, rest: str, record: Record) -> None:
-        reconfiguration, _, number = rest.rpartition("/")
-        self.pauses[reconfiguration] = int(number)
+        reconfiguration = rest.rpartition("/")[0]
         (self.paused.add if record.payload["paused"] else self.paused.discard)(reconfiguration)
 
-    def edit(self, reconfiguration: str, limits: Limits) -> None:
-        recorded = self.history[reconfiguration]
-        if limits != recorded.limits:
-            item = f"edit/{reconfiguration}/{recorded.edits + 1}"
-            self._append(item, RecordState.NEW, None, limits.to_payload())
-
     def _fold_edit(self, rest: str, record: Record) -> None:
-        reconfiguration, _, number = rest.rpartition("/")
-        recorded = self.history[reconfiguration]
-        recorded.limits, recorded.edits = Limits.of(record.payload), int(number)
-
-    def cancel(self, reconfiguration: str) -> None:
-        """Records that moves of a reconfiguration that are not fenced yet must be rolled back, by this controller or
-        a later one. Does nothing if the reconfiguration has ended."""
-        recorded = self.history.get(reconfiguration)
-        if recorded is not None and not recorded.cancelled and not recorded.state.over:
-            self._append(f"cancel/{reconfiguration}", RecordState.NEW, None, {})
+        self.history[rest.rpartition("/")[0]].limits = Limits.of(record.payload)
 
     def _fold_cancel(self, reconfiguration: str, record: Record) -> None:
         self.history[reconfiguration].cancelled = True
-
-    def operator_downtime(self, reconfiguration: str, ms: float) -> None:
-        self._append(f"stood/{reconfiguration}", RecordState.NEW, None, {"ms": ms})
 
     def _fold_downtime(self, reconfiguration: str, record: Record) -> None:
         self.history[reconfiguration].stood_ms = record.payload["ms"]
@@ -773,49 +454,61 @@ class ClusterState:
         self.open_moves[record.payload["move"]].granted = True
 
 
-def _spec_payload(spec: OperatorSpec) -> dict[str, Any]:
-    fields = spec.to_json()
-    del fields["name"]  # the item has it
-    return fields
+class Event(NamedTuple):
+    """A kind of item: the fold of its records, and the numbers of its items.
+
+    ``series``: items of the kind end in a number, by which a later one has another name; kinds of one series are
+    numbered together. Empty: they are not numbered. ``of_each``: each name has numbers of its own; otherwise all names
+    of the series are numbered together.
+    """
+
+    fold: Callable[[ClusterState, str, Record], None]
+    series: str = ""
+    of_each: bool = True
+
+    def series_of(self, name: str) -> tuple[str, str]:
+        return self.series, name if self.of_each else ""
 
 
-#: folds of records, by the kind of their item
-FOLDS: Mapping[str, Callable[[ClusterState, str, Record], None]] = {
-    "replica": lambda cluster, rest, record: cluster.roster.fold_replica(rest, record),
-    "directory": lambda cluster, rest, record: cluster.roster.fold_directory(rest, record),
-    "forget": lambda cluster, rest, record: cluster.roster.fold_forget(rest, record),
-    "operator": ClusterState._fold_operator,
-    "upgrade": ClusterState._fold_upgrade,
-    "sites": ClusterState._fold_sites,
-    "undeploy": ClusterState._fold_undeploy,
-    "move": ClusterState._fold_move,
-    "restore": ClusterState._fold_restore,
-    "restores": lambda cluster, rest, record: cluster.restores.fold_batch(rest, record),
-    "unrestore": lambda cluster, rest, record: cluster.restores.fold_called_off(rest, record),
-    "grant": ClusterState._fold_grant,
-    "adopt": ClusterState._fold_adopt,
-    "adopted": ClusterState._fold_adopted,
-    "standbys": ClusterState._fold_standbys,
-    "failover": ClusterState._fold_failover,
-    "reconfiguration": ClusterState._fold_reconfiguration,
-    "retarget": ClusterState._fold_retarget,
-    "pause": ClusterState._fold_pause,
-    "edit": ClusterState._fold_edit,
-    "cancel": ClusterState._fold_cancel,
-    "stood": ClusterState._fold_downtime,
-    "agent": lambda cluster, rest, record: cluster.roster.fold_agent(rest, record),
-    "dismiss": lambda cluster, rest, record: cluster.roster.fold_dismiss(rest, record),
-    "spawn": lambda cluster, rest, record: cluster.roster.fold_spawn(rest, record),
-    "autopilot": ClusterState._fold_autopilot,
-    "maintenance": lambda cluster, rest, record: cluster.roster.fold_maintenance(rest, record),
-    "job": lambda cluster, rest, record: cluster.jobs.fold_job(rest, record),
-    "run": lambda cluster, rest, record: cluster.jobs.fold_run(rest, record),
-    "stage": lambda cluster, rest, record: cluster.jobs.fold_stage(rest, record),
-    "roll": lambda cluster, rest, record: cluster.sweeps.fold_sweep(rest, record),
-    "rolled": lambda cluster, rest, record: cluster.sweeps.fold_task(rest, record),
-    "unroll": lambda cluster, rest, record: cluster.sweeps.fold_called_off(rest, record),
-    "sweep": lambda cluster, rest, record: cluster.sweeps.fold_sweep(rest, record),
-    "swept": lambda cluster, rest, record: cluster.sweeps.fold_task(rest, record),
-    "unsweep": lambda cluster, rest, record: cluster.sweeps.fold_called_off(rest, record),
-    "controller": lambda *_: None,
+#: the fold of the ledger: what a record changes, by the kind of its item
+EVENTS: Mapping[str, Event] = {
+    "replica": Event(lambda cluster, rest, record: cluster.roster.fold_replica(rest, record), "replica"),
+    "directory": Event(lambda cluster, rest, record: cluster.roster.fold_directory(rest, record), "replica"),
+    "forget": Event(lambda cluster, rest, record: cluster.roster.fold_forget(rest, record), "replica"),
+    "operator": Event(ClusterState._fold_operator),
+    "upgrade": Event(ClusterState._fold_upgrade, "upgrade"),
+    "sites": Event(ClusterState._fold_sites, "sites", of_each=False),
+    "undeploy": Event(ClusterState._fold_undeploy),
+    "move": Event(ClusterState._fold_move),
+    "restore": Event(ClusterState._fold_restore),
+    "restores": Event(lambda cluster, rest, record: cluster.restores.fold_batch(rest, record)),
+    "unrestore": Event(lambda cluster, rest, record: cluster.restores.fold_called_off(rest, record)),
+    "grant": Event(ClusterState._fold_grant),
+    "adopt": Event(ClusterState._fold_adopt),
+    "adopted": Event(ClusterState._fold_adopted),
+    "standbys": Event(ClusterState._fold_standbys, "standbys", of_each=False),
+    "failover": Event(ClusterState._fold_failover),
+    "reconfiguration": Event(ClusterState._fold_reconfiguration),
+    "retarget": Event(ClusterState._fold_retarget, "retarget"),
+    "pause": Event(ClusterState._fold_pause, "pause"),
+    "edit": Event(ClusterState._fold_edit, "edit"),
+    "cancel": Event(ClusterState._fold_cancel),
+    "stood": Event(ClusterState._fold_downtime),
+    "agent": Event(lambda cluster, rest, record: cluster.roster.fold_agent(rest, record), "agent"),
+    "dismiss": Event(lambda cluster, rest, record: cluster.roster.fold_dismiss(rest, record), "agent"),
+    "spawn": Event(lambda cluster, rest, record: cluster.roster.fold_spawn(rest, record), "spawn"),
+    "autopilot": Event(ClusterState._fold_autopilot, "autopilot", of_each=False),
+    "maintenance": Event(
+        lambda cluster, rest, record: cluster.roster.fold_maintenance(rest, record), "maintenance", of_each=False
+    ),
+    "job": Event(lambda cluster, rest, record: cluster.jobs.fold_job(rest, record), "job"),
+    "run": Event(lambda cluster, rest, record: cluster.jobs.fold_run(rest, record)),
+    "stage": Event(lambda cluster, rest, record: cluster.jobs.fold_stage(rest, record)),
+    "roll": Event(lambda cluster, rest, record: cluster.sweeps.fold_sweep(rest, record)),
+    "rolled": Event(lambda cluster, rest, record: cluster.sweeps.fold_task(rest, record)),
+    "unroll": Event(lambda cluster, rest, record: cluster.sweeps.fold_called_off(rest, record)),
+    "sweep": Event(lambda cluster, rest, record: cluster.sweeps.fold_sweep(rest, record)),
+    "swept": Event(lambda cluster, rest, record: cluster.sweeps.fold_task(rest, record)),
+    "unsweep": Event(lambda cluster, rest, record: cluster.sweeps.fold_called_off(rest, record)),
+    "controller": Event(lambda *_: None),
 }

@@ -4,10 +4,10 @@ tasks."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc.aio
@@ -15,12 +15,15 @@ import grpc.aio
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.members import Members, Names
 from reconfig.controller.replicas import Replicas
+from reconfig.controller.steps import Ending, Step
 from reconfig.decisions.leadership import Leadership
 from stateflow.clock import Clock
 from stateflow.errors import (
     HoldLost,
+    LeaseLost,
     LedgerReadOnly,
     LedgerReplaced,
+    Locked,
     MoveConflict,
     StaleTerm,
     StateflowError,
@@ -28,7 +31,7 @@ from stateflow.errors import (
     UnknownSite,
     WriteUncertain,
 )
-from stateflow.ledger import Ledger, Record
+from stateflow.ledger import Entry, Ledger, Record
 from stateflow.partition.control import Command
 from stateflow.rpc.serving import caller
 from stateflow.settings import ControllerSettings
@@ -43,6 +46,8 @@ AUTHOR_MAX = 128
 LOOK_S = 0.05
 #: seconds that an answer waits for records being written; a ledger that takes longer is unavailable
 WRITTEN_WITHIN_S = 2.0
+#: records folded at a time, so that leases are renewed while a large plan is folded
+FOLDED_AT_ONCE = 100
 
 
 def author() -> str:
@@ -52,56 +57,91 @@ def author() -> str:
     return "" if who is None or who.role.listens else str(who)[:AUTHOR_MAX]
 
 
-def _nothing() -> None: ...
+class Writer:
+    """The one writer of a cluster's state. Not thread-safe: a step is written and folded before the next is decided.
 
+    ``check`` raises if nothing may be written any more, as no controller would carry out what was decided.
 
-@dataclass(frozen=True, slots=True)
-class ClusterStates:
-    """Two folds of the same records: one that the event loop reads, and one that appends in a thread."""
+    Args:
+        term: the term in which it writes; None: the ledger has no leader.
+    """
 
-    read_by_loop: ClusterState
-    writer: ClusterState
+    def __init__(self, ledger: Ledger, cluster: ClusterState, term: int | None = None) -> None:
+        self.ledger, self.cluster, self._term = ledger, cluster, term
+        self.check: Callable[[], None] = lambda: None
+        self._unsure: WriteUncertain | None = None  # set: the state may differ from the ledger
 
     @classmethod
-    def read(cls, ledger: Ledger, term: int | None = None, validated: bool = False) -> ClusterStates:
-        """Reads the ledger. ``term``: the term in which it is read and written. A write of an earlier term may still be
+    def read(cls, ledger: Ledger, term: int | None = None, validated: bool = False) -> Writer:
+        """Reads the ledger. ``term``: the term in which it is read and written: a write of an earlier one may still be
         on its way."""
-        mirror = ClusterState(ledger, validated=validated)
-        return cls(mirror, ClusterState.read(ledger, mirror, term, validated))
+        cluster = ClusterState(ledger.clock.now_us, validated=validated)
+        for record in ledger.records(archived=True):
+            cluster.fold(record)
+        return cls(ledger, cluster, term)
+
+    def append(self, step: Step, author: str = "") -> list[Record]:
+        """Appends the records of a step, which the caller folds next. Raises WriteUncertain if the outcome is not
+        known, and on every later call.
+
+        Args:
+            author: who asked for it; empty: this controller decided.
+        """
+        if isinstance(step, Ending):
+            try:
+                return self._append(step.entries(), author)
+            except LeaseLost as lost:
+                for entries in step.again():
+                    try:
+                        return self._append(entries, author)
+                    except (LeaseLost, Locked):
+                        continue
+                raise lost
+        return self._append(step, author)
+
+    def _append(self, entries: Sequence[Entry], author: str) -> list[Record]:
+        if self._unsure is not None:
+            raise self._unsure
+        if not entries:
+            return []
+        try:
+            return self.ledger.append(entries, lambda _: self.check(), self._term, author)
+        except WriteUncertain as error:
+            self._unsure = error
+            raise
 
 
 class ControllerContext:
     """The shared context of one term.
 
-    Only the event loop reads and changes ``cluster``. A second cluster state, the writer, appends to the ledger in a
-    thread; each of its records is folded into ``cluster`` before the caller that asked for it goes on.
+    Only the event loop changes ``cluster``, by folding records. A step is decided and appended to the ledger in a
+    thread, as a large plan takes seconds; its records are folded before the next step is decided, and before the caller
+    that asked for it goes on.
 
     ``over`` is done when the term has ended early, with the reason: nothing more can be recorded.
     """
 
     def __init__(
         self,
-        ledger: Ledger,
+        writer: Writer,
         settings: ControllerSettings,
         clock: Clock,
         connect: Callable[[str], grpc.aio.Channel],
         new_id: Callable[[], str],
         leadership: Leadership,
-        states: ClusterStates,
         grace_s: float,
     ) -> None:
         self.settings, self.clock, self.new_id = settings, clock, new_id
-        self.ledger_id, self._leadership = ledger.id, leadership
-        self.cluster, self._writer = states.read_by_loop, states.writer
-        self._writer.on_record = self._fold_in_loop
+        self.ledger, self.cluster, self._writer, self._leadership = writer.ledger, writer.cluster, writer, leadership
+        self.ledger_id = self.ledger.id
         self._writer.check = self.check_leads  # checked again, as a locked database makes the writer wait
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="planner")
-        self._records = ThreadPoolExecutor(1, thread_name_prefix="ledger")  # one: the writer is not thread-safe
+        self._records = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self.members = Members(self.cluster.roster.replicas, settings, clock, grace_s)
         self.names = Names(self.cluster, self.members, settings, clock)
         self.replicas = Replicas(self.cluster, self.members, settings, clock, connect, self._command, self._refused)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._recording = 0  # steps being written, or waiting for the writer
+        self._writing = asyncio.Lock()  # held from when a step is decided until its records are folded
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[StateflowError] = self._loop.create_future()
         self._waited_for = ""  # why a record waits, as last logged
@@ -110,28 +150,31 @@ class ControllerContext:
         #: held while operators are deployed, undeployed or adopted; taken before ``planning``
         self.deploying = asyncio.Lock()
 
-    def _fold_in_loop(self, record: Record) -> None:
-        self._loop.call_soon_threadsafe(self.cluster.fold, record)
-
-    async def record(self, work: Callable[Concatenate[ClusterState, P], T], *arguments: P.args, **_: P.kwargs) -> T:
-        """Takes one durable step, e.g. ``record(ClusterState.grant, move)``, and returns its result. Steps run one
-        after another, off the event loop, and to their end even if the caller is cancelled.
+    async def record(
+        self, decide: Callable[Concatenate[ClusterState, P], Step], *arguments: P.args, **_: P.kwargs
+    ) -> list[Record]:
+        """Takes one durable step, e.g. ``record(steps.grant, move)``, and returns its records, which are folded; none:
+        there was nothing to change. Steps are taken one after another, and to their end even if the caller is
+        cancelled.
 
         A step waits while the ledger is unavailable or read-only, e.g. during a failover of its database, for as long
         as this controller leads; the lead ends with time, as renewing the hold is a write, too. Raises the error that
         ends the term.
         """
-        return await asyncio.shield(self.spawn(self._record(work, *arguments)))
+        return await asyncio.shield(self.spawn(self._record(decide, *arguments)))
 
-    async def _record(self, work: Callable[..., T], *arguments: Any) -> T:
+    async def _record(self, decide: Callable[..., Step], *arguments: Any) -> list[Record]:
         while True:
             try:
                 self.check_leads()
-                self._recording += 1
-                try:
-                    return await self._loop.run_in_executor(self._records, self._write, author(), work, *arguments)
-                finally:
-                    self._recording -= 1
+                async with self._writing:
+                    take = self._loop.run_in_executor(self._records, self._take, author(), decide, *arguments)
+                    records = await take
+                    for number, record in enumerate(records, 1):
+                        self.cluster.fold(record)
+                        if number % FOLDED_AT_ONCE == 0:
+                            await asyncio.sleep(0)
+                return records
             except (HoldLost, LedgerReplaced, WriteUncertain) as error:  # an uncertain write: the ledger is read anew
                 self._end_term(error)
                 raise
@@ -141,17 +184,16 @@ class ControllerContext:
                     log.warning("ledger not writable, decisions paused: %s", error)
             await asyncio.sleep(self.settings.retry_interval_s)
 
+    def _take(self, author: str, decide: Callable[..., Step], *arguments: Any) -> list[Record]:
+        """Decides a step and appends its records, in the thread. Nothing changes the state meanwhile."""
+        return self._writer.append(decide(self.cluster, *arguments), author)
+
     async def knows_what_it_wrote(self) -> None:
         """Waits until all records written so far are folded. A record is in the ledger a moment before it is known
         here, and a follower may have reported it by then: the leader's next answer must not know less."""
-        if self._recording:
-            before_this = self._loop.run_in_executor(self._records, _nothing)
-            await asyncio.wait([before_this], timeout=WRITTEN_WITHIN_S)
-
-    def _write(self, author: str, work: Callable[..., T], *arguments: Any) -> T:
-        """Takes a step in the writer's thread."""
-        self._writer.author = author
-        return work(self._writer, *arguments)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WRITTEN_WITHIN_S), self._writing:
+                pass
 
     # -- the term -----------------------------------------------------------------------------------------
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import grpc.aio
 
+from reconfig.controller import steps
 from reconfig.controller.agents import Agents, Restarting
 from reconfig.controller.claims import Adopter, Claims
-from reconfig.controller.cluster_state import ClusterState, Deployed
-from reconfig.controller.context import LOOK_S, ClusterStates, ControllerContext
+from reconfig.controller.cluster_state import Deployed
+from reconfig.controller.context import LOOK_S, ControllerContext, Writer
 from reconfig.controller.deployments import Deployments, Leaving, Versions
 from reconfig.controller.executor import Executor, Replanning
 from reconfig.controller.history import maintained
@@ -157,7 +158,7 @@ class Controller:
 
     Args:
         leadership: default: never expires (single controller, tests).
-        states: the ledger as read already; None: the controller reads it.
+        writer: the writer of the term, which has read the ledger; None: the controller reads it, and has no term.
         grace_s: seconds from now for which a predecessor may still grant leases.
         address: where it listens; also its name, if the settings give it none.
     """
@@ -171,19 +172,18 @@ class Controller:
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12],
         *,
         leadership: Leadership | None = None,
-        states: ClusterStates | None = None,
+        writer: Writer | None = None,
         grace_s: float = 0.0,
         address: str = "",
     ) -> None:
         self.settings = settings or ControllerSettings()
         self.context = context = ControllerContext(
-            ledger,
+            writer or Writer.read(ledger, validated=self.settings.debug_validate),
             self.settings,
             clock,
             connect,
             new_id,
             leadership or Leadership(),
-            states or ClusterStates.read(ledger, validated=self.settings.debug_validate),
             grace_s,
         )
         self.over, self.cluster, self.members = context.over, context.cluster, context.members
@@ -244,7 +244,7 @@ class Controller:
         await self.versions.check_here(spec)
         deployed = await self.deployments.deploy(spec, sites)
         if failover is not None:
-            await self.context.record(ClusterState.order_failover, spec.name, failover)
+            await self.context.record(steps.order_failover, spec.name, failover)
             await self._known_to_owners(spec.name)
         await self.versions.drop_unused()
         return self.status_reporter.deployment(deployed)

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+from reconfig.controller import steps
 from reconfig.controller.claims import Claims
-from reconfig.controller.cluster_state import ClusterState, Deployed
+from reconfig.controller.cluster_state import Deployed
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.takeovers import Takeovers
@@ -99,7 +100,7 @@ class Deployments:
                 self._context.check_site(site)
             deployed = await self._deploy(spec, confined)
             if sites is not None and deployed.sites != confined:
-                await self._context.record(ClusterState.confine, spec.name, confined)
+                await self._context.record(steps.confine, spec.name, confined)
                 log.info("operator %s is now allowed at %s", spec.name, ", ".join(confined) or "all sites")
             return deployed
 
@@ -197,7 +198,7 @@ class Deployments:
             candidates = [info for info in candidates if info.site in sites]
         owners = await self._context.aside(ring.propose, spec.name, range(spec.partitions), candidates)
         await self._check_possible(spec, Counter(owners.values()))
-        record = await self._context.record(ClusterState.plan_deployment, spec, owners, sites)
+        *_, record = await self._context.record(steps.plan_deployment, spec, owners, sites)
         await self._create_or_take_back(self._cluster.planned[spec.name][0], record)
         return self._cluster.operator(spec.name)
 
@@ -222,7 +223,7 @@ class Deployments:
         """
         await self._context.acquainted()
         await self._try_out(deployed, spec)
-        await self._context.record(ClusterState.upgrade, spec)
+        await self._context.record(steps.upgrade, spec)
         spec = deployed.spec  # as it was recorded
         alive = self._context.alive()
         for silent in self._cluster.roster.replicas.keys() - alive.keys():
@@ -260,7 +261,7 @@ class Deployments:
             await self._create(deployed, record)
         except StateflowError as error:
             self._context.check_leads()  # else the next leader resumes the deployment
-            await self._context.record(ClusterState.fail_deployment, record, error.to_wire())
+            await self._context.record(steps.fail_deployment, record, error.to_wire())
             await self._drop(deployed.spec.name)
             raise
 
@@ -278,7 +279,7 @@ class Deployments:
                 raise failed
         finally:
             del self.created[name]
-        await self._context.record(ClusterState.finish_deployment, record)
+        await self._context.record(steps.finish_deployment, record)
 
     async def _create_at(self, owner: str, deployed: Deployed) -> None:
         spec, numbers = deployed.spec, sorted(deployed.assignment.of(owner))
@@ -295,7 +296,7 @@ class Deployments:
 
     async def _resume(self, deployed: Deployed, record: Any) -> None:
         if record.state is RecordState.NEW:  # the process ended between its two records
-            record = await self._context.record(ClusterState._append, record.item_id, RecordState.PROCESSING, record)
+            (record,) = await self._context.record(steps.begin_deployment, record)
         while True:
             try:
                 async with self._context.deploying:
@@ -338,11 +339,11 @@ class Versions:
                 f"a bundle has {PACKED_MAX >> 20} parts of 1 MB at most",
                 remedy="install large dependencies at the sites",
             )
-        await self._context.aside(self._context.cluster.ledger.put_bundle_part, digest, number, count, data)
+        await self._context.aside(self._context.ledger.put_bundle_part, digest, number, count, data)
 
     async def part(self, digest: str, number: int) -> tuple[bytes, int]:
         """Returns a part of a bundle, and the number of its parts. Raises BundleMissing."""
-        found = await self._context.aside(self._context.cluster.ledger.bundle_part, digest, number)
+        found = await self._context.aside(self._context.ledger.bundle_part, digest, number)
         if found is None:
             raise _missing(digest)
         body, count = found
@@ -354,7 +355,7 @@ class Versions:
             await self._context.aside(self._check, spec.bundle)
 
     def _check(self, digest: str) -> None:
-        ledger, packed, count, number = self._context.cluster.ledger, bytearray(), 1, 0
+        ledger, packed, count, number = self._context.ledger, bytearray(), 1, 0
         while number < count:
             found = ledger.bundle_part(digest, number)
             if found is None:
@@ -394,7 +395,7 @@ class Versions:
         planned = [deployed for deployed, _ in cluster.planned.values()]
         named = {spec.bundle for each in [*cluster.deployed.values(), *planned] for spec in each.versions}
         try:
-            if dropped := await self._context.aside(self._context.cluster.ledger.drop_other_bundles, named, UNUSED):
+            if dropped := await self._context.aside(self._context.ledger.drop_other_bundles, named, UNUSED):
                 log.info("%d parts of unused bundles dropped", dropped)
         except StateflowError as error:
             log.warning("unused bundles not dropped: %s", error)
@@ -444,7 +445,7 @@ class Leaving:
             self._check_nobody_alone(deployed)
             partitions = {PartitionId(operator, number) for number in range(deployed.spec.partitions)}
             await self._standbys.end(partitions)
-            await self._context.record(ClusterState.undeploy, operator, cluster.newest_epoch(operator))
+            await self._context.record(steps.undeploy, operator, cluster.newest_epoch(operator))
             self._takeovers.undeployed(operator)
         waiting = await self.drop(operator)
         log.warning("operator %s undeployed, state of its %d partitions deleted", operator, len(partitions))
@@ -531,7 +532,7 @@ class Leaving:
             for name in names:
                 self._check_ended(name)
             for name in names:
-                await self._context.record(ClusterState.forget, name)
+                await self._context.record(steps.forget, name)
                 members.forget(name)
                 self._context.names.replaced(name)
         log.warning("replica %s forgotten; a replica of that name is a new one from now on", " ".join(names))

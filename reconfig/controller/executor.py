@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from reconfig.controller import steps
 from reconfig.controller.batch_book import is_waiting
-from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.history import report_to_record
 from reconfig.controller.run_registry import Running, RunRegistry
@@ -195,7 +195,7 @@ class Executor:
             lambda batch: context.cluster.history[batch].limits,
             Limits(settings.concurrent_moves, settings.moves_per_node, settings.moves_per_link),
             runs.goes_on,
-            lambda moves: context.record(ClusterState.begin_moves, moves),
+            lambda moves: context.record(steps.begin_moves, moves),
             context.spawn,
         )
         runs.on_change, runs.withdraw = self.queue.look, self.queue.withdraw
@@ -213,15 +213,15 @@ class Executor:
 
     def hooks(self, running: Running, planned: Planned) -> Hooks:
         async def record_grant() -> None:
-            await self._context.record(ClusterState.grant, planned)
+            await self._context.record(steps.grant, planned)
 
         async def record_owned(report: MoveReport) -> None:
-            await self._context.record(ClusterState.move_owned, planned, report_to_record(report))
+            await self._context.record(steps.move_owned, planned, report_to_record(report))
             self.on_owned(planned.partition)
 
         async def record_aborted(error: StateflowError, report: MoveReport, distrusted: bool) -> None:
             told = report_to_record(report) | ({"distrusted": True} if distrusted else {})
-            await self._context.record(ClusterState.move_aborted, planned, error.to_wire(), told)
+            await self._context.record(steps.move_aborted, planned, error.to_wire(), told)
 
         cutover = self._cutovers.setdefault(planned.source, asyncio.Lock())
         lost = partial(self.on_lost, planned.partition, planned.granted_epoch)
@@ -345,7 +345,7 @@ class Executor:
         """
         operator = running.told.operator
         moves = [runner for round_ in running.rounds for runner in round_]
-        await self._context.record(ClusterState.begin_moves, [runner.planned for runner in moves])
+        await self._context.record(steps.begin_moves, [runner.planned for runner in moves])
         began = self._context.clock.monotonic()
         holding = self._context.spawn(self._keep_holding(operator))
         try:
@@ -363,7 +363,7 @@ class Executor:
             await self._hold(operator, 0.0)
         stood_ms = (self._context.clock.monotonic() - began) * 1e3
         if not self._context.over.done():
-            await self._context.record(ClusterState.operator_downtime, running.id, stood_ms)
+            await self._context.record(steps.operator_downtime, running.id, stood_ms)
             running.stood(stood_ms)
 
     async def _checkpoint(self, operator: str) -> None:
@@ -412,7 +412,7 @@ class Replanning:
                 with self._executor.queue.withheld(anew.move) as waits:
                     if not (waits and self._waits(anew.move)):
                         continue  # its turn has come meanwhile
-                    await self._context.record(ClusterState.retarget, anew.move, anew.target, anew.reason)
+                    await self._context.record(steps.retarget, anew.move, anew.target, anew.reason)
                     log.warning("move %s retargeted to %s: %s", anew.move.move_id, anew.target, anew.reason)
                     self._executor.queue.leave(anew.move)
 

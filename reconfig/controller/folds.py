@@ -1,8 +1,7 @@
-"""Folds of the ledger's records of jobs, restores and sweeps; part of :mod:`reconfig.controller.cluster_state`.
+"""Folds of the ledger's records of members, jobs, restores and sweeps.
 
 Each book holds the state that follows from the records, and takes in further records by its ``fold_…`` methods. The
-books of restores and sweeps also return the entries by which their state changes. The table of records is in
-:mod:`reconfig.controller.cluster_state`.
+books are part of :mod:`reconfig.controller.cluster_state`, which has the table of records.
 
 The restores of one command are a batch of the board, whose entities are its partitions. The cluster's state knows what
 follows for owners and epochs.
@@ -14,19 +13,19 @@ as they were before there were other chores; all other sweeps are ``sweep/…`` 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-from reconfig.controller.batch_book import Batch, begun_batch, ended, entity, entry, taken_up
-from reconfig.decisions.jobs import RUNS_MAX, Do, Job, Run, RunState, Stage, Unreadable, next_us, read_job
-from reconfig.decisions.sweeps import Chore, Partitions, Plan, packed, unpacked, without
+from reconfig.controller.batch_book import Batch
+from reconfig.decisions.jobs import RUNS_MAX, Do, Job, Node, Run, RunState, Stage, Unreadable, next_us, read_job
+from reconfig.decisions.sweeps import Chore, Maintenance, Partitions, packed, unpacked, without
 from reconfig.decisions.work import PlannedRestore, restore_of
 from stateflow.errors import InvalidArgument
-from stateflow.ledger import Entry, Record, RecordState
+from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger.batches import BatchStatus, EntityStatus
-from stateflow.ledger.records import Kind
+from stateflow.ledger.records import Record, RecordState
 from stateflow.reports import (
     FollowerReport,
     JobReport,
@@ -38,13 +37,102 @@ from stateflow.reports import (
     Sweep,
     SweepNode,
 )
-from stateflow.types import PartitionId
+from stateflow.types import PartitionId, ReplicaInfo, node_of
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 #: sweeps of each chore that are kept after their end
 KEPT = 20
 #: last entity of a sweep over partitions: those that moved meanwhile. No node has such a name
 MOVED = "(moved)"
+
+
+# -- Members of the cluster ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """A data directory: its id, and the place where it is (empty: it was not seen yet)."""
+
+    directory: str = ""
+    place: str = ""
+
+
+@dataclass(slots=True)
+class Roster:
+    """Replicas, agents and nodes of the cluster."""
+
+    replicas: dict[str, ReplicaInfo] = field(default_factory=dict)
+    homes: dict[str, Home] = field(default_factory=dict)  # by replica; absent where only an earlier version knew it
+    agents: dict[str, AgentInfo] = field(default_factory=dict)
+    agent_homes: dict[str, Home] = field(default_factory=dict)
+    spawned: dict[str, Spawned] = field(default_factory=dict)  # what its agent is to run, by replica
+    maintenance: dict[str, Maintenance] = field(default_factory=dict)  # by node, also when its time is over
+
+    # -- replicas -----------------------------------------------------------------------------------------
+
+    def fold_replica(self, rest: str, record: Record) -> None:
+        name = rest.rpartition("/")[0]
+        fields = dict(record.payload)
+        home = Home(fields.pop("directory", ""), fields.pop("place", ""))
+        self.replicas[name] = ReplicaInfo(name, **fields)
+        if home.directory:
+            self.homes[name] = home
+
+    def fold_directory(self, rest: str, record: Record) -> None:
+        self.homes[rest.rpartition("/")[0]] = Home(record.payload["directory"])
+
+    def fold_forget(self, rest: str, record: Record) -> None:
+        name = rest.rpartition("/")[0]
+        self.replicas.pop(name, None)
+        self.homes.pop(name, None)
+        self.spawned.pop(name, None)
+
+    # -- agents -------------------------------------------------------------------------------------------
+
+    def fold_agent(self, rest: str, record: Record) -> None:
+        name = rest.rpartition("/")[0]
+        fields = dict(record.payload)
+        self.agent_homes[name] = Home(fields.pop("directory"), fields.pop("place"))
+        self.agents[name] = AgentInfo(name, **fields)
+
+    def fold_dismiss(self, rest: str, record: Record) -> None:
+        name = rest.rpartition("/")[0]
+        self.agents.pop(name, None)
+        self.agent_homes.pop(name, None)
+        self.spawned = {replica: each for replica, each in self.spawned.items() if each.agent != name}
+
+    def fold_spawn(self, rest: str, record: Record) -> None:
+        replica = rest.rpartition("/")[0]
+        self.spawned[replica] = Spawned(replica, **record.payload)
+
+    def wanted_at(self, agent: str) -> list[Spawned]:
+        """Returns what an agent is to run, sorted by the replicas' names."""
+        return [each for _, each in sorted(self.spawned.items()) if each.agent == agent]
+
+    def is_stopping(self, replica: str) -> bool:
+        """Tells whether an agent was told to stop a replica, or the node whose worker the replica is."""
+        spawned = self.spawned.get(node_of(replica))
+        return spawned is not None and not spawned.running
+
+    # -- nodes --------------------------------------------------------------------------------------------
+
+    def nodes(self) -> dict[str, Node]:
+        """Returns the nodes that have replicas, by name, with what their agents say of them."""
+        found: dict[str, Node] = {}
+        for info in self.replicas.values():
+            name = node_of(info.name)
+            spawned = self.spawned.get(name)
+            agent = None if spawned is None else self.agents.get(spawned.agent)
+            labels = {} if agent is None else dict(agent.labels)
+            found[name] = Node(name, info.site, labels, "" if agent is None else agent.name)
+        return found
+
+    def fold_maintenance(self, rest: str, record: Record) -> None:
+        node = rest.rpartition("/")[0]
+        if record.payload:
+            self.maintenance[node] = Maintenance(**record.payload)
+        else:
+            self.maintenance.pop(node, None)
 
 
 # -- Jobs and their runs ---------------------------------------------------------------------------------------------
@@ -54,13 +142,12 @@ MOVED = "(moved)"
 class JobBook:
     """All jobs, and their newest runs.
 
-    ``there``: jobs by name. ``unreadable``: jobs whose record cannot be read. ``orders``: number of records of each
-    job. ``runs``: newest runs of each job, oldest first. ``records``: newest record of each run under way, by item.
+    ``there``: jobs by name. ``unreadable``: jobs whose record cannot be read. ``runs``: newest runs of each job, oldest
+    first. ``records``: newest record of each run under way, by item.
     """
 
     there: dict[str, Job] = field(default_factory=dict)
     unreadable: dict[str, Unreadable] = field(default_factory=dict)
-    orders: dict[str, int] = field(default_factory=dict)
     runs: dict[str, list[Run]] = field(default_factory=dict)
     records: dict[str, Record] = field(default_factory=dict)
 
@@ -123,8 +210,7 @@ class JobBook:
         )
 
     def fold_job(self, rest: str, record: Record) -> None:
-        name, _, number = rest.rpartition("/")
-        self.orders[name] = int(number)
+        name = rest.rpartition("/")[0]
         self.there.pop(name, None)
         self.unreadable.pop(name, None)
         if record.payload:
@@ -227,42 +313,6 @@ class RestoreBook:
     def under_way(self) -> list[PlannedRestore]:
         return [planned for planned, _ in self.records.values()]
 
-    # -- what is written ----------------------------------------------------------------------------------
-
-    @staticmethod
-    def planned(restores: Iterable[PlannedRestore], now_us: int) -> list[Entry]:
-        """Returns the entries that plan restores. They begin at the same time."""
-        entries: list[Entry] = []
-        for planned in restores:
-            batch = f"restores/{planned.restore_id}"
-            if not entries:
-                entries += begun_batch(batch, planned.partition.operator, "restore", now_us)
-            entries += [new := entity(batch, planned), taken_up(new)]
-        return entries
-
-    def ends(
-        self, planned: PlannedRestore, state: RecordState, payload: Mapping[str, Any], now_us: int
-    ) -> tuple[Record, dict[str, Any], list[Entry]]:
-        """Returns how a restore ends: the record it follows, its payload, and further entries.
-
-        With the last restore of a batch, those entries end the batch.
-        """
-        record, batch = self.records[planned.item_id][1], self.batches.get(planned.restore_id)
-        others = any(other.restore_id == planned.restore_id and other != planned for other in self.under_way)
-        over: list[Entry] = []
-        if batch is not None and not others:
-            cancelled = planned.restore_id in self.cancelled
-            over = batch.to(BatchStatus.CANCELLED if cancelled else BatchStatus.DONE, now_us)
-        return record, ended(record, payload, state), over
-
-    def called_off(self, restore_id: str) -> list[Entry]:
-        """Returns the entry that cancels a restore; empty: it is cancelled already."""
-        if restore_id in self.cancelled:
-            return []
-        return [entry(f"unrestore/{restore_id}", RecordState.NEW, None, {})]
-
-    # -- what is read -------------------------------------------------------------------------------------
-
     def fold_batch(self, restore_id: str, record: Record) -> None:
         batch = self.batches.setdefault(restore_id, Batch(record, {}))
         batch.fold(record)
@@ -290,21 +340,6 @@ class RestoreBook:
 
 
 # -- Sweeps ----------------------------------------------------------------------------------------------------------
-
-
-class Items(NamedTuple):
-    """The ledger's names for a batch, its entities and its cancellation."""
-
-    batch: str
-    entity: str
-    cancelled: str
-
-
-ROLL, SWEEP = Items("roll", "rolled", "unroll"), Items("sweep", "swept", "unsweep")
-
-
-def items_of(chore: Chore) -> Items:
-    return ROLL if chore is Chore.RESTART else SWEEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,75 +477,6 @@ class SweepBook:
         nodes = tuple(RollingNode(t.node, str(t.status), t.outcome.error, t.ms) for t in known.tasks.values())
         return Rolling(sweep_id, str(known.batch.status), known.site, known.limit, nodes)
 
-    # -- what is written ----------------------------------------------------------------------------------
-
-    @staticmethod
-    def planned(sweep_id: str, plan: Plan, now_us: int) -> list[Entry]:
-        items = items_of(plan.chore)
-        batch = f"{items.batch}/{sweep_id}"
-        more: dict[str, Any] = {"site": plan.site, "limit": plan.limit}
-        nodes = list(plan.nodes)
-        if plan.chore.covers:
-            more |= {"chore": plan.chore.value, "operator": plan.operator, "scope": packed(plan.scope)}
-            nodes.append(MOVED)
-        name = plan.site or "all"
-        if plan.operator:
-            name = f"{plan.operator} at {plan.site}" if plan.site else plan.operator
-        new, going = begun_batch(batch, name, plan.chore.value, now_us, more)
-        return [new, going, *(_entity(items, sweep_id, node) for node in nodes)]
-
-    def begun(self, sweep_id: str, node: str) -> Entry | None:
-        """Returns the entry by which a node begins; None: it does not begin, as the sweep was cancelled."""
-        task = self.there[sweep_id].tasks[node]
-        return _begun(task.record) if task.status is EntityStatus.WAITING else None
-
-    def ended(self, sweep_id: str, node: str, outcome: Outcome, ms: int, now_us: int) -> list[Entry]:
-        """Returns the entries by which a node ends; with the last node, the batch ends.
-
-        Empty: the node has ended already, as it was cancelled before it began.
-        """
-        known = self.there[sweep_id]
-        task = known.tasks[node]
-        if task.status.over:
-            return []
-        status, state = EntityStatus.COMPLETED, RecordState.PROCESSED
-        if outcome.error or outcome.cancelled:
-            status = EntityStatus.FAILED if outcome.error else EntityStatus.CANCELLED
-            state = RecordState.FAILED
-        columns = {"status": status.value, "ms": ms, "result": outcome.to_json()}
-        entries = [_begun(task.record)] if task.status is EntityStatus.WAITING else []
-        entries.append(_of(entries[0] if entries else task.record, state, columns))
-        waiting = [each for each in known.of(EntityStatus.WAITING) if each.node != node]
-        if known.cancelled or (outcome.error and known.chore.stops):
-            entries += _withdrawn(waiting)
-            waiting = []
-        others = [each for each in known.of(EntityStatus.IN_PROGRESS) if each.node != node]
-        if not waiting and not others:
-            failed = outcome.error or known.of(EntityStatus.FAILED)
-            to = BatchStatus.FAILED if failed else BatchStatus.CANCELLED if known.cancelled else BatchStatus.DONE
-            entries += known.batch.to(to, now_us)
-        return entries
-
-    def called_off(self, sweep_id: str, now_us: int) -> list[Entry]:
-        """Returns the entries that cancel a sweep: waiting nodes do not begin.
-
-        Empty: the sweep has ended or is cancelled already.
-        """
-        known = self.there[sweep_id]
-        if known.over or known.cancelled:
-            return []
-        over: list[Entry] = []
-        if not known.of(EntityStatus.IN_PROGRESS):
-            failed = known.of(EntityStatus.FAILED)
-            over = known.batch.to(BatchStatus.FAILED if failed else BatchStatus.CANCELLED, now_us)
-        return [
-            entry(f"{items_of(known.chore).cancelled}/{sweep_id}", RecordState.NEW, None, {}),
-            *_withdrawn(known.of(EntityStatus.WAITING)),
-            *over,
-        ]
-
-    # -- what is read -------------------------------------------------------------------------------------
-
     def fold_sweep(self, sweep_id: str, record: Record) -> None:
         """Takes in a record of a sweep. Records of restarts name no chore."""
         known = self.there.get(sweep_id)
@@ -556,25 +522,3 @@ class SweepBook:
 def _told(task: Task) -> SweepNode:
     outcome = task.outcome
     return SweepNode(task.node, str(task.status), outcome.error, task.ms, faults=outcome.faults, **outcome.counts)
-
-
-def _entity(items: Items, sweep_id: str, node: str) -> Entry:
-    columns = {"bid": f"{items.batch}/{sweep_id}", "entity": node, "status": EntityStatus.WAITING.value}
-    item = f"{items.entity}/{sweep_id}/{node}"
-    return entry(item, RecordState.NEW, None, {"set": columns}, Kind.ENTITY.payload_schema)
-
-
-def _of(record: Record | Entry, state: RecordState, columns: dict[str, Any]) -> Entry:
-    return entry(record.item_id, state, record, {"set": columns}, Kind.ENTITY.payload_schema)
-
-
-def _begun(record: Record) -> Entry:
-    return _of(record, RecordState.PROCESSING, {"status": EntityStatus.IN_PROGRESS.value})
-
-
-def _withdrawn(tasks: Sequence[Task]) -> list[Entry]:
-    entries: list[Entry] = []
-    for task in tasks:
-        begun = _begun(task.record)
-        entries += [begun, _of(begun, RecordState.FAILED, {"status": EntityStatus.CANCELLED.value, "ms": 0})]
-    return entries

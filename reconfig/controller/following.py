@@ -237,7 +237,7 @@ class Following:
         return list(found)
 
     def _afresh(self) -> tuple[ClusterState, Record | None]:
-        cluster, newest = ClusterState(self._ledger, validated=self._settings.debug_validate), None
+        cluster, newest = ClusterState(self._ledger.clock.now_us, validated=self._settings.debug_validate), None
         for newest in self._ledger.records(archived=True):
             cluster.fold(newest)
         return cluster, newest

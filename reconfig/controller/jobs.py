@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.folds import told
 from reconfig.controller.history import past
@@ -70,7 +70,7 @@ class Jobs:
         async with self._ordering:
             if job.name in self._book.names():
                 raise InvalidArgument("a job of that name exists", remedy="delete it first", job=job.name)
-            await self._context.record(ClusterState.define_job, job.name, job)
+            await self._context.record(steps.define_job, job.name, job)
             self._there.set()
         return self.report(job.name)
 
@@ -91,14 +91,14 @@ class Jobs:
         async with self._ordering:
             job = self._found(name)
             if job.paused != paused:
-                await self._context.record(ClusterState.define_job, name, replace(job, paused=paused))
+                await self._context.record(steps.define_job, name, replace(job, paused=paused))
         return self.report(name)
 
     async def delete(self, name: str) -> JobReport:
         """Deletes a job. Its runs stay in the ledger. Raises InvalidArgument where there is no such job."""
         async with self._ordering:
             found = self.report(name)
-            await self._context.record(ClusterState.define_job, name, None)
+            await self._context.record(steps.define_job, name, None)
         return found
 
     async def run_now(self, name: str) -> JobReport:
@@ -162,7 +162,8 @@ class Jobs:
 
     async def _begin(self, job: Job, at_us: int) -> None:
         operators = [job.operator] if job.operator else sorted(self._cluster.deployed)
-        self._carry_on(await self._context.record(ClusterState.begin_run, job.name, at_us, operators))
+        await self._context.record(steps.begin_run, job.name, at_us, operators)
+        self._carry_on(self._book.runs[job.name][-1])
 
     def _carry_on(self, run: Run) -> None:
         self._context.spawn(self._run(run))
@@ -176,7 +177,7 @@ class Jobs:
             state, note = RunState.FAILED, f"{type(error).__name__}: {error}; {REPORT_LOG}"
         finally:
             self._waits.pop(run.id, None)
-        await self._context.record(ClusterState.end_run, run, state, ids, note)
+        await self._context.record(steps.end_run, run, state, ids, note)
         log.info("%s: %s %s", run.mark, state, note)
 
     async def _done(self, run: Run) -> tuple[RunState, Sequence[str], str]:
@@ -191,7 +192,8 @@ class Jobs:
             given_up = "; ".join(filter(None, (coordinator.note, workers.note)))
             for operator in run.left(sorted(self._cluster.deployed)):
                 stage = await self._stage(run, job, operator, workers.nodes)
-                run = await self._context.record(ClusterState.end_stage, run, stage)
+                await self._context.record(steps.end_stage, run, stage)
+                run = self._book.run(run.id)
         elif not run.stages and not self._cluster.begun_by(run.mark):
             unreadable = self._book.unreadable.get(run.job)
             why = "the job was deleted before it began" if unreadable is None else str(unreadable.refused())

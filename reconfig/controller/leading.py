@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from reconfig.controller.context import ClusterStates
+from reconfig.controller.context import Writer
 from reconfig.controller.controller import Controller
 from reconfig.decisions.leadership import Leadership, Unrenewed
 from stateflow.clock import Clock
@@ -45,7 +45,7 @@ class Leading:
     Args:
         me: this process, as the ledger names a holder.
         gone: tells whether a holder is a process that has ended.
-        make: makes the controller of one term, given the tenure, the state and the seconds for which a predecessor may
+        make: makes the controller of one term, given the tenure, the writer and the seconds for which a predecessor may
             still grant leases.
     """
 
@@ -56,7 +56,7 @@ class Leading:
         gone: Callable[[Holder], bool],
         settings: ControllerSettings,
         clock: Clock,
-        make: Callable[[Leadership, ClusterStates, float], Controller],
+        make: Callable[[Leadership, Writer, float], Controller],
     ) -> None:
         self._ledger, self._me, self._gone = ledger, me, gone
         self._settings, self._clock, self._make = settings, clock, make
@@ -192,14 +192,14 @@ class Leading:
         self._leader = None
         self._note_predecessor(hold.grace_s)
         reading = asyncio.ensure_future(
-            self._in_other_thread(ClusterStates.read, self._ledger, hold.term, self._settings.debug_validate)
+            self._in_other_thread(Writer.read, self._ledger, hold.term, self._settings.debug_validate)
         )
         try:
             while not reading.done():  # the hold must not lapse while a long ledger is read
                 await asyncio.wait([reading], timeout=self._leadership.renew_s)
                 if not reading.done():
                     await self._renew()
-            states = reading.result()
+            writer = reading.result()
         except StateflowError as error:
             reading.cancel()
             self._waits_for = error
@@ -209,7 +209,7 @@ class Leading:
         log.info("now leading, term %d of ledger %s", hold.term, self._ledger.id)
         left_s = max(0.0, self._predecessor_until - self._clock.monotonic())
         # divided by this, as Members multiplies by it
-        self.serving = self._make(self._leadership, states, left_s / (1 + self._settings.lease_margin))
+        self.serving = self._make(self._leadership, writer, left_s / (1 + self._settings.lease_margin))
         self.serving.resume()
         return True
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from reconfig.controller.cluster_state import ClusterState
-from reconfig.controller.roster import Home
+from reconfig.controller.folds import Home
 from reconfig.decisions.failover import Said
 from stateflow.clock import Clock
 from stateflow.errors import InvalidArgument, NameTaken, StateflowError

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.measuring import Measuring
 from reconfig.controller.reconfigurations import Reconfigurations
@@ -92,7 +92,7 @@ class Placing:
 
     async def order(self, orders: AutopilotSettings) -> None:
         """Gives the autopilot new orders, which outlast a restart of the controller."""
-        await self._context.record(ClusterState.order_autopilot, orders)
+        await self._context.record(steps.order_autopilot, orders)
         self._autopilot = Autopilot(orders)
         self._told.set()
 

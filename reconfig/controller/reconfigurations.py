@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from reconfig.controller.cluster_state import ClusterState, Deployed, OpenMove
+from reconfig.controller import steps
+from reconfig.controller.cluster_state import Deployed, OpenMove
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.executor import Executor
 from reconfig.controller.history import past
@@ -205,7 +206,7 @@ class Reconfigurations:
             self._check_copies(node)
             asked, reasons = _asked(None, leaving=node), dict.fromkeys(moves, reason)
             begun = await self._start_all(moves, said, options, Cause.DRAIN, asked, reasons)
-            await self._context.record(ClusterState.maintain, node, begins())
+            await self._context.record(steps.maintain, node, begins())
         log.warning("%s is in maintenance%s", node, f" for {maintenance.for_s:g} s" if maintenance.for_s else "")
         return begun
 
@@ -214,7 +215,7 @@ class Reconfigurations:
         async with self._context.planning:
             if node not in self._context.cluster.maintained():
                 raise InvalidArgument(f"{node!r} is not in maintenance", remedy="see `stateflow maintenance list`")
-            await self._context.record(ClusterState.maintain, node, None)
+            await self._context.record(steps.maintain, node, None)
 
     def draining(self, replica: str, operator: str = "", only: Nodes = None) -> Choice:
         """Returns what :meth:`drain` would move, and where to.
@@ -490,7 +491,7 @@ class Reconfigurations:
             for number, round_ in enumerate(rounds)
             for transfer in round_
         ]
-        await self._context.record(ClusterState.plan_moves, moves)
+        await self._context.record(steps.plan_moves, moves)
         running = self._running(reconfiguration, strategy)
         for move in moves:
             self._add(running, move, MoveRunner.machine_for(move))
@@ -567,12 +568,12 @@ class Reconfigurations:
         Raises MoveUnknown, and MoveConflict where it is over.
         """
         running = self._runs.unfinished(reconfiguration)
-        await self._context.record(ClusterState.pause, reconfiguration, True)
+        await self._context.record(steps.pause, reconfiguration, True)
         return self._runs.pause(running)
 
     async def resume(self, reconfiguration: str) -> Reconfiguration:
         running = self._runs.unfinished(reconfiguration)
-        await self._context.record(ClusterState.pause, reconfiguration, False)
+        await self._context.record(steps.pause, reconfiguration, False)
         return self._runs.resume(running)
 
     async def edit(self, reconfiguration: str, **limits: int) -> Reconfiguration:
@@ -582,7 +583,7 @@ class Reconfigurations:
         """
         running = self._runs.unfinished(reconfiguration)
         recorded = self._context.cluster.history[reconfiguration]
-        await self._context.record(ClusterState.edit, reconfiguration, replace(recorded.limits, **limits))
+        await self._context.record(steps.edit, reconfiguration, replace(recorded.limits, **limits))
         running.wake()
         self._runs.on_change()
         return running.report()
@@ -590,7 +591,7 @@ class Reconfigurations:
     async def cancel(self, reconfiguration: str) -> Reconfiguration:
         """Cancels a reconfiguration. The cancellation outlasts a restart of the controller. Raises MoveUnknown."""
         self._runs.found(reconfiguration)
-        await self._context.record(ClusterState.cancel, reconfiguration)
+        await self._context.record(steps.cancel, reconfiguration)
         return self._runs.cancel(reconfiguration)
 
     # -- after a restart ----------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from reconfig.controller import steps
 from reconfig.controller.claims import Claims, Piece
-from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.deployments import Leaving
-from reconfig.controller.roster import Home
+from reconfig.controller.folds import Home
 from reconfig.controller.takeovers import Superseded, Takeovers
 from reconfig.decisions.failover import NOTHING, Said
 from stateflow.errors import ForeignLedger
@@ -109,7 +109,7 @@ class Registration:
         self._names.check(info, arrival.home, {view.partition for view in views})
         if not self._is_good(arrival):
             return None
-        await context.record(ClusterState.register, info, arrival.home)
+        await context.record(steps.register, info, arrival.home)
         context.check_leads()
         if not self._is_good(arrival):
             return None
@@ -187,7 +187,7 @@ class Registration:
         """
         async with self._context.planning:
             directory = self._names.successor(replica, directory)
-            await self._context.record(ClusterState.replace, replica, directory)
+            await self._context.record(steps.rehome, replica, directory)
             self._names.replaced(replica)
         partitions = len(self._cluster.assigned(replica))
         log.warning(

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
 from reconfig.decisions.work import PlannedRestore
 from stateflow.errors import (
@@ -120,7 +120,7 @@ class Restores:
                     request.stop_sources,
                 )
             )
-        await self._context.record(ClusterState.plan_restores, planned)
+        await self._context.record(steps.plan_restores, planned)
         return planned
 
     def _check_not_alone(self, partition: PartitionId, owner: str) -> None:
@@ -165,7 +165,7 @@ class Restores:
         """
         if restore_id not in self._cluster.restores.batches:
             raise MoveUnknown(f"no restore {restore_id!r} is under way", remedy="see `stateflow batch list`")
-        await self._context.record(ClusterState.call_off_restore, restore_id)
+        await self._context.record(steps.call_off_restore, restore_id)
 
     async def resume(self) -> None:
         """Resumes the restores that were under way, once the replicas have had time to send a heartbeat.
@@ -206,7 +206,7 @@ class Restores:
                 fault = error if isinstance(error, StateflowError) else unexpected(error)
                 if fault is not error:
                     log.exception("restore of %s failed", planned.partition)
-                await self._context.record(ClusterState.restore_failed, planned, granted, fault.to_wire())
+                await self._context.record(steps.restore_failed, planned, granted, fault.to_wire())
                 return RestoredPartition(number, planned.target, fault=fault)
             unusable = (*owned.passed_over, *fetched.passed_over)
             report = RestoredPartition(
@@ -214,7 +214,7 @@ class Restores:
             )
             for passed_over in report.passed_over:
                 log.error("restore of %s passed over a newer checkpoint: %s", planned.partition, passed_over)
-            await self._context.record(ClusterState.restore_owned, planned, owned.epoch, report.to_dict())
+            await self._context.record(steps.restore_owned, planned, owned.epoch, report.to_dict())
             return report
 
     def _order(self, planned: PlannedRestore) -> Restore:

@@ -14,7 +14,7 @@ import uuid
 from collections import Counter
 from pathlib import Path
 
-from reconfig.controller.context import ClusterStates
+from reconfig.controller.context import Writer
 from reconfig.controller.controller import Controller
 from reconfig.controller.following import Following
 from reconfig.controller.leading import Leading
@@ -182,9 +182,9 @@ async def serve(
     limits = CallLimits(ServerSettings())
     server, page = new_server(limits), None
 
-    def make(leadership: Leadership, states: ClusterStates, grace_s: float) -> Controller:
+    def make(leadership: Leadership, writer: Writer, grace_s: float) -> Controller:
         return Controller(
-            ledger, settings, clock, leadership=leadership, states=states, grace_s=grace_s, address=address
+            ledger, settings, clock, leadership=leadership, writer=writer, grace_s=grace_s, address=address
         )
 
     def gone(holder: Holder) -> bool:

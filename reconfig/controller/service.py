@@ -15,12 +15,12 @@ import grpc.aio
 from reconfig.controller.claims import Piece
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.controller import Controller
+from reconfig.controller.folds import Home
 from reconfig.controller.following import Following
 from reconfig.controller.leading import Leading
 from reconfig.controller.reconfigurations import Ask
 from reconfig.controller.registration import Admitted, Answer, Arrival, Beat
 from reconfig.controller.restores import Request
-from reconfig.controller.roster import Home
 from reconfig.decisions.capacity import Choice
 from reconfig.decisions.failover import Failover, Said
 from reconfig.decisions.jobs import Do, Job

@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.executor import Executor
 from reconfig.controller.run_registry import Running
@@ -61,7 +61,7 @@ class Standbys:
                 remedy="start more replicas, or ask for fewer",
                 operator=operator,
             )
-        await self._context.record(ClusterState.want_standbys, operator, count)
+        await self._context.record(steps.want_standbys, operator, count)
 
     def views(self) -> list[StandbyReport]:
         return [
@@ -109,7 +109,7 @@ class Standbys:
             wanted = [(name, count) for name, count in cluster.standbys.items() if count and name in cluster.deployed]
             missing = [planned for operator, count in wanted for planned in self._missing(operator, count)]
             if missing:
-                await self._context.record(ClusterState.plan_moves, missing)
+                await self._context.record(steps.plan_moves, missing)
             for planned in missing:
                 self._begin(planned)
 

@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.folds import MOVED, Known, Outcome
 from reconfig.controller.standbys import Standbys
@@ -98,7 +98,7 @@ class Sweeps:
                 )
             plan = self._does[chore].plan(site, limit, operator)
             sweep_id = self._context.new_id()
-            await self._context.record(ClusterState.plan_sweep, sweep_id, plan)
+            await self._context.record(steps.plan_sweep, sweep_id, plan)
         self._context.spawn(self._run(sweep_id))
         return sweep_id
 
@@ -115,7 +115,7 @@ class Sweeps:
     async def cancel(self, sweep_id: str) -> None:
         """Cancels a sweep: nodes that have not begun do not begin. Raises MoveUnknown."""
         self._check(sweep_id)
-        await self._context.record(ClusterState.call_off_sweep, sweep_id)
+        await self._context.record(steps.call_off_sweep, sweep_id)
 
     def resume_all(self) -> None:
         for sweep_id in self._book.under_way():
@@ -157,7 +157,7 @@ class Sweeps:
 
         async def begin() -> bool:
             async with self._context.planning:
-                return await self._context.record(ClusterState.begin_swept, sweep_id, node)
+                return bool(await self._context.record(steps.begin_swept, sweep_id, node))
 
         try:
             outcome = await self._does[known.chore].carry(sweep_id, node, None if begun else begin)
@@ -169,7 +169,7 @@ class Sweeps:
         if outcome.error:
             log.error("%s of %s failed: %s", known.chore, node, outcome.error)
         ms = round(1e3 * (clock.monotonic() - began))
-        await self._context.record(ClusterState.end_swept, sweep_id, node, outcome, ms)
+        await self._context.record(steps.end_swept, sweep_id, node, outcome, ms)
 
 
 # -- Chores about partitions -----------------------------------------------------------------------------------------

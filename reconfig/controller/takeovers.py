@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.executor import Executor
 from reconfig.controller.run_registry import Running, RunRegistry
@@ -418,7 +418,7 @@ class Takeovers:
             # the runner is known before the record is written: an owner that comes back meanwhile is told to seal
             running, runner = self._prepare(planned, f.Takeover(partition, planned.granted_epoch))
             try:
-                await self._context.record(ClusterState.plan_move, planned)
+                await self._context.record(steps.plan_moves, [planned])
             except BaseException:
                 del self._runners[partition]
                 raise

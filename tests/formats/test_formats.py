@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller.context import Writer
 from stateflow.ledger import Ledger
 from stateflow.operator.arrow import read_table
 from stateflow.partition.replica import ReplicaNode
@@ -68,7 +69,7 @@ class Left:
 
 def test_ledger_and_replicas_are_read(folder: Path) -> None:
     with Ledger(f"sqlite:///{folder / 'ledger.db'}") as ledger:
-        left = Left(folder, ClusterState.read(ledger))
+        left = Left(folder, Writer.read(ledger).cluster)
     try:
         assert left.owned() == left.expected
         assert state_of(left) == json.loads((folder / "state.json").read_text())["now"]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
+from reconfig.controller import steps
 from reconfig.controller.batch_book import APP
-from reconfig.controller.cluster_state import ClusterState
-from reconfig.controller.roster import Home
+from reconfig.controller.folds import Home
 from reconfig.decisions.plan import StrategyName
 from reconfig.decisions.work import PlannedMove, to_payload
 from stateflow.client import Cluster
@@ -27,6 +27,7 @@ from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 from tests.integration.operators import Tally
 from tests.integration.support import Model, eventually, outputs, rows_of
 from tests.sizes import sized
+from tests.writing import Written, deploy, write
 
 pytestmark = pytest.mark.processes
 RECONFIGURATIONS = 20_000
@@ -36,9 +37,9 @@ PARTITIONS = sized(1024)
 def fill(ledger: Ledger) -> None:
     """Writes a deployment and ended moves, each a reconfiguration of its own, directly into a ledger."""
     spec = OperatorSpec("Op", "m:Op", 4, ("k",), b"", "[]")
-    cluster = ClusterState(ledger)
-    cluster.register(ReplicaInfo("a", "x", "127.0.0.1:1"), Home("d", "p"))
-    cluster.finish_deployment(cluster.plan_deployment(spec, dict.fromkeys(range(4), "a")))
+    cluster = Written(ledger)
+    write(cluster, steps.register, ReplicaInfo("a", "x", "127.0.0.1:1"), Home("d", "p"))
+    deploy(cluster, spec, dict.fromkeys(range(4), "a"))
     rows: list[dict[str, Any]] = []
     for number in range(RECONFIGURATIONS):
         epoch = 1 + number // 4

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from reconfig.controller.context import ClusterStates
+from reconfig.controller.context import Writer
 from reconfig.controller.controller import Controller
 from reconfig.controller.following import Following
 from reconfig.controller.leading import Leading
@@ -77,11 +77,11 @@ class Controllers:
         def gone(other: Holder) -> bool:
             return other.host == name and other.id != me.id
 
-        def make(leadership: Leadership, states: ClusterStates, grace_s: float) -> Controller:
+        def make(leadership: Leadership, writer: Writer, grace_s: float) -> Controller:
             world.log(f"{name} leads, term {leadership.term}")
             connect: Any = world.net.connect
             server = Controller(
-                ledger, CONTROLLER, clock, connect, world.new_id, leadership=leadership, states=states, grace_s=grace_s
+                ledger, CONTROLLER, clock, connect, world.new_id, leadership=leadership, writer=writer, grace_s=grace_s
             )
             register = server.members.registered
 

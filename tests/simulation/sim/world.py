@@ -555,7 +555,9 @@ class World:
         cluster = self.controller.cluster
         assignment = cluster.operator("Flow").assignment
         self._check_ended()
-        folded = ClusterState.read(self.ledger, validated=True)  # type: ignore[arg-type]
+        folded = ClusterState(cluster.now_us, validated=True)
+        for record in self.ledger.records(archived=True):
+            folded.fold(record)
         for node in self.nodes.values():
             if all(
                 local.mutex._mutex._owner is None for local in node._registry.local_partitions()

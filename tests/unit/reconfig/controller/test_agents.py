@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from reconfig.controller.agents import Agents
-from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.controller import Controller
-from reconfig.controller.roster import Home
+from reconfig.controller.folds import Home
+from reconfig.controller.steps import finish_deployment, plan_deployment, register
 from stateflow.clock import ManualClock
 from stateflow.errors import (
     ForeignLedger,
@@ -40,7 +40,7 @@ def scenario(tmp_path: Path, steps: Callable[[Controller, ManualClock], Awaitabl
         controller = Controller(Ledger(f"sqlite:///{tmp_path / 'ledger.db'}"), clock=clock)
         await steps(controller, clock)
         await controller.close()
-        controller.cluster.ledger.close()
+        controller.context.ledger.close()
 
     asyncio.run(run())
 
@@ -134,11 +134,11 @@ def test_a_replica_with_partitions_is_stopped_by_force_only_and_not_planned_with
         await agents.heard(BEAT)
         await agents.spawn(Request("edge"))
         for name in ("gw-0", "gw-0~1"):
-            await context.record(ClusterState.register, ReplicaInfo(name, "edge", f"{name[0]}:1"), Home(name, "here"))
+            await context.record(register, ReplicaInfo(name, "edge", f"{name[0]}:1"), Home(name, "here"))
             context.members.issue(name, "t", {})
             context.members.registered(name, "i", "t")
-        record = await context.record(ClusterState.plan_deployment, SPEC, dict.fromkeys(range(2), "gw-0~1"))
-        await context.record(ClusterState.finish_deployment, record)
+        *_, record = await context.record(plan_deployment, SPEC, dict.fromkeys(range(2), "gw-0~1"))
+        await context.record(finish_deployment, record)
         assert set(context.alive()) == {"gw-0", "gw-0~1"}
         with pytest.raises(PartitionsLive, match="2 partitions"):
             await agents.stop("gw-0", force=False)

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from reconfig.controller import cluster_state as cluster_state_module
+from reconfig.controller import steps
 from reconfig.controller.batch_book import APP, batch_item, entry
-from reconfig.controller.cluster_state import ClusterState
-from reconfig.controller.roster import Home
+from reconfig.controller.context import Writer
+from reconfig.controller.folds import Home
 from reconfig.decisions.leadership import Leadership
 from reconfig.decisions.plan import Limits, StrategyName
 from reconfig.decisions.sweeps import Maintenance
@@ -29,17 +30,16 @@ from stateflow.ledger import App, Board, Entry, Ledger, Record, RecordState
 from stateflow.moves import MoveOptions
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 from tests.sizes import sized
+from tests.writing import Written, deploy, write
 
 SPEC = OperatorSpec("Op", "mod:Op", 4, ("a", "b"), b"\x00schema\xff", '{"x": 1}')
 P = PartitionId("Op", 1)
 ERROR = {"code": "unavailable", "what": "gone", "remedy": "", "where": {}}
 
 
-def facts(cluster: ClusterState) -> dict[str, Any]:
+def facts(cluster: Written) -> dict[str, Any]:
     """Returns all that the cluster state knows, in comparable form."""
-    return {
-        field.name: getattr(cluster, field.name) for field in dataclasses.fields(ClusterState) if field.name != "ledger"
-    }
+    return {field.name: getattr(cluster, field.name) for field in dataclasses.fields(Written) if field.name != "now_us"}
 
 
 @pytest.fixture
@@ -50,27 +50,27 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 @pytest.fixture
-def cluster(ledger: Ledger) -> ClusterState:
-    made = ClusterState(ledger)
+def cluster(ledger: Ledger) -> Written:
+    made = Written(ledger)
     for name in ("a", "b"):
-        made.register(ReplicaInfo(name, f"site-{name}", f"{name}:1"), Home(f"directory-{name}", "here"))
-    made.finish_deployment(made.plan_deployment(SPEC, dict.fromkeys(range(4), "a")))
+        write(made, steps.register, ReplicaInfo(name, f"site-{name}", f"{name}:1"), Home(f"directory-{name}", "here"))
+    deploy(made, SPEC, dict.fromkeys(range(4), "a"))
     return made
 
 
-def planned(cluster: ClusterState, run: str = "r1", partition: PartitionId = P, target: str = "b") -> PlannedMove:
+def planned(cluster: Written, run: str = "r1", partition: PartitionId = P, target: str = "b") -> PlannedMove:
     source, epoch = cluster.operator("Op").assignment.owner(partition.partition)
     return PlannedMove(
         run, partition, source, target, epoch, cluster.next_epoch(partition), StrategyName.WARM_UP, MoveOptions(20.0)
     )
 
 
-def recorded(cluster: ClusterState) -> OperatorSpec:
+def recorded(cluster: Written) -> OperatorSpec:
     return replace(SPEC, recorded_us=cluster.versions_us["Op"])
 
 
-def test_a_deployment_survives_the_ledger(cluster: ClusterState) -> None:
-    again = ClusterState.read(cluster.ledger)
+def test_a_deployment_survives_the_ledger(cluster: Written) -> None:
+    again = Written.read(cluster.ledger)
     assert again.operator("Op").spec == cluster.operator("Op").spec == recorded(again)
     assert again.operator("Op").assignment.owners == ("a",) * 4
     assert again.operator("Op").assignment.epochs == (1,) * 4
@@ -78,60 +78,60 @@ def test_a_deployment_survives_the_ledger(cluster: ClusterState) -> None:
 
 
 def test_an_unfinished_deployment_is_remembered_as_such(ledger: Ledger) -> None:
-    cluster = ClusterState(ledger)
-    record = cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
-    again = ClusterState.read(ledger)
+    cluster = Written(ledger)
+    record = write(cluster, steps.plan_deployment, SPEC, dict.fromkeys(range(4), "a"))[-1]
+    again = Written.read(ledger)
     assert again.deployed == {}
     assert again.planned["Op"][1] == record
     with pytest.raises(OperatorNotDeployed, match="deployed: none"):
         again.operator("Op")
-    again.finish_deployment(again.planned["Op"][1])
+    write(again, steps.finish_deployment, again.planned["Op"][1])
     assert again.operator("Op").spec == recorded(again)
 
 
-def test_a_second_deployment_of_the_name_is_refused(cluster: ClusterState) -> None:
+def test_a_second_deployment_of_the_name_is_refused(cluster: Written) -> None:
     with pytest.raises(IllegalRecord):
-        cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "b"))
-    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
+        write(cluster, steps.plan_deployment, SPEC, dict.fromkeys(range(4), "b"))
+    assert facts(Written.read(cluster.ledger)) == facts(cluster)
 
 
-def test_a_replica_that_comes_back_unchanged_leaves_no_record(cluster: ClusterState) -> None:
+def test_a_replica_that_comes_back_unchanged_leaves_no_record(cluster: Written) -> None:
     before = len(list(cluster.ledger.records()))
-    cluster.register(ReplicaInfo("a", "site-a", "a:1"), Home("directory-a", "here"))
+    write(cluster, steps.register, ReplicaInfo("a", "site-a", "a:1"), Home("directory-a", "here"))
     assert len(list(cluster.ledger.records())) == before
-    cluster.register(ReplicaInfo("a", "site-a", "a:2"), Home("directory-a", "here"))
+    write(cluster, steps.register, ReplicaInfo("a", "site-a", "a:2"), Home("directory-a", "here"))
     assert cluster.roster.replicas["a"].address == "a:2"
-    assert ClusterState.read(cluster.ledger).roster.replicas == cluster.roster.replicas
-    cluster.register(ReplicaInfo("a", "site-a", "a:2"), Home("directory-a", "there"))
-    cluster.replace("a", "another")
+    assert Written.read(cluster.ledger).roster.replicas == cluster.roster.replicas
+    write(cluster, steps.register, ReplicaInfo("a", "site-a", "a:2"), Home("directory-a", "there"))
+    write(cluster, steps.rehome, "a", "another")
     assert cluster.roster.homes == {"a": Home("another"), "b": Home("directory-b", "here")}
-    assert ClusterState.read(cluster.ledger).roster.homes == cluster.roster.homes
-    cluster.register(ReplicaInfo("a", "site-a", "a:2"), Home("another", "here"))
-    assert ClusterState.read(cluster.ledger).roster.homes == cluster.roster.homes
+    assert Written.read(cluster.ledger).roster.homes == cluster.roster.homes
+    write(cluster, steps.register, ReplicaInfo("a", "site-a", "a:2"), Home("another", "here"))
+    assert Written.read(cluster.ledger).roster.homes == cluster.roster.homes
     assert cluster.roster.homes["a"] == Home("another", "here")
 
 
-def test_a_replica_of_an_earlier_version_has_no_data_directory_yet(cluster: ClusterState) -> None:
+def test_a_replica_of_an_earlier_version_has_no_data_directory_yet(cluster: Written) -> None:
     payload = {"site": "site-c", "address": "c:1", "weight": 1}
-    cluster._append("replica/c/0f0f", RecordState.NEW, None, payload)
+    write(cluster, lambda _: [entry("replica/c/0f0f", RecordState.NEW, None, payload)])
     assert cluster.roster.replicas["c"] == ReplicaInfo("c", "site-c", "c:1")
     assert "c" not in cluster.roster.homes
-    cluster.register(ReplicaInfo("c", "site-c", "c:1"), Home("directory-c", "here"))
-    assert ClusterState.read(cluster.ledger).roster.homes["c"] == Home("directory-c", "here")
+    write(cluster, steps.register, ReplicaInfo("c", "site-c", "c:1"), Home("directory-c", "here"))
+    assert Written.read(cluster.ledger).roster.homes["c"] == Home("directory-c", "here")
 
 
-def test_a_move_from_plan_to_owner(cluster: ClusterState) -> None:
+def test_a_move_from_plan_to_owner(cluster: Written) -> None:
     move = planned(cluster)
     assert (move.epoch, move.granted_epoch) == (1, 2)
-    cluster.plan_move(move)
+    write(cluster, steps.plan_moves, [move])
     assert not cluster.open_moves[move.item_id].granted
-    cluster.grant(move)
+    write(cluster, steps.grant, move)
     assert cluster.open_moves[move.item_id].granted
-    assert ClusterState.read(cluster.ledger).open_moves[move.item_id].granted
-    cluster.move_owned(move, {"pause_ms": 3.5})
+    assert Written.read(cluster.ledger).open_moves[move.item_id].granted
+    write(cluster, steps.move_owned, move, {"pause_ms": 3.5})
     assert cluster.operator("Op").assignment.owner(1) == ("b", 2)
     assert cluster.open_moves == {}
-    (finished,) = ClusterState.read(cluster.ledger).finished
+    (finished,) = Written.read(cluster.ledger).finished
     assert finished[0] == move
     columns = {"status": "COMPLETED", "ms": 0, "result": '{"pause_ms": 3.5}'}
     assert finished[1].payload == {"epoch": 2, "owner": "b", "report": {"pause_ms": 3.5}, "set": columns}
@@ -145,21 +145,21 @@ def batch_of(ledger: Ledger, id: str) -> tuple[str, list[str]]:
     ]
 
 
-def test_a_reconfiguration_is_a_batch_of_the_board(ledger: Ledger, cluster: ClusterState) -> None:
+def test_a_reconfiguration_is_a_batch_of_the_board(ledger: Ledger, cluster: Written) -> None:
     moves = [PlannedMove("r1", PartitionId("Op", n), "a", "b", 1, 2, StrategyName.WARM_UP) for n in range(3)]
-    cluster.plan_moves(moves)
+    write(cluster, steps.plan_moves, moves)
     assert batch_of(ledger, "r1") == ("IN_PROGRESS", ["WAITING"] * 3)
-    cluster.begin_moves(moves[:2])
-    cluster.begin_moves(moves[:2])  # a second leader may begin them again
-    cluster.pause("r1", True)
+    write(cluster, steps.begin_moves, moves[:2])
+    write(cluster, steps.begin_moves, moves[:2])  # a second leader may begin them again
+    write(cluster, steps.pause, "r1", True)
     assert batch_of(ledger, "r1") == ("PAUSED", ["IN_PROGRESS", "IN_PROGRESS", "WAITING"])
-    cluster.grant(moves[0])
-    cluster.move_owned(moves[0], {"duration_s": 0.25, "pause_ms": 3.0})
-    cluster.move_aborted(moves[1], ERROR, {})
-    cluster.pause("r1", False)
+    write(cluster, steps.grant, moves[0])
+    write(cluster, steps.move_owned, moves[0], {"duration_s": 0.25, "pause_ms": 3.0})
+    write(cluster, steps.move_aborted, moves[1], ERROR, {})
+    write(cluster, steps.pause, "r1", False)
     assert batch_of(ledger, "r1") == ("IN_PROGRESS", ["COMPLETED", "FAILED", "WAITING"])
-    cluster.grant(moves[2])
-    cluster.move_owned(moves[2], {})
+    write(cluster, steps.grant, moves[2])
+    write(cluster, steps.move_owned, moves[2], {})
     assert batch_of(ledger, "r1") == ("DONE", ["COMPLETED", "FAILED", "COMPLETED"])
     told = Board(ledger).batch("reconfiguration/r1")
     assert (told["command"], told["succeeded"], told["failed"]) == ("migrate", 2, 1)
@@ -174,237 +174,233 @@ def test_a_reconfiguration_is_a_batch_of_the_board(ledger: Ledger, cluster: Clus
     assert batch_of(ledger, "r1") == ("DONE", ["COMPLETED", "FAILED", "COMPLETED"])
     with pytest.raises(IllegalRecord, match="`stateflow reconfig`"):
         Board(ledger).retry_batch("reconfiguration/r1")
-    cluster.pause("r1", True)
+    write(cluster, steps.pause, "r1", True)
     assert batch_of(ledger, "r1")[0] == "DONE", "what has ended is not paused"
 
 
-def test_one_that_is_cancelled_while_it_is_paused_ends_so(ledger: Ledger, cluster: ClusterState) -> None:
+def test_one_that_is_cancelled_while_it_is_paused_ends_so(ledger: Ledger, cluster: Written) -> None:
     moves = [PlannedMove("r1", PartitionId("Op", n), "a", "b", 1, 2, StrategyName.WARM_UP) for n in range(2)]
-    cluster.plan_moves(moves)
-    cluster.pause("r1", True)
-    cluster.cancel("r1")
-    cluster.cancel("r1")
-    assert ClusterState.read(ledger).history["r1"].cancelled
+    write(cluster, steps.plan_moves, moves)
+    write(cluster, steps.pause, "r1", True)
+    write(cluster, steps.cancel, "r1")
+    write(cluster, steps.cancel, "r1")
+    assert Written.read(ledger).history["r1"].cancelled
     for move in moves:
-        cluster.move_aborted(move, MoveCancelled("it was", remedy="-").to_wire(), {})
+        write(cluster, steps.move_aborted, move, MoveCancelled("it was", remedy="-").to_wire(), {})
     assert batch_of(ledger, "r1") == ("CANCELLED", ["CANCELLED", "CANCELLED"])
-    again = ClusterState.read(ledger).history["r1"]
+    again = Written.read(ledger).history["r1"]
     assert (again.state, again.withdrawn) == ("CANCELLED", moves)
-    assert facts(ClusterState.read(ledger)) == facts(cluster)
+    assert facts(Written.read(ledger)) == facts(cluster)
 
 
-def test_restores_of_one_command_are_a_batch(ledger: Ledger, cluster: ClusterState) -> None:
+def test_restores_of_one_command_are_a_batch(ledger: Ledger, cluster: Written) -> None:
     restores = [PlannedRestore("x", PartitionId("Op", n), "a", "b", 2) for n in (0, 2)]
-    cluster.plan_restores(restores)
+    write(cluster, steps.plan_restores, restores)
     board = Board(ledger)
     assert [each["status"] for each in board.entities("restores/x")] == ["IN_PROGRESS", "IN_PROGRESS"]
-    again = ClusterState.read(ledger)
+    again = Written.read(ledger)
     assert (facts(again), again.restores.under_way) == (facts(cluster), restores)
-    again.restore_owned(restores[0], 2, {"bytes": 7})
+    write(again, steps.restore_owned, restores[0], 2, {"bytes": 7})
     assert board.batch("restores/x")["status"] == "IN_PROGRESS"
-    again.restore_failed(restores[1], 0, ERROR)
+    write(again, steps.restore_failed, restores[1], 0, ERROR)
     found = board.batch("restores/x")
     assert (found["status"], found["command"], found["succeeded"], found["failed"]) == ("DONE", "restore", 1, 1)
     assert [each["result"] for each in board.entities("restores/x")] == [
         '{"bytes": 7}',
         '{"error": "unavailable: gone"}',
     ]
-    assert facts(ClusterState.read(ledger)) == facts(again)
+    assert facts(Written.read(ledger)) == facts(again)
     assert ledger.verify() == []
 
 
-def test_restores_that_are_called_off_end_so(ledger: Ledger, cluster: ClusterState) -> None:
+def test_restores_that_are_called_off_end_so(ledger: Ledger, cluster: Written) -> None:
     restores = [PlannedRestore("x", PartitionId("Op", n), "a", "b", 2) for n in (0, 2)]
-    cluster.plan_restores(restores)
+    write(cluster, steps.plan_restores, restores)
     for _ in range(2):
-        cluster.call_off_restore("x")
-    again = ClusterState.read(ledger)
+        write(cluster, steps.call_off_restore, "x")
+    again = Written.read(ledger)
     assert again.restores.cancelled == {"x"}
-    again.restore_owned(restores[0], 2, {"bytes": 7})
-    again.restore_failed(restores[1], 0, MoveCancelled("it was", remedy="-").to_wire())
+    write(again, steps.restore_owned, restores[0], 2, {"bytes": 7})
+    write(again, steps.restore_failed, restores[1], 0, MoveCancelled("it was", remedy="-").to_wire())
     board = Board(ledger)
     assert board.batch("restores/x")["status"] == "CANCELLED"
     assert [each["status"] for each in board.entities("restores/x")] == ["COMPLETED", "CANCELLED"]
-    assert facts(ClusterState.read(ledger)) == facts(again)
+    assert facts(Written.read(ledger)) == facts(again)
     assert not again.restores.cancelled
     assert ledger.verify() == []
 
 
-def test_a_maintenance_until_it_is_over(cluster: ClusterState) -> None:
-    cluster.maintain("a", Maintenance(1, 2))
-    cluster.maintain("b", Maintenance(1, 0, "rack"))
+def test_a_maintenance_until_it_is_over(cluster: Written) -> None:
+    write(cluster, steps.maintain, "a", Maintenance(1, 2))
+    write(cluster, steps.maintain, "b", Maintenance(1, 0, "rack"))
     assert cluster.maintained() == {"b"}
-    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
-    cluster.maintain("b", None)
+    assert facts(Written.read(cluster.ledger)) == facts(cluster)
+    write(cluster, steps.maintain, "b", None)
     assert cluster.maintained() == set()
-    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
+    assert facts(Written.read(cluster.ledger)) == facts(cluster)
 
 
-def test_a_move_that_waits_goes_elsewhere(cluster: ClusterState) -> None:
-    cluster.register(ReplicaInfo("c", "site-c", "c:1"), Home("c", "here"))
+def test_a_move_that_waits_goes_elsewhere(cluster: Written) -> None:
+    write(cluster, steps.register, ReplicaInfo("c", "site-c", "c:1"), Home("c", "here"))
     move = replace(planned(cluster), reason="job/nightly/7: it is time")
-    cluster.plan_move(move)
-    cluster.retarget(move, "c", "b does not answer")
-    again = ClusterState.read(cluster.ledger)
+    write(cluster, steps.plan_moves, [move])
+    write(cluster, steps.retarget, move, "c", "b does not answer")
+    again = Written.read(cluster.ledger)
     (open_move,) = again.open_moves.values()
     assert isinstance(open_move.planned, PlannedMove)
     assert (open_move.planned.target, open_move.planned.reason) == ("c", "job/nightly/7: it is time; b does not answer")
     assert facts(again) == facts(cluster)
-    cluster.grant(open_move.planned)
-    cluster.move_owned(open_move.planned, {})
+    write(cluster, steps.grant, open_move.planned)
+    write(cluster, steps.move_owned, open_move.planned, {})
     assert cluster.operator("Op").assignment.owner(1) == ("c", 2)
 
 
-def test_limits_are_those_of_the_options_until_they_are_edited(cluster: ClusterState) -> None:
+def test_limits_are_those_of_the_options_until_they_are_edited(cluster: Written) -> None:
     options = MoveOptions(limit=3, per_link=2)
     move = replace(planned(cluster), options=options)
-    cluster.plan_move(move)
+    write(cluster, steps.plan_moves, [move])
     assert cluster.history["r1"].limits == Limits(3, 0, 2)
-    cluster.edit("r1", Limits(5, 1))
-    cluster.edit("r1", Limits(5, 1))
-    assert ClusterState.read(cluster.ledger).history["r1"].limits == Limits(5, 1)
-    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
+    write(cluster, steps.edit, "r1", Limits(5, 1))
+    write(cluster, steps.edit, "r1", Limits(5, 1))
+    assert Written.read(cluster.ledger).history["r1"].limits == Limits(5, 1)
+    assert facts(Written.read(cluster.ledger)) == facts(cluster)
 
 
-def test_a_plan_is_recorded_as_a_whole_or_not_at_all(cluster: ClusterState) -> None:
+def test_a_plan_is_recorded_as_a_whole_or_not_at_all(cluster: Written) -> None:
     moves = [planned(cluster, "r1", PartitionId("Op", number)) for number in (0, 1, 2)]
-    other = ClusterState.read(cluster.ledger)
-    other.plan_move(moves[2])  # the item is now owned by another writer
+    other = Written.read(cluster.ledger)
+    write(other, steps.plan_moves, [moves[2]])  # the item is now owned by another writer
     before = facts(cluster)
     with pytest.raises((Locked, IllegalRecord)):
-        cluster.plan_moves(moves)
+        write(cluster, steps.plan_moves, moves)
     assert facts(cluster) == before
-    assert ClusterState.read(cluster.ledger).open_moves.keys() == {moves[2].item_id}
+    assert Written.read(cluster.ledger).open_moves.keys() == {moves[2].item_id}
     again = [replace(move, reconfiguration="r2", round=n) for n, move in enumerate(moves)]
-    other.plan_moves(again)
-    recorded = ClusterState.read(cluster.ledger).history["r2"]
+    write(other, steps.plan_moves, again)
+    recorded = Written.read(cluster.ledger).history["r2"]
     assert [move for move, _ in recorded.moves.values()] == again
 
 
-def test_an_aborted_move_leaves_the_assignment_and_burns_its_grant(cluster: ClusterState) -> None:
+def test_an_aborted_move_leaves_the_assignment_and_burns_its_grant(cluster: Written) -> None:
     move = planned(cluster)
-    cluster.plan_move(move)
-    cluster.grant(move)
-    cluster.move_aborted(move, ERROR, {})
+    write(cluster, steps.plan_moves, [move])
+    write(cluster, steps.grant, move)
+    write(cluster, steps.move_aborted, move, ERROR, {})
     assert cluster.operator("Op").assignment.owner(1) == ("a", 1)
     assert cluster.next_epoch(P) == 3
-    assert ClusterState.read(cluster.ledger).next_epoch(P) == 3
+    assert Written.read(cluster.ledger).next_epoch(P) == 3
     assert cluster.next_epoch(PartitionId("Op", 2)) == 2, "each partition counts for itself"
 
 
-def test_a_move_that_was_never_granted_burns_nothing(cluster: ClusterState) -> None:
+def test_a_move_that_was_never_granted_burns_nothing(cluster: Written) -> None:
     move = planned(cluster)
-    cluster.plan_move(move)
-    cluster.move_aborted(move, ERROR, {})
+    write(cluster, steps.plan_moves, [move])
+    write(cluster, steps.move_aborted, move, ERROR, {})
     assert cluster.next_epoch(P) == 2
 
 
-def test_an_epoch_is_granted_to_one_move_only(ledger: Ledger, cluster: ClusterState) -> None:
+def test_an_epoch_is_granted_to_one_move_only(ledger: Ledger, cluster: Written) -> None:
     """Two controllers each believe that they lead: only one is granted the epoch."""
-    other = ClusterState.read(ledger)
+    other = Written.read(ledger)
     mine, theirs = planned(cluster, "r1"), planned(other, "r2", target="a")
-    cluster.plan_move(mine)
-    other.plan_move(theirs)
-    other.grant(theirs)
+    write(cluster, steps.plan_moves, [mine])
+    write(other, steps.plan_moves, [theirs])
+    write(other, steps.grant, theirs)
     with pytest.raises((Locked, IllegalRecord)):
-        cluster.grant(mine)
+        write(cluster, steps.grant, mine)
     assert not cluster.open_moves[mine.item_id].granted
-    final = ClusterState.read(ledger)
+    final = Written.read(ledger)
     assert final.open_moves[theirs.item_id].granted
     assert not final.open_moves[mine.item_id].granted
 
 
-def test_nothing_follows_from_controllers_that_an_earlier_version_recorded(
-    ledger: Ledger, cluster: ClusterState
-) -> None:
+def test_nothing_follows_from_controllers_that_an_earlier_version_recorded(ledger: Ledger, cluster: Written) -> None:
     before = facts(cluster)
     record = entry("controller/c/1", RecordState.NEW, None, {"site": "edge", "labels": {}})
     (told,) = ledger.append([record])
-    assert facts(ClusterState.read(ledger)) == before | {"newest": told.record_id}
+    assert facts(Written.read(ledger)) == before | {"newest": told.record_id}
 
 
-def test_a_result_is_told_once(cluster: ClusterState) -> None:
+def test_a_result_is_told_once(cluster: Written) -> None:
     move = planned(cluster)
-    cluster.plan_move(move)
-    cluster.grant(move)
-    late = ClusterState.read(cluster.ledger)
-    cluster.move_owned(move, {})
+    write(cluster, steps.plan_moves, [move])
+    write(cluster, steps.grant, move)
+    late = Written.read(cluster.ledger)
+    write(cluster, steps.move_owned, move, {})
     with pytest.raises(Locked):
-        late.move_aborted(move, ERROR, {})
-    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
+        write(late, steps.move_aborted, move, ERROR, {})
+    assert facts(Written.read(cluster.ledger)) == facts(cluster)
 
 
 @pytest.mark.parametrize("resolved", [(True, False), (False, True), (True, True)])
-def test_what_a_person_resolved_by_hand_is_told_all_the_same(
-    cluster: ClusterState, resolved: tuple[bool, bool]
-) -> None:
+def test_what_a_person_resolved_by_hand_is_told_all_the_same(cluster: Written, resolved: tuple[bool, bool]) -> None:
     move = planned(cluster)
-    cluster.plan_move(move)
-    cluster.begin_moves([move])
-    cluster.grant(move)
+    write(cluster, steps.plan_moves, [move])
+    write(cluster, steps.begin_moves, [move])
+    write(cluster, steps.grant, move)
     for item, is_resolved in zip((move.item_id, batch_item(move.reconfiguration)), resolved, strict=True):
         if is_resolved:
             cluster.ledger.resolve(item, "it looked stuck")
-    cluster.move_owned(move, {})
+    write(cluster, steps.move_owned, move, {})
     assert cluster.operator("Op").assignment.owner(1) == ("b", 2)
-    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
+    assert facts(Written.read(cluster.ledger)) == facts(cluster)
 
 
-def test_a_ledger_shared_with_others_and_archived(cluster: ClusterState) -> None:
+def test_a_ledger_shared_with_others_and_archived(cluster: Written) -> None:
     cluster.ledger.process_new_item("move/that-is/none", App("shredder", "1"), lambda item: None)
     move = planned(cluster)
-    cluster.plan_move(move)
-    cluster.grant(move)
-    cluster.move_owned(move, {})
+    write(cluster, steps.plan_moves, [move])
+    write(cluster, steps.grant, move)
+    write(cluster, steps.move_owned, move, {})
     assert cluster.ledger.archive(timedelta(seconds=-60)) == 4, "the move, its batch, the deployment and the stranger"
-    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
+    assert facts(Written.read(cluster.ledger)) == facts(cluster)
     again = planned(cluster, "r2", target="a")
-    cluster.plan_move(again)
+    write(cluster, steps.plan_moves, [again])
     assert again.granted_epoch == 3
 
 
-def test_an_operator_that_was_undeployed_begins_anew_above_all_its_epochs(cluster: ClusterState) -> None:
+def test_an_operator_that_was_undeployed_begins_anew_above_all_its_epochs(cluster: Written) -> None:
     """The new deployment's epochs exceed all earlier ones, so that state of the old deployment can be told apart."""
     move = planned(cluster)
-    cluster.plan_move(move)
-    cluster.grant(move)
-    cluster.move_aborted(move, ERROR, {})
-    cluster.want_standbys("Op", 1)
-    cluster.undeploy("Op", cluster.newest_epoch("Op"))
+    write(cluster, steps.plan_moves, [move])
+    write(cluster, steps.grant, move)
+    write(cluster, steps.move_aborted, move, ERROR, {})
+    write(cluster, steps.want_standbys, "Op", 1)
+    write(cluster, steps.undeploy, "Op", cluster.newest_epoch("Op"))
     assert (cluster.deployed, cluster.standbys, cluster.undeployed) == ({}, {}, {"Op": 2})
     with pytest.raises(OperatorNotDeployed):
         cluster.operator("Op")
-    cluster.finish_deployment(cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "b")))
+    deploy(cluster, SPEC, dict.fromkeys(range(4), "b"))
     assert cluster.operator("Op").assignment.epochs == (3,) * 4
     assert cluster.operator("Op").first_epoch == 3
     assert cluster.next_epoch(P) == 4
-    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
+    assert facts(Written.read(cluster.ledger)) == facts(cluster)
     again = planned(cluster, "r2", target="a")
-    cluster.plan_move(again)
-    cluster.grant(again)
-    cluster.move_owned(again, {})
-    cluster.undeploy("Op", cluster.newest_epoch("Op"))
-    cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
+    write(cluster, steps.plan_moves, [again])
+    write(cluster, steps.grant, again)
+    write(cluster, steps.move_owned, again, {})
+    write(cluster, steps.undeploy, "Op", cluster.newest_epoch("Op"))
+    write(cluster, steps.plan_deployment, SPEC, dict.fromkeys(range(4), "a"))
     assert cluster.planned["Op"][0].first_epoch == 5
-    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
+    assert facts(Written.read(cluster.ledger)) == facts(cluster)
 
 
-def test_a_replica_that_was_forgotten_is_a_new_one_when_it_comes_back(cluster: ClusterState) -> None:
-    cluster.forget("b")
+def test_a_replica_that_was_forgotten_is_a_new_one_when_it_comes_back(cluster: Written) -> None:
+    write(cluster, steps.forget, "b")
     assert set(cluster.roster.replicas) == set(cluster.roster.homes) == {"a"}
-    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
-    cluster.register(ReplicaInfo("b", "elsewhere", "b:2"), Home("another", "there"))
-    cluster.forget("b")
-    cluster.register(ReplicaInfo("b", "elsewhere", "b:2"), Home("another", "there"))
+    assert facts(Written.read(cluster.ledger)) == facts(cluster)
+    write(cluster, steps.register, ReplicaInfo("b", "elsewhere", "b:2"), Home("another", "there"))
+    write(cluster, steps.forget, "b")
+    write(cluster, steps.register, ReplicaInfo("b", "elsewhere", "b:2"), Home("another", "there"))
     assert cluster.roster.homes["b"] == Home("another", "there")
-    assert facts(ClusterState.read(cluster.ledger)) == facts(cluster)
+    assert facts(Written.read(cluster.ledger)) == facts(cluster)
 
 
 class Dies(Exception):
     pass
 
 
-def dying_after(cluster: ClusterState, writes: int) -> None:
+def dying_after(cluster: Written, writes: int) -> None:
     """Ends the process after so many records of a write, as it could if they were not written in one transaction."""
     append = cluster.ledger.append
 
@@ -415,25 +411,24 @@ def dying_after(cluster: ClusterState, writes: int) -> None:
     cluster.ledger.append = limited  # type: ignore[method-assign]
 
 
-def test_what_was_decided_in_a_term_that_has_ended_meanwhile_is_not_written(
-    ledger: Ledger, cluster: ClusterState
-) -> None:
+def test_what_was_decided_in_a_term_that_has_ended_meanwhile_is_not_written(ledger: Ledger, cluster: Written) -> None:
     """A decision is not written after its term has ended.
 
     A grant that a locked database held up used to be written after its controller had stopped leading: that controller
     did not carry it out, and the next leader rolled the move back.
     """
     move = planned(cluster)
-    cluster.plan_move(move)
+    write(cluster, steps.plan_moves, [move])
     leadership = Leadership(until=1.0)
-    cluster.check = lambda: leadership.check(2.0)
+    writer = Writer(ledger, cluster)
+    writer.check = lambda: leadership.check(2.0)
     with pytest.raises(HoldLost):
-        cluster.grant(move)
-    assert [open_move.granted for open_move in ClusterState.read(ledger).open_moves.values()] == [False]
+        writer.append(steps.grant(cluster, move))
+    assert [open_move.granted for open_move in Written.read(ledger).open_moves.values()] == [False]
 
 
 @pytest.mark.parametrize("writes", [1, 2])
-def test_a_move_that_an_earlier_version_planned(ledger: Ledger, cluster: ClusterState, writes: int) -> None:
+def test_a_move_that_an_earlier_version_planned(ledger: Ledger, cluster: Written, writes: int) -> None:
     """A move recorded by an earlier version can be paused and aborted.
 
     It was no entity of a batch, and a half-written one must not be stuck for ever.
@@ -442,31 +437,35 @@ def test_a_move_that_an_earlier_version_planned(ledger: Ledger, cluster: Cluster
     new = ledger.put(move.item_id, APP, RecordState.NEW, None, to_payload(move), lease_s=math.inf)
     if writes == 2:
         ledger.put(move.item_id, APP, RecordState.PROCESSING, new, lease_s=math.inf)
-    again = ClusterState.read(ledger)
+    again = Written.read(ledger)
     assert len(again.open_moves) == 1
-    again.pause("r1", True)
-    assert ClusterState.read(ledger).paused == {"r1"}
+    write(again, steps.pause, "r1", True)
+    assert Written.read(ledger).paused == {"r1"}
     for open_move in list(again.open_moves.values()):
-        again.move_aborted(open_move.planned, ERROR, {})
+        write(again, steps.move_aborted, open_move.planned, ERROR, {})
     assert again.open_moves == {}
-    assert facts(ClusterState.read(ledger)) == facts(again)
+    assert facts(Written.read(ledger)) == facts(again)
     retry = planned(again, "r2")
-    again.plan_move(retry)
-    again.grant(retry)
-    again.move_owned(retry, {})
+    write(again, steps.plan_moves, [retry])
+    write(again, steps.grant, retry)
+    write(again, steps.move_owned, retry, {})
     assert again.operator("Op").assignment.owner(1) == ("b", 2)
 
 
 @pytest.mark.parametrize("writes", [0, 1])
 def test_a_crash_between_the_two_records_of_a_deployment(ledger: Ledger, writes: int) -> None:
-    cluster = ClusterState(ledger)
+    cluster = Written(ledger)
     dying_after(cluster, writes)
     with pytest.raises(Dies):
-        cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
+        write(cluster, steps.plan_deployment, SPEC, dict.fromkeys(range(4), "a"))
     del ledger.append  # type: ignore[attr-defined]
-    again = ClusterState.read(ledger)
-    record = again.planned["Op"][1] if writes else again.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
-    again.finish_deployment(record)
+    again = Written.read(ledger)
+    record = (
+        again.planned["Op"][1]
+        if writes
+        else write(again, steps.plan_deployment, SPEC, dict.fromkeys(range(4), "a"))[-1]
+    )
+    write(again, steps.finish_deployment, record)
     assert again.operator("Op").spec == recorded(again)
 
 
@@ -482,7 +481,7 @@ class ClusterStateMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = Ledger("sqlite://")
-        self.cluster = ClusterState(self.ledger, validated=True)
+        self.cluster = Written(self.ledger, validated=True)
         self.runs = 0
         self.granted: dict[PartitionId, set[int]] = {}
         for name in "ab":
@@ -491,25 +490,28 @@ class ClusterStateMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from("ab"), port=st.integers(1, 2))
     def register(self, name: str, port: int) -> None:
         self.runs += 1
-        self.cluster.register(
-            ReplicaInfo(name, "site", f"{name}:{port}"), Home(f"d{self.runs % 2}", f"p{self.runs % 3}")
+        write(
+            self.cluster,
+            steps.register,
+            ReplicaInfo(name, "site", f"{name}:{port}"),
+            Home(f"d{self.runs % 2}", f"p{self.runs % 3}"),
         )
 
     @rule(name=st.sampled_from("ab"))
     def forget(self, name: str) -> None:
         if name in self.cluster.roster.replicas and self.cluster.is_free(name):
-            self.cluster.forget(name)
+            write(self.cluster, steps.forget, name)
 
     @rule(name=st.sampled_from("xy"), cores=st.integers(1, 2))
     def register_agent(self, name: str, cores: int) -> None:
         self.runs += 1
         info = AgentInfo(name, "site", f"{name}:1", {"disk": "ssd"}, cores)
-        self.cluster.register_agent(info, Home(f"d{self.runs % 2}", "p"))
+        write(self.cluster, steps.register_agent, info, Home(f"d{self.runs % 2}", "p"))
 
     @rule(name=st.sampled_from("xy"))
     def dismiss(self, name: str) -> None:
         if name in self.cluster.roster.agents:
-            self.cluster.dismiss(name)
+            write(self.cluster, steps.dismiss, name)
             assert not self.cluster.roster.wanted_at(name)
 
     @precondition(lambda self: self.cluster.roster.agents)
@@ -517,28 +519,28 @@ class ClusterStateMachine(RuleBasedStateMachine):
     def spawn(self, names: set[str], running: bool) -> None:
         agent = min(self.cluster.roster.agents)
         wanted = [Spawned(name, agent, running, self.runs + 1) for name in sorted(names)]
-        self.cluster.spawn(wanted)
+        write(self.cluster, steps.spawn, wanted)
         assert [self.cluster.roster.spawned[each.replica] for each in wanted] == wanted
 
     @rule(name=st.sampled_from(["Op", "Two"]))
     def undeploy(self, name: str) -> None:
         moving = any(each.planned.partition.operator == name for each in self.cluster.open_moves.values())
         if name in self.cluster.deployed and not moving:
-            self.cluster.undeploy(name, self.cluster.newest_epoch(name))
+            write(self.cluster, steps.undeploy, name, self.cluster.newest_epoch(name))
 
     @rule(name=st.sampled_from(["Op", "Two"]), finish=st.booleans())
     def deploy(self, name: str, finish: bool) -> None:
         if name in self.cluster.deployed or name in self.cluster.planned or "a" not in self.cluster.roster.replicas:
             return
         spec = replace(SPEC, name=name)
-        record = self.cluster.plan_deployment(spec, dict.fromkeys(range(4), "a"))
+        record = write(self.cluster, steps.plan_deployment, spec, dict.fromkeys(range(4), "a"))[-1]
         if finish:
-            self.cluster.finish_deployment(record)
+            write(self.cluster, steps.finish_deployment, record)
 
     @precondition(lambda self: self.cluster.planned)
     @rule()
     def finish_deployment(self) -> None:
-        self.cluster.finish_deployment(min(self.cluster.planned.items())[1][1])
+        write(self.cluster, steps.finish_deployment, min(self.cluster.planned.items())[1][1])
 
     @precondition(lambda self: self.cluster.deployed)
     @rule(data=st.data(), partition=st.integers(0, 1), to=st.sampled_from("ab"))
@@ -552,7 +554,7 @@ class ClusterStateMachine(RuleBasedStateMachine):
         move = PlannedMove(
             f"r{self.runs}", where, source, to, epoch, self.cluster.next_epoch(where), StrategyName.WARM_UP
         )
-        self.cluster.plan_move(move)
+        write(self.cluster, steps.plan_moves, [move])
 
     def _open(self, data: st.DataObject, granted: bool) -> PlannedMove | None:
         items = [item for item, each in self.cluster.open_moves.items() if each.granted is granted]
@@ -562,7 +564,7 @@ class ClusterStateMachine(RuleBasedStateMachine):
     def grant(self, data: st.DataObject) -> None:
         move = self._open(data, granted=False)
         if move is not None:
-            self.cluster.grant(move)
+            write(self.cluster, steps.grant, move)
             epochs = self.granted.setdefault(move.partition, set())
             assert move.granted_epoch not in epochs, "granted twice"
             assert move.granted_epoch > move.epoch
@@ -572,7 +574,7 @@ class ClusterStateMachine(RuleBasedStateMachine):
     def own(self, data: st.DataObject) -> None:
         move = self._open(data, granted=True)
         if move is not None:
-            self.cluster.move_owned(move, {"pause_ms": 1.0})
+            write(self.cluster, steps.move_owned, move, {"pause_ms": 1.0})
             owner = self.cluster.operator(move.partition.operator).assignment.owner(move.partition.partition)
             assert owner == (move.target, move.granted_epoch)
 
@@ -580,7 +582,7 @@ class ClusterStateMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject, granted: bool) -> None:
         move = self._open(data, granted)
         if move is not None:
-            self.cluster.move_aborted(move, ERROR, {})
+            write(self.cluster, steps.move_aborted, move, ERROR, {})
 
     @precondition(lambda self: self.cluster.history)
     @rule(data=st.data(), what=st.sampled_from(["pause", "resume", "cancel", "edit", "begin"]), limit=st.integers(0, 2))
@@ -588,13 +590,15 @@ class ClusterStateMachine(RuleBasedStateMachine):
         id = data.draw(st.sampled_from(sorted(self.cluster.history)))
         match what:
             case "cancel":
-                self.cluster.cancel(id)
+                write(self.cluster, steps.cancel, id)
             case "edit":
-                self.cluster.edit(id, Limits(limit))
+                write(self.cluster, steps.edit, id, Limits(limit))
             case "begin":
-                self.cluster.begin_moves([planned for planned, _ in self.cluster.history[id].moves.values()])
+                write(
+                    self.cluster, steps.begin_moves, [planned for planned, _ in self.cluster.history[id].moves.values()]
+                )
             case _:
-                self.cluster.pause(id, what == "pause")
+                write(self.cluster, steps.pause, id, what == "pause")
 
     @precondition(lambda self: self.cluster.open_moves)
     @rule(data=st.data(), to=st.sampled_from("ab"))
@@ -602,16 +606,16 @@ class ClusterStateMachine(RuleBasedStateMachine):
         open_move = self.cluster.open_moves[data.draw(st.sampled_from(sorted(self.cluster.open_moves)))]
         move = open_move.planned
         if isinstance(move, PlannedMove) and not open_move.granted and to in self.cluster.roster.replicas:
-            self.cluster.retarget(move, to, "it is better there")
+            write(self.cluster, steps.retarget, move, to, "it is better there")
             assert self.cluster.open_moves[move.item_id].planned.target == to
 
     @rule()
     def restart(self) -> None:
-        self.cluster = ClusterState.read(self.ledger, validated=True)
+        self.cluster = Written.read(self.ledger, validated=True)
 
     @invariant()
     def the_fold_is_the_live_state(self) -> None:
-        assert facts(ClusterState.read(self.ledger, validated=True)) == facts(self.cluster)
+        assert facts(Written.read(self.ledger, validated=True)) == facts(self.cluster)
 
     @invariant()
     def records_are_consistent(self) -> None:
@@ -629,21 +633,21 @@ ClusterStateMachine.TestCase.settings = settings(max_examples=sized(160), statef
 TestClusterStateMachine = ClusterStateMachine.TestCase
 
 
-def _second_move(cluster: ClusterState) -> None:
+def _second_move(cluster: Written) -> None:
     other = replace(planned(cluster), reconfiguration="r2")
     cluster.open_moves[other.item_id] = replace(cluster.open_moves["move/r1/1"], planned=other)
 
 
-def _standby_at_the_owner(cluster: ClusterState) -> None:
+def _standby_at_the_owner(cluster: Written) -> None:
     open_move = cluster.open_moves["move/r1/1"]
     open_move.planned = PlannedStandby("r1", P, "a", "a", 1)
 
 
-def _more_partitions(cluster: ClusterState) -> None:
+def _more_partitions(cluster: Written) -> None:
     cluster.deployed["Op"].spec = replace(SPEC, partitions=5)
 
 
-def _owned_at(cluster: ClusterState, owner: str, epoch: int) -> None:
+def _owned_at(cluster: Written, owner: str, epoch: int) -> None:
     deployed = cluster.deployed["Op"]
     deployed.assignment = deployed.assignment.moved(1, owner, epoch)
 
@@ -665,12 +669,10 @@ def _owned_at(cluster: ClusterState, owner: str, epoch: int) -> None:
         (lambda cluster: cluster.roster.spawned.update(r=Spawned("r", "gone")), "has a known agent"),
     ],
 )
-def test_what_no_ledger_folds_to_is_named(
-    cluster: ClusterState, corrupt: Callable[[ClusterState], Any], words: str
-) -> None:
+def test_what_no_ledger_folds_to_is_named(cluster: Written, corrupt: Callable[[Written], Any], words: str) -> None:
     move = planned(cluster)
-    cluster.plan_move(move)
-    cluster.grant(move)
+    write(cluster, steps.plan_moves, [move])
+    write(cluster, steps.grant, move)
     cluster.validate()
     corrupt(cluster)
     with pytest.raises(InvariantBroken, match=rf"{words}.*please report it"):
@@ -678,36 +680,36 @@ def test_what_no_ledger_folds_to_is_named(
 
 
 def test_a_corrupted_cluster_is_caught_by_the_next_record(ledger: Ledger) -> None:
-    cluster = ClusterState(ledger, validated=True)
-    cluster.register(ReplicaInfo("a", "site-a", "a:1"), Home("directory-a", "here"))
-    cluster.finish_deployment(cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "a")))
+    cluster = Written(ledger, validated=True)
+    write(cluster, steps.register, ReplicaInfo("a", "site-a", "a:1"), Home("directory-a", "here"))
+    deploy(cluster, SPEC, dict.fromkeys(range(4), "a"))
     _owned_at(cluster, "nobody", 2)
     with pytest.raises(InvariantBroken, match="owners are registered"):
-        cluster.want_standbys("Op", 1)
+        write(cluster, steps.want_standbys, "Op", 1)
 
 
 def test_every_kind_of_record_that_is_told_of_is_known_and_told_of() -> None:
     assert cluster_state_module.__doc__ is not None
     told = {line[2:].partition("/")[0] for line in cluster_state_module.__doc__.splitlines() if line.startswith("``")}
-    assert told == set(cluster_state_module.FOLDS)
+    assert told == set(cluster_state_module.EVENTS)
 
 
-def test_what_is_adopted_is_not_what_this_ledger_undeployed_under_the_name(cluster: ClusterState) -> None:
+def test_what_is_adopted_is_not_what_this_ledger_undeployed_under_the_name(cluster: Written) -> None:
     """An adopted operator is not the one that this ledger undeployed under its name.
 
     Its epochs are another ledger's, and its replicas were told to delete state up to our ledger's epoch.
     """
-    cluster.undeploy("Op", cluster.newest_epoch("Op"))
+    write(cluster, steps.undeploy, "Op", cluster.newest_epoch("Op"))
     assert cluster.undeployed == {"Op": 1}
-    cluster.adopt(SPEC, dict.fromkeys(range(4), ("a", 1)), dict.fromkeys(range(4), 17))
-    for each in (cluster, ClusterState.read(cluster.ledger)):
+    write(cluster, steps.adopt, SPEC, dict.fromkeys(range(4), ("a", 1)), dict.fromkeys(range(4), 17))
+    for each in (cluster, Written.read(cluster.ledger)):
         assert each.undeployed == {}
         each.validate()
-    cluster.undeploy("Op", cluster.newest_epoch("Op"))
+    write(cluster, steps.undeploy, "Op", cluster.newest_epoch("Op"))
     assert cluster.undeployed == {"Op": 17}
 
 
-def test_versions_of_a_name_are_in_order_whatever_clocks_say(cluster: ClusterState) -> None:
+def test_versions_of_a_name_are_in_order_whatever_clocks_say(cluster: Written) -> None:
     """Versions of a name increase, though clocks may go back.
 
     This includes a deployment after an undeployed one, and versions that replicas have from another ledger.
@@ -716,43 +718,44 @@ def test_versions_of_a_name_are_in_order_whatever_clocks_say(cluster: ClusterSta
     for version in ("two", "three"):
         cluster.versions_us["Op"] += 10**9  # as if recorded by a clock that was ahead
         seen.append(cluster.versions_us["Op"])
-        cluster.upgrade(replace(SPEC, target=f"mod:{version}", recorded_us=seen[-1]))
+        write(cluster, steps.upgrade, replace(SPEC, target=f"mod:{version}", recorded_us=seen[-1]))
         seen.append(cluster.operator("Op").spec.recorded_us)
-    cluster.undeploy("Op", cluster.newest_epoch("Op"))
-    cluster.finish_deployment(cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "a")))
+    write(cluster, steps.undeploy, "Op", cluster.newest_epoch("Op"))
+    deploy(cluster, SPEC, dict.fromkeys(range(4), "a"))
     seen.append(cluster.operator("Op").spec.recorded_us)
     assert seen == sorted(set(seen))
     ahead = replace(SPEC, name="Other", recorded_us=seen[-1] + 10**9)
-    cluster.adopt(ahead, dict.fromkeys(range(4), ("a", 1)), dict.fromkeys(range(4), 1))
+    write(cluster, steps.adopt, ahead, dict.fromkeys(range(4), ("a", 1)), dict.fromkeys(range(4), 1))
     assert cluster.operator("Other").spec.recorded_us == ahead.recorded_us + 1
 
 
-def test_records_without_an_order_count_from_their_time(cluster: ClusterState) -> None:
+def test_records_without_an_order_count_from_their_time(cluster: Written) -> None:
     payload = SPEC.to_json()
     del payload["name"], payload["recorded_us"]
     before = cluster.operator("Op").spec
-    cluster._append("upgrade/Op/1", RecordState.NEW, None, {"spec": payload | {"target": "mod:Two"}})
+    told = entry("upgrade/Op/1", RecordState.NEW, None, {"spec": payload | {"target": "mod:Two"}})
+    write(cluster, lambda _: [told])
     after = cluster.operator("Op").spec
     assert after == replace(before, target="mod:Two", recorded_us=after.recorded_us)
     assert after.recorded_us > before.recorded_us
-    assert ClusterState.read(cluster.ledger).operator("Op").spec == after
+    assert Written.read(cluster.ledger).operator("Op").spec == after
 
 
 def test_sites_of_a_deployment_are_recorded_and_replaced(tmp_path: Path) -> None:
     spec = OperatorSpec("Op", "m:Op", 1, ("k",), b"", "[]")
     with Ledger(f"sqlite:///{tmp_path / 'sites.db'}") as ledger:
-        cluster = ClusterState(ledger)
-        cluster.finish_deployment(cluster.plan_deployment(spec, {0: "a"}, ["edge"]))
-        assert ClusterState.read(ledger).confined() == {"Op": ("edge",)}
-        cluster.confine("Op", ["cloud", "edge"])
-        assert ClusterState.read(ledger).operator("Op").sites == ("cloud", "edge")
-        cluster.confine("Op", [])
-        assert ClusterState.read(ledger).confined() == cluster.confined() == {}
-        cluster.confine("Op", ["edge"])
-        cluster.undeploy("Op", 1)
-        cluster.finish_deployment(cluster.plan_deployment(spec, {0: "a"}))
-        cluster.confine("Op", ["cloud"])
-        assert ClusterState.read(ledger).confined() == {"Op": ("cloud",)}
+        cluster = Written(ledger)
+        deploy(cluster, spec, {0: "a"}, ["edge"])
+        assert Written.read(ledger).confined() == {"Op": ("edge",)}
+        write(cluster, steps.confine, "Op", ["cloud", "edge"])
+        assert Written.read(ledger).operator("Op").sites == ("cloud", "edge")
+        write(cluster, steps.confine, "Op", [])
+        assert Written.read(ledger).confined() == cluster.confined() == {}
+        write(cluster, steps.confine, "Op", ["edge"])
+        write(cluster, steps.undeploy, "Op", 1)
+        deploy(cluster, spec, {0: "a"})
+        write(cluster, steps.confine, "Op", ["cloud"])
+        assert Written.read(ledger).confined() == {"Op": ("cloud",)}
 
 
 def test_a_deployment_that_an_earlier_version_recorded_may_be_anywhere(tmp_path: Path) -> None:
@@ -760,8 +763,10 @@ def test_a_deployment_that_an_earlier_version_recorded_may_be_anywhere(tmp_path:
     fields = spec.to_json()
     del fields["name"]
     with Ledger(f"sqlite:///{tmp_path / 'older.db'}") as ledger:
-        cluster = ClusterState(ledger)
-        cluster.finish_deployment(cluster._plan(("operator/Op", {"spec": fields, "owners": ["a"]})))
-        found = ClusterState.read(ledger).operator("Op")
+        cluster = Written(ledger)
+        new = entry("operator/Op", RecordState.NEW, None, {"spec": fields, "owners": ["a"]})
+        *_, record = write(cluster, lambda _: [new, entry("operator/Op", RecordState.PROCESSING, new)])
+        write(cluster, steps.finish_deployment, record)
+        found = Written.read(ledger).operator("Op")
         assert found.sites == ()
         assert found.may_be_at(ReplicaInfo("b", "anywhere", "b:1", 1))

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller import steps
 from reconfig.controller.controller import StatusReporter
-from reconfig.controller.roster import Home
+from reconfig.controller.folds import Home
 from stateflow.clock import ManualClock
 from stateflow.fleet import AgentInfo, Child, Spawned
 from stateflow.ledger import Ledger
 from stateflow.types import ReplicaInfo
+from tests.writing import Written, write
 
 
 @pytest.mark.parametrize(
@@ -26,12 +27,12 @@ def test_a_replica_has_ended_when_its_agent_says_so(tmp_path: Path, running: boo
     It used to be "stopping" for as long as its last heartbeat counted.
     """
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
-        cluster = ClusterState(ledger)
+        cluster = Written(ledger)
         agent = AgentInfo("agent", "edge", "a:1", {}, 1, 1, 1, "1", "3", "rlimit")
-        cluster.register_agent(agent, Home("d", "here"))
-        cluster.register(ReplicaInfo("r", "edge", "r:1"), Home())
+        write(cluster, steps.register_agent, agent, Home("d", "here"))
+        write(cluster, steps.register, ReplicaInfo("r", "edge", "r:1"), Home())
         spawned = Spawned("r", "agent", running=running)
-        cluster.spawn([spawned])
+        write(cluster, steps.spawn, [spawned])
         members = SimpleNamespace(
             alive=lambda _: True, heard_s=lambda _: 0.5, is_opening=lambda _: False, version=lambda _: ""
         )

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller import steps
 from reconfig.controller.controller import Controller
-from reconfig.controller.roster import Home
+from reconfig.controller.folds import Home
 from stateflow.code.loading import VARIABLE, check_signed, digest_of, signed
 from stateflow.errors import (
     CodeRefused,
@@ -29,6 +29,7 @@ from stateflow.operator.operator import describe
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, ReplicaInfo
 from tests.unit.operators import Count
+from tests.writing import Written
 
 T = TypeVar("T")
 SPEC = describe(Count, 4)
@@ -61,9 +62,7 @@ class Cluster:
         self.may_serve: set[str] = set()
         self.silent: set[str] = set()
         for name in ("a", "b"):
-            self._loop.run(
-                self.server.context.record(ClusterState.register, ReplicaInfo(name, "site", f"{name}:1"), Home())
-            )
+            self._loop.run(self.server.context.record(steps.register, ReplicaInfo(name, "site", f"{name}:1"), Home()))
             self.server.members.issue(name, "ticket", {})
             self.server.members.registered(name, "incarnation", "ticket")
         self.server.context.replicas = self  # type: ignore[assignment]
@@ -141,7 +140,7 @@ class Cluster:
         beating.cancel()
 
     def register(self, name: str, site: str) -> None:
-        self._loop.run(self.server.context.record(ClusterState.register, ReplicaInfo(name, site, f"{name}:1"), Home()))
+        self._loop.run(self.server.context.record(steps.register, ReplicaInfo(name, site, f"{name}:1"), Home()))
 
     def run(self, asked: Coroutine[Any, Any, T]) -> T:
         """Runs ``asked`` while the other replicas are heard."""
@@ -163,7 +162,7 @@ class Cluster:
     def shut(self) -> None:
         self._loop.run(self.server.close())
         self._loop.close()
-        self.cluster.ledger.close()
+        self.server.context.ledger.close()
 
     def sent(self, *what: str) -> list[tuple[str, str]]:
         return [each for each in self.asked if each[1] in what]
@@ -197,7 +196,7 @@ def test_what_fails_half_way_is_taken_back(cluster: Cluster) -> None:
     cluster.refuses["b", True] = Unavailable("no answer from b", remedy="see it")
     with pytest.raises(Unavailable, match="no answer from b"):
         cluster.deploy()
-    for state in (cluster.cluster, ClusterState.read(cluster.cluster.ledger)):
+    for state in (cluster.cluster, Written.read(cluster.server.context.ledger)):
         assert not state.planned
         assert not state.deployed
         assert state.undeployed == {"Count": 1}, "who does not answer deletes what it has when it registers"
@@ -205,7 +204,7 @@ def test_what_fails_half_way_is_taken_back(cluster: Cluster) -> None:
     cluster.refuses.clear()
     cluster.deploy(replace(SPEC, partitions=8))
     assert set(cluster.cluster.operator("Count").assignment.epochs) == {2}
-    assert ClusterState.read(cluster.cluster.ledger).operator("Count").spec.partitions == 8
+    assert Written.read(cluster.server.context.ledger).operator("Count").spec.partitions == 8
 
 
 def test_what_was_taken_back_is_nowhere_served_when_it_is_deployed_again(cluster: Cluster) -> None:
@@ -261,7 +260,7 @@ def test_a_new_version_is_told_to_all_who_serve(cluster: Cluster) -> None:
     cluster.deploy(TEXT)  # repeated: no error, and no other version
     told = [name for name, _ in cluster.sent("learn", "create")]
     assert told == ["a", "b"]
-    assert cluster.cluster.upgrades == {"Count": 1}
+    assert cluster.cluster.numbers["upgrade", "Count"] == 1
 
 
 # -- the trial of a version ----------------------------------------------------------------------------------
@@ -358,13 +357,13 @@ def test_an_operator_stays_confined_to_the_sites_it_was_deployed_to_last(sites: 
     assert sites.server.status_reporter.status().status().operators[0].sites == ("x",)
     for others in (["y", "x"], ["y"], []):
         sites.deploy(SPEC)
-        assert ClusterState.read(sites.cluster.ledger).operator("Count").sites, "nothing was said of sites"
+        assert Written.read(sites.server.context.ledger).operator("Count").sites, "nothing was said of sites"
         sites.deploy(SPEC, others)
-        assert ClusterState.read(sites.cluster.ledger).operator("Count").sites == tuple(sorted(others))
+        assert Written.read(sites.server.context.ledger).operator("Count").sites == tuple(sorted(others))
     assert sites.cluster.operator("Count").assignment == before, "nothing moves by itself"
     with pytest.raises(UnknownSite):
         sites.deploy(SPEC, ["z"])
-    assert sites.cluster.site_orders == 3
+    assert sites.cluster.numbers["sites", ""] == 3
 
 
 def test_what_is_confined_leaves_a_replica_for_its_sites_or_not_at_all(sites: Cluster) -> None:

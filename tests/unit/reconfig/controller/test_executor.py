@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller import steps
 from reconfig.controller.executor import Executor
+from reconfig.controller.folds import Home
 from reconfig.controller.history import planned_report
-from reconfig.controller.roster import Home
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.controller.runners import MoveRunner
 from reconfig.decisions import migration as m
@@ -26,6 +26,7 @@ from stateflow.ledger import Ledger
 from stateflow.reports import Reconfiguration
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+from tests.writing import Written, deploy, write
 
 SPEC = OperatorSpec("Op", "m:Op", 3, ("k",), b"", "[]")
 AWAY = Unavailable("it is away", remedy="none")
@@ -36,15 +37,15 @@ class Carried:
     """Three moves: two in the first round, one in the second. The first one fails once by ``fails``."""
 
     def __init__(self, ledger: Ledger, strategy: StrategyName, fails: Fails) -> None:
-        self.cluster = ClusterState(ledger)
+        self.cluster = Written(ledger)
         for name in "ab":
-            self.cluster.register(ReplicaInfo(name, "cloud", "127.0.0.1:1"), Home())
-        self.cluster.finish_deployment(self.cluster.plan_deployment(SPEC, dict.fromkeys(range(3), "a")))
+            write(self.cluster, steps.register, ReplicaInfo(name, "cloud", "127.0.0.1:1"), Home())
+        deploy(self.cluster, SPEC, dict.fromkeys(range(3), "a"))
         moves = [
             PlannedMove("r", PartitionId("Op", n), "a", "b", 1, 2, strategy, round=number)
             for n, number in ((0, 0), (1, 0), (2, 1))
         ]
-        self.cluster.plan_moves(moves)
+        write(self.cluster, steps.plan_moves, moves)
         self.moves, self.withdrawn = moves, list[int]()
         self.fails, self.attempts, self.checkpoint_fails = fails, [0, 0, 0], False
         self.over: asyncio.Future[StateflowError] = asyncio.get_running_loop().create_future()
@@ -68,7 +69,7 @@ class Carried:
         self.runs.keep(self.running)
 
     async def _record(self, work: Any, *arguments: Any) -> Any:
-        return work(self.cluster, *arguments)
+        return write(self.cluster, work, *arguments)
 
     async def _asked(self, *_: object) -> None:
         if self.checkpoint_fails:
@@ -79,20 +80,20 @@ class Carried:
             number = planned.partition.partition
             self.attempts[number] += 1
             if machine.error is not None:
-                self.cluster.move_aborted(planned, machine.error.to_wire(), {})
+                write(self.cluster, steps.move_aborted, planned, machine.error.to_wire(), {})
                 return
             await asyncio.sleep(0.001)
             if number == 0 and self.attempts[0] == 1:
                 self.fails(self, number)
-            self.cluster.grant(planned)
-            self.cluster.move_owned(planned, {})
+            write(self.cluster, steps.grant, planned)
+            write(self.cluster, steps.move_owned, planned, {})
             machine.phase = m.Phase.COMPLETED
 
         async def withdraw() -> None:
             machine.handle(m.Cancel())
             assert machine.error is not None
             self.withdrawn.append(planned.partition.partition)
-            self.cluster.move_aborted(planned, machine.error.to_wire(), {})
+            write(self.cluster, steps.move_aborted, planned, machine.error.to_wire(), {})
 
         report = planned_report(planned)
         return SimpleNamespace(
@@ -165,7 +166,7 @@ def test_a_checkpoint_that_fails_ends_the_moves(tmp_path: Path) -> None:
 def test_what_is_paused_takes_no_turn_from_others(tmp_path: Path) -> None:
     async def scenario(it: Carried) -> None:
         other = replace(it.moves[0], reconfiguration="other")
-        it.cluster.plan_move(other)
+        write(it.cluster, steps.plan_moves, [other])
         it.runs.keep(Running(Reconfiguration("other", "Op", "RUNNING", (), 0.0)))
         it.runs.pause(it.running)
         running = asyncio.ensure_future(it.executor.run(it.running))
@@ -185,11 +186,11 @@ def test_what_is_paused_takes_no_turn_from_others(tmp_path: Path) -> None:
 
 def test_what_waits_and_is_planned_anew_goes_there(tmp_path: Path) -> None:
     async def scenario(it: Carried) -> None:
-        it.cluster.register(ReplicaInfo("c", "cloud", "127.0.0.1:2"), Home())
+        write(it.cluster, steps.register, ReplicaInfo("c", "cloud", "127.0.0.1:2"), Home())
         it.runs.pause(it.running)
         running = asyncio.ensure_future(it.executor.run(it.running))
         await asyncio.sleep(0.01)
-        it.cluster.retarget(it.moves[1], "c", "b does not answer")
+        write(it.cluster, steps.retarget, it.moves[1], "c", "b does not answer")
         it.executor.queue.leave(it.moves[1])
         async with asyncio.timeout(10):
             while it.running.runners[1].planned.target != "c":
@@ -248,7 +249,7 @@ def test_what_waits_and_is_cancelled_does_not_begin(tmp_path: Path) -> None:
         it.runs.pause(it.running)
         running = asyncio.ensure_future(it.executor.run(it.running))
         await asyncio.sleep(0.01)
-        it.cluster.cancel("r")
+        write(it.cluster, steps.cancel, "r")
         assert it.runs.cancel("r").state == "RUNNING", "until each has ended"
         await asyncio.wait_for(running, 10)
         assert it.attempts == [0, 0, 0]

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reconfig.controller import steps
 from reconfig.controller.batch_book import APP, entry
-from reconfig.controller.cluster_state import ClusterState
-from reconfig.controller.folds import KEPT, MOVED, Outcome
-from reconfig.controller.roster import Home
+from reconfig.controller.folds import KEPT, MOVED, Home, Outcome
 from reconfig.decisions.sweeps import Chore, Plan
 from reconfig.decisions.work import PlannedRestore
 from stateflow.clock import ManualClock
@@ -25,6 +24,7 @@ from stateflow.ledger.records import Kind
 from stateflow.reports import PartitionFault
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 from tests.sizes import sized
+from tests.writing import Written, deploy, write
 
 NODES = ("gw-0", "gw-1", "gw-2", "gw-3")
 
@@ -37,14 +37,14 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
 
 
 @pytest.fixture(scope="module")
-def cluster(ledger: Ledger) -> ClusterState:
-    made = ClusterState.read(ledger, validated=True)
-    made.register_agent(AgentInfo("gw", "edge", "127.0.0.1:1"), Home())
-    made.spawn(Spawned(node, "gw", True, 1, 1, 1, 0) for node in NODES)
+def cluster(ledger: Ledger) -> Written:
+    made = Written.read(ledger, validated=True)
+    write(made, steps.register_agent, AgentInfo("gw", "edge", "127.0.0.1:1"), Home())
+    write(made, steps.spawn, [Spawned(node, "gw", True, 1, 1, 1, 0) for node in NODES])
     return made
 
 
-def of(cluster: ClusterState, roll: str, *statuses: EntityStatus) -> list[str]:
+def of(cluster: Written, roll: str, *statuses: EntityStatus) -> list[str]:
     return [task.node for task in cluster.sweeps.there[roll].of(*statuses)]
 
 
@@ -56,32 +56,32 @@ def numbers() -> Iterator[int]:
 @settings(max_examples=sized(240), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(["begin", "end", "fail", "cancel", "another leads"]), max_size=14))
 def test_whatever_becomes_of_it_it_ends_once_and_reads_the_same(
-    ledger: Ledger, cluster: ClusterState, numbers: Iterator[int], steps: list[str]
+    ledger: Ledger, cluster: Written, numbers: Iterator[int], acts: list[str]
 ) -> None:
     roll = f"r{next(numbers)}"
-    cluster = ClusterState.read(ledger, validated=True)
-    cluster.plan_sweep(roll, Plan(Chore.RESTART, NODES, "edge", 2))
+    cluster = Written.read(ledger, validated=True)
+    write(cluster, steps.plan_sweep, roll, Plan(Chore.RESTART, NODES, "edge", 2))
     generations = {node: cluster.roster.spawned[node].generation for node in NODES}
     failed = cancelled = False
-    for step in steps:
+    for act in acts:
         waiting, going = of(cluster, roll, EntityStatus.WAITING), of(cluster, roll, EntityStatus.IN_PROGRESS)
-        if step == "begin" and waiting:
-            assert cluster.begin_swept(roll, waiting[0])
+        if act == "begin" and waiting:
+            assert write(cluster, steps.begin_swept, roll, waiting[0])
             assert cluster.roster.spawned[waiting[0]].generation == generations[waiting[0]] + 1
-        elif step in ("end", "fail") and going:
-            failed |= step == "fail"
-            cluster.end_swept(roll, going[0], Outcome("it died" if step == "fail" else ""), 7)
-        elif step == "cancel" and not cluster.sweeps.there[roll].over and not cancelled:
+        elif act in ("end", "fail") and going:
+            failed |= act == "fail"
+            write(cluster, steps.end_swept, roll, going[0], Outcome("it died" if act == "fail" else ""), 7)
+        elif act == "cancel" and not cluster.sweeps.there[roll].over and not cancelled:
             cancelled = True
-            cluster.call_off_sweep(roll)
-        elif step == "another leads":
-            cluster = ClusterState.read(ledger, validated=True)
+            write(cluster, steps.call_off_sweep, roll)
+        elif act == "another leads":
+            cluster = Written.read(ledger, validated=True)
         known = cluster.sweeps.there[roll]
         waiting, going = of(cluster, roll, EntityStatus.WAITING), of(cluster, roll, EntityStatus.IN_PROGRESS)
         assert not (waiting and (failed or cancelled)), "nothing more begins"
         assert known.over is not bool(waiting or going)
     report = cluster.sweeps.rolling(roll)
-    again = ClusterState.read(ledger)
+    again = Written.read(ledger)
     assert again.sweeps.rolling(roll) == report
     begun = [each for each in report.nodes if each.status != "WAITING" and each.status != "CANCELLED"]
     assert {n: cluster.roster.spawned[n].generation - generations[n] for n in NODES} == {
@@ -102,7 +102,7 @@ STEPS = ["begin", "end", "fail", "not begun", "cancel", "interrupted", "another 
 @settings(max_examples=sized(240), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(STEPS), max_size=18))
 def test_of_what_is_about_partitions_a_failure_holds_up_no_other_node(
-    ledger: Ledger, cluster: ClusterState, numbers: Iterator[int], steps: list[str]
+    ledger: Ledger, cluster: Written, numbers: Iterator[int], acts: list[str]
 ) -> None:
     """A node that fails holds up no other node of a sweep over partitions, and partitions that moved come last.
 
@@ -110,36 +110,36 @@ def test_of_what_is_about_partitions_a_failure_holds_up_no_other_node(
     """
     sweep = f"s{next(numbers)}"
     scope = {"Tally": list(range(8)), "Other": [3]}
-    cluster = ClusterState.read(ledger, validated=True)
-    cluster.plan_sweep(sweep, Plan(Chore.CHECKPOINT, NODES, "edge", 2, "", scope))
+    cluster = Written.read(ledger, validated=True)
+    write(cluster, steps.plan_sweep, sweep, Plan(Chore.CHECKPOINT, NODES, "edge", 2, "", scope))
     failed = cancelled = False
     done: set[int] = set()
-    for step in steps:
+    for act in acts:
         known = cluster.sweeps.there[sweep]
         waiting, going = of(cluster, sweep, EntityStatus.WAITING), of(cluster, sweep, EntityStatus.IN_PROGRESS)
-        if step == "begin" and (due := known.next(going)):
+        if act == "begin" and (due := known.next(going)):
             assert len(due) + len(going) <= 2
             assert due == [MOVED] if waiting == [MOVED] else MOVED not in due
-            assert cluster.begin_swept(sweep, due[0])
-        elif step == "end" and going:
+            assert write(cluster, steps.begin_swept, sweep, due[0])
+        elif act == "end" and going:
             number = len(done)
             done.add(number)
             outcome = Outcome("", {"Tally": [number]}, {"partitions": 1, "bytes_new": 5})
-            cluster.end_swept(sweep, going[0], outcome, 7)
-        elif step == "fail" and going:
+            write(cluster, steps.end_swept, sweep, going[0], outcome, 7)
+        elif act == "fail" and going:
             failed = True
             fault = PartitionFault("Tally", 7, going[0], "it is damaged")
-            cluster.end_swept(sweep, going[0], Outcome("it died", faults=(fault,)), 7)
-        elif step == "not begun" and (due := known.next(going)):
+            write(cluster, steps.end_swept, sweep, going[0], Outcome("it died", faults=(fault,)), 7)
+        elif act == "not begun" and (due := known.next(going)):
             failed = True
-            cluster.end_swept(sweep, due[0], Outcome("it is away"), 7)
-        elif step == "cancel":
+            write(cluster, steps.end_swept, sweep, due[0], Outcome("it is away"), 7)
+        elif act == "cancel":
             cancelled |= not known.over
-            cluster.call_off_sweep(sweep)
-        elif step == "interrupted" and going and cancelled:
-            cluster.end_swept(sweep, going[0], Outcome(cancelled=True), 7)
-        elif step == "another leads":
-            cluster = ClusterState.read(ledger, validated=True)
+            write(cluster, steps.call_off_sweep, sweep)
+        elif act == "interrupted" and going and cancelled:
+            write(cluster, steps.end_swept, sweep, going[0], Outcome(cancelled=True), 7)
+        elif act == "another leads":
+            cluster = Written.read(ledger, validated=True)
         known = cluster.sweeps.there[sweep]
         waiting, going = of(cluster, sweep, EntityStatus.WAITING), of(cluster, sweep, EntityStatus.IN_PROGRESS)
         assert known.over is not bool(waiting or going)
@@ -147,14 +147,14 @@ def test_of_what_is_about_partitions_a_failure_holds_up_no_other_node(
         assert bool(known.next(going)) <= bool(waiting)
         if waiting and not going:
             assert known.next([]), "it goes on"
-    again = ClusterState.read(ledger)
+    again = Written.read(ledger)
     report, known = again.sweeps.report(sweep), again.sweeps.there[sweep]
     assert report == cluster.sweeps.report(sweep)
     assert known.left() == {"Other": [3], "Tally": [n for n in range(8) if n not in done]}
     assert [each.node for each in report.nodes] == [*NODES, MOVED]
     for node in of(again, sweep, EntityStatus.CANCELLED):
-        assert not again.begin_swept(sweep, node), "it does not begin any more"
-        again.end_swept(sweep, node, Outcome(), 1)
+        assert not write(again, steps.begin_swept, sweep, node), "it does not begin any more"
+        write(again, steps.end_swept, sweep, node, Outcome(), 1)
         assert again.sweeps.report(sweep) == report
     if report.over:
         assert report.state == ("FAILED" if failed else "CANCELLED" if cancelled else "DONE") or not report.faults()
@@ -166,13 +166,13 @@ def test_of_what_is_about_partitions_a_failure_holds_up_no_other_node(
 
 
 def test_of_those_that_are_over_the_newest_are_told_of(ledger: Ledger) -> None:
-    cluster = ClusterState.read(ledger)
+    cluster = Written.read(ledger)
     for number in range(KEPT + 5):
         roll = f"old{number}"
-        cluster.plan_sweep(roll, Plan(Chore.RESTART, NODES[:1]))
-        cluster.begin_swept(roll, NODES[0])
-        cluster.end_swept(roll, NODES[0], Outcome(), 1)
-    again = ClusterState.read(ledger)
+        write(cluster, steps.plan_sweep, roll, Plan(Chore.RESTART, NODES[:1]))
+        write(cluster, steps.begin_swept, roll, NODES[0])
+        write(cluster, steps.end_swept, roll, NODES[0], Outcome(), 1)
+    again = Written.read(ledger)
     over = [each for each, known in again.sweeps.there.items() if known.over and known.chore is Chore.RESTART]
     assert over[-1] == f"old{KEPT + 4}"
     assert len(over) <= KEPT
@@ -182,13 +182,13 @@ def test_of_those_that_are_over_the_newest_are_told_of(ledger: Ledger) -> None:
 DAMAGED = PartitionFault("Tally", 3, "gw-0", "state_damaged: a block is")
 
 
-def verify(cluster: ClusterState, sweep: str, outcome: Outcome, site: str = "") -> ClusterState:
+def verify(cluster: Written, sweep: str, outcome: Outcome, site: str = "") -> Written:
     """Ends a verification, and returns the cluster's state as read from the ledger afterwards."""
-    cluster.plan_sweep(sweep, Plan(Chore.VERIFY, NODES[:1], site, 1, "", {"Tally": list(range(8))}))
+    write(cluster, steps.plan_sweep, sweep, Plan(Chore.VERIFY, NODES[:1], site, 1, "", {"Tally": list(range(8))}))
     for node, each in ((NODES[0], outcome), (MOVED, Outcome())):
-        cluster.begin_swept(sweep, node)
-        cluster.end_swept(sweep, node, each, 1)
-    again = ClusterState.read(cluster.ledger)
+        write(cluster, steps.begin_swept, sweep, node)
+        write(cluster, steps.end_swept, sweep, node, each, 1)
+    again = Written.read(cluster.ledger)
     assert again.sweeps.damaged() == cluster.sweeps.damaged()
     assert again.sweeps.whole_us == cluster.sweeps.whole_us
     return again
@@ -199,18 +199,18 @@ def found(*faults: PartitionFault) -> Outcome:
 
 
 @pytest.fixture
-def verified(tmp_path: Path) -> Iterator[ClusterState]:
+def verified(tmp_path: Path) -> Iterator[Written]:
     """Yields a cluster in which Tally/3 is damaged."""
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}", clock=ManualClock(1)) as ledger:
-        cluster = ClusterState.read(ledger)
-        cluster.register(ReplicaInfo("gw-0", "edge", "127.0.0.1:1"), Home())
+        cluster = Written.read(ledger)
+        write(cluster, steps.register, ReplicaInfo("gw-0", "edge", "127.0.0.1:1"), Home())
         spec = OperatorSpec("Tally", "ops:Tally", 8, ("key",), b"", {})
-        cluster.finish_deployment(cluster.plan_deployment(spec, dict.fromkeys(range(8), "gw-0")))
+        deploy(cluster, spec, dict.fromkeys(range(8), "gw-0"))
         assert verify(cluster, "first", found(DAMAGED)).sweeps.damaged() == [DAMAGED]
         yield cluster
 
 
-def test_what_is_damaged_is_known_however_many_verifications_of_others_come(verified: ClusterState) -> None:
+def test_what_is_damaged_is_known_however_many_verifications_of_others_come(verified: Written) -> None:
     at_us = verified.sweeps.whole_us[Chore.VERIFY]
     for number in range(KEPT + 2):
         verify(verified, f"v{number}", Outcome("", {"Tally": [0]}), site="edge")
@@ -220,7 +220,7 @@ def test_what_is_damaged_is_known_however_many_verifications_of_others_come(veri
     assert verify(verified, "well", found()).sweeps.damaged() == []
 
 
-def test_what_could_not_be_read_is_not_damaged_nor_mended(verified: ClusterState) -> None:
+def test_what_could_not_be_read_is_not_damaged_nor_mended(verified: Written) -> None:
     """A partition that could not be read is neither damaged nor mended, for any reason of the failure."""
     away = [PartitionFault("Tally", n, "gw-0", "transfer_corrupt: it is away", undone=True) for n in (3, 4)]
     assert verify(verified, "away", Outcome("away", {}, {}, tuple(away))).sweeps.damaged() == [DAMAGED]
@@ -247,16 +247,16 @@ def test_a_result_is_read_as_release_0_1_0_wrote_it_and_written_as_that_reads_it
     assert outcome.to_json() == OF_0_1_0
 
 
-def test_what_is_undeployed_is_damaged_no_more(verified: ClusterState) -> None:
-    verified.undeploy("Tally", verified.newest_epoch("Tally"))
-    assert verified.sweeps.damaged() == ClusterState.read(verified.ledger).sweeps.damaged() == []
+def test_what_is_undeployed_is_damaged_no_more(verified: Written) -> None:
+    write(verified, steps.undeploy, "Tally", verified.newest_epoch("Tally"))
+    assert verified.sweeps.damaged() == Written.read(verified.ledger).sweeps.damaged() == []
 
 
-def test_what_is_restored_is_damaged_no_more(verified: ClusterState) -> None:
+def test_what_is_restored_is_damaged_no_more(verified: Written) -> None:
     restore = PlannedRestore("r", PartitionId("Tally", 3), "gw-0", "gw-0", 2)
-    verified.plan_restores([restore])
-    verified.restore_owned(restore, 2, {})
-    assert verified.sweeps.damaged() == ClusterState.read(verified.ledger).sweeps.damaged() == []
+    write(verified, steps.plan_restores, [restore])
+    write(verified, steps.restore_owned, restore, 2, {})
+    assert verified.sweeps.damaged() == Written.read(verified.ledger).sweeps.damaged() == []
 
 
 def test_restarts_that_an_earlier_version_recorded_are_read_and_gone_on_with(tmp_path: Path) -> None:
@@ -274,14 +274,14 @@ def test_restarts_that_an_earlier_version_recorded_are_read_and_gone_on_with(tmp
     done = entry(nodes[0].item_id, S.PROCESSED, begun[0], {"set": result}, schema)
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}", clock=ManualClock(1)) as ledger:
         ledger.append([new, going, *nodes, *begun, done])
-        cluster = ClusterState.read(ledger)
+        cluster = Written.read(ledger)
         report = cluster.sweeps.rolling("old")
         assert [(each.node, each.status, each.ms) for each in report.nodes] == [
             ("gw-0", "COMPLETED", 7),
             ("gw-1", "IN_PROGRESS", 0),
             ("gw-2", "WAITING", 0),
         ]
-        cluster.end_swept("old", "gw-1", Outcome("it died"), 5)
+        write(cluster, steps.end_swept, "old", "gw-1", Outcome("it died"), 5)
         assert [each.status for each in cluster.sweeps.rolling("old").nodes] == ["COMPLETED", "FAILED", "CANCELLED"]
         entities = Board(ledger).entities("roll/old")
         assert json.loads(entities[1]["result"]) == {"error": "it died"}

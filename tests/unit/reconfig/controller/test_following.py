@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller import steps
+from reconfig.controller.folds import Home
 from reconfig.controller.following import Following
-from reconfig.controller.roster import Home
 from reconfig.decisions.work import PlannedMove, PlannedStandby
 from stateflow.clock import ManualClock
 from stateflow.errors import MoveUnknown, OperatorNotDeployed, StateflowError, Unavailable
@@ -20,6 +20,7 @@ from stateflow.ledger import App, Ledger, RecordState
 from stateflow.reports import FollowerReport
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+from tests.writing import Written, deploy, write
 
 SETTINGS = ControllerSettings(follow_interval_s=0.5)
 SPEC = OperatorSpec("Op", "m:Op", 2, ("k",), b"schema", "[]", source="class Op")
@@ -40,12 +41,12 @@ class Follower:
         self.ledger, self.clock, self.leads = ledger, ManualClock(10**9), False
         self.leader = "a:7070"
         self.following = Following(ledger, SETTINGS, self.clock, lambda: self.leads, lambda: ("b:7070", self.leader))
-        self.writer = ClusterState.read(ledger)
+        self.writer = Written.read(ledger)
 
     def deployed(self) -> None:
         for info in (A, B):
-            self.writer.register(info, Home(info.name))
-        self.writer.finish_deployment(self.writer.plan_deployment(SPEC, {0: "a", 1: "b"}))
+            write(self.writer, steps.register, info, Home(info.name))
+        deploy(self.writer, SPEC, {0: "a", 1: "b"})
 
 
 def test_it_reads_on_and_says_how_old_it_is(ledger: Ledger) -> None:
@@ -59,7 +60,7 @@ def test_it_reads_on_and_says_how_old_it_is(ledger: Ledger) -> None:
         assert [owner.name for owner in deployment.owners] == ["a", "b"]
         assert deployment.spec == replace(follower.writer.operator("Op").spec, source="")
         assert deployment.follower == FollowerReport("b:7070", "a:7070", 0.0)
-        follower.writer.plan_move(MOVE)
+        write(follower.writer, steps.plan_moves, [MOVE])
         follower.clock.advance(0.75)
         told = await follower.following.overview(0)
         assert [each.id for each in told.history()] == ["r1"]
@@ -73,8 +74,8 @@ def test_what_only_the_leader_knows_is_said_to_be_unknown(ledger: Ledger) -> Non
     async def scenario() -> None:
         follower = Follower(ledger)
         follower.deployed()
-        follower.writer.plan_moves([MOVE, PlannedStandby("s1", PartitionId("Op", 1), "b", "a", 1)])
-        follower.writer.pause("r1", paused=True)
+        write(follower.writer, steps.plan_moves, [MOVE, PlannedStandby("s1", PartitionId("Op", 1), "b", "a", 1)])
+        write(follower.writer, steps.pause, "r1", paused=True)
         told = await follower.following.overview(0)
         status = told.status()
         assert [(each.name, each.alive, each.partitions) for each in status.replicas] == [
@@ -89,11 +90,11 @@ def test_what_only_the_leader_knows_is_said_to_be_unknown(ledger: Ledger) -> Non
             "WAITING",
             "",
         )
-        follower.writer.begin_moves([MOVE])
-        follower.writer.grant(MOVE)
+        write(follower.writer, steps.begin_moves, [MOVE])
+        write(follower.writer, steps.grant, MOVE)
         (move,) = (await follower.following.overview(follower.writer.newest)).reconfiguration("r1").moves
         assert (move.state, move.note) == ("UNKNOWN", "its target was granted the partition")
-        follower.writer.move_owned(MOVE, {"state": "COMPLETED", "pause_ms": 2.5})
+        write(follower.writer, steps.move_owned, MOVE, {"state": "COMPLETED", "pause_ms": 2.5})
         told = await follower.following.overview(follower.writer.newest)
         report = told.reconfiguration("r1")
         assert (report.state, report.moves[0].state, report.moves[0].epoch) == ("COMPLETED", "COMPLETED", 2)
@@ -112,7 +113,7 @@ def test_a_ledger_that_was_put_back_to_an_earlier_day_is_read_anew(ledger: Ledge
         follower.deployed()
         assert len((await follower.following.overview(0)).status().deployments) == 1
         with Ledger(f"sqlite:///{tmp_path / 'earlier.db'}") as earlier:
-            ClusterState.read(earlier).register(A, Home("a"))
+            write(Written.read(earlier), steps.register, A, Home("a"))
             follower.following._ledger = earlier
             follower.clock.advance(2.0)
             told = await follower.following.overview(0)
@@ -164,16 +165,20 @@ def test_a_watch_tells_of_changes_and_ends_where_somebody_knows_more(ledger: Led
     async def scenario() -> None:
         follower = Follower(ledger)
         follower.deployed()
-        follower.writer.plan_move(MOVE)
+        write(follower.writer, steps.plan_moves, [MOVE])
         following = follower.following
         running = asyncio.create_task(following.run())
         watched = following.watch("r1", follower.writer.newest)
         assert (await anext(watched)).state == "RUNNING"
-        follower.writer.grant(MOVE)
+        write(follower.writer, steps.grant, MOVE)
         assert (await anext(watched)).moves[0].note
-        follower.writer.move_owned(MOVE, {"state": "COMPLETED"})
+        write(follower.writer, steps.move_owned, MOVE, {"state": "COMPLETED"})
         assert [each.state async for each in watched] == ["COMPLETED"]
-        follower.writer.plan_move(replace(MOVE, reconfiguration="r2", epoch=2, source="b", target="a", granted_epoch=3))
+        write(
+            follower.writer,
+            steps.plan_moves,
+            [replace(MOVE, reconfiguration="r2", epoch=2, source="b", target="a", granted_epoch=3)],
+        )
         watched = following.watch("r2", follower.writer.newest)
         assert (await anext(watched)).state == "RUNNING"
         follower.leader = "c:7070"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from reconfig.controller import steps
 from reconfig.controller.batch_book import Recorded
-from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.history import past
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.decisions.plan import StrategyName
@@ -19,6 +19,7 @@ from stateflow.ledger import App, Ledger, Record, RecordState
 from stateflow.moves import MoveOptions
 from stateflow.reports import Reconfiguration
 from stateflow.types import OperatorSpec, PartitionId
+from tests.writing import Written, deploy, write
 
 SPEC = OperatorSpec("Op", "m:Op", 9, ("k",), b"", "[]")
 
@@ -60,19 +61,19 @@ def test_what_is_told_of_one() -> None:
 
 def test_newest_first_without_those_that_are_known_and_standbys(tmp_path: Path) -> None:
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
-    cluster = ClusterState(ledger)
-    cluster.finish_deployment(cluster.plan_deployment(SPEC, dict.fromkeys(range(9), "a")))
+    cluster = Written(ledger)
+    deploy(cluster, SPEC, dict.fromkeys(range(9), "a"))
     plans = {
         name: [PlannedMove(name, PartitionId("Op", n), "a", "b", 1, 2, StrategyName.WARM_UP) for n in numbers]
         for name, numbers in (("old", (1, 4)), ("known", (2,)), ("new", (3,)))
     }
     for moves in plans.values():
-        cluster.plan_moves(moves)
+        write(cluster, steps.plan_moves, moves)
     for planned in (plans["old"][0], *plans["known"], *plans["new"], plans["old"][1]):
-        cluster.move_owned(planned, {})
+        write(cluster, steps.move_owned, planned, {})
     copy = PlannedStandby("standby", PartitionId("Op", 5), "a", "b", 1)
-    cluster.plan_move(copy)
-    cluster.move_aborted(copy, {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}, {})
+    write(cluster, steps.plan_moves, [copy])
+    write(cluster, steps.move_aborted, copy, {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}, {})
     runs = RunRegistry(cluster)
     runs.keep(Running(Reconfiguration("known", "Op", "COMPLETED", (), 0.0)))
     assert [message.id for message in runs.history()] == ["known", "old", "new"]
@@ -86,17 +87,17 @@ def test_newest_first_without_those_that_are_known_and_standbys(tmp_path: Path) 
 
 def test_commands_know_what_an_earlier_process_began(tmp_path: Path) -> None:
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
-    cluster = ClusterState(ledger)
-    cluster.finish_deployment(cluster.plan_deployment(SPEC, dict.fromkeys(range(9), "a")))
+    cluster = Written(ledger)
+    deploy(cluster, SPEC, dict.fromkeys(range(9), "a"))
     moves = [
         PlannedMove(
             "old", PartitionId("Op", n), "a", "b", 1, 2, StrategyName.WARM_UP, MoveOptions(25.0, patience_s=5.0), 5.0
         )
         for n in (0, 1)
     ]
-    cluster.plan_moves(moves)
-    cluster.move_owned(moves[0], {})
-    cluster.move_aborted(moves[1], {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}, {})
+    write(cluster, steps.plan_moves, moves)
+    write(cluster, steps.move_owned, moves[0], {})
+    write(cluster, steps.move_aborted, moves[1], {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}, {})
     runs = RunRegistry(cluster)
     assert runs.failed("old") == [moves[1]]
     with pytest.raises(MoveConflict, match="the reconfiguration is FAILED"):

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller import steps
 from reconfig.controller.executor import Executor
+from reconfig.controller.folds import Home
 from reconfig.controller.history import past, report_to_record
-from reconfig.controller.roster import Home
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.controller.runners import MoveRunner, TakeoverRunner
 from reconfig.decisions import failover as f
@@ -29,6 +29,7 @@ from stateflow.reports import MoveReport, Reconfiguration
 from stateflow.settings import ControllerSettings
 from stateflow.types import How, PartitionId, ReplicaInfo
 from tests.unit.operators import Count
+from tests.writing import Written, deploy, write
 
 SPEC, P = describe(Count, 4), PartitionId("Count", 0)
 A, B = ReplicaInfo("a", "a", "a:1"), ReplicaInfo("b", "b", "b:1")
@@ -86,9 +87,9 @@ class First:
     """The controller that carries the move out."""
 
     def __init__(self, ledger: Ledger, planned: Change, fails: bool) -> None:
-        self.cluster = ClusterState(ledger)
-        self.cluster.finish_deployment(self.cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "a")))
-        self.cluster.plan_move(planned)
+        self.cluster = Written(ledger)
+        deploy(self.cluster, SPEC, dict.fromkeys(range(4), "a"))
+        write(self.cluster, steps.plan_moves, [planned])
         self.replicas = Replicas(fails)
         context: Any = SimpleNamespace(
             cluster=self.cluster,
@@ -103,7 +104,7 @@ class First:
         self.runs = RunRegistry(self.cluster)
         self.executor = Executor(context, self.runs)
         for info in (A, B):
-            self.cluster.register(info, Home())
+            write(self.cluster, steps.register, info, Home())
         self.running = Running(replace(past(self.cluster.history[planned.reconfiguration]), moves=()))
         self.runs.keep(self.running)
         self.shared: dict[str, Any] = {
@@ -116,7 +117,7 @@ class First:
         }
 
     async def _record(self, work: Any, *arguments: Any) -> Any:
-        return work(self.cluster, *arguments)
+        return write(self.cluster, work, *arguments)
 
     async def moved(self, planned: PlannedMove) -> Reconfiguration:
         machine = MoveRunner.machine_for(planned)
@@ -142,7 +143,7 @@ def told_twice(ledger: Ledger, planned: Change, fails: bool) -> tuple[Reconfigur
         return await first.taken_over(planned)
 
     before = asyncio.run(run())
-    return before, RunRegistry(ClusterState.read(ledger)).found("r").report()
+    return before, RunRegistry(Written.read(ledger)).found("r").report()
 
 
 def set_of(move: MoveReport) -> set[str]:
@@ -190,12 +191,12 @@ def test_a_take_over(ledger: Ledger, fails: bool) -> None:
 
 
 def test_what_has_no_bound(ledger: Ledger) -> None:
-    cluster = ClusterState(ledger)
-    cluster.finish_deployment(cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "a")))
+    cluster = Written(ledger)
+    deploy(cluster, SPEC, dict.fromkeys(range(4), "a"))
     planned = PlannedMove("r", P, "a", "b", 1, 2, StrategyName.WARM_UP)
-    cluster.plan_move(planned)
+    write(cluster, steps.plan_moves, [planned])
     error = Unavailable("the source died", remedy="wait")
     report = MoveReport("r-0", 0, "a", "b", "ABORTED", "warm-up", predicted_pause_ms=float("inf"), fault=error)
-    cluster.move_aborted(planned, error.to_wire(), report_to_record(report))
-    (move,) = RunRegistry(ClusterState.read(ledger)).found("r").report().moves
+    write(cluster, steps.move_aborted, planned, error.to_wire(), report_to_record(report))
+    (move,) = RunRegistry(Written.read(ledger)).found("r").report().moves
     assert move.to_dict() == report.to_dict()

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller import steps
 from reconfig.controller.jobs import Jobs
-from reconfig.decisions.jobs import Do, Job, Node, Run, RunState
+from reconfig.decisions.jobs import Do, Job, Node, RunState
 from stateflow.errors import InvalidArgument
 from stateflow.ledger import Ledger
 from stateflow.schedule import Schedule
+from tests.writing import Written, write
 
 S = 1_000_000
 
@@ -24,14 +25,14 @@ class Book:
     """Jobs over a ledger, whose records are written at once."""
 
     def __init__(self, ledger: Ledger, deployed: Sequence[str] = ()) -> None:
-        self.cluster = ClusterState(ledger)
+        self.cluster = Written(ledger)
         self.cluster.deployed = dict.fromkeys(deployed)  # type: ignore[arg-type]
         self.refused: set[str] = set()
 
         async def record(method: Any, *arguments: Any) -> Any:
-            if method is ClusterState.begin_run and arguments[0] in self.refused:
+            if method is steps.begin_run and arguments[0] in self.refused:
                 raise ValueError("who knows")
-            return method(self.cluster, *arguments)
+            return write(self.cluster, method, *arguments)
 
         self.carried_on: list[Any] = []
         context: Any = SimpleNamespace(
@@ -51,7 +52,9 @@ def ledger(tmp_path: Path) -> Any:
 def test_a_job_that_cannot_be_begun_holds_up_none_behind_it(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
     book = Book(ledger)
     for name in ("a", "b", "c"):
-        book.cluster.define_job(name, Job(name, Schedule.parse("once 2020-01-01T00:00:00Z"), Do.CHECKPOINT))
+        write(
+            book.cluster, steps.define_job, name, Job(name, Schedule.parse("once 2020-01-01T00:00:00Z"), Do.CHECKPOINT)
+        )
     book.refused = {"b"}
     for _ in range(3):
         asyncio.run(book.jobs._look())
@@ -84,8 +87,8 @@ def test_an_operator_whose_stage_fails_with_a_bug_holds_up_none_behind_it(ledger
 
     async def scenario() -> tuple[RunState, str]:
         await book.jobs.create(job)
-        run: Run = book.cluster.begin_run("nightly", 7, ["A", "B"])
-        state, _, note = await book.jobs._done(run)
+        write(book.cluster, steps.begin_run, "nightly", 7, ["A", "B"])
+        state, _, note = await book.jobs._done(book.cluster.jobs.runs["nightly"][-1])
         return state, note
 
     state, note = asyncio.run(scenario())

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller import steps
 from reconfig.controller.controller import Controller
 from reconfig.controller.leading import Leading
 from stateflow.clock import ManualClock
@@ -44,7 +44,7 @@ class Held:
     id = "L"
 
     def __init__(self) -> None:
-        self.now = LeaderLease(1, OTHER, 0, SETTINGS.hold_s, -1.0)
+        self.now, self.clock = LeaderLease(1, OTHER, 0, SETTINGS.hold_s, -1.0), ManualClock(10**9)
         self.fails: dict[str, StateflowError] = {}
 
     def hold(self) -> LeaderLease:
@@ -78,7 +78,7 @@ class Terms:
         ledger: Any = self.ledger
         self.leading = Leading(ledger, ME, lambda _: False, SETTINGS, self.clock, self._make)
 
-    def _make(self, leadership: Any, states: Any, grace_s: float) -> Any:
+    def _make(self, leadership: Any, writer: Any, grace_s: float) -> Any:
         async def close() -> None: ...
 
         self.graces.append(grace_s)
@@ -246,14 +246,16 @@ def test_a_record_waits_for_a_ledger_that_can_only_be_read(tmp_path: Path) -> No
     async def scenario() -> None:
         with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
             server = Controller(ledger, ControllerSettings(retry_interval_s=0.001))
-            refusals = [READ_ONLY, AWAY, READ_ONLY]
+            refusals, append = [READ_ONLY, AWAY, READ_ONLY], ledger.append
 
-            def work(_: ClusterState) -> str:
+            def refusing(*arguments: Any) -> Any:
                 if refusals:
                     raise refusals.pop()
-                return "done"
+                return append(*arguments)
 
-            assert await server.context.record(work) == "done"
+            ledger.append = refusing  # type: ignore[method-assign]
+            (record,) = await server.context.record(steps.adopt_ledger, "other")
+            assert (record.item_id, server.cluster.newest) == ("adopted/other", record.record_id)
             assert not server.over.done()
             await server.close()
 
@@ -295,11 +297,12 @@ def test_a_ledger_that_stays_so_ends_the_term_and_what_waits_for_it(tmp_path: Pa
             refused = asyncio.Event()
             loop = asyncio.get_running_loop()
 
-            def work(_: ClusterState) -> None:
+            def refusing(*_: Any) -> Any:
                 loop.call_soon_threadsafe(refused.set)
                 raise READ_ONLY
 
-            record = asyncio.ensure_future(server.context.record(work))
+            ledger.append = refusing  # type: ignore[method-assign]
+            record = asyncio.ensure_future(server.context.record(steps.adopt_ledger, "other"))
             await refused.wait()
             terms.clock.advance(SETTINGS.hold_s)
             assert isinstance(await terms.leading._lead(server), HoldLost)
@@ -359,13 +362,13 @@ def test_nothing_follows_from_a_record_of_which_nobody_knows_whether_it_was_writ
 
             ledger.append = lost  # type: ignore[method-assign]
             context = server.context
-            records = [asyncio.ensure_future(context.record(ClusterState.pause, name, True)) for name in ("r1", "r2")]
+            records = [asyncio.ensure_future(context.record(steps.pause, name, True)) for name in ("r1", "r2")]
             await asyncio.wait(records)
             assert [type(record.exception()) for record in records] == [WriteUncertain, WriteUncertain]
             ledger.append = append  # type: ignore[method-assign]
             assert server.over.done()
             with pytest.raises(HoldLost, match="went away"):
-                await context.record(ClusterState.pause, "r3", True)
+                await context.record(steps.pause, "r3", True)
             with pytest.raises(HoldLost, match="went away"):
                 context.check_leads()
             assert [record.item_id for record in ledger.records()] == ["pause/r1/1"]

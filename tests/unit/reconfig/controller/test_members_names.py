@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller import steps
+from reconfig.controller.folds import Home
 from reconfig.controller.members import Members, Names
-from reconfig.controller.roster import Home
 from reconfig.decisions.failover import Failover, Said
 from reconfig.decisions.plan import StrategyName
 from reconfig.decisions.work import PlannedMove
@@ -18,6 +18,7 @@ from stateflow.errors import InvalidArgument, NameTaken
 from stateflow.ledger import Ledger
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+from tests.writing import Written, deploy, write
 
 SETTINGS = ControllerSettings(lease_s=10.0, lease_margin=0.1)
 SPEC = OperatorSpec("Op", "m:Op", 4, ("k",), b"", "[]")
@@ -30,18 +31,18 @@ LAPSED_S = 11.1
 class Controller:
     def __init__(self, ledger: Ledger) -> None:
         self.clock = ManualClock()
-        self.cluster = ClusterState.read(ledger)
+        self.cluster = Written.read(ledger)
         self.members = Members(self.cluster.roster.replicas, SETTINGS, self.clock)
         self.names = Names(self.cluster, self.members, SETTINGS, self.clock)
 
     def registered(self, info: ReplicaInfo = A, home: Home = HOME) -> None:
         self.names.check(info, home, ())
-        self.cluster.register(info, home)
+        write(self.cluster, steps.register, info, home)
         self.members.issue(info.name, "t", {})
         self.members.registered(info.name, "i", "t")
 
     def deployed(self, owner: str = "a") -> None:
-        self.cluster.finish_deployment(self.cluster.plan_deployment(SPEC, dict.fromkeys(range(4), owner)))
+        deploy(self.cluster, SPEC, dict.fromkeys(range(4), owner))
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_a_command_gives_the_name_to_the_one_that_asks(controller: Controller, l
     with pytest.raises(InvalidArgument, match="no other data directory claims"):
         names.successor("a", "d1")
     assert names.successor("a", "d2") == "d2"
-    cluster.replace("a", "d2")
+    write(cluster, steps.rehome, "a", "d2")
     names.check(ELSEWHERE, OTHER, ())
     controller.registered(ELSEWHERE, OTHER)
     with pytest.raises(NameTaken, match="belongs_to=d2"):
@@ -120,7 +121,7 @@ def test_a_replica_that_was_forgotten_comes_back_as_a_new_one(ledger: Ledger) ->
     with pytest.raises(NameTaken):
         controller.names.check(ELSEWHERE, OTHER)
     controller.clock.advance(LAPSED_S)
-    controller.cluster.forget("a")
+    write(controller.cluster, steps.forget, "a")
     controller.members.forget("a")
     controller.names.replaced("a")
     assert controller.names.refused() == []
@@ -147,12 +148,12 @@ def test_of_two_copies_the_second_waits_for_the_lease_of_the_first(controller: C
 
 def test_a_copy_of_one_that_may_be_serving_alone_needs_a_command(controller: Controller) -> None:
     """A lapsed lease does not free the name: the original may serve without a lease."""
-    controller.cluster.order_failover("Op", Failover.MANUAL)
+    write(controller.cluster, steps.order_failover, "Op", Failover.MANUAL)
     controller.clock.advance(LAPSED_S)
     with pytest.raises(NameTaken, match=r"a copy of this data directory.*stateflow replace"):
         controller.names.check(ELSEWHERE, COPY)
     controller.names.check(A, HOME)
-    controller.cluster.order_failover("Op", Failover.AUTOMATIC)
+    write(controller.cluster, steps.order_failover, "Op", Failover.AUTOMATIC)
     controller.members.says("a", Said(2, frozenset()))
     controller.names.check(ELSEWHERE, COPY)
 
@@ -165,7 +166,7 @@ def test_a_machine_that_was_started_again_has_the_same_directory(ledger: Ledger)
     controller = Controller(ledger)
     controller.registered(A, Home("d1", "boot-1/fd/1a"))
     controller.deployed()
-    controller.cluster.order_failover("Op", Failover.MANUAL)
+    write(controller.cluster, steps.order_failover, "Op", Failover.MANUAL)
     with pytest.raises(NameTaken, match="a copy of this data directory"):
         controller.names.check(A, Home("d1", "boot-2/fd/1a"))
     controller.clock.advance(LAPSED_S)
@@ -189,7 +190,7 @@ def test_a_copy_beside_its_original_needs_a_command(controller: Controller) -> N
             names.check(ELSEWHERE, COPY)
     names.check(A, HOME)
     assert names.successor("a", "") == "d1"
-    controller.cluster.replace("a", "d1")
+    write(controller.cluster, steps.rehome, "a", "d1")
     names.replaced("a")
     names.check(ELSEWHERE, COPY)
 
@@ -211,7 +212,7 @@ def test_a_name_that_has_nothing_to_lose_needs_no_command(ledger: Ledger) -> Non
     controller.deployed("b")
     controller.names.check(ELSEWHERE, OTHER)
     move = PlannedMove("r", PartitionId("Op", 1), "b", "a", 1, 2, StrategyName.WARM_UP)
-    controller.cluster.plan_move(move)
+    write(controller.cluster, steps.plan_moves, [move])
     with pytest.raises(NameTaken, match="which holds its state"):
         controller.names.check(ELSEWHERE, OTHER)
 
@@ -219,7 +220,7 @@ def test_a_name_that_has_nothing_to_lose_needs_no_command(ledger: Ledger) -> Non
 def test_a_deployment_that_was_not_finished_is_something_to_lose(ledger: Ledger) -> None:
     controller = Controller(ledger)
     controller.registered()
-    controller.cluster.plan_deployment(SPEC, dict.fromkeys(range(4), "a"))
+    write(controller.cluster, steps.plan_deployment, SPEC, dict.fromkeys(range(4), "a"))
     controller.clock.advance(LAPSED_S)
     with pytest.raises(NameTaken):
         controller.names.check(ELSEWHERE, OTHER)

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from reconfig.controller import reconfigurations
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller import reconfigurations, steps
 from reconfig.controller.context import ControllerContext
+from reconfig.controller.folds import Home
 from reconfig.controller.history import planned_report
 from reconfig.controller.jobs import Jobs
 from reconfig.controller.measuring import Heard
 from reconfig.controller.reconfigurations import Ask, Reconfigurations
-from reconfig.controller.roster import Home
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.decisions import migration as m
 from reconfig.decisions.capacity import Choice
@@ -34,6 +33,7 @@ from stateflow.moves import MoveOptions
 from stateflow.schedule import Schedule
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+from tests.writing import Written, deploy, write
 
 SPEC = OperatorSpec("Op", "m:Op", 4, ("k",), b"", "[]")
 ERROR = {"code": "move_aborted", "what": "w", "remedy": "r", "where": {}}
@@ -41,14 +41,14 @@ OPTIONS = MoveOptions(max_bandwidth=4e6, strategy="fluid", order="hot-last")
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[ClusterState]:
+def cluster(tmp_path: Path) -> Iterator[Written]:
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
-        made = ClusterState(ledger)
-        made.finish_deployment(made.plan_deployment(SPEC, dict.fromkeys(range(4), "a")))
+        made = Written(ledger)
+        deploy(made, SPEC, dict.fromkeys(range(4), "a"))
         yield made
 
 
-def plan(cluster: ClusterState) -> list[PlannedMove]:
+def plan(cluster: Written) -> list[PlannedMove]:
     moves = [
         PlannedMove(
             "r",
@@ -67,15 +67,15 @@ def plan(cluster: ClusterState) -> list[PlannedMove]:
         )
         for number, n in enumerate((3, 1, 2, 0))
     ]
-    cluster.plan_moves(moves)
+    write(cluster, steps.plan_moves, moves)
     return moves
 
 
 class Again:
     """A controller's reconfigurations, read from the ledger."""
 
-    def __init__(self, cluster: ClusterState) -> None:
-        self.cluster = ClusterState.read(cluster.ledger)
+    def __init__(self, cluster: Written) -> None:
+        self.cluster = Written.read(cluster.ledger)
         self.registry = RunRegistry(self.cluster)
         self.runs: list[tuple[Running, dict[str, list[m.Instruction]]]] = []
         self.started: list[Any] = []
@@ -116,7 +116,7 @@ class Again:
         raise Unavailable("it says nothing", remedy="-")
 
     async def _record(self, work: Any, *arguments: Any) -> Any:
-        return work(self.cluster, *arguments)
+        return write(self.cluster, work, *arguments)
 
     @staticmethod
     def _runner(_: Running, planned: PlannedMove, machine: m.Move) -> Any:
@@ -130,11 +130,11 @@ class NoLock:
     async def __aexit__(self, *_: object) -> None: ...
 
 
-def test_rounds_strategy_and_what_has_ended(cluster: ClusterState) -> None:
+def test_rounds_strategy_and_what_has_ended(cluster: Written) -> None:
     moves = plan(cluster)
-    cluster.grant(moves[0])
-    cluster.move_owned(moves[0], {"pause_ms": 3.0})
-    cluster.grant(moves[1])
+    write(cluster, steps.grant, moves[0])
+    write(cluster, steps.move_owned, moves[0], {"pause_ms": 3.0})
+    write(cluster, steps.grant, moves[1])
     again = Again(cluster)
     ((running, first),) = again.runs
     assert running.strategy is STRATEGIES[StrategyName.FLUID]
@@ -153,9 +153,9 @@ def test_rounds_strategy_and_what_has_ended(cluster: ClusterState) -> None:
     assert {runner.machine.kind for round_ in running.rounds[1:] for runner in round_} == {m.Kind.COLD}
 
 
-def test_a_pause_outlives_its_controller(cluster: ClusterState) -> None:
+def test_a_pause_outlives_its_controller(cluster: Written) -> None:
     moves = plan(cluster)
-    cluster.grant(moves[0])
+    write(cluster, steps.grant, moves[0])
 
     async def scenario() -> None:
         first = Again(cluster)
@@ -176,9 +176,9 @@ def test_a_pause_outlives_its_controller(cluster: ClusterState) -> None:
     asyncio.run(scenario())
 
 
-def test_retry_has_all_that_was_asked(cluster: ClusterState, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_has_all_that_was_asked(cluster: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     for move in plan(cluster):
-        cluster.move_aborted(move, ERROR, {})
+        write(cluster, steps.move_aborted, move, ERROR, {})
     again = Again(cluster)
     assert again.runs == []
 
@@ -195,15 +195,15 @@ def test_retry_has_all_that_was_asked(cluster: ClusterState, monkeypatch: pytest
 
 @pytest.mark.parametrize("standbys", [0, 1, 2])
 def test_no_maintenance_ends_the_last_copy_that_is_wanted(
-    cluster: ClusterState, standbys: int, caplog: pytest.LogCaptureFixture
+    cluster: Written, standbys: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Maintenance never ends the last wanted copy: one standby is enough to acknowledge.
 
     A node that owns nothing is in maintenance as soon as that is recorded.
     """
     for name in ("a", "b", "c"):
-        cluster.register(ReplicaInfo(name, "edge", f"{name}:1"), Home())
-    cluster.want_standbys("Op", standbys)
+        write(cluster, steps.register, ReplicaInfo(name, "edge", f"{name}:1"), Home())
+    write(cluster, steps.want_standbys, "Op", standbys)
     again = Again(cluster)
 
     def maintained(node: str) -> set[str]:
@@ -221,11 +221,11 @@ def test_no_maintenance_ends_the_last_copy_that_is_wanted(
 
 
 def test_what_is_stale_is_not_fetched_and_keeps_no_other_from_being_heard(
-    cluster: ClusterState, monkeypatch: pytest.MonkeyPatch
+    cluster: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proposed moves for an operator or a replica that is gone are skipped, and all others are heard."""
     for name in ("a", "b"):
-        cluster.register(ReplicaInfo(name, "edge", f"{name}:1"), Home())
+        write(cluster, steps.register, ReplicaInfo(name, "edge", f"{name}:1"), Home())
     again = Again(cluster)
     proposals = [
         MoveProposal(PartitionId("Op", 1), "a", "z", "w"),
@@ -260,11 +260,11 @@ class Watched:
 
 
 def test_no_replica_is_asked_while_take_overs_wait_for_the_lock(
-    cluster: ClusterState, monkeypatch: pytest.MonkeyPatch
+    cluster: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Replicas are asked without the lock, also where another target is chosen while the first is asked."""
     for name in "abc":
-        cluster.register(ReplicaInfo(name, "edge", f"{name}:1"), Home())
+        write(cluster, steps.register, ReplicaInfo(name, "edge", f"{name}:1"), Home())
     again = Again(cluster)
     lock = again.context.planning = Watched()
     again.context.alive = lambda: again.cluster.roster.replicas
@@ -291,9 +291,9 @@ def test_no_replica_is_asked_while_take_overs_wait_for_the_lock(
     assert not any(held for _, held in asked)
 
 
-def test_what_a_target_lacks_is_said_before_anything_is_recorded(cluster: ClusterState) -> None:
+def test_what_a_target_lacks_is_said_before_anything_is_recorded(cluster: Written) -> None:
     for name in "ab":
-        cluster.register(ReplicaInfo(name, "edge", f"{name}:1"), Home())
+        write(cluster, steps.register, ReplicaInfo(name, "edge", f"{name}:1"), Home())
     again = Again(cluster)
 
     async def learn(name: str, spec: OperatorSpec) -> None:
@@ -309,17 +309,17 @@ def test_what_a_target_lacks_is_said_before_anything_is_recorded(cluster: Cluste
 @pytest.mark.parametrize("strategy", ["warm-up", "stop-and-restart", "fluid", "batched", "on-demand"])
 @pytest.mark.parametrize("operators", [1, 2])
 def test_a_bandwidth_is_that_of_all_copies_together_whichever_operators_they_are_of(
-    cluster: ClusterState, operators: int, strategy: str
+    cluster: Written, operators: int, strategy: str
 ) -> None:
     """A bandwidth is shared by all copies.
 
     Each rebalanced operator used to be given the whole of it.
     """
     for name in "ab":
-        cluster.register(ReplicaInfo(name, "edge", f"{name}:1"), Home())
+        write(cluster, steps.register, ReplicaInfo(name, "edge", f"{name}:1"), Home())
     if operators == 2:
         other = replace(SPEC, name="Other", partitions=8)
-        cluster.finish_deployment(cluster.plan_deployment(other, dict.fromkeys(range(8), "a")))
+        deploy(cluster, other, dict.fromkeys(range(8), "a"))
     again = Again(cluster)
     options = MoveOptions(max_bandwidth=6e4, strategy=strategy)
     asyncio.run(again.reconfigurations.rebalance("", options))
@@ -343,14 +343,14 @@ def test_a_bandwidth_is_that_of_all_copies_together_whichever_operators_they_are
     ],
 )
 def test_a_job_for_what_there_is_not_is_refused_when_it_is_made(
-    cluster: ClusterState, asked: dict[str, Any], said: str
+    cluster: Written, asked: dict[str, Any], said: str
 ) -> None:
     """A job that names what does not exist is refused when it is created.
 
     It used to be accepted, and failed with each run.
     """
     for name in "ab":
-        cluster.register(ReplicaInfo(name, "edge", f"{name}:1"), Home())
+        write(cluster, steps.register, ReplicaInfo(name, "edge", f"{name}:1"), Home())
     again = Again(cluster)
     again.context.check_site = lambda name: ControllerContext.check_site(again.context, name)
     nothing: Any = None

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from reconfig.controller.cluster_state import PlannedRestore
 from reconfig.controller.restores import Restores
+from reconfig.decisions.work import PlannedRestore
 from stateflow.errors import HoldLost, MoveConflict, StateflowError, Unavailable
 from stateflow.operator.operator import describe
 from stateflow.partition.control import Cancelled, Restore, Restored

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.decisions.work import ReconfigurationState
 from stateflow.ledger import Ledger
 from stateflow.reports import Reconfiguration
+from tests.writing import Written
 
 
 @pytest.mark.parametrize("ends_while", ["the first report is sent", "nothing is sent"])
 def test_the_last_report_is_the_final_one(tmp_path: Path, ends_while: str) -> None:
     """The last report is the final one, though the reconfiguration may end while an earlier report is being sent."""
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
-    runs = RunRegistry(ClusterState(ledger))
+    runs = RunRegistry(Written(ledger))
     running = Running(Reconfiguration("r", "Op", "RUNNING", (), 0.0))
     runs.running = {"r": running}
 

@@ -73,7 +73,7 @@ def test_what_was_begun_is_done_though_its_caller_has_left(
         go_on.set()
         await asyncio.wait_for(done.wait(), 5)
         await controller.close()
-        controller.cluster.ledger.close()
+        controller.context.ledger.close()
 
     asyncio.run(scenario())
 

@@ -7,27 +7,28 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from reconfig.controller.cluster_state import ClusterState
-from reconfig.controller.roster import Home
+from reconfig.controller import steps
+from reconfig.controller.folds import Home
 from reconfig.controller.standbys import Standbys
 from stateflow.clock import ManualClock
 from stateflow.errors import MoveAborted
 from stateflow.ledger import Ledger
 from stateflow.settings import ControllerSettings
 from stateflow.types import OperatorSpec, ReplicaInfo
+from tests.writing import Written, deploy, write
 
 
 class Wanting:
     """Two operators of three partitions each, owned by ``a``. Each operator wants one standby."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self.cluster = ClusterState(ledger)
+        self.cluster = Written(ledger)
         for name in "ab":
-            self.cluster.register(ReplicaInfo(name, "cloud", "127.0.0.1:1"), Home())
+            write(self.cluster, steps.register, ReplicaInfo(name, "cloud", "127.0.0.1:1"), Home())
         for name in ("A", "B"):
             spec = OperatorSpec(name, f"m:{name}", 3, ("k",), b"", "[]")
-            self.cluster.finish_deployment(self.cluster.plan_deployment(spec, dict.fromkeys(range(3), "a")))
-            self.cluster.want_standbys(name, 1)
+            deploy(self.cluster, spec, dict.fromkeys(range(3), "a"))
+            write(self.cluster, steps.want_standbys, name, 1)
         self.records: list[Any] = []
         self.runners: list[Any] = []
         self.fails = self.cancelled = 0
@@ -53,7 +54,7 @@ class Wanting:
 
     async def _record(self, work: Any, *arguments: Any) -> Any:
         self.records.append(work)
-        return work(self.cluster, *arguments)
+        return write(self.cluster, work, *arguments)
 
     def _runner(self, _: Any, planned: Any, machine: Any) -> Any:
         async def run() -> None:
@@ -63,7 +64,7 @@ class Wanting:
             if self.waits is not None:
                 await self.waits.wait()
             machine.error = MoveAborted("it ends", remedy="-")
-            self.cluster.move_aborted(planned, machine.error.to_wire(), {})
+            write(self.cluster, steps.move_aborted, planned, machine.error.to_wire(), {})
 
         former: list[Any] = []
         made = SimpleNamespace(
@@ -78,10 +79,10 @@ class Wanting:
         return made
 
 
-def scenario(tmp_path: Path, steps: Any) -> None:
+def scenario(tmp_path: Path, acts: Any) -> None:
     async def run() -> None:
         with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
-            await steps(Wanting(ledger))
+            await acts(Wanting(ledger))
 
     asyncio.run(run())
 
@@ -92,14 +93,14 @@ def test_all_that_lack_are_recorded_at_once(tmp_path: Path) -> None:
     Takeovers wait for the lock: with a transaction for each copy they waited for thousands.
     """
 
-    async def steps(wanting: Wanting) -> None:
+    async def acts(wanting: Wanting) -> None:
         await wanting.standbys.reconcile()
-        assert wanting.records == [ClusterState.plan_moves]
+        assert wanting.records == [steps.plan_moves]
         begun = {(r.planned.partition.operator, r.planned.partition.partition) for r in wanting.runners}
         assert begun == {(name, number) for name in "AB" for number in range(3)}
         await asyncio.gather(*wanting.tasks)
 
-    scenario(tmp_path, steps)
+    scenario(tmp_path, acts)
 
 
 def test_one_that_breaks_off_begins_again_with_what_it_was_told(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_one_that_breaks_off_begins_again_with_what_it_was_told(tmp_path: Path) 
     It used to stay open in the ledger, with no runner to carry it out.
     """
 
-    async def steps(wanting: Wanting) -> None:
+    async def acts(wanting: Wanting) -> None:
         wanting.fails = 1
         await wanting.standbys.reconcile()
         await asyncio.gather(*wanting.tasks)
@@ -116,7 +117,7 @@ def test_one_that_breaks_off_begins_again_with_what_it_was_told(tmp_path: Path) 
         assert wanting.runners[-1].former == [wanting.runners[0]]
         assert not wanting.standbys.views()
 
-    scenario(tmp_path, steps)
+    scenario(tmp_path, acts)
 
 
 def test_a_copy_of_an_operator_that_is_undeployed_holds_up_no_others(tmp_path: Path) -> None:
@@ -125,11 +126,11 @@ def test_a_copy_of_an_operator_that_is_undeployed_holds_up_no_others(tmp_path: P
     While it was being ended, no standby of any operator used to begin.
     """
 
-    async def steps(wanting: Wanting) -> None:
+    async def acts(wanting: Wanting) -> None:
         wanting.waits = asyncio.Event()
         del wanting.cluster.standbys["B"]
         await wanting.standbys.reconcile()
-        wanting.cluster.want_standbys("B", 1)
+        write(wanting.cluster, steps.want_standbys, "B", 1)
         del wanting.cluster.deployed["A"]
         await wanting.standbys.reconcile()
         assert {r.planned.partition.operator for r in wanting.runners} == {"A", "B"}
@@ -137,4 +138,4 @@ def test_a_copy_of_an_operator_that_is_undeployed_holds_up_no_others(tmp_path: P
         wanting.waits.set()
         await asyncio.gather(*wanting.tasks)
 
-    scenario(tmp_path, steps)
+    scenario(tmp_path, acts)

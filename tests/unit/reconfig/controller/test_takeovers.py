@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from reconfig.controller.cluster_state import ClusterState
-from reconfig.controller.folds import RestoreBook
-from reconfig.controller.roster import Roster
+from reconfig.controller import steps
+from reconfig.controller.folds import RestoreBook, Roster
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.controller.takeovers import Orphan, Takeovers
 from reconfig.decisions import failover as f
@@ -22,6 +21,7 @@ from stateflow.partition.control import Cancelled, PartitionView
 from stateflow.partition.lifecycle import State
 from stateflow.settings import ControllerSettings
 from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
+from tests.writing import Written, deploy, write
 
 FIRST, SECOND = PartitionId("Op", 0), PartitionId("Op", 1)
 
@@ -180,7 +180,7 @@ def test_an_error_that_is_no_event_ends_no_take_over(tmp_path: Path, term_ends: 
     planned = PlannedTakeover("t", FIRST, "a", "b", 1, 2, How.CHECKPOINT)
     attempts: list[f.Phase] = []
 
-    async def scenario(cluster: ClusterState) -> str:
+    async def scenario(cluster: Written) -> str:
         over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         runs = RunRegistry(cluster)
         settings = ControllerSettings(takeover_retry_s=0.001)
@@ -196,12 +196,12 @@ def test_an_error_that_is_no_event_ends_no_take_over(tmp_path: Path, term_ends: 
                 async def run(first: list[f.Instruction] | None) -> None:
                     attempts.append(machine.phase)
                     if len(attempts) == 1:
-                        cluster.grant(planned)
+                        write(cluster, steps.grant, planned)
                         if term_ends:
                             over.set_result(None)
                             raise HoldLost("over", remedy="none")
                         raise ZeroDivisionError
-                    cluster.move_owned(planned, {})
+                    write(cluster, steps.move_owned, planned, {})
 
                 running.runners = []
                 return SimpleNamespace(planned=planned, machine=machine, run=run, report=SimpleNamespace(note=""))
@@ -214,10 +214,10 @@ def test_an_error_that_is_no_event_ends_no_take_over(tmp_path: Path, term_ends: 
         return str(running.state)
 
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
-        cluster = ClusterState(ledger)
+        cluster = Written(ledger)
         spec = OperatorSpec("Op", "m:Op", 1, ("k",), b"", "{}")
-        cluster.finish_deployment(cluster.plan_deployment(spec, {0: "a"}))
-        cluster.plan_move(planned)
+        deploy(cluster, spec, {0: "a"})
+        write(cluster, steps.plan_moves, [planned])
         state = asyncio.run(scenario(cluster))
         if term_ends:
             assert (state, attempts) == ("RUNNING", [f.Phase.PLANNED])

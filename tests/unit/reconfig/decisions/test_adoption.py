@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from reconfig.controller.cluster_state import ClusterState
-from reconfig.controller.roster import Home
+from reconfig.controller import steps
+from reconfig.controller.folds import Home
 from reconfig.decisions.adoption import EPOCHS_SKIPPED, Claim, Held, assignment, claimants, find
 from stateflow.errors import ForeignLedger, StaleTerm
 from stateflow.ledger import Ledger
 from stateflow.partition.control import Command, FencingGuard
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+from tests.writing import Written, write
 
 TWICE = "several data directories have the replica name a"
 SPEC = OperatorSpec("Op", "m:Op", 3, ("k",), b"", "[]")
@@ -82,15 +83,15 @@ def test_copies_on_their_way_claim_nothing() -> None:
 
 def test_an_adopted_operator_is_folded_and_its_epochs_go_on_beyond(tmp_path: Path) -> None:
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
-        cluster = ClusterState(ledger)
+        cluster = Written(ledger)
         claims = [claim("a", p0=("OWNED", 7), p2=("OWNED", 1)), claim("b", p1=("OWNED", 3))]
         for name in ("a", "b"):
-            cluster.register(ReplicaInfo(name, "x", f"{name}:1"), Home(f"d-{name}", "here"))
+            write(cluster, steps.register, ReplicaInfo(name, "x", f"{name}:1"), Home(f"d-{name}", "here"))
         (found,) = find(claims, set())
-        cluster.adopt(SPEC, assignment(found, claims), found.granted)
-        cluster.adopt_ledger("l1")
-        cluster.adopt_ledger("l1")
-        again = ClusterState.read(ledger)
+        write(cluster, steps.adopt, SPEC, assignment(found, claims), found.granted)
+        write(cluster, steps.adopt_ledger, "l1")
+        write(cluster, steps.adopt_ledger, "l1")
+        again = Written.read(ledger)
         assert again.adopted == {"l1"}
         for each in (cluster, again):
             assert each.operator("Op").spec == replace(SPEC, recorded_us=each.versions_us["Op"])

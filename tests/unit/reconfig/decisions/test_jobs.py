@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from reconfig.controller.cluster_state import ClusterState
+from reconfig.controller import steps
+from reconfig.controller.batch_book import entry
 from reconfig.decisions.jobs import Affinity, Do, Job, Run, RunState, Stage, due, next_at_us, next_us
 from reconfig.decisions.placement import PolicyName
 from stateflow.errors import InvalidArgument
@@ -17,6 +18,7 @@ from stateflow.reports import JobReport
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc.wire import message_of, value_of
 from stateflow.schedule import Schedule
+from tests.writing import Written, write
 
 S = 1_000_000
 EVERY = Job("nightly", Schedule.parse("every 60"), Do.CHECKPOINT)
@@ -42,17 +44,18 @@ def test_whoever_leads_next_goes_on_behind_the_last_stage(tmp_path: Path) -> Non
     Stages that had not begun when the controller died used to be left for the next run.
     """
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
-        cluster = ClusterState(ledger)
+        cluster = Written(ledger)
         job = Job(
             *("nightly", Schedule.parse("every 60"), Do.REBALANCE),
             coordinator=Affinity.parse("soft:5 site cloud"),
             workers=Affinity.parse("label disk=ssd:2-4"),
         )
-        cluster.define_job("nightly", job)
-        run = cluster.begin_run("nightly", 7, ["A", "B", "C"])
-        cluster.end_stage(run, Stage("A", ("r1",)))
-        cluster.end_stage(run, Stage("B", error="no room"))
-        again = ClusterState.read(ledger)
+        write(cluster, steps.define_job, "nightly", job)
+        write(cluster, steps.begin_run, "nightly", 7, ["A", "B", "C"])
+        run = cluster.jobs.runs["nightly"][-1]
+        write(cluster, steps.end_stage, run, Stage("A", ("r1",)))
+        write(cluster, steps.end_stage, run, Stage("B", error="no room"))
+        again = Written.read(ledger)
         found = again.jobs.run("nightly/7")
         assert found.left(["A", "B", "C", "later"]) == ["C"], "of those that there were when it began"
         assert found.stages == (Stage("A", ("r1",)), Stage("B", error="no room"))
@@ -60,8 +63,8 @@ def test_whoever_leads_next_goes_on_behind_the_last_stage(tmp_path: Path) -> Non
             job.coordinator,
             job.workers,
         )
-        again.end_run(found, RunState.FAILED, ["r1"], "failed: B: no room")
-        assert ClusterState.read(ledger).jobs.run("nightly/7").state is RunState.FAILED
+        write(again, steps.end_run, found, RunState.FAILED, ["r1"], "failed: B: no room")
+        assert Written.read(ledger).jobs.run("nightly/7").state is RunState.FAILED
         with pytest.raises(InvalidArgument, match="there is no run"):
             again.jobs.run("nightly/8")
 
@@ -90,10 +93,10 @@ def test_a_record_that_cannot_be_read_holds_up_no_other_and_can_be_deleted(
     tmp_path: Path, payload: dict[str, Any]
 ) -> None:
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
-        cluster = ClusterState(ledger)
-        cluster._append("job/bad/1", RecordState.NEW, None, payload)
-        cluster.define_job("nightly", EVERY)
-        again = ClusterState.read(ledger)
+        cluster = Written(ledger)
+        write(cluster, lambda _: [entry("job/bad/1", RecordState.NEW, None, payload)])
+        write(cluster, steps.define_job, "nightly", EVERY)
+        again = Written.read(ledger)
         assert again.jobs.names() == ["bad", "nightly"]
         sent = [message_of(cpb.Job, again.jobs.report(name, 0)) for name in again.jobs.names()]
         told = [value_of(JobReport, message) for message in sent]
@@ -102,8 +105,8 @@ def test_a_record_that_cannot_be_read_holds_up_no_other_and_can_be_deleted(
         assert (told[1].error, told[1].next_us > 0) == ("", True)
         with pytest.raises(InvalidArgument, match="cannot be read"):
             again.jobs.found("bad")
-        again.define_job("bad", None)
-        assert ClusterState.read(ledger).jobs.names() == ["nightly"]
+        write(again, steps.define_job, "bad", None)
+        assert Written.read(ledger).jobs.names() == ["nightly"]
 
 
 @pytest.mark.parametrize(
