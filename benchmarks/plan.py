@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.record import Correctness, Record, Target, spread
-from reconfig.decisions.placement import UNEVEN_MAX, PolicyName, Seen, View, decide, uneven
+from reconfig.decisions.placement import Seen, View
+from reconfig.decisions.policies import UNEVEN_MAX, PolicyName, decide, uneven
 from stateflow.ring import propose, rebalance
 from stateflow.types import PartitionId, ReplicaInfo
 

@@ -1,7 +1,9 @@
-"""Consistent hashing with weights and bounded loads: which replica each partition should live on.
+"""Owners of partitions: the assignment, and proposals by consistent hashing with weights and bounded loads.
+
+The :class:`Assignment` is authoritative and immutable; a change makes a new one with a higher version.
 
 :func:`propose` places a new operator; :func:`rebalance` moves as little as it can when replicas come and go, to where
-the ring has it. They only propose; the assignment decides.
+the ring has it. They only propose.
 
 The ring is uhashring's: its points, ketama's, and its lookups. A plain ring spreads a few partitions badly (8 over 2
 replicas fall 6 to 2 as easily as 4 to 4), so no replica gets more than its weight's share, rounded up: a partition
@@ -17,21 +19,81 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TypeVar
 
 from uhashring import HashRing
 
-from stateflow.errors import InvalidArgument
+from stateflow.errors import REPORT_LINE, InvalidArgument, InvariantBroken, StaleEpoch, UnknownPartition
 from stateflow.types import WORKER, PartitionId, ReplicaInfo, node_of
 
 K = TypeVar("K")
-#: operator → sites to whose replicas it is confined; empty: to no sites
-Confined = Mapping[str, Collection[str]]
-EVERYWHERE: Confined = MappingProxyType({})
+#: operator → the sites at which it is allowed; empty, or missing: at all sites
+AllowedSites = Mapping[str, Collection[str]]
+EVERYWHERE: AllowedSites = MappingProxyType({})
 #: uhashring's virtual nodes of a replica of average weight; each gives four points
 _VNODES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Partition → (owner, epoch) of one operator. ``0 <= partition < len(owners)``; epochs start at 1 and rise with
+    each change of owner."""
+
+    operator: str
+    version: int
+    owners: tuple[str, ...]
+    epochs: tuple[int, ...]
+
+    @classmethod
+    def initial(cls, operator: str, owners: Mapping[int, str], epoch: int = 1) -> Assignment:
+        """Returns the first assignment of an operator.
+
+        Args:
+            epoch: greater than any of a former deployment of that name.
+        """
+        ordered = tuple(owners[p] for p in range(len(owners)))
+        return cls(operator, 1, ordered, (epoch,) * len(ordered))
+
+    def owner(self, partition: int) -> tuple[str, int]:
+        """Returns (replica name, epoch). Raises UnknownPartition."""
+        if not 0 <= partition < len(self.owners):
+            raise UnknownPartition(
+                f"there is no partition {partition}",
+                remedy=f"use 0 to {len(self.owners) - 1}",
+                operator=self.operator,
+            )
+        return self.owners[partition], self.epochs[partition]
+
+    def moved(self, partition: int, owner: str, epoch: int) -> Assignment:
+        """Returns the assignment after ``partition`` went to ``owner``. Raises StaleEpoch unless the epoch rises."""
+        _, current = self.owner(partition)
+        if epoch <= current:
+            raise StaleEpoch(
+                f"epoch {epoch} is not newer than {current}",
+                remedy="read the assignment again",
+                operator=self.operator,
+                partition=partition,
+            )
+        owners, epochs = list(self.owners), list(self.epochs)
+        owners[partition], epochs[partition] = owner, epoch
+        return Assignment(self.operator, self.version + 1, tuple(owners), tuple(epochs))
+
+    def validate(self) -> None:
+        """Checks what always holds. Raises InvariantBroken, which only a bug can cause."""
+        if len(self.owners) != len(self.epochs) or not all(self.owners) or min(self.epochs, default=1) < 1:
+            raise InvariantBroken(
+                f"some of {len(self.owners)} partitions lack an owner or have an epoch below 1",
+                remedy=REPORT_LINE,
+                operator=self.operator,
+                version=self.version,
+            )
+
+    def of(self, replica: str) -> dict[int, int]:
+        """Returns partition → epoch of everything that ``replica`` owns."""
+        return {p: self.epochs[p] for p, owner in enumerate(self.owners) if owner == replica}
 
 
 def propose(operator: str, partitions: Iterable[int], replicas: Iterable[ReplicaInfo]) -> dict[int, str]:
@@ -54,10 +116,10 @@ def propose(operator: str, partitions: Iterable[int], replicas: Iterable[Replica
 
 
 def by_sites(
-    owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], confined: Confined
+    owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], allowed: AllowedSites
 ) -> Iterator[tuple[frozenset[str], dict[PartitionId, str], list[ReplicaInfo]]]:
-    """Yields (sites, owners, replicas) of operators that are confined to the same sites; empty: to no sites."""
-    sites = {operator: frozenset(where) for operator, where in confined.items()}
+    """Yields (sites, owners, replicas) of operators that are allowed at the same sites; empty: at all sites."""
+    sites = {operator: frozenset(where) for operator, where in allowed.items()}
     groups: dict[frozenset[str], dict[PartitionId, str]] = {}
     for partition, owner in owners.items():
         groups.setdefault(sites.get(partition.operator, frozenset()), {})[partition] = owner
@@ -67,11 +129,11 @@ def by_sites(
 
 
 def rebalance(
-    owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], confined: Confined = EVERYWHERE
+    owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], allowed: AllowedSites = EVERYWHERE
 ) -> dict[PartitionId, str]:
-    """Applies :func:`share_out` to each group of operators confined to the same sites, among the replicas there."""
+    """Applies :func:`share_out` to each group of operators with the same allowed sites, among the replicas there."""
     moves: dict[PartitionId, str] = {}
-    for _, theirs, able in by_sites(owners, replicas, confined):
+    for _, theirs, able in by_sites(owners, replicas, allowed):
         moves |= share_out(theirs, able)
     return moves
 
@@ -122,11 +184,11 @@ def drain(
 
 
 def newcomers(
-    owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], confined: Confined = EVERYWHERE
+    owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], allowed: AllowedSites = EVERYWHERE
 ) -> frozenset[str]:
     """Returns those of ``replicas`` whose node owns nothing, and to which :func:`rebalance` would give something."""
     owning, found = {node_of(owner) for owner in owners.values()}, set[str]()
-    for _, theirs, able in by_sites(owners, replicas, confined):
+    for _, theirs, able in by_sites(owners, replicas, allowed):
         if workers := _weights(able):
             counts = Counter(map(_places(theirs.values(), workers).__getitem__, theirs.values()))
             quota = _quotas(len(theirs), _nodes(workers), counts)

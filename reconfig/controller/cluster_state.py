@@ -69,13 +69,13 @@ from typing import Any, NamedTuple
 from reconfig.controller.batch_book import APP, Batch, Recorded, because
 from reconfig.controller.folds import JobBook, RestoreBook, Roster, SweepBook
 from reconfig.decisions.failover import Failover, Failovers
-from reconfig.decisions.joining import AutopilotSettings
 from reconfig.decisions.plan import Limits, limits_of
+from reconfig.decisions.policies import AutopilotSettings
 from reconfig.decisions.work import Change, Planned, PlannedMove, PlannedStandby, planned_of
-from stateflow.assignment import Assignment
 from stateflow.errors import REPORT_LINE, InvariantBroken, OperatorNotDeployed
 from stateflow.ledger.batches import BatchStatus
 from stateflow.ledger.records import Record, RecordState
+from stateflow.ring import Assignment
 from stateflow.transitions import check
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
@@ -85,7 +85,7 @@ class Deployed:
     """A deployed operator.
 
     ``first_epoch``: the first epoch of this deployment; older ones belong to a former operator of the same name.
-    ``sites``: the sites to which it is confined; empty: not confined. ``versions``: oldest first, the last one serves.
+    ``sites``: the sites at which it is allowed; empty: all. ``versions``: oldest first, the last one serves.
     """
 
     spec: OperatorSpec
@@ -315,8 +315,8 @@ class ClusterState:
                 remedy="deploy it with `stateflow deploy module:Class`",
             ) from None
 
-    def confined(self) -> dict[str, tuple[str, ...]]:
-        """Returns the sites of operators that are confined to some, by operator."""
+    def allowed_sites(self) -> dict[str, tuple[str, ...]]:
+        """Returns the allowed sites of operators that are not allowed at all sites, by operator."""
         return {name: deployed.sites for name, deployed in self.deployed.items() if deployed.sites}
 
     def assigned(self, name: str) -> dict[PartitionId, int]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -269,16 +269,6 @@ class ControllerContext:
         """Returns the replicas of :meth:`alive` that may be given something: their nodes are not in maintenance."""
         maintained = self.cluster.maintained()
         return {name: info for name, info in self.alive().items() if node_of(name) not in maintained}
-
-    def least_loaded(self, replicas: Iterable[ReplicaInfo], coming: Mapping[str, int]) -> ReplicaInfo:
-        """Returns the replica with the fewest partitions for its weight. ``coming``: number of further partitions to
-        count, by replica."""
-        owned = self.cluster.owned_counts()
-
-        def load(info: ReplicaInfo) -> tuple[float, str]:
-            return (owned.get(info.name, 0) + coming.get(info.name, 0)) / max(info.weight, 1), info.name
-
-        return min(replicas, key=load)
 
     def check_site(self, name: str) -> None:
         """Checks that a replica, alive or not, is registered at the site. Raises UnknownSite."""

@@ -27,11 +27,11 @@ from reconfig.controller.run_registry import RunRegistry
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.sweeping import Checkpoints, Covering, Scrubbing, Sweeps, Verifications
 from reconfig.controller.takeovers import GivingUp, Takeovers
-from reconfig.decisions.capacity import Choice
 from reconfig.decisions.failover import Failover, Lack, Why, unserved
 from reconfig.decisions.jobs import Node
 from reconfig.decisions.leadership import Leadership
-from reconfig.decisions.placement import PolicyName
+from reconfig.decisions.placement import Choice
+from reconfig.decisions.policies import PolicyName
 from reconfig.decisions.sweeps import Chore
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.code.loading import check_signed

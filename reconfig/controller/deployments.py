@@ -95,13 +95,13 @@ class Deployments:
         nothing is deployed then.
         """
         async with self._context.deploying:
-            confined = tuple(sorted(set(sites or ())))
-            for site in confined:
+            allowed = tuple(sorted(set(sites or ())))
+            for site in allowed:
                 self._context.check_site(site)
-            deployed = await self._deploy(spec, confined)
-            if sites is not None and deployed.sites != confined:
-                await self._context.record(steps.confine, spec.name, confined)
-                log.info("operator %s is now allowed at %s", spec.name, ", ".join(confined) or "all sites")
+            deployed = await self._deploy(spec, allowed)
+            if sites is not None and deployed.sites != allowed:
+                await self._context.record(steps.allow_sites, spec.name, allowed)
+                log.info("operator %s is now allowed at %s", spec.name, ", ".join(allowed) or "all sites")
             return deployed
 
     async def try_out(self, spec: OperatorSpec) -> None:

@@ -28,13 +28,14 @@ from reconfig.controller.runners import Hooks, MoveRunner
 from reconfig.controller.spans import reconfiguring
 from reconfig.decisions import migration as m
 from reconfig.decisions.budget import Experience, FixedCost, Links
-from reconfig.decisions.plan import Limits, Part, next_turns, replan
+from reconfig.decisions.placement import View, replan
+from reconfig.decisions.plan import Limits, Part, next_turns
 from reconfig.decisions.work import Copy, Planned, PlannedMove
 from stateflow.errors import BudgetUnreachable, StateflowError
 from stateflow.ledger import RecordState
 from stateflow.reports import MoveReport
 from stateflow.rpc.wire import unexpected
-from stateflow.types import PartitionId, ReplicaInfo
+from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
 #: duration of one hold of a stopped operator, in seconds; the hold is renewed before it ends
@@ -387,7 +388,7 @@ class Executor:
 
 
 class Replanning:
-    """Gives moves that wait for their turn another target, where :mod:`reconfig.decisions.plan` decides so."""
+    """Gives moves that wait for their turn another target, see :func:`reconfig.decisions.placement.replan`."""
 
     def __init__(self, context: ControllerContext, executor: Executor) -> None:
         self._context, self._executor = context, executor
@@ -402,7 +403,8 @@ class Replanning:
         async with self._context.planning:
             gone = {name for name in cluster.roster.replicas if members.lapsed(name) and not members.is_opening(name)}
             sites = {name: info.site for name, info in cluster.roster.replicas.items()}
-            found = list(replan(self._waiting(), self._context.fit(), gone, sites, self._shares(), self._may_be_at))
+            view = View({}, list(self._context.fit().values()), allowed=cluster.allowed_sites())
+            found = replan(self._waiting(), view, gone, sites, self._shares())
         able = await self._context.learnt({(anew.target, anew.move.partition.operator) for anew in found})
         async with self._context.planning:
             fit = self._context.fit()
@@ -433,6 +435,3 @@ class Replanning:
             shares[change.source] = shares.get(change.source, 0) - 1
             shares[change.target] = shares.get(change.target, 0) + 1
         return shares
-
-    def _may_be_at(self, partition: PartitionId, info: ReplicaInfo) -> bool:
-        return self._context.cluster.operator(partition.operator).may_be_at(info)

@@ -21,7 +21,7 @@ from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.run_registry import RunRegistry
 from reconfig.controller.sweeping import Checkpoints
 from reconfig.decisions.jobs import Affinity, Do, Go, Job, Node, Run, RunState, Stage, choose, due, next_at_us
-from reconfig.decisions.placement import PolicyName
+from reconfig.decisions.policies import PolicyName
 from reconfig.decisions.work import ReconfigurationState
 from stateflow.errors import REPORT_LOG, AlreadyThere, InvalidArgument, OperatorNotDeployed, StateflowError
 from stateflow.reports import JobReport, JobRun

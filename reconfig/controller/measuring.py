@@ -12,14 +12,14 @@ import contextlib
 import logging
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from reconfig.controller.cluster_state import Deployed
 from reconfig.controller.context import ControllerContext
 from reconfig.decisions.budget import Links, pairs_that_matter
-from reconfig.decisions.capacity import Choice, Lack, Room, Space, lacking, no_room
-from reconfig.decisions.joining import APART_S
-from reconfig.decisions.placement import Seen, View
+from reconfig.decisions.placement import Choice, Room, Seen, Space, View, no_room
 from reconfig.decisions.plan import Load
+from reconfig.decisions.policies import APART_S
 from stateflow.errors import StateflowError
 from stateflow.partition.control import DiskView, PartitionView
 from stateflow.status import LinkReport
@@ -83,14 +83,14 @@ async def heard(context: ControllerContext, choice: Choice, before: Heard, withi
 def unheard(context: ControllerContext, choice: Choice, said: Heard) -> set[str]:
     """Returns the replicas still to be asked before it is known whether there is room for a choice."""
     names = _concerned(context, Choice(choice.moves)) - said.keys()
-    if not names and choice.instead and _measured(context, choice, said).lacks(choice.moves):
+    if not names and choice.instead and _view(context, choice, said).lacks(choice.moves):
         names = _concerned(context, choice) - said.keys()
     return names
 
 
 def _concerned(context: ControllerContext, choice: Choice) -> set[str]:
-    targets = _targets(choice)
-    return (targets | set(_owners(context, choice, targets).values())) & context.alive().keys()
+    targets, _, owners = _coming(context, choice)
+    return (targets | set(owners.values())) & context.alive().keys()
 
 
 def with_room(context: ControllerContext, choice: Choice, said: Heard) -> dict[PartitionId, str]:
@@ -98,14 +98,12 @@ def with_room(context: ControllerContext, choice: Choice, said: Heard) -> dict[P
 
     A target that does not answer is taken to have room; it refuses by itself what does not fit.
     """
-    measured = _measured(context, choice, said)
-    lacks = measured.lacks(choice.moves)
-    if lacks and choice.instead:
-        choice = Choice(choice.fitted(measured.takes, measured.rooms))
-        lacks = measured.lacks(choice.moves)
-    if lacks:
+    view, moves = _view(context, choice, said), choice.moves
+    if view.lacks(moves):
+        moves = view.fitted(choice)
+    if lacks := view.lacks(moves):
         raise no_room(lacks)
-    return choice.moves
+    return moves
 
 
 def loads_of(context: ControllerContext, partitions: Iterable[PartitionId], said: Heard) -> dict[PartitionId, Load]:
@@ -120,60 +118,41 @@ def loads_of(context: ControllerContext, partitions: Iterable[PartitionId], said
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Measurements:
-    """Answers of replicas, prepared for a choice.
-
-    ``sizes``: bytes of each partition at each replica. ``rooms``: room of the targets, less what is on its way there.
-    """
-
-    owners: Mapping[PartitionId, str]
-    sizes: Mapping[tuple[PartitionId, str], int]
-    rooms: Mapping[str, Room]
-
-    def takes(self, partition: PartitionId, target: str) -> float:
-        """Returns the bytes that a move would bring to its target, which may have a part of the partition already."""
-        there = self.sizes.get((partition, target), 0)
-        return max(0, self.sizes.get((partition, self.owners[partition]), 0) - there)
-
-    def lacks(self, moves: Mapping[PartitionId, str]) -> list[Lack]:
-        return lacking(((target, self.takes(partition, target)) for partition, target in moves.items()), self.rooms)
-
-
-def _targets(choice: Choice) -> set[str]:
-    return choice.others() | set(choice.moves.values())
-
-
-def _on_their_way(context: ControllerContext, choice: Choice, targets: set[str]) -> set[tuple[PartitionId, str]]:
-    """Returns the open moves to one of the targets, as (partition, target), without those of the choice."""
-    return {
-        (each.planned.partition, each.planned.target)
-        for each in context.cluster.open_moves.values()
-        if each.planned.target in targets
-    } - choice.moves.items()
-
-
-def _owners(context: ControllerContext, choice: Choice, targets: set[str]) -> dict[PartitionId, str]:
-    """Returns the owners of all partitions that are to come to one of the targets."""
-    coming = {partition for partition, _ in _on_their_way(context, choice, targets)}
-    return {
+def _coming(
+    context: ControllerContext, choice: Choice
+) -> tuple[set[str], set[tuple[PartitionId, str]], dict[PartitionId, str]]:
+    """Returns the targets of a choice; open moves to one of them, as (partition, target), without those of the choice;
+    and the owners of all partitions that are to come to one of them."""
+    targets = choice.others() | set(choice.moves.values())
+    open_moves = (each.planned for each in context.cluster.open_moves.values() if each.planned.target in targets)
+    on_their_way = {(planned.partition, planned.target) for planned in open_moves} - choice.moves.items()
+    owners = {
         partition: context.cluster.operator(partition.operator).assignment.owner(partition.partition)[0]
-        for partition in {*choice.moves, *coming}
+        for partition in {*choice.moves, *(partition for partition, _ in on_their_way)}
     }
+    return targets, on_their_way, owners
 
 
-def _measured(context: ControllerContext, choice: Choice, said: Heard) -> _Measurements:
-    targets = _targets(choice)
+def _view(context: ControllerContext, choice: Choice, said: Heard) -> View:
+    """Returns the room of a choice's targets, less what is on its way there, and the sizes of what is to come."""
+    targets, on_their_way, owners = _coming(context, choice)
     there = {name: each for name, each in said.items() if each is not None}
     sizes = {(view.partition, name): view.bytes for name, (views, _) in there.items() for view in views}
-    space = Space({name: room_of(*there[name]) for name in targets & there.keys()})
-    measured = _Measurements(_owners(context, choice, targets), sizes, {})
-    for partition, target in _on_their_way(context, choice, targets):
-        space.take(target, measured.takes(partition, target))
-    return replace(measured, rooms=space.rooms())
+    seen = {partition: Seen(sizes.get((partition, owner), 0)) for partition, owner in owners.items()}
+    room = {name: room_of(*there[name]) for name in targets & there.keys()}
+    return View(owners, (), seen, room=room, copies=sizes).reserved(on_their_way)
 
 
 # -- Measurements ----------------------------------------------------------------------------------------------------
+
+
+def owners_of(deployed: Mapping[str, Deployed]) -> dict[PartitionId, str]:
+    """Returns the owner of each partition of operators."""
+    return {
+        PartitionId(name, number): owner
+        for name, each in deployed.items()
+        for number, owner in enumerate(each.assignment.owners)
+    }
 
 
 class Measuring:
@@ -234,11 +213,7 @@ class Measuring:
             await self._look_at_links()
 
     def owners(self) -> dict[PartitionId, str]:
-        return {
-            PartitionId(name, number): owner
-            for name, deployed in self._context.cluster.deployed.items()
-            for number, owner in enumerate(deployed.assignment.owners)
-        }
+        return owners_of(self._context.cluster.deployed)
 
     def view(self) -> View:
         context, now = self._context, self._context.clock.monotonic()
@@ -246,17 +221,15 @@ class Measuring:
             self.owners(),
             list(context.fit().values()),
             dict(self._seen),
-            context.cluster.confined(),
-            resting=frozenset(map(node_of, self.silent)),
+            context.cluster.allowed_sites(),
+            self._rooms,
+            cordoned=frozenset(map(node_of, self.silent)),
             rtt_ms=self._links.rtts_ms(now),
             copies=dict(self._copies),
             bytes_per_s=self._links.bytes_per_s(now),
         )
-        space = Space(self._rooms)
-        for open_move in context.cluster.open_moves.values():  # moves under way have reserved their room
-            planned = open_move.planned
-            space.take(planned.target, view.takes(planned.partition, planned.target))
-        return replace(view, room=space.rooms())
+        under_way = (open_move.planned for open_move in context.cluster.open_moves.values())
+        return view.reserved((planned.partition, planned.target) for planned in under_way)
 
     # -- shown --------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Moves partitions to where policies want them: by command, continuously by an autopilot, or when replicas join.
 
-Carries out what :mod:`reconfig.decisions.placement` and :mod:`reconfig.decisions.joining` decide.
+Carries out what :mod:`reconfig.decisions.placement` and :mod:`reconfig.decisions.policies` decide.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from dataclasses import replace
 
 from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
-from reconfig.controller.measuring import Measuring
+from reconfig.controller.measuring import Measuring, owners_of
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.run_registry import RunRegistry
 from reconfig.decisions.budget import FixedCost
-from reconfig.decisions.capacity import Choice, lacking
-from reconfig.decisions.joining import Autopilot, AutopilotSettings, Joining, newcomers, was_emptied
-from reconfig.decisions.placement import Left, MoveProposal, PolicyName, View, decide, uneven
+from reconfig.decisions.placement import Choice, Joining, Left, MoveProposal, View, newcomers, was_emptied
+from reconfig.decisions.policies import Autopilot, AutopilotSettings, PolicyName, decide, uneven
 from reconfig.decisions.work import Cause, PlannedStandby
 from stateflow.errors import StateflowError
 from stateflow.ledger import RecordState
 from stateflow.moves import MoveOptions
-from stateflow.reports import LackOfRoom, LeftPartition, Placement, ProposedMove, Reconfiguration
+from stateflow.reports import LeftPartition, Placement, ProposedMove, Reconfiguration
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ class Placing:
         """Returns what the moves of a choice would cost, and what the placement would be afterwards."""
         await self._measuring.rates()
         view = self._measuring.view()
-        moves = choice.fitted(view.takes, view.room)
+        moves = view.fitted(choice)
         proposals = [MoveProposal(each, view.owners[each], target, reasons[each]) for each, target in moves.items()]
         return self._placement(view, proposals, cost, Left())
 
@@ -150,9 +149,6 @@ class Placing:
             for partition, reason in left.reasons.items()
             if operator in ("", partition.operator)
         )
-        lacks = lacking(
-            ((proposal.target, view.takes(proposal.partition, proposal.target)) for proposal in proposals), view.room
-        )
         return Placement(
             tuple(moves),
             *(uneven(view), uneven(after), uneven(view, "bytes"), uneven(after, "bytes")),
@@ -160,7 +156,7 @@ class Placing:
             cost.expected_ms + cost.margin_ms,
             tuple(sorted(self._measuring.silent)),
             tuple(stay),
-            tuple(LackOfRoom(each.replicas, each.free_bytes, each.coming_bytes) for each in lacks),
+            tuple(view.lacks({proposal.partition: proposal.target for proposal in proposals})),
         )
 
 
@@ -188,16 +184,11 @@ class AutoRebalance:
 
     async def _newcomers(self) -> list[str]:
         alive, cluster = self._context.fit(), self._context.cluster
-        owned = self._context.cluster.owned_counts()
+        owned = cluster.owned_counts()
         if not owned or all(owned.get(name) or info.weight <= 0 for name, info in alive.items()):
             return []
-        owners = {
-            PartitionId(name, number): owner
-            for name, deployed in cluster.deployed.items()
-            for number, owner in enumerate(deployed.assignment.owners)
-        }
-        sites = {name: info.site for name, info in cluster.roster.replicas.items()}
-        found = await self._context.aside(newcomers, owners, list(alive.values()), sites, cluster.confined())
+        owners, sites = owners_of(cluster.deployed), {name: info.site for name, info in cluster.roster.replicas.items()}
+        found = await self._context.aside(newcomers, owners, list(alive.values()), sites, cluster.allowed_sites())
         return [name for name in found if not was_emptied(name, self._completed())]
 
     def _completed(self) -> Iterator[tuple[str, str, Cause]]:
@@ -213,5 +204,5 @@ class AutoRebalance:
             or cluster.restores.records
             or any(not running.over for running in self._runs.running.values())
             or not all(isinstance(move.planned, PlannedStandby) for move in cluster.open_moves.values())
-            or self._context.cluster.owned_counts().keys() - alive.keys()
+            or cluster.owned_counts().keys() - alive.keys()
         )

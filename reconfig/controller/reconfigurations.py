@@ -14,14 +14,12 @@ from reconfig.controller.cluster_state import Deployed, OpenMove
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.executor import Executor
 from reconfig.controller.history import past
-from reconfig.controller.measuring import Heard, heard, loads_of, unheard, with_room
+from reconfig.controller.measuring import Heard, heard, loads_of, owners_of, unheard, with_room
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.controller.runners import MoveRunner
 from reconfig.decisions import migration as m
 from reconfig.decisions import plan
-from reconfig.decisions import plan as policies
-from reconfig.decisions.capacity import Choice
-from reconfig.decisions.placement import MoveProposal
+from reconfig.decisions.placement import Choice, MoveProposal, View, drained, spread
 from reconfig.decisions.plan import Load, Transfer
 from reconfig.decisions.sweeps import Maintenance, ordered
 from reconfig.decisions.work import Asked, Cause, PlannedMove, ReconfigurationState
@@ -49,7 +47,7 @@ class _Plan:
     """The moves of one operator, in their order, before anything is recorded."""
 
     deployed: Deployed
-    strategy: policies.Strategy
+    strategy: plan.Strategy
     rounds: list[list[Transfer]]
 
 
@@ -96,25 +94,16 @@ class Reconfigurations:
             raise InvalidArgument("no partition is named", remedy="name at least one")
         deployed = self._context.cluster.operator(operator)
         here = self._named(to)
-        targets: dict[PartitionId, str] = {}
-        coming: dict[str, int] = {}
-        others: list[str] = []
-        for number in numbers:
-            owner, _ = deployed.assignment.owner(number)
-            if not any(info.name == owner for info in here):
-                able = self._answering(to, here, only)
-                target = self._context.least_loaded(able, coming).name
-                targets[PartitionId(operator, number)] = target
-                coming[target] = coming.get(target, 0) + 1
-                others = [info.name for info in able]
-        if not targets:
+        there = {info.name for info in here}
+        away = [PartitionId(operator, each) for each in numbers if deployed.assignment.owner(each)[0] not in there]
+        if not away:
             raise AlreadyThere(f"all named partitions are already at {to}", remedy="nothing to do", operator=operator)
-        return Choice(targets, dict.fromkeys(targets, (others,)))
+        return spread(away, self._answering(to, here, only), self._context.cluster.owned_counts())
 
     async def rebalance(self, operator: str, options: MoveOptions) -> list[Reconfiguration]:
         """Gives every replica that answers its weight's share of partitions, by as few moves as possible.
 
-        Partitions of an operator that is confined to sites are shared among the replicas there. ``operator``: empty:
+        Partitions of an operator with allowed sites are shared among the replicas there. ``operator``: empty:
         all.
         """
         await self._context.acquainted()
@@ -123,8 +112,8 @@ class Reconfigurations:
 
     def rebalancing(self, operator: str) -> Choice:
         """Returns what :meth:`rebalance` would move, and where to. There are no alternative targets."""
-        owners = self._owners([operator] if operator else sorted(self._context.cluster.deployed))
-        return Choice(ring.rebalance(owners, self._context.fit().values(), self._context.cluster.confined()))
+        view = self._view(operator)
+        return Choice(ring.rebalance(view.owners, view.replicas, view.allowed))
 
     async def place(
         self, proposals: Sequence[MoveProposal], options: MoveOptions, cause: Cause, only: Nodes = None
@@ -147,9 +136,7 @@ class Reconfigurations:
 
     def _standing(self, proposals: Sequence[MoveProposal]) -> list[MoveProposal]:
         """Returns the proposed moves that still apply."""
-        owners = self._owners(
-            {proposal.partition.operator for proposal in proposals} & self._context.cluster.deployed.keys()
-        )
+        owners = owners_of(self._context.cluster.deployed)
         alive, busy = self._context.fit(), self.busy()
         return [
             proposal
@@ -223,35 +210,20 @@ class Reconfigurations:
         Raises the same errors, and AlreadyThere where there is nothing to move.
         """
         self.check_replica(replica)
-        drained = {replica, *self._workers(replica)}
-        owners = self._owners([operator] if operator else sorted(self._context.cluster.deployed))
-        others = [info for name, info in self._context.fit().items() if name not in drained and info.weight > 0]
-        if only is not None:
-            others = [info for info in others if node_of(info.name) in only]
-        if not set(owners.values()) & drained:
-            raise AlreadyThere("the replica owns no partitions", remedy="it can be stopped", replica=replica)
-        if not others:
-            raise Unavailable("no other replica answers", remedy="start one", replica=replica)
         home = self._context.cluster.roster.replicas[replica].site
-        moves: dict[PartitionId, str] = {}
-        instead: dict[PartitionId, tuple[list[str], ...]] = {}
-        for sites, theirs, able in ring.by_sites(owners, others, self._context.cluster.confined()):
-            leaving = sorted({partition.operator for partition, owner in theirs.items() if owner in drained})
-            if not leaving:
-                continue
-            if not able:
-                raise Unavailable(
-                    f"no other replica at the sites of {', '.join(leaving)} answers",
-                    remedy="start one there, deploy the operator again with other sites, or migrate its partitions",
-                    replica=replica,
-                    sites=", ".join(sorted(sites)),
-                )
-            siblings = [info for info in able if node_of(info.name) == node_of(replica)]
-            same_site = [info for info in able if info.site == home]
-            moves |= (leaves := ring.drain(drained, theirs, siblings or same_site or able))
-            ranks = tuple([info.name for info in rank] for rank in (siblings, same_site, able))
-            instead |= dict.fromkeys(leaves, ranks)
-        return Choice(moves, instead)
+        return drained(self._view(operator, only), replica, {replica, *self._workers(replica)}, home)
+
+    def _view(self, operator: str, only: Nodes = None) -> View:
+        """Returns the owners of an operator's partitions, and the replicas that may be given some.
+
+        Args:
+            operator: empty: all.
+            only: see :meth:`migrate`.
+        """
+        cluster = self._context.cluster
+        able = [info for info in self._context.fit().values() if only is None or node_of(info.name) in only]
+        named = [operator] if operator else sorted(cluster.deployed)
+        return View(owners_of({name: cluster.operator(name) for name in named}), able, allowed=cluster.allowed_sites())
 
     def check_replica(self, name: str) -> None:
         """Checks that a name is that of a replica or node. Raises UnknownSite, and InvalidArgument for a site."""
@@ -295,13 +267,6 @@ class Reconfigurations:
     def _workers(self, node: str) -> list[str]:
         """Returns all workers of a node; empty: the name is not that of a node."""
         return [name for name in self._context.cluster.roster.replicas if node_of(name) == node]
-
-    def _owners(self, operators: Iterable[str]) -> dict[PartitionId, str]:
-        return {
-            PartitionId(name, number): owner
-            for name in operators
-            for number, owner in enumerate(self._context.cluster.operator(name).assignment.owners)
-        }
 
     @contextlib.asynccontextmanager
     async def _planned(self, choose: Callable[[], Choice]) -> AsyncIterator[tuple[Moves, Heard]]:
@@ -397,10 +362,10 @@ class Reconfigurations:
             here = [info for info in here if node_of(info.name) in only]
         maintained = self._context.cluster.maintained()
         answering = [info for info in here if alive(info.name) and node_of(info.name) not in maintained]
-        if resting := sorted({node_of(info.name) for info in here} & maintained) if not answering else []:
+        if cordoned := sorted({node_of(info.name) for info in here} & maintained) if not answering else []:
             raise InMaintenance(
-                f"{', '.join(resting)} is in maintenance",
-                remedy=f"end it: `stateflow maintenance end {resting[0]}`, or choose another target",
+                f"{', '.join(cordoned)} is in maintenance",
+                remedy=f"end it: `stateflow maintenance end {cordoned[0]}`, or choose another target",
             )
         if not answering:
             names = [info.name for info in here]
@@ -434,11 +399,11 @@ class Reconfigurations:
         Raises InvalidArgument for a pause budget with a strategy that cannot keep one.
         """
         deployed = self._context.cluster.operator(operator)
-        strategy = policies.strategy_named(options.strategy)
+        strategy = plan.strategy_named(options.strategy)
         if strategy is None:
             changes = sum(self._executor.change_rates.get(PartitionId(operator, number), 0.0) for number in targets)
             some = [loads.get(PartitionId(operator, number), Load()) for number in targets]
-            strategy = policies.choose(some, changes, options.max_pause_ms, self._executor.bandwidth)
+            strategy = plan.choose(some, changes, options.max_pause_ms, self._executor.bandwidth)
         if options.max_pause_ms and strategy.kind is not m.Kind.WARM:
             raise InvalidArgument(
                 f"{strategy.name} copies while the partition is not served and cannot keep a pause budget",
@@ -499,7 +464,7 @@ class Reconfigurations:
         self._context.spawn(self._executor.run(running))
         return running.report()
 
-    def _running(self, reconfiguration: str, strategy: policies.Strategy) -> Running:
+    def _running(self, reconfiguration: str, strategy: plan.Strategy) -> Running:
         """Returns a reconfiguration as the ledger tells of it, with those of its moves that have ended."""
         cluster = self._context.cluster
         recorded = cluster.history[reconfiguration]
@@ -606,7 +571,7 @@ class Reconfigurations:
             self._resume(reconfiguration, moves)
 
     def _resume(self, reconfiguration: str, moves: Mapping[PlannedMove, OpenMove]) -> None:
-        running = self._running(reconfiguration, policies.STRATEGIES[next(iter(moves)).strategy])
+        running = self._running(reconfiguration, plan.STRATEGIES[next(iter(moves)).strategy])
         first: dict[str, list[m.Instruction]] = {}
         for move, open_move in moves.items():
             machine, instructions = MoveRunner.resumed(move, open_move.granted)
@@ -620,7 +585,7 @@ class Reconfigurations:
 
 
 def copies_at_once(
-    plans: Iterable[tuple[policies.Strategy, Sequence[Sequence[Transfer]]]], settings: ControllerSettings
+    plans: Iterable[tuple[plan.Strategy, Sequence[Sequence[Transfer]]]], settings: ControllerSettings
 ) -> int:
     """Returns how many copies of these plans run together at most; a bandwidth for all of them is divided by that.
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
+from reconfig.decisions.placement import Terms, best
 from reconfig.decisions.work import PlannedRestore
 from stateflow.errors import (
     InvalidArgument,
@@ -88,7 +90,7 @@ class Restores:
         url = masked(request.url)
         if is_masked(url):
             self._urls[restore_id] = request.url
-        coming: dict[str, int] = {}
+        owned = Counter(self._cluster.owned_counts())
         planned = []
         for number in numbers:
             partition = PartitionId(deployed.spec.name, number)
@@ -103,8 +105,8 @@ class Restores:
                         reconfiguration=move.reconfiguration,
                     )
             self._check_not_alone(partition, owner)
-            target = self._target(request.operator, owner, request.to, coming)
-            coming[target] = coming.get(target, 0) + 1
+            target = self._target(request.operator, owner, request.to, owned)
+            owned[target] += 1
             epoch = self._cluster.next_epoch(partition)
             planned.append(
                 PlannedRestore(
@@ -135,13 +137,13 @@ class Restores:
                 partition=partition,
             )
 
-    def _target(self, operator: str, owner: str, to: str, coming: dict[str, int]) -> str:
+    def _target(self, operator: str, owner: str, to: str, owned: Mapping[str, int]) -> str:
         """Returns the target of a partition.
 
         Args:
             to: a replica, or a site, of which the owner or else the least loaded replica is the target; empty: the
                 owner, or the least loaded replica where it does not answer, preferably at the operator's sites.
-            coming: restored partitions that each replica receives already.
+            owned: number of partitions by replica, with those that are restored there.
         """
         if (not to or to == owner) and self._alive(owner):
             return owner
@@ -149,14 +151,12 @@ class Restores:
             self._context.check_site(to)
         replicas = (self._context.fit() or self._context.alive()).values()
         here = [info for info in replicas if to in ("", info.site, info.name)]
-        if not here:
-            raise Unavailable(f"no replica of {to or 'the cluster'} answers", remedy="start one")
         if any(info.name == owner for info in here):
             return owner
-        if not to:
-            deployed = self._cluster.operator(operator)
-            here = [info for info in here if deployed.may_be_at(info)] or here
-        return self._context.least_loaded(here, coming).name
+        target = best(here, owned, Terms(sites=() if to else self._cluster.operator(operator).sites))
+        if target is None:
+            raise Unavailable(f"no replica of {to or 'the cluster'} answers", remedy="start one")
+        return target.name
 
     async def cancel(self, restore_id: str) -> None:
         """Cancels a restore: partitions that have not begun stay as they are; the others are restored.

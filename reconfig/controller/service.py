@@ -21,11 +21,10 @@ from reconfig.controller.leading import Leading
 from reconfig.controller.reconfigurations import Ask
 from reconfig.controller.registration import Admitted, Answer, Arrival, Beat
 from reconfig.controller.restores import Request
-from reconfig.decisions.capacity import Choice
 from reconfig.decisions.failover import Failover, Said
 from reconfig.decisions.jobs import Do, Job
-from reconfig.decisions.joining import AutopilotSettings
-from reconfig.decisions.placement import policies_named
+from reconfig.decisions.placement import Choice
+from reconfig.decisions.policies import AutopilotSettings, policies_named
 from reconfig.decisions.sweeps import Chore, chore_named
 from reconfig.decisions.work import ReconfigurationState
 from stateflow.errors import InvalidArgument

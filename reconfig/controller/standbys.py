@@ -17,8 +17,8 @@ from reconfig.controller.executor import Executor
 from reconfig.controller.run_registry import Running
 from reconfig.controller.runners import MoveRunner
 from reconfig.decisions import migration as m
-from reconfig.decisions import plan
 from reconfig.decisions.failover import Standby
+from reconfig.decisions.placement import spread_standbys
 from reconfig.decisions.work import Copy, PlannedStandby, PlannedTakeover, ReconfigurationState
 from stateflow.errors import InvalidArgument, MoveAborted
 from stateflow.reports import Reconfiguration
@@ -171,7 +171,7 @@ class Standbys:
                 lacking[partition] = owner
         able = [info for info in self._context.fit().values() if deployed.may_be_at(info)]
         sites = {name: info.site for name, info in cluster.roster.replicas.items()}
-        missing = plan.spread_standbys(lacking, existing, count, able, self._near, sites)
+        missing = spread_standbys(lacking, existing, count, able, self._near, sites)
         found = []
         for partition, replica in missing:
             owner, epoch = assignment.owner(partition.partition)

@@ -17,8 +17,8 @@ from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.folds import MOVED, Home, Outcome, Task
 from reconfig.decisions.failover import Failover
 from reconfig.decisions.jobs import Job, Run, RunState, Stage
-from reconfig.decisions.joining import AutopilotSettings
 from reconfig.decisions.plan import Limits
+from reconfig.decisions.policies import AutopilotSettings
 from reconfig.decisions.sweeps import Chore, Maintenance, Plan, packed
 from reconfig.decisions.work import Planned, PlannedMove, PlannedRestore, PlannedStandby, to_payload
 from stateflow.fleet import AgentInfo, Spawned
@@ -161,7 +161,7 @@ def upgrade(cluster: ClusterState, spec: OperatorSpec) -> list[Entry]:
     return [_numbered(cluster, "upgrade", spec.name, {"spec": _spec_payload(spec)})]
 
 
-def confine(cluster: ClusterState, name: str, sites: Collection[str]) -> list[Entry]:
+def allow_sites(cluster: ClusterState, name: str, sites: Collection[str]) -> list[Entry]:
     return [_numbered(cluster, "sites", name, {"sites": list(sites)})]
 
 

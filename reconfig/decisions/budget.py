@@ -28,7 +28,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from reconfig.decisions.placement import ORIGIN_ROWS_MIN, Pair, View
+from reconfig.decisions.placement import Pair, View
+from reconfig.decisions.policies import ORIGIN_ROWS_MIN
 
 #: fixed cost until it has been measured: one durable write and one thread hand-over on each side
 FIXED_MS_DEFAULT = 8.0
@@ -241,13 +242,13 @@ def pairs_that_matter(view: View) -> list[Pair]:
             continue  # most partitions, once placement has settled
         rows = sum(seen.origins.values())
         if rows >= ORIGIN_ROWS_MIN:
-            confined = tuple(view.confined.get(partition.operator, ()))
-            groups[confined, tuple(sorted(seen.origins)), here] += round(rows) + 1
+            allowed = tuple(view.allowed.get(partition.operator, ()))
+            groups[allowed, tuple(sorted(seen.origins)), here] += round(rows) + 1
     pairs: dict[Pair, None] = {}
-    for (confined, origins, here), _ in groups.most_common():
+    for (allowed, origins, here), _ in groups.most_common():
         known = [site for site in origins if site in there]
         others = [here, *known]
-        able_here = sorted(able.intersection(confined) if confined else able)
+        able_here = sorted(able.intersection(allowed) if allowed else able)
         if len(origins) > 1 or not set(origins).intersection(able_here):  # a site between them may be nearest
             others += able_here
         for origin in known:

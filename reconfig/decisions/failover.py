@@ -28,6 +28,7 @@ from types import MappingProxyType
 from typing import ClassVar, get_args
 
 from reconfig.decisions.migration import STORY_KEPT
+from reconfig.decisions.placement import Terms, best
 from stateflow.errors import (
     REPORT_LINE,
     InvalidArgument,
@@ -67,51 +68,37 @@ def choose(
     alive: Mapping[str, ReplicaInfo],
     owned: Mapping[str, int],
     sites: Collection[str] = (),
-    resting: Collection[str] = (),
+    cordoned: Collection[str] = (),
     tried: Mapping[str, int] = MappingProxyType({}),
 ) -> Choice | None:
     """Chooses the successor that loses least: the owner with its sealed partition, else the standby with the greatest
     sequence, else a replica that loads a checkpoint. None: no replica can take over now.
 
     Of successors that lose the same, those not in maintenance are preferred, then those at ``sites``. Others are chosen
-    only if there are none of these, as availability comes first. For a checkpoint, a replica where a take-over failed,
-    e.g. for lack of room, is tried again when the others have failed as often.
+    only if there are none of these, as availability comes first. A replica where a take-over failed, e.g. for lack of
+    room, is tried again when the others have failed as often. The owner's site and the least load come last.
 
     Args:
         owner: the former owner.
         holds_seal: the owner has the whole partition, sealed; counts only if it is alive.
         alive: replicas that can be planned with, by name.
         owned: number of partitions by replica, including those on their way to it.
-        sites: the sites to which the operator is confined; empty: not confined.
-        resting: nodes in maintenance.
+        sites: the sites at which the operator is allowed; empty: all.
+        cordoned: nodes in maintenance.
         tried: number of failed attempts by replica.
     """
-
-    def at(info: ReplicaInfo) -> bool:
-        return not sites or info.site in sites
 
     if holds_seal and owner.name in alive:
         return Choice(owner.name, How.LOCAL)
     following = [standby for standby in standbys if standby.following and standby.replica in alive]
-    if following:
-
-        def rank(standby: Standby) -> tuple[int, bool, bool, str]:
-            works = node_of(standby.replica) not in resting
-            return standby.sequence, works, at(alive[standby.replica]), standby.replica
-
-        best = max(following, key=rank)
-        return Choice(best.replica, How.STANDBY, best.move_id)
-    able = [info for info in alive.values() if info.weight > 0]
-    working = [info for info in able if node_of(info.name) not in resting] or able
-    free = [info for info in working if at(info)] or working
-    if not free:
+    latest = max((standby.sequence for standby in following), default=0)
+    move_ids = {standby.replica: standby.move_id for standby in following if standby.sequence == latest}
+    able = [alive[name] for name in move_ids] or [info for info in alive.values() if info.weight > 0]
+    target = best(able, owned, Terms(cordoned, sites, tried, {owner.site: -1}))
+    if target is None:
         return None
-
-    def cost(info: ReplicaInfo) -> tuple[int, bool, float, str]:
-        load = owned.get(info.name, 0) / info.weight
-        return tried.get(info.name, 0), info.site != owner.site, load, info.name
-
-    return Choice(min(free, key=cost).name, How.CHECKPOINT)
+    how = How.STANDBY if move_ids else How.CHECKPOINT
+    return Choice(target.name, how, move_ids.get(target.name, ""))
 
 
 # -- Why a partition is not served -----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from reconfig.decisions.placement import PolicyName, policies_named
+from reconfig.decisions.policies import PolicyName, policies_named
 from stateflow.errors import REPORT_LINE, InvalidArgument, StateflowError
 from stateflow.moves import MoveOptions
 from stateflow.schedule import Schedule

@@ -1,9 +1,9 @@
-"""Plans: strategy, order, rounds, turns and new targets of a reconfiguration's moves, and where standbys go. Sans-io.
+"""Plans: strategy, order, rounds and turns of a reconfiguration's moves. Sans-io.
 
 The transfers of a reconfiguration are put in order, and its strategy splits them into rounds. The transfers of a round
 run side by side; a round begins when the one before has ended. A move whose round has begun waits for its turn
-(:func:`next_turns`), and may get another target until then (:func:`replan`). A strategy says how partitions are copied,
-and how many at a time:
+(:func:`next_turns`), and may get another target until then (:func:`reconfig.decisions.placement.replan`). A strategy
+says how partitions are copied, and how many at a time:
 
 ====================  ==========  =============  ==============================================================
 strategy              copies      at a time      pauses
@@ -26,13 +26,11 @@ virtual machines (Clark et al., NSDI 2005).
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from types import MappingProxyType
 from typing import Any
 
 from reconfig.decisions.migration import Kind
-from reconfig.decisions.work import Cause, PlannedMove
 from stateflow.moves import AUTO, MoveOptions, Order, StrategyName
 from stateflow.types import PartitionId, ReplicaInfo, node_of
 
@@ -40,8 +38,6 @@ from stateflow.types import PartitionId, ReplicaInfo, node_of
 BANDWIDTH_GUESS = 100e6
 #: seconds that a copy behind the fence takes beside its bytes: a snapshot, round trips, opening a database
 COLD_FIXED_S = 0.05
-#: causes that spread partitions over all replicas: one that joins gets its share of the moves that still wait
-SPREADING = (Cause.REBALANCE, Cause.DRAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,60 +115,6 @@ def _maximum_matching(transfers: Sequence[Transfer]) -> list[Transfer]:
         augment(source, set())
     chosen = {id(transfer) for transfer in into.values()}
     return [transfer for transfer in transfers if id(transfer) in chosen]
-
-
-# -- Standbys --------------------------------------------------------------------------------------------------------
-
-
-def spread_standbys(
-    partitions: Mapping[PartitionId, str],
-    existing: Mapping[PartitionId, Sequence[str]],
-    count: int,
-    replicas: Sequence[ReplicaInfo],
-    near: Mapping[PartitionId, Sequence[str]] = MappingProxyType({}),
-    sites: Mapping[str, str] = MappingProxyType({}),
-) -> list[tuple[PartitionId, str]]:
-    """Returns (partition, replica) for every missing standby.
-
-    A standby is never at the owner's node, and no node has two standbys of a partition. Preferred are, in this order:
-    the site with the fewest of owner and standbys; a replica in ``near``, earlier entries first; the replica with the
-    fewest standbys for its weight. Fewer than ``count`` are returned if there are not enough nodes.
-
-    Args:
-        partitions: owner by partition.
-        existing: replicas with a standby, by partition.
-        count: standbys wanted of each partition.
-        near: by partition, replicas that were owner or standby until now.
-        sites: sites of replicas that have something, including those that are given nothing more.
-    """
-    infos = {info.name: info for info in replicas if info.weight > 0}
-    at = {**sites, **{info.name: info.site for info in replicas}}
-    copies = dict.fromkeys(infos, 0)
-    for names in existing.values():
-        for name in names:
-            if name in copies:
-                copies[name] += 1
-    missing: list[tuple[PartitionId, str]] = []
-    for partition, owner in sorted(partitions.items(), key=lambda item: item[0].partition):
-        have, close = list(existing.get(partition, ())), near.get(partition, ())
-
-        def cost(
-            info: ReplicaInfo, owner: str = owner, have: list[str] = have, close: Sequence[str] = close
-        ) -> tuple[int, int, float, str]:
-            there = sum(at.get(name) == info.site for name in (owner, *have))
-            nearness = close.index(info.name) if info.name in close else len(close)
-            return there, nearness, copies[info.name] / info.weight, info.name
-
-        while len(have) < count:
-            taken = {node_of(owner), *map(node_of, have)}
-            free = [info for info in infos.values() if node_of(info.name) not in taken]
-            if not free:
-                break
-            chosen = min(free, key=cost)
-            copies[chosen.name] += 1
-            have.append(chosen.name)
-            missing.append((partition, chosen.name))
-    return missing
 
 
 # -- Strategies ------------------------------------------------------------------------------------------------------
@@ -352,71 +294,3 @@ def _first_free(queue: deque[int], waiting: Sequence[Part], taken: _Taken, all_:
         if part.shared and all_.is_full and all(waiting[each].shared for each in queue):
             break
     return None
-
-
-# -- Other targets ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Anew:
-    """A move and its new target. ``reason``: for the ledger, and for people."""
-
-    move: PlannedMove
-    target: str
-    reason: str
-
-
-def replan(
-    waiting: Iterable[PlannedMove],
-    alive: Mapping[str, ReplicaInfo],
-    gone: Collection[str],
-    sites: Mapping[str, str],
-    shares: Mapping[str, int],
-    may_be_at: Callable[[PartitionId, ReplicaInfo], bool],
-) -> list[Anew]:
-    """Returns the moves that get another target, as theirs is gone or a better one has joined, in their order.
-
-    A move without an alternative stays as it is. Moves that have begun are not asked for: they fail by themselves if
-    their target dies.
-
-    Args:
-        waiting: moves that wait for their turn.
-        alive: replicas that may be given something, by name.
-        gone: replicas that no longer serve, as far as the controller knows.
-        sites: site by replica, of all known replicas.
-        shares: number of partitions that each replica will have when all planned moves have ended.
-        may_be_at: tells whether a partition may be at a replica.
-    """
-    counts, found = dict(shares), []
-
-    def filled(info: ReplicaInfo, more: int) -> float:
-        return (counts.get(info.name, 0) + more) / info.weight
-
-    for move in waiting:
-        home = sites.get(move.source, "")
-        able = [
-            info
-            for info in alive.values()
-            if info.weight > 0
-            and info.name != move.source
-            and move.asked.allows(info)
-            and may_be_at(move.partition, info)
-        ]
-        if not able:
-            continue
-        best = min(able, key=lambda info: (info.site != home, filled(info, info.name != move.target), info.name))
-        if best.name == move.target:
-            continue
-        target = alive.get(move.target)
-        if target is None:
-            if move.target not in gone:
-                continue  # the target may only be late
-            reason = f"{move.target} does not answer"
-        elif move.cause in SPREADING and not move.asked.to and filled(best, 1) < filled(target, 0):
-            reason = f"{best.name} is less loaded than {target.name}"
-        else:
-            continue
-        counts[move.target] = counts.get(move.target, 0) - 1
-        counts[best.name] = counts.get(best.name, 0) + 1
-        found.append(Anew(move, best.name, reason))
-    return found

@@ -746,16 +746,16 @@ def test_sites_of_a_deployment_are_recorded_and_replaced(tmp_path: Path) -> None
     with Ledger(f"sqlite:///{tmp_path / 'sites.db'}") as ledger:
         cluster = Written(ledger)
         deploy(cluster, spec, {0: "a"}, ["edge"])
-        assert Written.read(ledger).confined() == {"Op": ("edge",)}
-        write(cluster, steps.confine, "Op", ["cloud", "edge"])
+        assert Written.read(ledger).allowed_sites() == {"Op": ("edge",)}
+        write(cluster, steps.allow_sites, "Op", ["cloud", "edge"])
         assert Written.read(ledger).operator("Op").sites == ("cloud", "edge")
-        write(cluster, steps.confine, "Op", [])
-        assert Written.read(ledger).confined() == cluster.confined() == {}
-        write(cluster, steps.confine, "Op", ["edge"])
+        write(cluster, steps.allow_sites, "Op", [])
+        assert Written.read(ledger).allowed_sites() == cluster.allowed_sites() == {}
+        write(cluster, steps.allow_sites, "Op", ["edge"])
         write(cluster, steps.undeploy, "Op", 1)
         deploy(cluster, spec, {0: "a"})
-        write(cluster, steps.confine, "Op", ["cloud"])
-        assert Written.read(ledger).confined() == {"Op": ("cloud",)}
+        write(cluster, steps.allow_sites, "Op", ["cloud"])
+        assert Written.read(ledger).allowed_sites() == {"Op": ("cloud",)}
 
 
 def test_a_deployment_that_an_earlier_version_recorded_may_be_anywhere(tmp_path: Path) -> None:

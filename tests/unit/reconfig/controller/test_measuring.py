@@ -10,8 +10,8 @@ import pytest
 
 from reconfig.controller.measuring import SHOWN_S, Measuring, seen_of
 from reconfig.decisions.budget import Links
-from reconfig.decisions.capacity import Room
-from reconfig.decisions.placement import PolicyName, Seen, decide
+from reconfig.decisions.placement import Room, Seen
+from reconfig.decisions.policies import PolicyName, decide
 from stateflow.clock import ManualClock
 from stateflow.partition.control import DiskView, PartitionView
 from stateflow.partition.lifecycle import State
@@ -63,7 +63,7 @@ class World:
         cluster = SimpleNamespace(
             deployed={"Op": deployed},
             replicas=replicas,
-            confined=lambda: {"Op": ["cloud", "near"]},
+            allowed_sites=lambda: {"Op": ["cloud", "near"]},
             open_moves=self.open_moves,
         )
         context: Any = SimpleNamespace(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reconfig.controller.measuring import Said, heard, loads_of, room_of, with_room
-from reconfig.decisions.capacity import Choice, Room
+from reconfig.decisions.placement import Choice, Room
 from reconfig.decisions.plan import Load
 from stateflow.errors import NoRoom, Unavailable
 from stateflow.partition.control import DiskView, PartitionView

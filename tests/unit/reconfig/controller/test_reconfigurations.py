@@ -21,9 +21,8 @@ from reconfig.controller.measuring import Heard
 from reconfig.controller.reconfigurations import Ask, Reconfigurations
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.decisions import migration as m
-from reconfig.decisions.capacity import Choice
 from reconfig.decisions.jobs import Do, Job, Node
-from reconfig.decisions.placement import MoveProposal
+from reconfig.decisions.placement import Choice, MoveProposal
 from reconfig.decisions.plan import STRATEGIES, StrategyName
 from reconfig.decisions.work import Asked, Cause, PlannedMove
 from stateflow.clock import ManualClock
@@ -300,7 +299,6 @@ def test_what_a_target_lacks_is_said_before_anything_is_recorded(cluster: Writte
         raise InvalidArgument(f"{name} has not the module", remedy="install it")
 
     again.context.replicas.learn = learn
-    again.context.least_loaded = lambda replicas, _: replicas[0]
     with pytest.raises(InvalidArgument, match="b has not the module"):
         asyncio.run(again.reconfigurations.migrate("Op", [0], "b", OPTIONS))
     assert not again.cluster.open_moves

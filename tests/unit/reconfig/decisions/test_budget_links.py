@@ -16,13 +16,13 @@ from reconfig.decisions.placement import Pair, Seen, View
 from stateflow.types import PartitionId, ReplicaInfo
 
 
-def view_of(at: list[str], *sites: str, confined: dict[str, list[str]] | None = None, **origins: float) -> View:
+def view_of(at: list[str], *sites: str, allowed: dict[str, list[str]] | None = None, **origins: float) -> View:
     """Makes a view of partitions at these sites, all with the same origins."""
     partitions = [PartitionId("Op", number) for number in range(len(at))]
     infos = [ReplicaInfo(f"{site}-0", site, "x:1") for site in sites]
     owners = {partition: f"{site}-0" for partition, site in zip(partitions, at, strict=True)}
     seen = Seen(rows=sum(origins.values()), origins=origins)
-    return View(owners, infos, dict.fromkeys(partitions, seen), confined or {})
+    return View(owners, infos, dict.fromkeys(partitions, seen), allowed or {})
 
 
 def test_a_pair_is_asked_for_once_in_a_while_and_answers_are_kept_for_longer() -> None:
@@ -73,8 +73,8 @@ def test_of_rows_from_elsewhere_their_site_and_the_owner_s() -> None:
 
 
 def test_others_where_it_cannot_be_at_the_site_of_its_rows_or_they_come_from_several() -> None:
-    confined = {"Op": ["b", "c"]}
-    assert set(pairs_that_matter(view_of(["b"], "a", "b", "c", "d", confined=confined, a=5.0))) == {
+    allowed = {"Op": ["b", "c"]}
+    assert set(pairs_that_matter(view_of(["b"], "a", "b", "c", "d", allowed=allowed, a=5.0))) == {
         ("a", "b"),
         ("a", "c"),
     }

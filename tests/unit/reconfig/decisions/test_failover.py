@@ -287,6 +287,14 @@ def test_who_is_at_the_sites_of_a_confined_operator_comes_first() -> None:
     assert f.choose(OWNER, False, standbys[1:], alive, {}, {B.site}) == Choice("c", How.STANDBY, "m2"), "loses less"
 
 
+def test_of_standbys_that_lose_the_same_the_one_that_a_checkpoint_would_go_to() -> None:
+    alive = {"b": B, "c": C, "d": ReplicaInfo("d", "cloud", "d:1")}
+    equal = [Standby(name, f"m-{name}", True, 7) for name in "bcd"]
+    assert f.choose(OWNER, False, equal, alive, {"d": 1}) == Choice("c", How.STANDBY, "m-c"), "its site, and least load"
+    assert f.choose(OWNER, False, equal, alive, {"c": 1}) == Choice("d", How.STANDBY, "m-d")
+    assert f.choose(OWNER, False, equal, alive, {}, tried={"c": 1, "d": 1}) == Choice("b", How.STANDBY, "m-b")
+
+
 def test_nothing_newer_is_given_up_for_the_sake_of_a_maintenance() -> None:
     alive = {"b": B, "c": C}
     older = [Standby("b", "m1", True, 6), Standby("c", "m2", True, 7)]

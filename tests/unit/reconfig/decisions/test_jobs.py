@@ -11,7 +11,7 @@ import pytest
 from reconfig.controller import steps
 from reconfig.controller.batch_book import entry
 from reconfig.decisions.jobs import Affinity, Do, Job, Run, RunState, Stage, due, next_at_us, next_us
-from reconfig.decisions.placement import PolicyName
+from reconfig.decisions.policies import PolicyName
 from stateflow.errors import InvalidArgument
 from stateflow.ledger import Ledger, RecordState
 from stateflow.reports import JobReport

@@ -7,7 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconfig.decisions.capacity import Choice, Lack, Room, Space, lacking, no_room
+from reconfig.decisions.placement import Choice, Room, Seen, Space, View, lacking, no_room
+from stateflow.reports import LackOfRoom
 from stateflow.types import PartitionId
 
 
@@ -28,18 +29,18 @@ def test_who_has_said_nothing_has_no_end_of_room() -> None:
 def test_where_nothing_is_left_nothing_fits() -> None:
     assert not Space({"a": Room(own=0)}).holds("a", 0)
     assert Space({"a": Room(own=1)}).holds("a", 0)
-    assert lacking([("a", 0)], {"a": Room(own=-5)}) == [Lack(("a",), 0, 0)]
+    assert lacking([("a", 0)], {"a": Room(own=-5)}) == [LackOfRoom(("a",), 0, 0)]
 
 
 def test_what_has_no_room_is_said_of_each_replica_and_of_disks() -> None:
     rooms = {"a": Room(disk="d", free=100), "b": Room(disk="d", free=100), "c": Room(own=10)}
     coming = [("a", 60), ("b", 30), ("b", 30), ("c", 11), ("unknown", 1e9)]
-    assert lacking(coming, rooms) == [Lack(("c",), 10, 11), Lack(("a", "b"), 100, 120)]
+    assert lacking(coming, rooms) == [LackOfRoom(("c",), 10, 11), LackOfRoom(("a", "b"), 100, 120)]
     assert lacking([("a", 60), ("b", 40), ("c", 10)], rooms) == []
 
 
 def test_a_refusal_says_who_has_what() -> None:
-    error = no_room([Lack(("a", "b"), 1 << 20, 3 << 20)])
+    error = no_room([LackOfRoom(("a", "b"), 1 << 20, 3 << 20)])
     assert error.code == "no_room"
     assert "a, b: 1.0 MiB free for state, 3.0 MiB needed" in str(error)
 
@@ -49,10 +50,14 @@ def test_the_largest_has_the_first_choice_and_the_first_rank_is_preferred() -> N
     sizes = {small: 10, large: 20}
     rooms = {"a": Room(own=21), "near": Room(own=12), "far": Room(own=99)}
     choice = Choice({small: "a", large: "a"}, dict.fromkeys(sizes, (["near"], ["near", "far"])))
-    assert choice.fitted(lambda each, _: sizes[each], rooms) == {large: "a", small: "near"}
-    assert choice.fitted(lambda each, _: sizes[each], rooms | {"near": Room(own=5)}) == {large: "a", small: "far"}
+
+    def fitted(rooms: dict[str, Room]) -> dict[PartitionId, str]:
+        return View({}, (), {each: Seen(size) for each, size in sizes.items()}, room=rooms).fitted(choice)
+
+    assert fitted(rooms) == {large: "a", small: "near"}
+    assert fitted(rooms | {"near": Room(own=5)}) == {large: "a", small: "far"}
     full = {name: Room(own=5) for name in rooms}
-    assert choice.fitted(lambda each, _: sizes[each], full) == choice.moves, "it is refused where it was to go"
+    assert fitted(full) == choice.moves, "it is refused where it was to go"
 
 
 NAMES = st.sampled_from("abcd")

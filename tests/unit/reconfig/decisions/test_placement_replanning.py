@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from reconfig.decisions.plan import StrategyName, replan
+from reconfig.decisions.placement import View, replan
+from reconfig.decisions.plan import StrategyName
 from reconfig.decisions.work import Asked, Cause, PlannedMove
 from stateflow.types import PartitionId, ReplicaInfo
 
@@ -39,8 +40,8 @@ def planned(
     gone: Collection[str] = (),
     sites: Collection[str] = ("edge", "cloud"),
 ) -> list[tuple[int, str, str]]:
-    infos = {name: INFOS[name] for name in alive}
-    found = replan(waiting, infos, gone, SITES, shares or {}, lambda _, info: info.site in sites)
+    view = View({}, [INFOS[name] for name in alive], allowed={"Op": sites})
+    found = replan(waiting, view, gone, SITES, shares or {})
     return [(each.move.partition.partition, each.target, each.reason) for each in found]
 
 
@@ -73,10 +74,11 @@ def test_no_worker_of_a_node_that_is_drained_is_given_what_waits() -> None:
     infos = {name: ReplicaInfo(name, "edge", "h:1") for name in ("n", "n~1", "o")}
     infos["c"] = ReplicaInfo("c", "cloud", "h:1")
     sites = {name: info.site for name, info in infos.items()}
+    view = View({}, list(infos.values()))
 
     def target(leaving: str) -> list[str]:
         waiting = moves(1, Cause.DRAIN, target="c", source="n~1", leaving=leaving)
-        return [each.target for each in replan(waiting, infos, (), sites, {"c": 9, "o": 1}, lambda *_: True)]
+        return [each.target for each in replan(waiting, view, (), sites, {"c": 9, "o": 1})]
 
     assert target("n") == ["o"]
     assert target("n~1") == ["n"], "only that worker was named"

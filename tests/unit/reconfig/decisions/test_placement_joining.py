@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reconfig.decisions.joining import Joining, newcomers, was_emptied
+from reconfig.decisions.placement import Joining, newcomers, was_emptied
 from reconfig.decisions.work import Cause
 from stateflow.types import PartitionId, ReplicaInfo
 

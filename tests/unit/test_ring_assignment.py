@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.assignment import Assignment
 from stateflow.errors import InvariantBroken, StaleEpoch, UnknownPartition
+from stateflow.ring import Assignment
 
 FIRST = Assignment.initial("Op", {0: "a", 2: "a", 1: "b"})
 

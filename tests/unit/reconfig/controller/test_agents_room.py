@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reconfig.decisions.capacity import Offer, place
+from reconfig.controller.agents import Offer, place
 from stateflow.errors import NoRoom
 from stateflow.fleet import AgentInfo, Request, Spawned
 
