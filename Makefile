@@ -20,7 +20,7 @@ OF_SPARK = $$(grep -rl --include='test_*.py' 'pytest\.mark\.spark' tests) tests/
 # Its theme would tell of its successor at each build.
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-.PHONY: help demo follow quick test test-all hunt durations versions $(VERSIONS:%=pyspark-%) simulate kills crash-matrix chaos fuzz check audit docs bench bench-full dist stubs reference constraints clean
+.PHONY: help demo follow quick test test-all hunt durations versions $(VERSIONS:%=pyspark-%) simulate kills crash-matrix chaos fuzz walks check audit docs bench bench-full dist stubs reference constraints clean
 
 help:
 	@echo "make demo    real flights through five processes, with moves and a crash; report in demo-out/"
@@ -36,6 +36,7 @@ help:
 	@echo "make crash-matrix  every step x participant x fault on real processes; writes docs/crash-matrix.md"
 	@echo "make chaos   faults on real processes, each with its verdict; writes docs/chaos.md"
 	@echo "make fuzz    a million hostile inputs to every decoder and RPC"
+	@echo "make walks   counts the product's files that a row, a checkpoint, a move and an append enter; fails over a limit"
 	@echo "make check   ruff with its security rules, mypy, import layers, plain English, what is generated, the site, dependencies that fit together"
 	@echo "make docs    the documentation as a site in site/; open site/index.html"
 	@echo "make audit   known vulnerabilities of what is pinned; needs the network, and fails without it"
@@ -89,6 +90,9 @@ chaos: $(VENV)/.dev
 
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.fuzz
+
+walks: $(VENV)/.dev
+	$(BIN)/python -m tests.walks
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
