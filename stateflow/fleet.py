@@ -12,13 +12,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol, TypeVar
+from typing import IO, Protocol
 
 from stateflow.errors import StateflowError, from_wire
-
-Spec_contra = TypeVar("Spec_contra", contravariant=True)
-Handle = TypeVar("Handle")
-
 
 # -- Agents and replicas ---------------------------------------------------------------------------------------------
 
@@ -130,29 +126,24 @@ class Request:
 # -- Processes -------------------------------------------------------------------------------------------------------
 
 
-class Launcher(Protocol[Spec_contra, Handle]):
-    """Starts and ends processes: on this machine, forked from another process, or by an agent.
+class Launcher(Protocol):
+    """Starts and ends processes: on this machine, or forked from another process."""
 
-    Args:
-        Spec_contra: description of the process to start.
-        Handle: reference to a started process.
-    """
-
-    def start(self, spec: Spec_contra) -> Handle:
+    def start(self, spec: Command) -> Started:
         """Starts a process, without waiting until it is ready."""
         ...
 
-    def stop(self, handle: Handle) -> None:
+    def stop(self, handle: Started) -> None:
         """Asks a process to end, without waiting for it."""
         ...
 
-    def kill(self, handle: Handle) -> None:
+    def kill(self, handle: Started) -> None:
         """Ends a process at once; it flushes nothing."""
         ...
 
-    def is_running(self, handle: Handle) -> bool: ...
+    def is_running(self, handle: Started) -> bool: ...
 
-    def logs(self, handle: Handle) -> Iterator[bytes]:
+    def logs(self, handle: Started) -> Iterator[bytes]:
         """Yields the contents of its log, oldest first."""
         ...
 

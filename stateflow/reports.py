@@ -306,10 +306,11 @@ class AutopilotReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class JobStage(Report):
-    """The part of a run that concerns one operator. ``error``: why nothing was done; empty: it was."""
+    """The part of a run that concerns one operator. ``reconfigurations``: ids of those it began. ``error``: why nothing
+    was done; empty: it was."""
 
     operator: str
-    reconfigurations: tuple[str, ...]
+    reconfigurations: tuple[str, ...] = ()
     error: str = ""
 
 

@@ -171,7 +171,7 @@ class How(StrEnum):
     CHECKPOINT = "CHECKPOINT"  # a replica, with the newest checkpoint
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class PartitionId:
     operator: str
     partition: int

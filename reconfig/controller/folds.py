@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from reconfig.controller.batch_book import Batch
-from reconfig.decisions.jobs import RUNS_MAX, Do, Job, Node, Run, RunState, Stage, Unreadable, next_us, read_job
+from reconfig.decisions.jobs import RUNS_MAX, Do, Job, Node, Run, RunState, Unreadable, next_us, read_job
 from reconfig.decisions.sweeps import Chore, Maintenance, Partitions, packed, unpacked, without
 from reconfig.decisions.work import PlannedRestore, restore_of
 from stateflow.errors import InvalidArgument
@@ -246,7 +246,7 @@ class JobBook:
     def fold_stage(self, rest: str, record: Record) -> None:
         of, _, operator = rest.rpartition("/")
         job, payload = of.rpartition("/")[0], record.payload
-        stage = Stage(operator, tuple(payload["reconfigurations"]), payload.get("error", ""))
+        stage = JobStage(operator, tuple(payload["reconfigurations"]), payload.get("error", ""))
         self.runs[job] = [
             replace(run, stages=(*run.stages, stage)) if run.id == of else run for run in self.runs.get(job, [])
         ]
@@ -287,7 +287,7 @@ def told(run: Run, waits: Mapping[str, str] = NOTHING, follower: FollowerReport 
         run.reconfigurations,
         run.note or waits.get(run.id, ""),
         run.id,
-        tuple(JobStage(each.operator, each.reconfigurations, each.error) for each in run.stages),
+        run.stages,
         follower,
     )
 
@@ -456,8 +456,7 @@ class SweepBook:
         A fault is known until a newer verification of the partition does not find it, or until the partition is
         restored or undeployed.
         """
-        there = sorted(self.wrong, key=lambda each: (each.operator, each.partition))
-        return [fault for each in there for fault in self.wrong[each]]
+        return [fault for each in sorted(self.wrong) for fault in self.wrong[each]]
 
     def restored(self, partition: PartitionId) -> None:
         """Forgets the faults of a partition, as it was restored."""

@@ -20,11 +20,11 @@ from reconfig.controller.placing import Placing
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.run_registry import RunRegistry
 from reconfig.controller.sweeping import Checkpoints
-from reconfig.decisions.jobs import Affinity, Do, Go, Job, Node, Run, RunState, Stage, choose, due, next_at_us
+from reconfig.decisions.jobs import Affinity, Do, Go, Job, Node, Run, RunState, choose, due, next_at_us
 from reconfig.decisions.policies import PolicyName
 from reconfig.decisions.work import ReconfigurationState
 from stateflow.errors import REPORT_LOG, AlreadyThere, InvalidArgument, OperatorNotDeployed, StateflowError
-from stateflow.reports import JobReport, JobRun
+from stateflow.reports import JobReport, JobRun, JobStage
 from stateflow.types import node_of
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Jobs:
         A run under way goes on. Runs that were due during the pause are not made up for.
         """
         async with self._ordering:
-            job = self._found(name)
+            job = self._book.found(name)
             if job.paused != paused:
                 await self._context.record(steps.define_job, name, replace(job, paused=paused))
         return self.report(name)
@@ -104,7 +104,7 @@ class Jobs:
     async def run_now(self, name: str) -> JobReport:
         """Runs a job now, even if it is paused. Raises InvalidArgument while it runs, or where there is none."""
         async with self._ordering:
-            job, newest = self._found(name), self._book.newest(name)
+            job, newest = self._book.found(name), self._book.newest(name)
             if newest is not None and newest.state is RunState.IN_PROCESS:
                 raise InvalidArgument("the job is already running", remedy="wait until it has ended", job=name)
             await self._begin(job, next_at_us(self._book.runs.get(name, []), self._context.clock.now_us()))
@@ -120,9 +120,6 @@ class Jobs:
     def run(self, run_id: str) -> JobRun:
         """Returns the report of a run. Raises InvalidArgument where there is none."""
         return told(self._book.run(run_id), self._waits)
-
-    def _found(self, name: str) -> Job:
-        return self._book.found(name)
 
     # -- when it is time ----------------------------------------------------------------------------------
 
@@ -232,7 +229,7 @@ class Jobs:
         there = {node_of(name) for name in self._context.alive()}
         return [node for name, node in self._cluster.roster.nodes().items() if name in there]
 
-    async def _stage(self, run: Run, job: Job, operator: str, nodes: Collection[str] | None) -> Stage:
+    async def _stage(self, run: Run, job: Job, operator: str, nodes: Collection[str] | None) -> JobStage:
         """Carries out a run on one operator, or finds what an earlier controller had begun of it."""
         until = self._context.clock.monotonic() + PATIENCE_S
         while True:
@@ -242,19 +239,19 @@ class Jobs:
                 if past(self._cluster.history[each]).operator == operator
             ]
             if begun:
-                return Stage(operator, tuple(begun))
+                return JobStage(operator, tuple(begun))
             try:
-                return Stage(operator, tuple(await self._do(job, operator, run.mark, nodes)))
+                return JobStage(operator, tuple(await self._do(job, operator, run.mark, nodes)))
             except AlreadyThere:
-                return Stage(operator)
+                return JobStage(operator)
             except OperatorNotDeployed as error:  # it was undeployed meanwhile
-                return Stage(operator, error="" if not job.operator else str(error))
+                return JobStage(operator, error="" if not job.operator else str(error))
             except StateflowError as error:  # replicas may be about to register with a controller that leads just now
                 if not error.retryable or self._context.clock.monotonic() > until:
-                    return Stage(operator, error=str(error))
+                    return JobStage(operator, error=str(error))
             except Exception as error:
                 log.exception("%s: %s", run.mark, operator)
-                return Stage(operator, error=f"{type(error).__name__}: {error}; {REPORT_LOG}")
+                return JobStage(operator, error=f"{type(error).__name__}: {error}; {REPORT_LOG}")
             await asyncio.sleep(self._context.settings.retry_interval_s)
 
     async def _completed(self, reconfiguration: str) -> bool:

@@ -11,10 +11,10 @@ from reconfig.controller.claims import Claims, Piece
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.deployments import Leaving
 from reconfig.controller.folds import Home
-from reconfig.controller.takeovers import Superseded, Takeovers
+from reconfig.controller.takeovers import Takeovers
 from reconfig.decisions.failover import NOTHING, Said
 from stateflow.errors import ForeignLedger
-from stateflow.partition.control import PartitionView
+from stateflow.partition.control import PartitionView, Superseded
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)

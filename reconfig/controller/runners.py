@@ -121,6 +121,21 @@ class Runner:
                 if span is not None:
                     span.end(self.report, error)
 
+    async def run(self, first: list[Any] | None = None) -> MoveReport:
+        """Runs the move to its end. ``first``: instructions of a resumed machine; None: the move begins."""
+        with self._followed():
+            return await self._run(first)
+
+    async def _run(self, first: list[Any] | None) -> MoveReport:
+        raise NotImplementedError
+
+    async def _carry_out(self, instructions: list[Any]) -> None:
+        for instruction in instructions:
+            await self._carry_out_one(instruction)
+
+    async def _carry_out_one(self, instruction: Any) -> None:
+        raise NotImplementedError
+
     def handle(self, event: Any) -> list[Any]:
         """Feeds an event to the machine. Returns its instructions, which are still to be carried out.
 
@@ -304,11 +319,6 @@ class MoveRunner(Runner):
         self._say(self.machine.phase)
         self._end()
 
-    async def run(self, first: list[m.Instruction] | None = None) -> MoveReport:
-        """Runs the move to its end. ``first``: instructions of a resumed machine; None: the move begins."""
-        with self._followed():
-            return await self._run(first)
-
     async def _run(self, first: list[m.Instruction] | None) -> MoveReport:
         self._began = self.clock.monotonic()
         try:
@@ -381,10 +391,6 @@ class MoveRunner(Runner):
             self.hooks.cutover.release()
 
     # -- instructions -------------------------------------------------------------------------------------
-
-    async def _carry_out(self, instructions: list[m.Instruction]) -> None:
-        for instruction in instructions:
-            await self._carry_out_one(instruction)
 
     async def _carry_out_one(self, instruction: m.Instruction) -> None:
         match instruction:
@@ -582,14 +588,10 @@ class TakeoverRunner(Runner):
     def target_gone(self) -> None:
         self._events.put_nowait(f.TargetGone())
 
-    async def run(self, first: list[f.Instruction] | None = None) -> MoveReport:
-        with self._followed():
-            return await self._run(first)
-
     async def _run(self, first: list[f.Instruction] | None) -> MoveReport:
         self._began = self.clock.monotonic()
         try:
-            await self._carry_out(self.handle(f.Begin()) if first is None else first)
+            await self._carry_out(self.handle(m.Begin()) if first is None else first)
             while self.machine.phase not in f.TERMINAL:
                 await self._carry_out(self.handle(await self._next_event()))
                 self._say(self.machine.phase)
@@ -597,33 +599,29 @@ class TakeoverRunner(Runner):
             self._end()
         return self.report
 
-    async def _carry_out(self, instructions: list[f.Instruction]) -> None:
-        for instruction in instructions:
-            await self._carry_out_one(instruction)
-
     async def _carry_out_one(self, instruction: f.Instruction) -> None:
         match instruction:
-            case f.RecordGrant():
+            case m.RecordGrant():
                 try:
                     await self.hooks.record_grant()
                 except Locked as error:
                     self._events.put_nowait(f.TargetRefused(error))
                 else:
-                    self._events.put_nowait(f.GrantRecorded())
+                    self._events.put_nowait(m.GrantRecorded())
             case f.TakeOver(epoch):
                 self._start(self._take_over(epoch))
-            case f.CancelTarget():
+            case m.CancelTarget():
                 self._start(self._cancel())
             case f.RecordOwned(epoch):
                 await self._record_owned(epoch=epoch)
-                self._events.put_nowait(f.OwnedRecorded())
-            case f.RecordAborted(error):
+                self._events.put_nowait(m.OwnedRecorded())
+            case m.RecordAborted(error):
                 if self.planned.standby_move:  # no other runner is left that would cancel that copy
                     await self._cancel_at(self.target, self.planned.standby_move)
                 await self._record_aborted(error)
             case f.Retry(f.TakeOver(epoch)):
                 self._start(self._later(lambda: self._take_over(epoch)))
-            case f.Retry(f.CancelTarget()):
+            case f.Retry(m.CancelTarget()):
                 self._start(self._later(self._cancel))
 
     # -- calls --------------------------------------------------------------------------------------------
@@ -643,7 +641,7 @@ class TakeoverRunner(Runner):
         except StateflowError as error:
             log.warning("takeover %s not confirmed: %s", self.planned.move_id, error)
             unknown = isinstance(error, Unavailable | LeaseLost | StaleTerm)
-            self._events.put_nowait(f.TargetUnknown() if unknown else f.TargetRefused(error))
+            self._events.put_nowait(m.TargetUnknown() if unknown else f.TargetRefused(error))
             return
         self._tell(note=self._note(taken) + self._outside())
         self._events.put_nowait(f.TargetOwned(taken.epoch))
@@ -680,6 +678,6 @@ class TakeoverRunner(Runner):
     async def _cancel(self) -> None:
         reply = await self._cancel_at(self.target, self.planned.move_id)
         if reply is None:
-            self._events.put_nowait(f.TargetUnknown())
+            self._events.put_nowait(m.TargetUnknown())
             return
-        self._events.put_nowait(f.TargetOwned(reply.epoch) if reply.owned else f.TargetCancelled())
+        self._events.put_nowait(f.TargetOwned(reply.epoch) if reply.owned else m.TargetCancelled())

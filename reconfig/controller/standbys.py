@@ -72,9 +72,7 @@ class Standbys:
                 runner.report.state,
                 runner.report.lag_bytes,
             )
-            for runner in sorted(
-                self._runners.values(), key=lambda r: (r.planned.partition.operator, r.planned.partition.partition)
-            )
+            for runner in sorted(self._runners.values(), key=lambda r: r.planned.partition)
         ]
 
     def of(self, partition: PartitionId) -> list[MoveRunner]:

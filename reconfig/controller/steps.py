@@ -16,7 +16,7 @@ from reconfig.controller.batch_book import begun, begun_batch, ended, entity, en
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.folds import MOVED, Home, Outcome, Task
 from reconfig.decisions.failover import Failover
-from reconfig.decisions.jobs import Job, Run, RunState, Stage
+from reconfig.decisions.jobs import Job, Run, RunState
 from reconfig.decisions.plan import Limits
 from reconfig.decisions.policies import AutopilotSettings
 from reconfig.decisions.sweeps import Chore, Maintenance, Plan, packed
@@ -24,6 +24,7 @@ from reconfig.decisions.work import Planned, PlannedMove, PlannedRestore, Planne
 from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger.batches import BatchStatus, EntityStatus
 from stateflow.ledger.records import Entry, Kind, Record, RecordState
+from stateflow.reports import JobStage
 from stateflow.types import OperatorSpec, ReplicaInfo
 
 
@@ -362,7 +363,7 @@ def begin_run(_: ClusterState, job: str, at_us: int, operators: Collection[str] 
     return _under_way(f"run/{job}/{at_us}", {"operators": list(operators)})
 
 
-def end_stage(_: ClusterState, run: Run, stage: Stage) -> list[Entry]:
+def end_stage(_: ClusterState, run: Run, stage: JobStage) -> list[Entry]:
     payload = {"reconfigurations": list(stage.reconfigurations)} | ({"error": stage.error} if stage.error else {})
     return [_new(f"stage/{run.id}/{stage.operator}", payload)]
 

@@ -28,10 +28,10 @@ from reconfig.decisions import failover as f
 from reconfig.decisions.work import PlannedMove, PlannedTakeover, ReconfigurationState
 from stateflow.errors import InvalidArgument, LossPossible, StateflowError, Unavailable, UnknownPartition
 from stateflow.ledger import RecordState
-from stateflow.partition.control import Cancellation, PartitionView
+from stateflow.partition.control import Cancellation, PartitionView, Superseded
 from stateflow.partition.lifecycle import SERVED, State
 from stateflow.reports import Reconfiguration
-from stateflow.types import How, PartitionId, ReplicaInfo, ranges
+from stateflow.types import How, PartitionId, ranges
 
 log = logging.getLogger(__name__)
 
@@ -50,20 +50,6 @@ class Orphan:
     @property
     def sealed(self) -> bool:
         return self.why is f.Why.SEALED
-
-
-@dataclass(frozen=True, slots=True)
-class Superseded:
-    """A partition that a registering replica must seal, as another replica owns it or is to own it.
-
-    ``epoch`` and ``owner``: those of now, or of a takeover or restore under way. ``burnt``: epoch at which the replica
-    holds the partition, if that epoch was given up and belongs to no replica; 0: the replica holds an older epoch.
-    """
-
-    partition: PartitionId
-    epoch: int
-    owner: ReplicaInfo
-    burnt: int = 0
 
 
 #: resolutions for partitions whose seal cannot be proved

@@ -27,7 +27,17 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import ClassVar, get_args
 
-from reconfig.decisions.migration import STORY_KEPT
+from reconfig.decisions.migration import (
+    STORY_KEPT,
+    Begin,
+    CancelTarget,
+    GrantRecorded,
+    OwnedRecorded,
+    RecordAborted,
+    RecordGrant,
+    TargetCancelled,
+    TargetUnknown,
+)
 from reconfig.decisions.placement import Terms, best
 from stateflow.errors import (
     REPORT_LINE,
@@ -129,7 +139,7 @@ class Lack:
 def unserved(lacks: Mapping[PartitionId, Lack]) -> Iterator[tuple[str, list[int], Lack, StateflowError]]:
     """Groups unserved partitions by operator and lack. Yields (operator, partitions, lack, error to report)."""
     groups: dict[tuple[str, Lack], list[int]] = {}
-    for partition, lack in sorted(lacks.items(), key=lambda each: (each[0].operator, each[0].partition)):
+    for partition, lack in sorted(lacks.items(), key=lambda each: each[0]):
         groups.setdefault((partition.operator, lack), []).append(partition.partition)
     for (operator, lack), numbers in groups.items():
         yield operator, numbers, lack, _lacking(operator, numbers, lack)
@@ -177,16 +187,6 @@ TERMINAL = frozenset({Phase.COMPLETED, Phase.ABANDONED})
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class GrantRecorded:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
 class TargetOwned:
     epoch: int
 
@@ -197,35 +197,13 @@ class TargetRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class TargetCancelled:
-    """The target promised never to own by this take-over."""
-
-
-@dataclass(frozen=True, slots=True)
-class TargetUnknown:
-    """The target did not answer."""
-
-
-@dataclass(frozen=True, slots=True)
 class TargetGone:
     """The target's lease has lapsed, margin included."""
-
-
-@dataclass(frozen=True, slots=True)
-class OwnedRecorded:
-    pass
 
 
 Event = (
     Begin | GrantRecorded | TargetOwned | TargetRefused | TargetCancelled | TargetUnknown | TargetGone | OwnedRecorded
 )
-
-
-@dataclass(frozen=True, slots=True)
-class RecordGrant:
-    """Ledger: ``epoch`` is granted to the target → GrantRecorded."""
-
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,22 +214,10 @@ class TakeOver:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelTarget:
-    """Target: promise never to own by this take-over → TargetCancelled | TargetOwned | TargetUnknown."""
-
-
-@dataclass(frozen=True, slots=True)
 class RecordOwned:
     """Ledger: the target owns → OwnedRecorded."""
 
     epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class RecordAborted:
-    """Ledger: the take-over ended without an owner."""
-
-    error: StateflowError = field(compare=False)  # no error equals another one
 
 
 @dataclass(frozen=True, slots=True)

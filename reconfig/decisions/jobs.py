@@ -22,6 +22,7 @@ from typing import Any
 from reconfig.decisions.policies import PolicyName, policies_named
 from stateflow.errors import REPORT_LINE, InvalidArgument, StateflowError
 from stateflow.moves import MoveOptions
+from stateflow.reports import JobStage
 from stateflow.schedule import Schedule
 from stateflow.types import check_name, shown
 
@@ -325,16 +326,6 @@ def read_job(name: str, payload: Mapping[str, Any], since_us: int) -> Job | Unre
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """A run's work on one operator. ``reconfigurations``: ids of those it began. ``error``: why it failed; empty: it
-    did not."""
-
-    operator: str
-    reconfigurations: tuple[str, ...] = ()
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
     """One run of a job.
 
@@ -351,7 +342,7 @@ class Run:
     reconfigurations: tuple[str, ...] = ()
     note: str = ""
     operators: tuple[str, ...] | None = None
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[JobStage, ...] = ()
 
     @property
     def id(self) -> str:

@@ -133,12 +133,12 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True)
 class TargetCancelled:
-    """The target promised that it never owns for this move."""
+    """The target promised that it never owns for this move, or by this take-over."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetUnknown:
-    """The target did not answer a cancellation."""
+    """The target did not answer a cancellation, or a take-over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class CancelSource:
 
 @dataclass(frozen=True, slots=True)
 class CancelTarget:
-    """Target: promise never to own for this move → TargetCancelled | TargetOwned | TargetUnknown."""
+    """Target: promise never to own for this → TargetCancelled | TargetOwned | TargetUnknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class RecordOwned:
 
 @dataclass(frozen=True, slots=True)
 class RecordAborted:
-    """Ledger: the move was rolled back."""
+    """Ledger: the move was rolled back, or the take-over ended without an owner."""
 
     error: StateflowError = field(compare=False)  # no error equals another one
 

@@ -31,13 +31,11 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-import grpc.aio
-
 from stateflow.agent import processes as limiting
 from stateflow.agent.converging import Begin, Convergence, End, Kill
 from stateflow.agent.figures import Figures, targets_of
 from stateflow.agent.processes import Limits, Reader, Store
-from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import (
     DataDirLocked,
     InvalidArgument,
@@ -137,12 +135,9 @@ class Agent:
         self,
         config: Config,
         limits: Limits,
-        launcher: Launcher[Command, Started],
-        connect: Callable[[str], grpc.aio.Channel] = connect,
-        clock: Clock = SYSTEM_CLOCK,
+        launcher: Launcher,
     ) -> None:
-        self._config, self._limits, self._launcher, self._clock = config, limits, launcher, clock
-        self._connect = connect
+        self._config, self._limits, self._launcher, self._clock = config, limits, launcher, SYSTEM_CLOCK
         self._claimed = _claim(config.data_dir)
         try:
             self._store = Store(config.data_dir, config.name)
@@ -158,7 +153,7 @@ class Agent:
         self._place = place_of(config.data_dir)
         self._changed, self._told = asyncio.Event(), asyncio.Event()
         self._said = ""
-        self._figures = Figures(clock)
+        self._figures = Figures(SYSTEM_CLOCK)
 
     def _obeying(self, ledger: str, term: int) -> FencingGuard:
         return FencingGuard((ledger, term), lambda *_: None, alone=False)
@@ -228,7 +223,7 @@ class Agent:
                 interval_s, asked, failed = BEAT_S, turn.asked, False
                 try:
                     if asked not in callers:
-                        channel = await stack.enter_async_context(self._connect(asked))
+                        channel = await stack.enter_async_context(connect(asked))
                         callers[asked] = ControllerCaller(channel, asked)
                     orders = await callers[asked].beat(await self._beat_of(info))
                     await self._obey(orders, asked)

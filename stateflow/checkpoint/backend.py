@@ -519,8 +519,6 @@ class SiteCache:
             ) from error
         self._directory = directory
         self._bytes_max = bytes_max
-        self.hits = 0
-        self.misses = 0
 
     def get(self, digest: str, target: Path) -> bool:
         """Copies verified content to ``target``, a new file. False: the cache does not have it."""
@@ -528,16 +526,13 @@ class SiteCache:
         try:
             found = hashed_copy(place, target)
         except FileNotFoundError:
-            self.misses += 1
             return False
         if found != digest:
             target.unlink()
             place.unlink(missing_ok=True)
-            self.misses += 1
             return False
         with contextlib.suppress(FileNotFoundError):
             os.utime(place)
-        self.hits += 1
         return True
 
     def put(self, digest: str, source: Path) -> None:

@@ -101,7 +101,7 @@ class Catalog:
             if place is not None and parsed is not None:
                 id_ = PartitionId(place[1], int(place[2]))
                 found.append(Found(stored.name, id_, *parsed, stored.modified_us, size=stored.size))
-        return sorted(found, key=lambda each: (_by(each.partition), *(-n for n in (*each.order, each.attempt))))
+        return sorted(found, key=lambda each: (each.partition, *(-n for n in (*each.order, each.attempt))))
 
     def savepoints(self, name: str | None = None) -> list[Found]:
         found = []
@@ -110,7 +110,7 @@ class Catalog:
             if place is not None:
                 id_ = PartitionId(place[2], int(place[3]))
                 found.append(Found(stored.name, id_, (0, 0), 0, stored.modified_us, place[1], stored.size))
-        return sorted(found, key=lambda each: (each.savepoint, _by(each.partition)))
+        return sorted(found, key=lambda each: (each.savepoint, each.partition))
 
     def read(self, found: Found) -> Manifest:
         """Reads a manifest and checks that it is the one its name says.
@@ -172,10 +172,6 @@ def folder_of(partition: PartitionId) -> str:
 
 def savepoint_place(name: str, partition: PartitionId) -> str:
     return f"{SAVEPOINTS}/{name}/{partition.operator}/p{partition.partition:05d}.json"
-
-
-def _by(partition: PartitionId) -> tuple[str, int]:
-    return partition.operator, partition.partition
 
 
 # -- Holds -----------------------------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def _read(store: CheckpointStore, operator: str | None, every: bool) -> tuple[li
         )
     manifests: list[Manifest] = []
     errors: list[StateflowError] = []
-    for partition in sorted(partitions, key=_by):
+    for partition in sorted(partitions):
         try:
             for manifest in store.newest(partition, errors):
                 manifests.append(manifest)
@@ -173,7 +173,7 @@ def _read(store: CheckpointStore, operator: str | None, every: bool) -> tuple[li
             errors.append(error)
     counts = {manifest.operator: manifest.partitions for manifest in reversed(manifests)}
     every_one = {PartitionId(name, number) for name, count in counts.items() for number in range(count)}
-    errors += [without_checkpoint(partition) for partition in sorted(every_one - partitions, key=_by)]
+    errors += [without_checkpoint(partition) for partition in sorted(every_one - partitions)]
     return manifests, errors
 
 
@@ -192,10 +192,6 @@ def _of_savepoint(
                 except (CheckpointCorrupt, CheckpointNewer, WrongKey) as damage:
                     errors.append(damage)
         return manifests, errors or [error]
-
-
-def _by(partition: PartitionId) -> tuple[str, int]:
-    return partition.operator, partition.partition
 
 
 def _described(m: Manifest) -> dict[str, Any]:

@@ -57,13 +57,12 @@ class BatchRow:
 
 @dataclass(frozen=True, slots=True)
 class RequestSample:
-    """One request to a replica; of ``total_ms`` it waited ``held_ms`` behind a moving partition."""
+    """One request to a replica."""
 
     at_s: float
     replica: str
     rows: int
     total_ms: float
-    held_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +163,15 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
-def latency_windows(requests: Sequence[RequestSample], width_s: float = LATENCY_WINDOW_S) -> list[LatencyWindow]:
+def latency_windows(requests: Sequence[RequestSample]) -> list[LatencyWindow]:
     """One entry per window that saw a request, in order; an idle window has none."""
     gathered: dict[int, list[float]] = defaultdict(list)
     for request in requests:
-        gathered[math.floor(request.at_s / width_s)].append(request.total_ms)
+        gathered[math.floor(request.at_s / LATENCY_WINDOW_S)].append(request.total_ms)
     return [
-        LatencyWindow((index + 0.5) * width_s, len(times), percentile(times, 50), percentile(times, 99), max(times))
+        LatencyWindow(
+            (index + 0.5) * LATENCY_WINDOW_S, len(times), percentile(times, 50), percentile(times, 99), max(times)
+        )
         for index, times in sorted(gathered.items())
     ]
 

@@ -404,7 +404,7 @@ class _Story:
                 for sample in stats.requests:
                     seen[pid] = sample.number
                     at_s = self._seconds(sample.at_us)
-                    self._samples.append(RequestSample(at_s, name, sample.rows, sample.total_ms, sample.held_ms))
+                    self._samples.append(RequestSample(at_s, name, sample.rows, sample.total_ms))
             if last:
                 return
             stop.wait(POLL_S)

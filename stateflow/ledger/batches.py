@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import Table
 
@@ -190,26 +190,16 @@ def eta_us(now_us: int, remaining: Remaining | None) -> tuple[int, int, int] | N
 # -- where a job may run, and when ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Affinity:
-    """Nodes that a job may run on. ``label:2-4 soft 30``: 2 recommended and at most 4 nodes with the label; after 30 s,
-    any node."""
-
-    place: str
-    recommended: int | None = None
-    at_most: int | None = None
-    mode: Literal["hard", "soft"] = "hard"
-    falls_back_after_s: float | None = None
-
-
 _AFFINITY = re.compile(
     r"(?P<place>[^\s:]+)(?::(?P<low>\d{1,9})(?:-(?P<high>\d{1,9}))?)?(?:\s+(?P<mode>hard|soft)(?:\s+(?P<s>[\d.]{1,9}))?)?",
     re.ASCII,
 )
 
 
-def parse_affinity(text: str) -> Affinity:
-    """Parses ``place[:recommended[-at most]] [hard | soft seconds]``. Raises InvalidArgument."""
+def check_affinity(text: str) -> None:
+    """Checks which nodes a job may run on: ``place[:recommended[-at most]] [hard | soft seconds]``. With ``label:2-4
+    soft 30`` those are 2 nodes with the label, at most 4, and after 30 s any node. Raises InvalidArgument.
+    """
     match = _AFFINITY.fullmatch(text.strip())
     try:
         if match is None:
@@ -224,7 +214,6 @@ def parse_affinity(text: str) -> Affinity:
         raise InvalidArgument(
             f"{shown(text)} is not a valid affinity", remedy="write edge-1, gpu:2-4 or gpu:2-4 soft 30"
         ) from None
-    return Affinity(match["place"], low, high, "soft" if soft else "hard", after)
 
 
 # -- Views of the ledger ---------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class Board:
         _check_texts(name=name, command=command, owner=owner)
         for given in (affinity, job_affinity):
             if given is not None:
-                batches.parse_affinity(given)
+                batches.check_affinity(given)
         bid = bid or uuid.uuid4().hex
         status = BatchStatus.WAITING_FOR_JOB if waits_for_job else BatchStatus.NEW
         columns = {"name": name, "command": command, "owner": owner, "affinity": affinity, "job_affinity": job_affinity}
@@ -236,13 +236,13 @@ class Board:
 
         Raises IllegalRecord when another controller made the same run first.
         """
-        _check_names(255, name=name)
+        check_names(255, name=name)
         if fire_us is not None and not is_time(fire_us):
             raise InvalidArgument(
                 f"fire_us cannot be {shown(fire_us)}", remedy="use microseconds since 1970-01-01 UTC", job=name
             )
         if affinity is not None:
-            batches.parse_affinity(affinity)
+            batches.check_affinity(affinity)
         if schedule is not None:
             Schedule.parse(schedule)
         job_id = f"job/{name}/{uuid.uuid4().hex if fire_us is None else fire_us}"
@@ -261,7 +261,7 @@ class Board:
     def claim_job(self, job_id: str, worker: str) -> dict[str, Any]:
         """Moves a job to IN_PROCESS by this worker, and counts one more try. Raises Locked when another worker was
         first."""
-        _check_names(255, worker=worker)
+        check_names(255, worker=worker)
         seen = self._seen(Kind.JOB, job_id)
         columns = {"worker": worker, "tries": seen.row["tries"] + 1, "started_us": self.ledger.clock.now_us()}
         self._move_job(seen, JobStatus.IN_PROCESS, columns | {"ended_us": None})
@@ -378,7 +378,8 @@ def _check_texts(**given: str | None) -> None:
             raise InvalidArgument(f"{name} cannot be {shown(text)}", remedy="use text without NUL")
 
 
-def _check_names(at_most: int, **given: str | None) -> None:
+def check_names(at_most: int, **given: str | None) -> None:
+    """Checks names before they are looked up: some databases would find ``j`` for ``j ``. Raises InvalidArgument."""
     for name, text in given.items():
         if text is not None and not rules.is_id(text, at_most):
             raise InvalidArgument(

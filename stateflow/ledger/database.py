@@ -55,6 +55,7 @@ _TOO_LARGE = {"postgresql": frozenset({"22003"}), "mysql": frozenset({1264, 1690
     "sqlite": frozenset[str | int]()
 }
 ATTEMPTS_MAX = 8
+CONNECT_TIMEOUT_S = 10
 BACKOFF_MAX_S = 1.0
 
 
@@ -67,20 +68,13 @@ class Database:
     Raises InvalidArgument.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        rng: random.Random,
-        busy_timeout_s: float = 5.0,
-        connect_timeout_s: float = 10.0,
-    ) -> None:
+    def __init__(self, url: str, *, rng: random.Random, busy_timeout_s: float = 5.0) -> None:
         self._rng = rng
         parsed = _parse(url)
         self.shown = _shown(parsed)
         self._secrets = _secrets(parsed)
         try:
-            self.engine: Engine = _create(parsed, busy_timeout_s, connect_timeout_s)
+            self.engine: Engine = _create(parsed, busy_timeout_s)
         except (SQLAlchemyError, ImportError, ValueError, TypeError) as error:
             raise self.cannot_open(error) from None
         event.listen(self.engine, "before_cursor_execute", _check_texts)
@@ -297,7 +291,7 @@ def _inode(file: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _create(url: URL, busy_timeout_s: float, connect_timeout_s: float) -> Engine:
+def _create(url: URL, busy_timeout_s: float) -> Engine:
     name = url.get_backend_name()
     if name not in _RETRYABLE:
         raise ValueError(f"{name} is not supported: use sqlite, postgresql, mysql, mariadb or mssql")
@@ -310,7 +304,7 @@ def _create(url: URL, busy_timeout_s: float, connect_timeout_s: float) -> Engine
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
-    connect: dict[str, Any] = {"timeout" if name == "mssql" else "connect_timeout": max(1, round(connect_timeout_s))}
+    connect: dict[str, Any] = {"timeout" if name == "mssql" else "connect_timeout": CONNECT_TIMEOUT_S}
     if name == "mysql":  # a value that does not fit is refused, never cut
         connect["init_command"] = "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')"
     return create_engine(url, isolation_level="READ COMMITTED", pool_pre_ping=True, connect_args=connect)

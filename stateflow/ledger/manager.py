@@ -38,6 +38,7 @@ from sqlalchemy import URL, ColumnElement, Select, or_, select
 from stateflow.documents import read_document
 from stateflow.errors import IllegalRecord, InvalidArgument, Locked
 from stateflow.ledger import rules, stages
+from stateflow.ledger.board import check_names
 from stateflow.ledger.ledger import Ledger
 from stateflow.ledger.records import App, Entry, Kind, Record, RecordState
 from stateflow.ledger.schema import STAGE
@@ -63,9 +64,8 @@ class StateManager:
     values, and the errors of the ledger.
     """
 
-    def __init__(self, ledger: Ledger, *, git_directory: Path | None = None) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self._git_directory = git_directory
 
     def insert_state(self, *positional: Any, error: BaseException | str | None = None, **fields: Any) -> dict[str, Any]:
         """Adds a stage; its status is in_progress and its action ``sourcing pre-pull`` unless they are given.
@@ -130,7 +130,7 @@ class StateManager:
     ) -> dict[str, Any] | None:
         """Returns the newest stage of a job, and of an entity and a filter where they are given; None when there is
         none."""
-        _check_names(job_id=job_id)
+        check_names(255, job_id=job_id)
         conditions = [STAGE.c.job_id == job_id]
         if entity is not None:
             if not rules.is_item_id(entity):  # no stage has an invalid id
@@ -166,7 +166,7 @@ class StateManager:
     def get_processing_history(self, job_id: str | None = None, *, limit: int | None = None) -> list[dict[str, Any]]:
         """Returns the stages that have not failed, with all 26 columns, oldest first; with ``limit`` only the newest
         ones."""
-        _check_names(job_id=job_id)
+        check_names(255, job_id=job_id)
         with self.ledger.database.reading() as connection:
             rows = list(newest_first(connection, history(job_id), STAGE.c.first_record_id, limit))
         return [stages.columns(row) for row in reversed(rows)]
@@ -174,7 +174,7 @@ class StateManager:
     def get_failures(self, job_id: str | None = None, *, limit: int | None = None) -> list[dict[str, Any]]:
         """Returns the stages that have failed, oldest first, each with its ``error``: ``type``, ``message`` and
         ``stack``."""
-        _check_names(job_id=job_id)
+        check_names(255, job_id=job_id)
         query = select(STAGE).where(STAGE.c.status == Status.FAILURE.value)
         query = query if job_id is None else query.where(STAGE.c.job_id == job_id)
         with self.ledger.database.reading() as connection:
@@ -184,7 +184,7 @@ class StateManager:
 
     def trace(self, correlation_id: str) -> list[dict[str, Any]]:
         """Returns every stage that the data of this correlation id went through, before and after it, oldest first."""
-        _check_names(correlation_id=correlation_id)
+        check_names(255, correlation_id=correlation_id)
         found: dict[str, Any] = {}
         asked: set[str] = set()
         ask = {correlation_id}
@@ -218,7 +218,7 @@ class StateManager:
     @cached_property
     def _git_sha(self) -> str | None:
         """Commit of the git checkout; None outside a checkout, and without git."""
-        command = ["git", "-C", str(self._git_directory or Path.cwd()), "rev-parse", "HEAD"]
+        command = ["git", "rev-parse", "HEAD"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
         except (OSError, subprocess.SubprocessError):
@@ -242,17 +242,6 @@ def _entries(state_id: str, now: RecordState, blocking: Any, status: Status, pay
 
 def _payload(row: dict[str, Any], error: BaseException | str | None) -> dict[str, Any]:
     return {"set": row} | ({} if error is None else error_payload(error))
-
-
-def _check_names(**asked: str | None) -> None:
-    """Checks names before they are looked up: some databases would find ``j`` for ``j ``. Raises InvalidArgument."""
-    for name, text in asked.items():
-        if text is not None and not rules.is_id(text, 255):
-            raise InvalidArgument(
-                f"{name} must have 1 to 255 characters, no control character and no trailing space",
-                remedy="choose another",
-                given=shown(text),
-            )
 
 
 def _error_in(record: Record | None) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ acquire it either. A skip never unblocks.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from stateflow.errors import IllegalRecord, LeaseLost, Locked
@@ -57,16 +57,6 @@ def covers(recorded: Who, asked: Who) -> bool:
 
 def skips(recorded: Who, asked: Who) -> bool:
     return recorded.name == EVERYONE or covers(recorded, asked)
-
-
-def processed_by(records: Iterable[Record], app: App | str) -> bool:
-    asked = Who.of(app)
-    return any(record.state == PROCESSED and covers(Who.of(record.app), asked) for record in records)
-
-
-def skipped_for(records: Iterable[Record], app: App | str) -> bool:
-    asked = Who.of(app)
-    return any(record.state == SKIPPED and skips(Who.of(record.app), asked) for record in records)
 
 
 # -- what records amount to -----------------------------------------------------------------------------------

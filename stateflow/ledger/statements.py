@@ -147,15 +147,12 @@ def load_records(connection: Connection, record_ids: Iterable[int]) -> dict[int,
     return found
 
 
-def page_of_records(after: int, *, archived: bool, until: int | None = None) -> Select[Any]:
+def page_of_records(after: int, *, archived: bool) -> Select[Any]:
     """Selects a page of records, in the order of their ids. One statement reads the archive, too, so that a record that
     moves there is never missed."""
 
     def some(table: Any) -> Select[Any]:
-        query = select(table).where(table.c.record_id > after)
-        if until is not None:
-            query = query.where(table.c.record_id <= until)
-        return query.order_by(table.c.record_id).limit(PAGE)
+        return select(table).where(table.c.record_id > after).order_by(table.c.record_id).limit(PAGE)
 
     if not archived:
         return some(RECORD)

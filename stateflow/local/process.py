@@ -348,7 +348,7 @@ class Process:
         self._log = log
         self._python_path = python_path
         self.address = ""
-        self._launcher: Launcher[Command, Started] = (
+        self._launcher: Launcher = (
             ForkLauncher() if sys.platform == "linux" and not within else LocalLauncher(rotates=False)
         )
         self._started: Started | None = None

@@ -53,15 +53,10 @@ _CACHE_BYTES = 32 << 20
 
 
 class Checkpointer:
-    """Takes checkpoints of this replica's partitions. Thread-safe. Raises what the store raises.
+    """Takes checkpoints of this replica's partitions. Thread-safe. Raises what the store raises."""
 
-    Args:
-        sleep: called with seconds, to give way to batches and to keep the bandwidth limit.
-    """
-
-    def __init__(self, registry: PartitionRegistry, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, registry: PartitionRegistry) -> None:
         self._registry = registry
-        self._sleep = sleep
         self._proved: dict[PartitionId, float] = {}  # when the state digest was last computed
 
     def take(
@@ -133,17 +128,13 @@ class Checkpointer:
             states = {"version": cls.state_version, "states": json.loads(spec.state_schema)}
         else:
             states = read_schema(stored)
-        positions = {
-            key[len(layout.POSITION) :].decode(): layout.Position.decode(value).batch
-            for key, value in db.scan(layout.POSITION)
-        }
         return Manifest(
             operator=partition.operator,
             partition=partition.partition,
             epoch=epoch,
             sequence=read_sequence(db),
             digest="",
-            positions=positions,
+            positions=layout.positions(db),
             created_us=self._registry.clock.now_us(),
             replica=self._registry.info.name,
             files=(),
@@ -181,7 +172,7 @@ class Checkpointer:
         def rest() -> None:
             nonlocal worked_from
             now = self._registry.clock.monotonic()
-            self._sleep(DIGEST_SHARE.wait_s(now, now - worked_from, self._registry.served_at))
+            time.sleep(DIGEST_SHARE.wait_s(now, now - worked_from, self._registry.served_at))
             worked_from = self._registry.clock.monotonic()
 
         try:
@@ -197,7 +188,7 @@ class Checkpointer:
     def _throttle(self, sent: int) -> None:
         limit = self._registry.settings.checkpoint_bytes_per_s
         if limit:
-            self._sleep(sent / limit)
+            time.sleep(sent / limit)
 
     @staticmethod
     def _unhurried(sent: int) -> None:
@@ -291,10 +282,7 @@ def drop_damaged(store: CheckpointStore, manifests: Iterable[Manifest], blobs: C
 
 def _verify_state(directory: Path, manifest: Manifest, found: Verified) -> None:
     with _opened(directory, manifest) as db:
-        positions = {
-            key[len(layout.POSITION) :].decode(): layout.Position.decode(value).batch
-            for key, value in db.scan(layout.POSITION)
-        }
+        positions = layout.positions(db)
         if (read_sequence(db), positions) != (manifest.sequence, manifest.positions):
             raise CheckpointCorrupt(
                 f"the database is at sequence {read_sequence(db)} and {positions}, the manifest says "

@@ -301,6 +301,20 @@ class TakenOver:
     checkpoint: Origin | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """A partition that a registering replica must seal, as ``owner`` owns it at ``epoch``, or is to.
+
+    ``burnt``: the epoch at which the replica holds the partition, if the controller gave that epoch up and it belongs
+    to no replica; 0: the replica holds an older epoch.
+    """
+
+    partition: PartitionId
+    epoch: int
+    owner: ReplicaInfo
+    burnt: int = 0
+
+
 # -- Checkpoints -----------------------------------------------------------------------------------------------------
 
 

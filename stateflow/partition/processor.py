@@ -186,13 +186,9 @@ class PartitionProcessor:
 
     # -- sources ------------------------------------------------------------------------------------------
 
-    def position(self, source: str) -> int | None:
-        """Returns the last batch of ``source`` that this partition contains; None when it has seen none."""
-        return self._sources.last(source)
-
     def reached(self, source: str) -> layout.Position | None:
         """Returns the position of ``source``: its last batch here and what is known of it; None when there is none."""
-        return self._sources.reached(source)
+        return self._sources.positions.reached_by(source)
 
     def open_source(self, source: str, session: layout.Session, settled: int | None = None) -> int:
         """Refuses older clients of a source from now on. Returns the sequence of the last commit, which may be an
@@ -200,10 +196,10 @@ class PartitionProcessor:
         :meth:`~stateflow.partition.sources.Sources.open`."""
         mutations = self._sources.open(source, session, settled)
         if mutations is not None:
-            last = self._sources.last(source)
+            last = self._sources.positions.last(source)
             # sync: the client gets no output from which it could learn that this commit was lost
             self._committer.commit(source, -1 if last is None else last, mutations, sync=True)
-            self._sources.opened(source, session)
+            self._sources.positions.taken(source, session)
             self._committer.known()
         return self.sequence
 
@@ -214,7 +210,7 @@ class PartitionProcessor:
         if retiring is None:
             return False
         self._committer.commit(source, *retiring)
-        self._sources.retired(source)
+        self._sources.positions.retired([source])
         self._committer.known()
         return True
 
@@ -253,7 +249,7 @@ class PartitionProcessor:
 
     def watermark_us(self, held: Mapping[str, layout.Position]) -> int | None:
         """Returns the partition's watermark, with the positions held for it taken into account; None: there is none."""
-        return self._later(watermark_of(self._sources.overlaid(held)))
+        return self._later(watermark_of(self._sources.positions.overlaid(held)))
 
     def needs_no_visit(self, until: float) -> SkipGrant:
         """Returns which batches may skip this partition. Called between batches. Args: until: monotonic seconds."""
@@ -330,7 +326,7 @@ class PartitionProcessor:
         sources, instance, initial = self._sources, self._instance, batch.source == INITIAL
         began = self._clock.monotonic()
         sources.check(batch, after)
-        if sources.contains(batch):
+        if sources.positions.contains(batch):
             return Applied(b"", True, 0, self.sequence)
         self.evolve(now_us, guard)
         if (replayed := sources.replayed(batch, after, digest)) is not None:
@@ -338,13 +334,13 @@ class PartitionProcessor:
             if rows is None or named or replayed.rows or not sources.takes_rows_later(batch):
                 if batch.attempt.use and not initial:  # a sender of the same rows, or a mistaken one
                     now = 0 if rows is None else len(self._checked(rows).columns())
-                    sources.check_rows(batch, replayed.rows, now)
+                    sources.positions.check_rows(batch, replayed.rows, now)
                 return Applied(earlier, True, 0, self.sequence)
             # A task without the rows has visited before (its batch failed): the rows arrive now.
         try:
             outputs: list[Any] = []
             silent = sources.silent(now_us, batch.source)
-            watermark_us = self._later(sources.watermark_us(batch, silent))
+            watermark_us = self._later(sources.positions.watermark_us(batch, silent))
             instance.begin()
             self.latest_us = max(self.latest_us, now_us)
             self.state.set_time(now_us, watermark_us)
@@ -359,7 +355,7 @@ class PartitionProcessor:
             # sweeps twice as fast as state can grow, so that expired cells leave the disk in time
             mutations = self.state.expired(SWEPT_MIN + 2 * count) if self.state.expires else self.state.collect()
             self._timers.collect(mutations)
-            position = sources.behind(batch, count, now_us, digest)
+            position = sources.positions.behind(batch, count, now_us, digest)
             guard.begin_commit()
         except BaseException:
             self.rollback()

@@ -286,10 +286,6 @@ class ReplicaNode:
 
     # -- operators and partitions -----------------------------------------------------------------------
 
-    def learn(self, spec: OperatorSpec) -> None:
-        """Learns an operator: loads its code and keeps its description. Raises OperatorNotImportable."""
-        self._registry.learn(spec)
-
     def follow(self, spec: OperatorSpec) -> StateflowError | None:
         """See :meth:`~stateflow.partition.registry.PartitionRegistry.follow`."""
         return self._registry.follow(spec)
@@ -396,12 +392,9 @@ class ReplicaNode:
 
     def owned(self, operator: str | None = None) -> list[PartitionId]:
         return sorted(
-            (
-                local.id
-                for local in self._registry.local_partitions()
-                if local.lifecycle.state in SERVED and operator in (None, local.id.operator)
-            ),
-            key=lambda partition: (partition.operator, partition.partition),
+            local.id
+            for local in self._registry.local_partitions()
+            if local.lifecycle.state in SERVED and operator in (None, local.id.operator)
         )
 
     def cancel(self, partition: PartitionId, move_id: str, owned_at: int = 0) -> bool:

@@ -29,8 +29,10 @@ class Advance(NamedTuple):
 
 
 class Sources:
-    """Sources of one partition. Not thread-safe. What is added to ``mutations`` counts once :meth:`committed`,
-    :meth:`opened` or :meth:`retired` says that it is on disk.
+    """Sources of one partition. Not thread-safe. ``positions``: what is known of them.
+
+    What is added to ``mutations`` counts once :meth:`committed`, or ``taken`` or ``retired`` of the positions, says
+    that it is on disk.
     """
 
     def __init__(self, partition: PartitionId, store: PartitionStore, retention: Retention) -> None:
@@ -46,41 +48,29 @@ class Sources:
         self._store, self._retention = store, retention
         stopped = store.get(layout.STOPPED)
         stopped_us = -1 if stopped is None else int.from_bytes(stopped, "big")
-        self._positions = Positions(partition, known, sessions, lapsed, stopped_us)
+        self.positions = Positions(partition, known, sessions, lapsed, stopped_us)
         self._tombstones = Tombstones(store, retention.retired_max)
         self._passed: set[str] = set()  # their last batch skipped the partition; the stored output is of the one before
 
-    def last(self, source: str) -> int | None:
-        """Returns the last batch of ``source`` that the partition contains; None: it contains none."""
-        return self._positions.last(source)
-
-    def reached(self, source: str) -> layout.Position | None:
-        """Returns the position of the source's last batch here; None: nothing is known of it."""
-        return self._positions.reached_by(source)
-
     def contained(self, source: str) -> layout.Position | None:
-        """Returns the same as :meth:`reached`; None also where the next batch must change more than the position, as
-        for a source that was retired.
+        """Returns the position of the source's last batch here. None: nothing is known of it, or the next batch must
+        change more than the position, as for a source that was retired.
         """
-        return None if self._positions.is_recalled(source) else self._positions.reached_by(source)
+        return None if self.positions.is_recalled(source) else self.positions.reached_by(source)
 
     def adopt(self, held: Mapping[str, layout.Position]) -> None:
         """Takes over positions that were held for the partition. They are written with its next commit."""
         for source, position in held.items():
-            self._positions.reached(source, position)
+            self.positions.reached(source, position)
         self._passed.update(held)
-
-    def overlaid(self, held: Mapping[str, layout.Position]) -> dict[str, layout.Position]:
-        """See :meth:`~stateflow.partition.positions.Positions.overlaid`."""
-        return self._positions.overlaid(held)
 
     def _recall(self, source: str) -> bool:
         """Tells whether the source is known, perhaps by its tombstone, which takes it back."""
-        if self._positions.knows(source):
+        if self.positions.knows(source):
             return True
         retired = self._tombstones.of(source)
         if retired is not None:
-            self._positions.recall(source, retired)
+            self.positions.recall(source, retired)
         return retired is not None
 
     # -- a batch ------------------------------------------------------------------------------------------
@@ -88,13 +78,9 @@ class Sources:
     def check(self, batch: Batch, after: int | None) -> None:
         """Checks that the client may send the batch. Raises SourceTaken, SourceRetired, PositionGap."""
         if not self._recall(batch.source) and self._tombstones.forgotten_us is not None:
-            self._positions.refuse_forgotten(batch, after, self._tombstones.forgotten_us)
+            self.positions.refuse_forgotten(batch, after, self._tombstones.forgotten_us)
         if batch.session is not None:
-            self._positions.check_client(batch.source, batch.session)
-
-    def contains(self, batch: Batch) -> bool:
-        """See :meth:`~stateflow.partition.positions.Positions.contains`."""
-        return self._positions.contains(batch)
+            self.positions.check_client(batch.source, batch.session)
 
     def replayed(self, batch: Batch, after: int | None, digest: int | None) -> layout.Piece | None:
         """Returns what is stored of a batch that was applied before: its source's newest one, or any of a run of a
@@ -102,11 +88,11 @@ class Sources:
 
         Raises BatchChanged, SourceRetired, and what :meth:`~stateflow.partition.positions.Positions.is_replay` raises.
         """
-        started = batch.source == INITIAL and (self._positions.others or self._tombstones.any)
-        if not self._positions.is_replay(batch, after, started):
+        started = batch.source == INITIAL and (self.positions.others or self._tombstones.any)
+        if not self.positions.is_replay(batch, after, started):
             return None
         contained = self._contained(batch)
-        self._positions.check_digest(batch, contained.digest, digest)
+        self.positions.check_digest(batch, contained.digest, digest)
         return contained
 
     def _contained(self, batch: Batch) -> layout.Piece:
@@ -115,8 +101,8 @@ class Sources:
             if stored is not None:
                 return layout.Piece.decode(stored)
             if not self.is_newest(batch):  # the source has gone on since it was retired
-                raise self._positions.output_is_gone(batch)
-        position = self._positions.reached_by(batch.source)
+                raise self.positions.output_is_gone(batch)
+        position = self.positions.reached_by(batch.source)
         assert position is not None, batch
         passed = batch.source in self._passed
         output = b"" if passed else self._store.get(layout.OUTPUT + batch.source.encode()) or b""
@@ -124,7 +110,7 @@ class Sources:
 
     def is_newest(self, batch: Batch) -> bool:
         """Tells whether the batch is its source's newest one that is contained."""
-        return batch.number == self._positions.last(batch.source)
+        return batch.number == self.positions.last(batch.source)
 
     def takes_rows_later(self, batch: Batch) -> bool:
         """Tells whether a batch that is contained, and brought no rows, may bring them yet.
@@ -133,21 +119,9 @@ class Sources:
         """
         return self.is_newest(batch) and not batch.is_piece
 
-    def check_rows(self, batch: Batch, then: int, now: int) -> None:
-        """Checks the number of rows of a replay: ``now`` rows, ``then`` when it was applied. Raises BatchChanged."""
-        self._positions.check_rows(batch, then, now)
-
     def silent(self, now_us: int, serving: str) -> dict[str, layout.Position]:
         """See :meth:`~stateflow.partition.positions.Positions.silent`."""
-        return self._positions.silent(now_us, self._retention.watermark_idle_us, serving)
-
-    def watermark_us(self, batch: Batch, silent: Mapping[str, layout.Position]) -> int | None:
-        """Returns the minimum over the sources with a watermark that are not silent, with this batch's; None: none."""
-        return self._positions.watermark_us(batch, silent)
-
-    def behind(self, batch: Batch, rows: int, now_us: int, digest: int | None) -> layout.Position:
-        """Returns the source's position after the batch is applied."""
-        return self._positions.behind(batch, rows, now_us, digest)
+        return self.positions.silent(now_us, self._retention.watermark_idle_us, serving)
 
     def advance(
         self,
@@ -158,7 +132,7 @@ class Sources:
         mutations: Mutations,
     ) -> Advance:
         """Adds to ``mutations`` what a batch changes of its source, and of sources that are silent or to be retired."""
-        positions, name = self._positions, source.encode()
+        positions, name = self.positions, source.encode()
         if positions.is_recalled(source):
             mutations.deletes.append(layout.RETIRED + name)
             if (session := positions.session(source)) is not None:
@@ -190,9 +164,9 @@ class Sources:
 
     def committed(self, advance: Advance) -> None:
         self._passed.discard(advance.source)
-        self._positions.reached(advance.source, advance.position)
-        self._positions.silenced(advance.silent)
-        self._positions.retired(advance.retired)
+        self.positions.reached(advance.source, advance.position)
+        self.positions.silenced(advance.silent)
+        self.positions.retired(advance.retired)
 
     # -- a client, or none any more -----------------------------------------------------------------------
 
@@ -206,34 +180,28 @@ class Sources:
             settled: outputs of batches up to this one are not wanted any more; None: the client wants none removed.
         """
         self._recall(source)
-        if settled is not None and self._positions.is_recalled(source):
-            last = self._positions.last(source)
+        if settled is not None and self.positions.is_recalled(source):
+            last = self.positions.last(source)
             if last is not None and last > settled:
-                raise self._positions.output_is_gone(Batch(source, last))
-        if not self._positions.is_newer(source, session):
+                raise self.positions.output_is_gone(Batch(source, last))
+        if not self.positions.is_newer(source, session):
             return None
         put = layout.SESSION + source.encode(), session.encode()
-        if self._positions.is_recalled(source):  # it stays retired until it sends
-            tombstone = replace(self._positions.tombstone(source), session=session)
+        if self.positions.is_recalled(source):  # it stays retired until it sends
+            tombstone = replace(self.positions.tombstone(source), session=session)
             put = layout.RETIRED + source.encode(), tombstone.encode()
         mutations = Mutations(puts=[put], deletes=[layout.LAPSED + source.encode()])
         if settled is not None and settled >= 0:
             mutations.clears.append((layout.piece_key(source, 0), layout.piece_key(source, settled + 1)))
         return mutations
 
-    def opened(self, source: str, session: layout.Session) -> None:
-        self._positions.taken(source, session)
-
     def retire(self, source: str) -> tuple[int, Mutations] | None:
         """Returns (the source's last batch, mutations that leave only its tombstone); None: nothing is known of it."""
-        if not self._positions.knows(source) or self._positions.is_recalled(source) or source == INITIAL:
+        if not self.positions.knows(source) or self.positions.is_recalled(source) or source == INITIAL:
             return None
-        mutations, tombstone = Mutations(), self._positions.tombstone(source)
+        mutations, tombstone = Mutations(), self.positions.tombstone(source)
         self._tombstones.bury({source: tombstone}, mutations)
         return tombstone.batch, mutations
-
-    def retired(self, source: str) -> None:
-        self._positions.retired([source])
 
     def without_output(self, source: str, batch: int) -> tuple[int, Mutations]:
         """Returns (bytes of the output that is kept of one batch, mutations that remove it); (0, none) where the batch
@@ -247,7 +215,7 @@ class Sources:
                 mutations.puts.append((key, replace(piece, output=b"").encode()))
             return len(piece.output), mutations
         key = layout.OUTPUT + source.encode()
-        if source in self._passed or self._positions.last(source) != batch or not (output := self._store.get(key)):
+        if source in self._passed or self.positions.last(source) != batch or not (output := self._store.get(key)):
             return 0, mutations
         mutations.puts.append((key, b""))
         return len(output), mutations

@@ -48,6 +48,7 @@ from stateflow.partition.environment import RateLimit
 from stateflow.partition.evolution import converted, evolution_of, is_evolved, read_schema
 from stateflow.partition.lifecycle import State
 from stateflow.partition.local_partition import LocalPartition
+from stateflow.partition.processor import read_watermark
 from stateflow.partition.registry import PartitionRegistry
 from stateflow.state import (
     CellReader,
@@ -329,8 +330,7 @@ def try_out(
     if stored is None:
         return
     before, evolution = read_schema(stored), evolution_of(partition.operator, cls, stored, deployed)
-    retyped, watermark = _retyped(cls, before["states"]), store.get(layout.WATERMARK)
-    watermark_us = None if watermark is None else int.from_bytes(watermark, "big", signed=True)
+    retyped, watermark_us = _retyped(cls, before["states"]), read_watermark(store)
     with _instance(cls, partition, store, watermark_us) as instance:
         for piece in pieces(store, [bytes.fromhex(each["tag"]) for each in before["states"]]):
             reader = evolution.evolved(piece)

@@ -41,6 +41,7 @@ from stateflow.partition.processor import Applied
 from stateflow.partition.replica import ReplicaNode
 from stateflow.partition.slices import BatchSlices, Frame, Waiting
 from stateflow.replica.executor import BEAT_S, BatchThread, LeftBehind, Watch, stops
+from stateflow.reports import RequestReport
 from stateflow.rpc.wire import unexpected
 from stateflow.tracing import Made, Tracing, traceparent_in
 from stateflow.types import PartitionId, ReplicaInfo
@@ -60,19 +61,6 @@ Answer: TypeAlias = tuple[PartitionId, Applied | StateflowError]
 # -- Durations of requests -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One request. ``total_ms``: from its first message until the last output was handed back. ``held_ms``: the part of
-    it spent waiting for a partition to come here. ``at_us``: when it ended."""
-
-    number: int
-    at_us: int
-    operator: str
-    rows: int
-    total_ms: float
-    held_ms: float
-
-
 @dataclass(slots=True)
 class OfOperator:
     """Totals of an operator's requests. ``held_s``: time spent waiting for partitions to come here."""
@@ -87,7 +75,7 @@ class Samples:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)
+        self._samples: deque[RequestReport] = deque(maxlen=SAMPLES_KEPT)
         self._number = 0
         #: rows of all requests
         self.rows = 0
@@ -111,9 +99,11 @@ class Samples:
         of.took.observe(now - started)
         of.held_s += 0.0 if held_from is None else now - held_from
         held_ms = 0.0 if held_from is None else (now - held_from) * 1e3
-        self._samples.append(Sample(self._number, self._clock.now_us(), operator, rows, (now - started) * 1e3, held_ms))
+        self._samples.append(
+            RequestReport(self._number, self._clock.now_us(), operator, rows, (now - started) * 1e3, held_ms)
+        )
 
-    def after(self, number: int, newest: int = 0) -> list[Sample]:
+    def after(self, number: int, newest: int = 0) -> list[RequestReport]:
         """Returns the requests with a larger number, oldest first. ``newest``: at most this many, the newest; 0:
         all."""
         found = list(islice(takewhile(lambda each: each.number > number, reversed(self._samples)), newest or None))
@@ -420,7 +410,7 @@ class _TimeSlice:
 
     def _gives_way(self) -> bool:
         is_over = self.until is not None and self.clock.monotonic() > self.until
-        return is_over and self.batch_thread.others_wait(self.caller)
+        return is_over and self.batch_thread.worker.others_wait(self.caller)
 
 
 class Applier:

@@ -275,7 +275,7 @@ class BatchThread:
     """The thread that applies batches, and runs other jobs between them. ``stopping``: nothing new is begun."""
 
     def __init__(self, clock: Clock) -> None:
-        self._worker = WorkerThread("batches", clock)
+        self.worker = WorkerThread("batches", clock)
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self.stopping = False
@@ -286,11 +286,7 @@ class BatchThread:
         Args:
             of: the caller whose turn it takes; None: this process's own.
         """
-        return await self._loop.run_in_executor(CallerExecutor(self._worker, of), work, *arguments)
-
-    def others_wait(self, caller: Hashable) -> bool:
-        """Tells whether callers other than ``caller`` wait for their turns."""
-        return self._worker.others_wait(caller)
+        return await self._loop.run_in_executor(CallerExecutor(self.worker, of), work, *arguments)
 
     async def between_batches(self, work: Callable[..., T], *arguments: object) -> T:
         """Runs ``work`` between two batches.
@@ -315,21 +311,12 @@ class BatchThread:
     def spare(self, work: Callable[[], object]) -> None:
         """Runs ``work`` between two batches, without waiting for it. Does nothing when the replica stops."""
         if not self.stopping:
-            self._worker.submit(work)
-
-    @property
-    def busy_since(self) -> float | None:
-        """Begin of the running job, in monotonic seconds; None: the thread is idle."""
-        return self._worker.busy_since
-
-    def leave_behind(self) -> None:
-        """Continues with the remaining jobs in another thread, as this one does not come back."""
-        self._worker.leave_behind()
+            self.worker.submit(work)
 
     def stop(self) -> None:
         """Begins nothing new; the running job is finished."""
         self.stopping = True
-        self._worker.shutdown(wait=False)
+        self.worker.shutdown(wait=False)
 
     async def is_over(self, wait_s: float = 0.0) -> bool:
         """Tells, after :meth:`stop`, whether the thread has ended within ``wait_s``.
@@ -337,9 +324,9 @@ class BatchThread:
         To see no running batch is not enough: the next one may be about to begin.
         """
         until = self._clock.monotonic() + wait_s
-        while not self._worker.is_over and self._clock.monotonic() < until:  # noqa: ASYNC110 - a thread ends it
+        while not self.worker.is_over and self._clock.monotonic() < until:  # noqa: ASYNC110 - a thread ends it
             await asyncio.sleep(IDLE_LOOK_S)
-        return self._worker.is_over
+        return self.worker.is_over
 
 
 def stops(partition: PartitionId | None = None) -> Unavailable:
@@ -408,10 +395,10 @@ class Watch:
             await self.end(run)
             return
         now, has_batch = self._clock.monotonic(), bool(running.active())
-        if stalled_s(self._turns.busy_since, has_batch, self._node.served_at, now) > limit_s:
+        if stalled_s(self._turns.worker.busy_since, has_batch, self._node.served_at, now) > limit_s:
             log.error("batch thread is stuck, continuing in a new thread")
             running.leave_behind()
-            self._turns.leave_behind()
+            self._turns.worker.leave_behind()
 
     def _give_signs_of_life(self) -> None:
         now = self._clock.monotonic()
@@ -441,7 +428,7 @@ class Watch:
         else:
             log.error("write of %s is stuck, continuing in a new thread", run.partition)
         run.left = True
-        self._turns.leave_behind()
+        self._turns.worker.leave_behind()
 
     async def end_all(self) -> None:
         """Ends all running batches: the replica stops, and they take too long."""

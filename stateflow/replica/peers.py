@@ -23,7 +23,7 @@ from stateflow.code.bundles import PACKED_MAX, BundleStore
 from stateflow.errors import BundleDamaged, StateflowError, TransferCorrupt, Unavailable
 from stateflow.fleet import Directory
 from stateflow.partition.change_feed import Kept, Reading, Seal, SnapshotInfo
-from stateflow.partition.control import Command, PartitionView
+from stateflow.partition.control import Command, PartitionView, Superseded
 from stateflow.release import VERSION
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import controller_pb2_grpc, replica_pb2_grpc
@@ -194,20 +194,6 @@ class HeartbeatReply:
     claimed: bool = False
     adopted: str = ""
     alone: tuple[int, frozenset[str]] = (0, frozenset())
-
-
-@dataclass(frozen=True, slots=True)
-class Superseded:
-    """A partition that went to ``owner`` at ``epoch``.
-
-    ``burnt``: the epoch of a takeover that the controller gave up, at which the partition is held here; 0: it is held
-    at an older epoch.
-    """
-
-    partition: PartitionId
-    epoch: int
-    owner: ReplicaInfo
-    burnt: int
 
 
 @dataclass(frozen=True, slots=True)

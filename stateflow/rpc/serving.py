@@ -394,7 +394,7 @@ def _host_of(peer: str) -> str:
 # -- Health of a process ---------------------------------------------------------------------------------------------
 
 # The two messages have one field each, so they are written here without a further package.
-LIVE, READY = "live", "ready"
+READY = "ready"
 #: HealthCheckResponse: field 1, an enum
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 #: tag of a HealthCheckRequest: field 1, a text of at most 127 bytes

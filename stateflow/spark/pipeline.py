@@ -16,7 +16,7 @@ from stateflow.spark.metrics import TALLY, BatchMetrics, OperatorMetrics, note, 
 from stateflow.spark.pipeline_file import PipelineConfig, PipelineFile, Reading, Secrets, Sink, Step
 from stateflow.spark.rewind import take_out_left
 from stateflow.spark.session import JETSTREAM, local_session, raised_in, register_jetstream, require
-from stateflow.spark.stage_recorder import End, record_queries, run_stage
+from stateflow.spark.stage_recorder import End, record_queries, run_stage, spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -100,7 +100,7 @@ def run_pipeline(
                 manager.ledger.close()
     except StateflowError as error:
         raise _masked(error, file.secrets) from None
-    except _spark_errors() as error:
+    except spark_errors() as error:
         raise _masked(failure_of(error), file.secrets) from None
 
 
@@ -228,9 +228,9 @@ def _shaped(rows: DataFrame, part: Reading | Step) -> DataFrame:
     return rows if part.select is None else rows.selectExpr(*part.select)
 
 
-def _save(rows: DataFrame, config: PipelineConfig, mode: str | None = None) -> None:
+def _save(rows: DataFrame, config: PipelineConfig) -> None:
     sink = config.sink
-    writer = rows.write.format(sink.format).mode(mode or sink.mode).options(**config.options(sink))
+    writer = rows.write.format(sink.format).mode(sink.mode).options(**config.options(sink))
     writer.save(sink.path) if sink.path is not None else writer.save()
 
 
@@ -281,13 +281,6 @@ def _follow(query: StreamingQuery, stop: threading.Event, tell: Callable[[Progre
         look()
     metrics = TALLY.query(identity)
     return Outcome(stopped, rows, batches, () if metrics is None else metrics.operators)
-
-
-def _spark_errors() -> tuple[type[Exception], ...]:
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    return PySparkException, Py4JError
 
 
 def failure_of(error: BaseException) -> StateflowError:

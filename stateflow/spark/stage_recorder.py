@@ -285,7 +285,7 @@ class _Recorder:
         try:
             execution = None if is_connect(self._spark) else execution_of(self._spark, str(event.id))
             left_out = None if execution is None else filter_of(execution)
-        except _spark_errors() as error:
+        except spark_errors() as error:
             log.warning("source filter of the query not recorded: %s", error)
         self._runs[str(event.runId)] = _Run(job[:TEXT_MAX], left_out, execution)
         self._newest[str(event.id)] = str(event.runId)
@@ -356,7 +356,7 @@ class _Recorder:
         execution = run.execution
         if execution is None:
             return
-        spark_errors = _spark_errors()
+        failures = spark_errors()
         try:
             done = {batch_state_id(query, number): number for number in committed(execution, before)}
             known = {item.item_id for item in self._manager.ledger.items(done)}
@@ -366,7 +366,7 @@ class _Recorder:
         except StateflowError as error:
             log.error("search for unrecorded batches of an earlier run postponed until the ledger answers: %s", error)
             return
-        except spark_errors as error:
+        except failures as error:
             log.error("search for unrecorded batches of an earlier run abandoned: %s", error)
             found = []
         run.execution = None
@@ -440,7 +440,8 @@ def _joined(offsets: Iterable[Any]) -> str | None:
     return ", ".join(str(offset) for offset in offsets if offset is not None) or None
 
 
-def _spark_errors() -> tuple[type[Exception], ...]:
+def spark_errors() -> tuple[type[Exception], ...]:
+    """Returns what a failing call of Spark raises."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 

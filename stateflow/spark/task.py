@@ -517,7 +517,7 @@ class OperatorTask:
         """Schema of the outputs."""
         if self.side_schemas:
             return with_side_columns(self.output_schema, self.side_schemas)
-        return _schema(self.output_schema)
+        return read_schema(self.output_schema)
 
 
 def span(operator: str, batch: Batch, task: int, query: str | None) -> AbstractContextManager[object]:
@@ -573,18 +573,14 @@ def _newest_us(times: pa.ChunkedArray) -> int | None:
 
 def with_side_columns(output: bytes, side: tuple[tuple[str, bytes], ...]) -> pa.Schema:
     """Schema of a DataFrame with side outputs: the main columns, then one struct column for each tag."""
-    schema = _schema(output)
+    schema = read_schema(output)
     for tag, encoded in side:
-        schema = schema.append(pa.field(tag, pa.struct(list(_schema(encoded)))))
+        schema = schema.append(pa.field(tag, pa.struct(list(read_schema(encoded)))))
     return pa.schema([field.with_nullable(True) for field in schema])
 
 
-def _schema(encoded: bytes) -> pa.Schema:
-    return read_schema(encoded)
-
-
 def _whole(encoded: bytes, messages: list[bytes]) -> pa.Table | None:
-    schema = _schema(encoded)
+    schema = read_schema(encoded)
     reader = BatchReader(schema)
     batches = [reader.read(message) for message in messages if message]
     return pa.Table.from_batches(batches) if batches else None

@@ -223,14 +223,7 @@ class MutableTrackedValue(TrackedValue[T]):
                 self._spec.log.append(self)
             return now
 
-        def _set(self, value):
-            self._implicit = False
-            self._now = value
-            if not self._dirty:
-                self._dirty = True
-                self._spec.log.append(self)
-
-        value = property(_get, _set, doc="The current value; changing it in place is tracked.")
+        value = property(_get, TrackedValue._set, doc="The current value; changing it in place is tracked.")
 
 
 # -- Values that are added to ----------------------------------------------------------------------------------------

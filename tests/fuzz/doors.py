@@ -39,7 +39,7 @@ from stateflow.checkpoint.codec import Codec
 from stateflow.checkpoint.manifest import Manifest, parse_name
 from stateflow.code import bundles
 from stateflow.errors import StateflowError
-from stateflow.ledger.batches import parse_affinity
+from stateflow.ledger.batches import check_affinity
 from stateflow.operator.arrow import read_batch, read_schema, read_table
 from stateflow.operator.ddl import parse_ddl
 from stateflow.operator.operator import describe
@@ -507,7 +507,7 @@ def text(data: bytes) -> None:
         Schedule.parse,
         parse_ddl,
         JobAffinity.parse,
-        parse_affinity,
+        check_affinity,
         addresses_of,
         decoded,
     ]

@@ -10,12 +10,12 @@ import pytest
 
 from stateflow.errors import InvalidTransition, MoveConflict
 from stateflow.transitions import Guard, Ignored, Impossible, Refused, Table, Transition, each
-from tests.state_machines import PAGE, TABLES, page
+from tests.state_machines import PAGE, TABLES, diagram, faults, page, section
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.title)
 def test_something_is_said_of_every_event_in_every_phase(table: Table[Any, Any, Any]) -> None:
-    assert list(table.faults()) == []
+    assert list(faults(table)) == []
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.title)
@@ -23,7 +23,7 @@ def test_a_row_that_is_taken_away_is_missed(table: Table[Any, Any, Any]) -> None
     for row in table.rows:
         if row.when is None:
             left = replace(table, rows=tuple(other for other in table.rows if other is not row))
-            assert len(list(left.faults())) == len(list(each(row.phases))) * len(list(each(row.events)))
+            assert len(list(faults(left))) == len(list(each(row.phases))) * len(list(each(row.events)))
 
 
 def test_the_page_is_what_the_tables_say() -> None:
@@ -85,7 +85,7 @@ def test_the_first_row_that_holds_is_taken() -> None:
 def test_what_is_wrong_with_a_table_is_named() -> None:
     never: Transition[Phase, Door, str] = Transition(Phase.OPEN, Push, None, "")
     silent: Ignored[Phase, Door, str] = Ignored(Phase.GONE, Knock, "")
-    assert list(replace(DOOR, rows=(*DOOR.rows[2:], never, silent)).faults()) == [
+    assert list(faults(replace(DOOR, rows=(*DOOR.rows[2:], never, silent)))) == [
         "SHUT, Push: no row without a guard",
         "OPEN, Push: a row is unreachable",
         "GONE, Knock: a row is unreachable",
@@ -94,14 +94,14 @@ def test_what_is_wrong_with_a_table_is_named() -> None:
 
 
 def test_diagram_and_page() -> None:
-    assert DOOR.diagram().splitlines() == [
+    assert diagram(DOOR).splitlines() == [
         "stateDiagram-v2",
         "    [*] --> SHUT",
         "    SHUT --> OPEN: Push",
         "    OPEN --> GONE: Push",
         "    GONE --> [*]",
     ]
-    lines = DOOR.page(str).splitlines()
+    lines = section(DOOR, str).splitlines()
     assert lines[0] == "## A door"
     assert "| SHUT | Push | it is locked | refused |  |  |" in lines
     assert "| SHUT | Push |  | OPEN | creak | mind the step |" in lines

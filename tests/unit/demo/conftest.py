@@ -59,7 +59,7 @@ def example_result(*, sound: bool = True) -> DemoResult:
             held_ms = dice.uniform(4, 12) if moving else 0.0
             total_ms = dice.lognormvariate(1.6, 0.45) + held_ms + (dice.uniform(300, 1900) if down else 0)
             replica = REPLICAS[chunk % (1 + min(2, int(at_s / 9)))]
-            requests.append(RequestSample(moment, replica, 219, total_ms, held_ms))
+            requests.append(RequestSample(moment, replica, 219, total_ms))
         at_s += duration_s
         number += 1
     return DemoResult(

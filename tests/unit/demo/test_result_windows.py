@@ -20,7 +20,7 @@ from stateflow.demo.result import (
 
 
 def request(at_s: float, total_ms: float = 1.0, rows: int = 10, replica: str = "r0") -> RequestSample:
-    return RequestSample(at_s, replica, rows, total_ms, 0.0)
+    return RequestSample(at_s, replica, rows, total_ms)
 
 
 def test_percentiles_are_nearest_rank() -> None:

@@ -10,7 +10,7 @@ import pytest
 from stateflow import ledger
 from stateflow.errors import InvalidArgument
 from stateflow.ledger import SqLiteStateManager, state_manager_from_yaml
-from stateflow.ledger.batches import parse_affinity
+from stateflow.ledger.batches import check_affinity
 from stateflow.ledger.manager import TYPES, ledger_url
 
 SECRET = {"LEDGER_PASSWORD": "hunter2"}
@@ -117,9 +117,8 @@ def test_files_that_declare_nothing(tmp_path: Path, text: str) -> None:
 
 
 def test_affinities() -> None:
-    assert parse_affinity("edge-1").mode == "hard"
-    gpu = parse_affinity("gpu:2-4 soft 30")
-    assert (gpu.place, gpu.recommended, gpu.at_most, gpu.mode, gpu.falls_back_after_s) == ("gpu", 2, 4, "soft", 30.0)
+    for text in ("edge-1", "gpu:2", "gpu:2-4 hard", "gpu:2-4 soft 30"):
+        check_affinity(text)
     for text in ("", "gpu:", "gpu:0", "gpu:4-2", "gpu soft", "gpu hard 3", "gpu soft x", "a b c"):
         with pytest.raises(InvalidArgument, match="is not a valid affinity"):
-            parse_affinity(text)
+            check_affinity(text)

@@ -239,7 +239,7 @@ def test_a_replay_of_a_batch_without_rows_or_without_output() -> None:
     p = Partition()
     assert p.applied(0) == Applied(b"", False, 0)
     assert p.applied(0) == Applied(b"", True, 0)
-    assert p.processor.position("s") == 0, "an idle partition's position rises too"
+    assert p.processor.reached("s").batch == 0, "an idle partition's position rises too"
     assert p.processor.sequence == 1
 
 
@@ -290,11 +290,11 @@ def test_a_sparse_source_may_skip_but_not_fall() -> None:
 def test_sources_are_counted_apart() -> None:
     p = Partition()
     p.apply(0, ("a", 1), source="one")
-    assert p.processor.position("two") is None
+    assert p.processor.reached("two") is None
     assert p.apply(0, ("a", 1), source="two") == [("a", 2, 2)]
     assert p.applied(0, ("a", 1), source="one").replayed
     assert p.rows(p.applied(0, source="one")) == [("a", 1, 1)]
-    assert (p.processor.position("one"), p.processor.position("two"), p.processor.sequence) == (0, 0, 2)
+    assert (p.processor.reached("one").batch, p.processor.reached("two").batch, p.processor.sequence) == (0, 0, 2)
 
 
 def test_only_the_newest_output_of_a_source_is_kept() -> None:
@@ -367,7 +367,7 @@ def test_a_store_that_fails_to_write_leaves_the_state_as_it_was() -> None:
     store.full = True
     with pytest.raises(OSError, match="no space"):
         p.applied(1, ("a", 2))
-    assert (p.processor.sequence, p.processor.position("s")) == (1, 0)
+    assert (p.processor.sequence, p.processor.reached("s").batch) == (1, 0)
     store.full = False
     with pytest.raises(Unavailable, match="it is unknown whether"):
         p.applied(1, ("a", 2))

@@ -157,7 +157,8 @@ class Consumer:
             processor = PartitionProcessor(
                 Counted, ID, Crashing(store, steps), 1, log=None if commits is None else commits.log
             )
-            done = processor.position("s")
+            reached = processor.reached("s")
+            done = None if reached is None else reached.batch
             batch = -1
             for entry in SCRIPT:
                 if entry == "checkpoint":

@@ -222,7 +222,7 @@ def test_a_value_that_is_too_large_is_refused() -> None:
     rows = pa.RecordBatch.from_pylist([{"k": "a", "what": "big"}])
     with pytest.raises(EncodeError, match=r"takes 1000 bytes, at most 100 .*state=last key=a"):
         processor.apply(Batch("s", 0), rows.schema.serialize().to_pybytes(), rows.serialize().to_pybytes(), 0)
-    assert processor.position("s") is None
+    assert processor.reached("s") is None
 
 
 class Columns(BatchOperator):

@@ -186,25 +186,25 @@ def test_no_late_command_takes_a_replica_back_to_an_older_version(tmp_path: Path
     """
     node = started(tmp_path, checked=True)
     node.create(OLDER, [0], 1)
-    node.learn(NEWER)
+    node._registry.learn(NEWER)
     node.receiver.prepare(OLDER, PartitionId("Op", 1), "m1", 1)
     node.create(OLDER, [0], 1)
-    node.learn(SPEC)  # from a program that kept no order
+    node._registry.learn(SPEC)  # from a program that kept no order
     assert node.operators() == [NEWER]
     assert registry(node).deployed("Op").dropped == {"former": 1}
     node.close()
     again = started(tmp_path, checked=True)
-    again.learn(OLDER)
+    again._registry.learn(OLDER)
     assert again.operators() == [NEWER]
     again.close()
 
 
 def test_what_was_a_version_before_is_one_again(node: ReplicaNode) -> None:
     """A former version can be deployed again, though this replica missed the one between, which may yet arrive."""
-    node.learn(OLDER)
+    node._registry.learn(OLDER)
     back = replace(OLDER, recorded_us=30)
-    node.learn(back)
-    node.learn(NEWER)
+    node._registry.learn(back)
+    node._registry.learn(NEWER)
     assert node.operators() == [back]
 
 
@@ -218,13 +218,13 @@ def test_a_description_without_an_order_is_the_oldest(tmp_path: Path) -> None:
     file.write_text(json.dumps(kept))
     again = started(tmp_path, checked=True)
     assert again.operators() == [SPEC]
-    again.learn(NEWER)
+    again._registry.learn(NEWER)
     assert again.operators() == [NEWER]
     again.close()
 
 
 def test_no_older_version_serves_for_one_that_cannot_be_loaded(node: ReplicaNode) -> None:
-    node.learn(OLDER)
+    node._registry.learn(OLDER)
     node.follow(replace(NEWER, target="not_here:Op"))
     for _ in ("as it was told", "asked by what was sent before"):
         with pytest.raises(OperatorNotImportable):

@@ -83,7 +83,7 @@ class Cluster:
             self.node.create(spec, [0, 1], 1)
         else:
             spec = spec.after(self.spec)
-            self.node.learn(spec)
+            self.node._registry.learn(spec)
             self.spec = spec
 
     def send(self, *partitions: int, key: str = "") -> None:
@@ -165,7 +165,7 @@ def test_code_that_stores_something_else_is_not_the_deployed_version(cluster: Cl
     newer = describe(cluster.install("s = state.value(dict)"), 2)
     cluster.install("s = state.value(list)")
     with pytest.raises(OperatorOutdated, match=r"differs=state s\b"):
-        cluster.node.learn(newer)
+        cluster.node._registry.learn(newer)
 
 
 # --- dropped states ------------------------------------------------------------------------------------

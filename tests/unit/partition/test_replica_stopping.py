@@ -90,7 +90,7 @@ def test_a_batch_whose_partition_is_let_go_beneath_it_is_not_committed(
         with pytest.raises(Unavailable, match="closed on this replica"):
             applied_to(processor, 1)
     again = PartitionProcessor(cls, P, store, 1)
-    assert again.position("s") == 0
+    assert again.reached("s").batch == 0
     assert not applied_to(again, 1).replayed, "nothing of it was there"
     assert [again.state.peek(key).total.value for key, _ in ROWS] == [2, 4, 6]
 
@@ -151,7 +151,7 @@ def test_a_batch_that_is_in_hand_for_longer_than_a_replica_stops_is_not_committe
     thread.join(LONG_S)
     assert isinstance(came[0], Unavailable)
     again = PartitionProcessor(Sums, P, store, 1)
-    assert again.position("s") is None
+    assert again.reached("s") is None
     assert not again.apply(Batch("s", 0), SCHEMA.serialize().to_pybytes(), message(ROWS), 0).replayed
     store.close()
 
@@ -178,7 +178,7 @@ def test_a_replica_that_stops_waits_for_whoever_has_a_partition(
     closing.join(LONG_S)
     assert isinstance(came[0], Applied)
     again = ReplicaNode(ReplicaInfo("a", "s", "", 1), tmp_path / "a")
-    again.learn(describe(Sums, 1))
+    again._registry.learn(describe(Sums, 1))
     assert {key: value for key, _, value in again.reader.scan(P, "total")} == dict(ROWS)
     assert applied_to(again, 0).replayed
     again.close()
@@ -346,6 +346,6 @@ def test_a_batch_that_never_comes_back_does_not_keep_a_replica_from_stopping(
     node.close()
     held.go_on.set()
     again = ReplicaNode(ReplicaInfo("a", "s", "", 1), tmp_path / "a")
-    again.learn(describe(Sums, 1))
+    again._registry.learn(describe(Sums, 1))
     assert again.reader.position(P, "s") is None
     again.close()

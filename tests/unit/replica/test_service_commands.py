@@ -166,7 +166,7 @@ def test_a_creation_that_a_registration_overtakes_is_void(tmp_path: Path, monkey
         node.create(SPEC, [P.partition], 1, command=asked)
     assert list(node.inventory()) == []
     newer = replace(SPEC, dropped=(("gone", 1),))
-    node.learn(newer)
+    node._registry.learn(newer)
     with pytest.raises(LeaseLost):
         node.create(SPEC, [], 0, command=asked)
     assert node.operators() == [newer], "nor is an older version learnt again"

@@ -10,11 +10,11 @@ import pytest
 
 from reconfig.controller import steps
 from reconfig.controller.batch_book import entry
-from reconfig.decisions.jobs import Affinity, Do, Job, Run, RunState, Stage, due, next_at_us, next_us
+from reconfig.decisions.jobs import Affinity, Do, Job, Run, RunState, due, next_at_us, next_us
 from reconfig.decisions.policies import PolicyName
 from stateflow.errors import InvalidArgument
 from stateflow.ledger import Ledger, RecordState
-from stateflow.reports import JobReport
+from stateflow.reports import JobReport, JobStage
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc.wire import message_of, value_of
 from stateflow.schedule import Schedule
@@ -53,12 +53,12 @@ def test_whoever_leads_next_goes_on_behind_the_last_stage(tmp_path: Path) -> Non
         write(cluster, steps.define_job, "nightly", job)
         write(cluster, steps.begin_run, "nightly", 7, ["A", "B", "C"])
         run = cluster.jobs.runs["nightly"][-1]
-        write(cluster, steps.end_stage, run, Stage("A", ("r1",)))
-        write(cluster, steps.end_stage, run, Stage("B", error="no room"))
+        write(cluster, steps.end_stage, run, JobStage("A", ("r1",)))
+        write(cluster, steps.end_stage, run, JobStage("B", error="no room"))
         again = Written.read(ledger)
         found = again.jobs.run("nightly/7")
         assert found.left(["A", "B", "C", "later"]) == ["C"], "of those that there were when it began"
-        assert found.stages == (Stage("A", ("r1",)), Stage("B", error="no room"))
+        assert found.stages == (JobStage("A", ("r1",)), JobStage("B", error="no room"))
         assert (again.jobs.there["nightly"].coordinator, again.jobs.there["nightly"].workers) == (
             job.coordinator,
             job.workers,

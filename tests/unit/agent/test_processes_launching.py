@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from stateflow.agent.processes import LocalLauncher
-from stateflow.client.launching import AgentLauncher
-from stateflow.fleet import Command, Launcher, Request, Started
+from stateflow.fleet import Command, Launcher
 from stateflow.local.process import ForkLauncher
 
 LAUNCHERS = [LocalLauncher(), LocalLauncher(rotates=False), *([ForkLauncher()] if sys.platform == "linux" else [])]
@@ -21,7 +18,7 @@ LAUNCHERS = [LocalLauncher(), LocalLauncher(rotates=False), *([ForkLauncher()] i
 @pytest.mark.processes
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=["rotating", "local", "forked"][: len(LAUNCHERS)])
 @pytest.mark.thorough
-def test_processes_are_started_and_ended_alike(launcher: Launcher[Command, Started], tmp_path: Path) -> None:
+def test_processes_are_started_and_ended_alike(launcher: Launcher, tmp_path: Path) -> None:
     arguments = ["controller", "--listen", "127.0.0.1:0", "--ledger", f"sqlite:///{tmp_path / 'ledger.db'}", "--json"]
     command = Command("c", [*arguments, "--stop-with-parent"], dict(os.environ), tmp_path / "c.log")
     for end in (launcher.stop, launcher.kill):
@@ -38,23 +35,3 @@ def test_processes_are_started_and_ended_alike(launcher: Launcher[Command, Start
         for pipe in (started.process.stdin, started.process.stdout):
             assert pipe is not None
             pipe.close()
-
-
-def test_agents_start_replicas_by_it() -> None:
-    asked: list[Any] = []
-    child = SimpleNamespace(replica="gw-0", state="RUNNING")
-    cluster = SimpleNamespace(
-        spawn=lambda at, **how: asked.append((at, how["count"])) or SimpleNamespace(names=["gw-0"]),
-        stop_replica=lambda name, force=False: asked.append((name, force)),
-        agents=lambda: [SimpleNamespace(replicas=[child])],
-        logs=lambda name: iter([name.encode()]),
-    )
-    launcher: Launcher[Request, list[str]] = AgentLauncher(cast("Any", cluster))
-    handle = launcher.start(Request("edge", 1))
-    assert launcher.is_running(handle)
-    assert list(launcher.logs(handle)) == [b"gw-0"]
-    launcher.stop(handle)
-    launcher.kill(handle)
-    child.state = "STOPPED"
-    assert not launcher.is_running(handle)
-    assert asked == [("edge", 1), ("gw-0", False), ("gw-0", True)]
