@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.operators import CountSum
 from benchmarks.overload_sender import HOSTILE_KEYS, OPERATOR
 from benchmarks.record import Correctness, Record, Target
-from stateflow.local.certificates import Certificates
+from stateflow.local.cluster import Certificates
 from stateflow.local.process import readable
 from stateflow.testing import LocalCluster
 

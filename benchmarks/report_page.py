@@ -1,6 +1,6 @@
 """The report's page, a :class:`string.Template` whose ``$names`` ``report.render`` fills."""
 
-from stateflow.demo.document import page
+from stateflow.demo.charts import page
 
 _BODY = """<div class="cards">$cards</div>
 <section class="panel">

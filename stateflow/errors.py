@@ -55,12 +55,9 @@ class StateflowError(Exception):
 
     def __str__(self) -> str:
         place = " ".join(f"{key}={value}" for key, value in self.where.items() if key != "traceback")
-        line = f"{self.code}: {self.what}"
-        if place:
-            line += f" ({place})"
-        if self.remedy:
-            line += f": {self.remedy}"
-        return one_line(line)
+        at = f" ({place})" if place else ""
+        then = f": {self.remedy}" if self.remedy else ""
+        return one_line(f"{self.code}: {self.what}{at}{then}")
 
     def _note_traceback(self) -> None:
         """Adds the traceback as a note, followed by the line once more, so that the line is read last."""
@@ -101,8 +98,7 @@ def tracebacks_wanted() -> bool:
 
 
 def brief(cls: T) -> T:
-    """Class decorator: errors of public methods show where the method was called, but not the frames within; see
-    TRACEBACKS."""
+    """Class decorator: errors of public methods show where the method was called, not its frames; see TRACEBACKS."""
     for name, method in list(vars(cls).items()):
         if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
             setattr(cls, name, _brief(method))
@@ -123,8 +119,7 @@ def _brief(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def one_line(text: str) -> str:
-    """Returns the text in one line for a terminal: characters that move its cursor, colour or reorder are shown as
-    escapes."""
+    """Returns the text in one line for a terminal: characters that move its cursor, colour or reorder are escaped."""
     line = " ".join(text.splitlines())
     return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 

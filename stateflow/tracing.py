@@ -1,4 +1,4 @@
-"""Spans, by OpenTelemetry: whether there are any, who makes them, and how they travel.
+"""Spans, by OpenTelemetry: whether there are any, who makes them, and how they travel; and the subjects of log lines.
 
 There are none unless ``OTEL_TRACES_EXPORTER=otlp`` says so, or the program has a provider of its own. Without them
 nothing of OpenTelemetry is imported, and code that would make spans gets None in place of a :class:`Tracing`.
@@ -6,23 +6,93 @@ nothing of OpenTelemetry is imported, and code that would make spans gets None i
 A span of one process is the parent of a span in another by its ``traceparent`` (W3C Trace Context). A span that is not
 recorded is not passed on, and a process that receives none makes none. So the process that begins a trace decides for
 all.
+
+Log lines have subjects, which are ids beside the text, by which lines, traces and the ledger can be joined. Code that
+begins to work on something declares its ids once; each line logged meanwhile, by any code, carries them. The ids are
+computed when a line is written, and cost nothing before.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from stateflow.errors import ExtraMissing, InvalidArgument, StateflowError
 from stateflow.release import VERSION
+from stateflow.types import PartitionId
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer, TracerProvider
+
+Ids = Mapping[str, str | int]
+#: in the order of a line. Other facts that locate an error are in its text
+NAMES: Final = (
+    *("operator", "partition", "source", "batch", "replica", "agent"),
+    *("move", "reconfiguration", "trace_id", "span_id"),
+)
+_ABOUT: ContextVar[Callable[[], Ids] | None] = ContextVar("about", default=None)
+
+
+def begin_about(ids: Callable[[], Ids]) -> None:
+    """Declares the ids of the running task until it ends, and of the tasks that it begins."""
+    _ABOUT.set(ids)
+
+
+@contextmanager
+def about(ids: Callable[[], Ids]) -> Iterator[None]:
+    token = _ABOUT.set(ids)
+    try:
+        yield
+    finally:
+        _ABOUT.reset(token)
+
+
+def ids_of(record: logging.LogRecord) -> dict[str, str | int]:
+    """Returns the ids of a line: those declared, those of partitions and errors among its arguments, and ``extra``."""
+    found: dict[str, Any] = {}
+    said = _ABOUT.get()
+    if said is not None:
+        found |= said()
+    arguments = record.args if isinstance(record.args, tuple) else ()
+    error = record.exc_info[1] if record.exc_info else None
+    for argument in (*arguments, error):
+        if isinstance(argument, PartitionId):
+            found |= {"operator": argument.operator, "partition": argument.partition}
+        elif isinstance(argument, StateflowError):
+            found |= _ids_of_error(argument)
+    found |= {name: value for name, value in vars(record).items() if name in NAMES}
+    if "trace_id" not in found:
+        found |= _current_trace()
+    return {name: found[name] for name in NAMES if found.get(name, "") != ""}
+
+
+def _ids_of_error(error: StateflowError) -> dict[str, Any]:
+    where = {name: value for name, value in error.where.items() if name in NAMES}
+    partition = where.get("partition")
+    if isinstance(partition, PartitionId):
+        where |= {"operator": partition.operator, "partition": partition.partition}
+    elif isinstance(partition, str):  # from the wire: the number alone, or operator/number
+        operator, _, number = partition.rpartition("/")
+        where |= {"partition": int(number) if number.isdigit() else partition}
+        where |= {"operator": operator} if operator else {}
+    return where
+
+
+def _current_trace() -> Ids:
+    """Returns the ids of OpenTelemetry's current span, if this program has imported OpenTelemetry."""
+    trace = sys.modules.get("opentelemetry.trace")
+    context = None if trace is None else trace.get_current_span().get_span_context()
+    if context is None or not context.is_valid:
+        return {}
+    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
+
 
 Kind = Literal["internal", "client", "server"]
 #: key in gRPC's metadata

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 #: module → what it is the format of
 FORMATS = {
     "stateflow.changes": "Change set",
-    "stateflow.storage.commit_records": "Commit log",
+    "stateflow.storage.commit_log": "Commit log",
     "stateflow.state.cells": "Cells: state in a partition's database",
     "stateflow.partition.layout": "Other entries of a partition's database",
     "stateflow.operator.output": "Stored output",

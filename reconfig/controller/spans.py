@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from reconfig.decisions.work import Planned, PlannedStandby
-from stateflow.about import about
 from stateflow.reports import MoveReport
-from stateflow.tracing import Made, tracing
+from stateflow.tracing import Made, about, tracing
 
 #: phases in which a move has ended: they last no time, and have no span
 _OVER = frozenset({"COMPLETED", "ABORTED"})

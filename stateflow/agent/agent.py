@@ -20,12 +20,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import platform
 import shutil
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,9 +35,8 @@ from typing import IO
 
 from stateflow.agent import processes as limiting
 from stateflow.agent.converging import Begin, Convergence, End, Kill
-from stateflow.agent.figures import Figures, targets_of
 from stateflow.agent.processes import Limits, Reader, Store
-from stateflow.clock import SYSTEM_CLOCK
+from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import (
     DataDirLocked,
     InvalidArgument,
@@ -45,6 +46,7 @@ from stateflow.errors import (
 from stateflow.fleet import (
     AgentInfo,
     Beat,
+    Child,
     Command,
     DesiredState,
     Directory,
@@ -54,6 +56,7 @@ from stateflow.fleet import (
     Started,
     heard,
 )
+from stateflow.metrics.discovery import Target
 from stateflow.metrics.figures import Values
 from stateflow.partition.control import Command as Commanded
 from stateflow.partition.control import FencingGuard
@@ -64,6 +67,48 @@ from stateflow.rpc.secure import check_reach
 from stateflow.rpc.serving import CallLimits, add_agent_service, add_health, bind, new_server, reached_at
 from stateflow.rpc.wire import connect, unexpected
 from stateflow.settings import ServerSettings
+
+
+class Figures:
+    """An agent's metrics.
+
+    ``ends``: number of processes that ended by themselves. ``obeyed_at``: when the agent last obeyed a controller, in
+    monotonic seconds.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.ends = 0
+        self.obeyed_at = -math.inf
+
+    def of(self, info: AgentInfo, children: Sequence[Child], disk_free_bytes: int) -> Values:
+        running = [child.spawned for child in children if child.spawned.running]
+        since = self._clock.monotonic() - self.obeyed_at
+        return {
+            "stateflow_info": {("agent", info.name, info.site, VERSION): 1},
+            "stateflow_agent_replicas": Counter((child.state.lower(),) for child in children),
+            "stateflow_agent_replica_ends_total": {(): self.ends},
+            "stateflow_agent_controller_seconds": {(): since} if math.isfinite(since) else {},
+            "stateflow_agent_disk_free_bytes": {(): disk_free_bytes},
+            "stateflow_agent_memory_bytes": {
+                ("all",): info.memory_bytes,
+                ("promised",): sum(each.memory_bytes for each in running),
+            },
+            "stateflow_agent_cores": {("all",): info.cores, ("workers",): sum(each.workers for each in running)},
+        }
+
+
+def targets_of(info: AgentInfo, pages: Callable[[], Mapping[str, str]], own: str) -> list[Target]:
+    """Returns the targets of ``/sd``.
+
+    Args:
+        pages: returns where the replicas' metrics are served: replica → host:port.
+        own: host:port of the agent's metrics.
+    """
+    labels = {"agent": info.name, "site": info.site}
+    replicas = [Target(page, {"replica": replica, **labels}) for replica, page in pages().items()]
+    return [Target(own, labels), *replicas]
+
 
 log = logging.getLogger(__name__)
 #: seconds between heartbeats while no controller has said how many

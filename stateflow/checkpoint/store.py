@@ -83,8 +83,6 @@ HASHED_BYTES = 256 << 10
 #: context around the verification of a file that is written, such as its sync
 Written = Callable[[Path], AbstractContextManager[None]]
 
-# -- Fetching --------------------------------------------------------------------------------------------------------
-
 
 def in_memory(_: Path) -> AbstractContextManager[None]:
     """A ``Written`` that does nothing, for files that need not survive power loss."""
@@ -191,9 +189,6 @@ def no_room(error: OSError, directory: Path) -> Unavailable:
         remedy="free space there and try again",
         path=directory,
     )
-
-
-# -- Store -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

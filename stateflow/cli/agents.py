@@ -14,6 +14,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from stateflow.cli import show
+from stateflow.cli.cluster import follow_nodes
 from stateflow.cli.group import Commands
 from stateflow.cli.output import (
     LOCAL,
@@ -31,7 +32,6 @@ from stateflow.cli.output import (
     size,
 )
 from stateflow.cli.processes import StopWithParent, Verbose, say_ready, stop_on_signal
-from stateflow.cli.sweeps import follow_nodes
 from stateflow.client import AgentReport, ChildReport, Cluster, RollingRestart, Spawning
 from stateflow.code.loading import check_outside
 from stateflow.errors import InvalidArgument, MoveAborted
@@ -44,6 +44,7 @@ from stateflow.types import WORKERS_MAX, check_name
 
 app = Commands()
 agents = Commands("agent", invoke_without_command=True)
+app.add_typer(agents)
 #: seconds that an agent may take to end, beyond those of its replicas
 STOP_S = 25.0
 

@@ -25,38 +25,25 @@ COMPLETING = "_STATEFLOW_COMPLETE"
 HELP = "Stateful stream operators whose state can move while the pipeline runs."
 #: commands by module
 COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "agents": (
-        "spawn",
-        "stop",
-        "restart",
-        "logs",
-        "agent",
-    ),
-    "batch": ("batch",),
-    "beginning": (
-        "init",
-        "examples",
-        "doctor",
-    ),
-    "certs": ("certs",),
-    "checkpoint": ("checkpoint",),
+    "agents": ("spawn", "stop", "restart", "logs", "agent"),
+    "beginning": ("init", "examples", "doctor", "demo"),
+    "certs": ("certs", "token"),
+    "checkpoint": ("checkpoint", "savepoint"),
     "cluster": (
         "deploy",
         "status",
         "takeover",
         "upgrade",
         "migrate",
-    ),
-    "dashboard": ("dashboard",),
-    "demo": ("demo",),
-    "generate": ("generate",),
-    "job": ("job",),
-    "leaving": (
+        "operator",
         "undeploy",
         "forget",
+        "maintenance",
+        "verify",
     ),
-    "ledger": ("ledger",),
-    "maintenance": ("maintenance",),
+    "generate": ("generate",),
+    "jobs": ("batch", "job"),
+    "ledger": ("ledger", "stages"),
     "moving": (
         "adopt",
         "nodes",
@@ -66,22 +53,11 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "drain",
         "replace",
         "standby",
+        "reconfig",
     ),
-    "operator": ("operator",),
-    "processes": (
-        "controller",
-        "replica",
-        "health",
-    ),
-    "reconfig": ("reconfig",),
-    "run": ("run",),
-    "savepoint": ("savepoint",),
-    "source": ("source",),
-    "spark": ("spark",),
-    "stages": ("stages",),
-    "state": ("state",),
-    "sweeps": ("verify",),
-    "token": ("token",),
+    "processes": ("controller", "replica", "health", "dashboard"),
+    "spark": ("run", "spark"),
+    "state": ("state", "source"),
 }
 _MODULE_OF = {command: module for module, commands in COMMANDS.items() for command in commands}
 
@@ -122,10 +98,7 @@ def app_of(modules: Iterable[str]) -> Commands:
     """Builds the program with the commands of these modules."""
     root = _root()
     for name in modules:
-        module = importlib.import_module(f"stateflow.cli.{name}")
-        root.add_typer(module.app)
-        if name == "agents":
-            root.add_typer(module.agents)
+        root.add_typer(importlib.import_module(f"stateflow.cli.{name}").app)
     return root
 
 

@@ -1,23 +1,32 @@
-"""``stateflow certs``: a private authority, and the certificates that it issues to processes and people."""
+"""``stateflow certs``: a private authority, and the certificates that it issues to processes and people; and
+``stateflow token``: credentials of some hours for people and jobs, where certificates do not fit.
+"""
 
 from __future__ import annotations
 
+import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stateflow.cli.group import Commands
-from stateflow.cli.output import Json, console, emit
+from stateflow.cli.output import Json, console, emit, seconds
 from stateflow.cli.show import new_table
 from stateflow.clock import SYSTEM_CLOCK
+from stateflow.errors import BadCertificate
 from stateflow.private import state_directory
 
 if TYPE_CHECKING:
     from stateflow.security.authority import Issued
-    from stateflow.security.reading import Certificate
+    from stateflow.security.certificates import Certificate
 
-app = Commands("certs", help="TLS certificates from your own authority.")
+app = Commands()
+
+
+certs_commands = Commands("certs", help="TLS certificates from your own authority.")
+app.add_typer(certs_commands)
 Dir = Annotated[
     Path | None, typer.Option("--dir", help="Directory of the authority.", show_default="a directory of this user")
 ]
@@ -31,7 +40,7 @@ def authority_directory(given: Path | None) -> Path:
     return given or state_directory() / "authority"
 
 
-@app.command()
+@certs_commands.command()
 def init(
     directory: Dir = None,
     name: Annotated[str, typer.Option(help="Common name of the authority.")] = "stateflow",
@@ -49,7 +58,7 @@ def init(
         console.print(f"The authority is in {where}. Its key can impersonate any process or user: keep a copy offline.")
 
 
-@app.command()
+@certs_commands.command()
 def issue(
     name: Annotated[str, typer.Argument(help="Name of the node, agent, controller, person or program.")],
     role: Annotated[str, typer.Option(help="Role: node, agent, controller, admin, operate, data or read.")],
@@ -66,14 +75,14 @@ def issue(
 ) -> None:
     """Write a certificate, its key, and the files to check others by, for one process or person."""
     from stateflow.security.authority import Authority
-    from stateflow.security.identity import Identity
+    from stateflow.security.roles import Identity
 
     where = out or Path(name)
     identity = Identity.of(role, name, tuple(operator or ()))
     _say(Authority(authority_directory(directory)).issue(identity, host or [], where, days), where, as_json)
 
 
-@app.command()
+@certs_commands.command()
 def renew(
     name: Annotated[str, typer.Argument(help="Name whose certificate is in ./NAME, or in --out.")],
     out: Out = None,
@@ -101,7 +110,7 @@ def _say(certificate: Certificate, where: Path, as_json: bool) -> None:
         console.print(f"export {key}={value}", highlight=False)
 
 
-@app.command()
+@certs_commands.command()
 def revoke(
     who: Annotated[str, typer.Argument(metavar="WHO", help="ROLE/NAME, NAME, or a serial number.")],
     directory: Dir = None,
@@ -120,7 +129,7 @@ def revoke(
     console.print(f"Servers refuse them once their STATEFLOW_TLS_CRL is a copy of {authority.crl}")
 
 
-@app.command("list")
+@certs_commands.command("list")
 def list_(directory: Dir = None, as_json: Json = False) -> None:
     """List the certificates that were issued, and until when they are valid."""
     from stateflow.security.authority import Authority
@@ -157,3 +166,73 @@ def fields_of(certificate: Certificate) -> dict[str, Any]:
         "not_before": certificate.not_before.isoformat(),
         "not_after": certificate.not_after.isoformat(),
     }
+
+
+token_commands = Commands("token", help="Short-lived tokens for people and Spark jobs.")
+app.add_typer(token_commands)
+
+
+@token_commands.command("issue")
+def issue_token(
+    name: Annotated[str, typer.Argument(help="Name of the person or job.")],
+    role: Annotated[str, typer.Option(help="Role: read, data, operate or admin.")],
+    lasts: Annotated[str, typer.Option("--for", help="Lifetime, e.g. 90s, 15m, 8h, 7d; at most 31d.")] = "8h",
+    operator: Annotated[
+        list[str] | None, typer.Option(help="Operator to which role `data` is limited; repeatable.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="New file for the token, readable only by its owner.")
+    ] = None,
+    directory: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Print a token, or write it to a file. It is kept nowhere else, and is as secret as a key."""
+    from stateflow.security.authority import Authority, write_private
+    from stateflow.security.roles import Identity
+
+    identity = Identity.of(role, name, tuple(operator or ()))
+    text, said = Authority(authority_directory(directory)).token(identity, timedelta(seconds=seconds(lasts)))
+    told = f"{said.identity} until {said.not_after:%Y-%m-%d %H:%M:%S} UTC"
+    if out is not None:
+        write_private(out, text.encode() + b"\n")
+    if as_json:
+        emit({**fields_of(said), **({"token": text} if out is None else {"file": str(out)})})
+    elif out is not None:
+        console.print(f"{told}, in {out}", style="dim")
+        console.print(f"export STATEFLOW_TOKEN_FILE={out.absolute()}", highlight=False)
+    else:
+        print(told, file=sys.stderr)
+        print(text)
+
+
+@token_commands.command("show")
+def show_token(
+    file: Annotated[
+        Path | None, typer.Argument(help="Token file; default: the token that the environment names.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show whose token it is, and until when it is valid. The token itself is not shown."""
+    from stateflow.security.files import TlsFiles, utc
+    from stateflow.security.plain import of_file, tls_files
+
+    if file is not None:
+        files: TlsFiles | None = TlsFiles(of_file(file))
+    else:
+        files = tls_files()
+    if files is None or not (file or files.token()):
+        raise BadCertificate(
+            "there is no token", remedy="name its file, or set STATEFLOW_TOKEN_FILE or STATEFLOW_TOKEN"
+        )
+    own = files.current().own
+    if as_json:
+        emit(fields_of(own))
+        return
+    assert own.identity is not None
+    left = (own.not_after - utc(SYSTEM_CLOCK)).total_seconds()
+    reaches = f", for {', '.join(own.identity.operators)} only" if own.identity.operators else ""
+    console.print(
+        f"{own.identity}{reaches}, until {own.not_after:%Y-%m-%d %H:%M:%S} UTC ({max(0, left) / 3600:.1f} h left), "
+        f"serial {own.serial:x}",
+        highlight=False,
+    )

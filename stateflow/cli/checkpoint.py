@@ -1,4 +1,6 @@
-"""``stateflow checkpoint``: taking, listing, proving, restoring and collecting checkpoints."""
+"""``stateflow checkpoint``: taking, listing, proving, restoring and collecting checkpoints; and ``stateflow
+savepoint``: checkpoints with a name.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from rich.text import Text
 from stateflow.checkpoint import CheckpointStore, Codec, Manifest, Retention, SiteCache
 from stateflow.checkpoint import collect as collect_store
 from stateflow.checkpoint.codec import configured_key
+from stateflow.cli.cluster import NodeLimit, Site, follow_sweep
 from stateflow.cli.group import Commands
 from stateflow.cli.output import (
     LOCAL,
@@ -29,9 +32,8 @@ from stateflow.cli.output import (
     size,
     waiting,
 )
-from stateflow.cli.sweeps import Limit, Site, follow_sweep
 from stateflow.client import CheckpointReport, Cluster, RestoredPartition
-from stateflow.client.words import partition_numbers
+from stateflow.client.commands import partition_numbers
 from stateflow.errors import (
     CheckpointCorrupt,
     CheckpointMissing,
@@ -49,8 +51,12 @@ from stateflow.private import masked, url_of
 from stateflow.settings import ReplicaSettings
 from stateflow.types import PartitionId, ranges
 
+app = Commands()
+
+
 log = logging.getLogger(__name__)
-app = Commands("checkpoint", help="Take, list, verify, restore and collect checkpoints.")
+checkpoint_commands = Commands("checkpoint", help="Take, list, verify, restore and collect checkpoints.")
+app.add_typer(checkpoint_commands)
 Operator = Annotated[str | None, typer.Argument(help="Only this operator.")]
 
 
@@ -83,7 +89,7 @@ def opened(url: str) -> CheckpointStore:
     return store
 
 
-@app.command()
+@checkpoint_commands.command()
 def init(url: Checkpoints, as_json: Json = False) -> None:
     """Make a checkpoint store, or say which one it is. A replica that has used none makes its own."""
     id_ = CheckpointStore(url_of(url)).check(first_use=True)
@@ -96,7 +102,7 @@ def init(url: Checkpoints, as_json: Json = False) -> None:
 # -- taking ---------------------------------------------------------------------------------------------------
 
 
-@app.command()
+@checkpoint_commands.command()
 def now(operator: Operator = None, controller: Controller = LOCAL, as_json: Json = False) -> None:
     """Take a checkpoint of every partition and wait for it."""
     with waiting("taking checkpoints", as_json=as_json):
@@ -104,11 +110,11 @@ def now(operator: Operator = None, controller: Controller = LOCAL, as_json: Json
     show_taken(taken, as_json)
 
 
-@app.command("all")
+@checkpoint_commands.command("all")
 def all_(
     operator: Operator = None,
     site: Site = "",
-    limit: Limit = 1,
+    limit: NodeLimit = 1,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -129,7 +135,7 @@ def show_taken(taken: CheckpointReport, as_json: bool, **more: str) -> None:
 # -- looking --------------------------------------------------------------------------------------------------
 
 
-@app.command("list")
+@checkpoint_commands.command("list")
 def list_(
     url: Checkpoints,
     operator: Operator = None,
@@ -241,7 +247,7 @@ def _positions(positions: dict[str, int]) -> str:
     return " ".join(f"{source}={batch}" for source, batch in sorted(positions.items()))
 
 
-@app.command()
+@checkpoint_commands.command()
 def verify(
     url: Checkpoints,
     operator: Operator = None,
@@ -319,7 +325,7 @@ CLIENTS_STOPPED = (
 )
 
 
-@app.command()
+@checkpoint_commands.command()
 def restore(
     operator: Annotated[str, typer.Argument(help="Deployed operator, or all.")],
     partition: Annotated[list[str] | None, typer.Argument(help="Partitions, e.g. 3 5-9; default: all.")] = None,
@@ -466,7 +472,7 @@ def _failures(reports: Iterable[tuple[str, RestoredPartition]]) -> list[tuple[st
 # -- collecting -----------------------------------------------------------------------------------------------
 
 
-@app.command()
+@checkpoint_commands.command()
 def gc(
     url: Checkpoints,
     keep: Annotated[int, typer.Option(help="Number of newest checkpoints to keep of each partition.")] = 3,
@@ -495,3 +501,58 @@ def gc(
         console.print(Text(f"no blob was deleted: {report.held_up}", "bold red"))
     for name in report.unreadable:
         console.print(Text(f"unreadable: {name}", "red"))
+
+
+savepoint_commands = Commands("savepoint", help="Named checkpoints, kept until they are deleted.")
+app.add_typer(savepoint_commands)
+Savepoint = Annotated[str, typer.Argument(help="Name of the savepoint.")]
+
+
+@savepoint_commands.command()
+def create(name: Savepoint, operator: Operator = None, controller: Controller = LOCAL, as_json: Json = False) -> None:
+    """Take a checkpoint of every partition and keep it under a name."""
+    with waiting(f"taking {name}", as_json=as_json):
+        taken = Cluster(controller).savepoint(name, operator or "")
+    show_taken(taken, as_json, savepoint=name)
+
+
+@savepoint_commands.command("list")
+def list_savepoints(url: Checkpoints, as_json: Json = False) -> None:
+    """List the savepoints of a store."""
+    found = opened(url).savepoints()
+    if as_json:
+        emit({"savepoints": {name: [str(each) for each in partitions] for name, partitions in found.items()}})
+        return
+    table = columns("savepoint", "operator", "partitions")
+    for name, partitions in found.items():
+        for operator in sorted({each.operator for each in partitions}):
+            table.add_row(name, operator, str(sum(each.operator == operator for each in partitions)))
+    console.print(table)
+
+
+@savepoint_commands.command()
+def export(
+    name: Savepoint,
+    url: Checkpoints,
+    to: Annotated[str, typer.Option("--to", help="Directory or fsspec URL of the other store.")],
+    as_json: Json = False,
+) -> None:
+    """Copy a savepoint, whole, into another store: for another cluster, or for keeping."""
+    source, target = opened(url), CheckpointStore(to)
+    target.check_writable()
+    with waiting(f"copying {name}", as_json=as_json):
+        copied = source.export(name, target)
+    if as_json:
+        emit({"savepoint": name, "bytes_copied": copied, "url": target.url})
+    else:
+        console.print(Text.assemble((name, "bold"), f": {size(copied)} copied to {target.url}"))
+
+
+@savepoint_commands.command()
+def delete(name: Savepoint, url: Checkpoints, as_json: Json = False) -> None:
+    """Delete a savepoint; its blobs go with the next `stateflow checkpoint gc`."""
+    partitions = opened(url).delete_savepoint(name)
+    if as_json:
+        emit({"savepoint": name, "partitions": partitions})
+    else:
+        console.print(Text.assemble((name, "bold"), f" deleted ({partitions} partitions)"))

@@ -1,4 +1,6 @@
-"""Commands for the operators of a cluster: deploy, look, move."""
+"""Commands for a cluster's operators and its members: deploy, look, move; versions; what leaves for good; maintenance;
+and sweeps, which are long work at many nodes.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from stateflow.cli import show
 from stateflow.cli.group import Commands
@@ -26,15 +29,20 @@ from stateflow.cli.output import (
     Strategy,
     console,
     emit,
+    errors,
+    fields_of,
     move_options,
+    shown_time,
+    size,
     waiting,
 )
-from stateflow.client import Cluster
+from stateflow.client import Cluster, RollingRestart, Sweep, Sweeping
+from stateflow.client.commands import partition_numbers
 from stateflow.client.packing import comes_along, pack
-from stateflow.client.words import partition_numbers
 from stateflow.code.loading import is_text
 from stateflow.errors import InvalidArgument, OperatorNotDeployed
 from stateflow.operator.operator import DEFAULT_PARTITIONS, load
+from stateflow.reports import OperatorVersion
 
 app = Commands()
 
@@ -214,3 +222,163 @@ def migrate(
         emit(report.to_dict())
     if report.state != "COMPLETED":
         raise typer.Exit(1)
+
+
+operator_commands = Commands(
+    "operator",
+    help="Versions of operators: `stateflow deploy` adds one, `stateflow upgrade` switches to an earlier one.",
+)
+app.add_typer(operator_commands)
+
+
+@operator_commands.command()
+def versions(
+    operator: Annotated[str, typer.Argument()],
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """List an operator's versions as they were deployed; the last one serves."""
+    found = Cluster(controller).versions(operator)
+    if as_json:
+        emit({"operator": operator, "versions": [each.to_dict() for each in found]})
+        return
+    table = show.new_table("version", "deployed (UTC)", "operator", "code", numbers=("version",))
+    for each in found:
+        table.add_row(str(each.number), shown_time(each.recorded_us), each.target, _code(each))
+    console.print(table)
+
+
+def _code(version: OperatorVersion) -> str:
+    if version.bundle:
+        return f"bundle {version.bundle[:12]}"
+    return f"text {version.source_digest[:12]}" if version.source_digest else "installed on the replicas"
+
+
+@app.command()
+def undeploy(
+    operator: Annotated[str, typer.Argument(help="Name of the operator.")],
+    delete_state: Annotated[
+        bool,
+        typer.Option("--delete-state", help="Confirm that its state on all replicas is deleted. Checkpoints stay."),
+    ] = False,
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Take an operator out of the cluster, and delete its state. Refused while its partitions move."""
+    waiting = Cluster(controller).undeploy(operator, delete_state=delete_state)
+    if as_json:
+        emit({"operator": operator, "waiting": waiting})
+        return
+    console.print(f"{operator} undeployed")
+    if waiting:
+        console.print(f"no answer from these replicas, which delete their state when they return: {', '.join(waiting)}")
+
+
+@app.command()
+def forget(
+    replica: Annotated[str, typer.Argument(help="Replica that has ended for good, or a node: all of its workers.")],
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Forget a replica that owns nothing and has ended. A replica that registers under its name later is a new one."""
+    Cluster(controller).forget(replica)
+    if as_json:
+        emit({"replica": replica})
+    else:
+        console.print(f"{replica} forgotten")
+
+
+maintenance_commands = Commands(
+    "maintenance", help="Nodes in maintenance; `stateflow drain NODE --maintenance` begins one."
+)
+app.add_typer(maintenance_commands)
+
+
+@maintenance_commands.command("list")
+def list_maintenance(controller: Controller = LOCAL, as_json: Json = False) -> None:
+    """List the nodes that are in maintenance."""
+    status = Cluster(controller).status()
+    show.say_who_answered(status.follower)
+    if as_json:
+        emit({"maintenance": [fields_of(each) for each in status.maintenance]})
+        return
+    table = show.new_table("node", "set", "since (UTC)", "until (UTC)")
+    for each in status.maintenance:
+        table.add_row(
+            each.node, each.one_of, shown_time(each.since_us), shown_time(each.until_us or None) or "open-ended"
+        )
+    console.print(table)
+
+
+@maintenance_commands.command("end")
+def end_maintenance(
+    node: Annotated[str, typer.Argument(help="Node whose maintenance ends.")],
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """End the maintenance of a node; `stateflow rebalance` gives it its share."""
+    Cluster(controller).end_maintenance(node)
+    if as_json:
+        emit({"node": node, "maintenance": False})
+    else:
+        console.print(f"{node} can get partitions again: `stateflow rebalance` gives it its share")
+
+
+Site = Annotated[str, typer.Option(help="Only partitions at this site or node when it begins.")]
+NodeLimit = Annotated[int, typer.Option(min=1, max=256, help="Number of nodes at a time.")]
+
+
+@app.command()
+def verify(
+    operator: Annotated[str | None, typer.Argument(help="Only this operator's partitions.")] = None,
+    site: Site = "",
+    limit: NodeLimit = 1,
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Let every owner read its partitions whole, slowly, and report what is damaged. Batches go on."""
+    follow_sweep(Cluster(controller).verify_all(operator or "", site=site, limit=limit), as_json)
+
+
+def follow_nodes(begun: RollingRestart | Sweeping, as_json: bool) -> None:
+    """Follows work at many nodes until it is over. Prints a line where something changed."""
+    said: dict[str, str] = {}
+    with waiting("node by node", as_json=as_json) as shown:
+        for report in begun.progress():
+            for each in report.nodes:
+                line = f"{each.node} {each.status.lower().replace('_', ' ')}"
+                line += f": {each.error}" if each.error else f", {each.ms / 1e3:.1f} s" if each.ms else ""
+                if not as_json and each.status != "WAITING" and said.get(each.node) != line:
+                    said[each.node] = line
+                    errors.print(line, highlight=False)
+            shown.of(sum(each.status not in ("WAITING", "IN_PROGRESS") for each in report.nodes), len(report.nodes))
+
+
+def follow_sweep(begun: Sweeping, as_json: bool) -> None:
+    """Follows a sweep, and shows its outcome. Exits with status 1 where it did not end well."""
+    follow_nodes(begun, as_json)
+    report = begun.report
+    if as_json:
+        emit(report.to_dict())
+    else:
+        _show_sweep(report)
+    if report.state != "DONE":
+        raise typer.Exit(1)
+
+
+def _show_sweep(report: Sweep) -> None:
+    verifies = report.chore == "verify"
+    told = ("read", "cells", "compared") if verifies else ("new", "of")
+    table = show.new_table("node", "status", "partitions", *told, "s", numbers=("partitions", *told, "s"))
+    for each in report.nodes:
+        if each.node.startswith("(") and not each.partitions and not each.error:
+            continue  # nothing has moved meanwhile
+        status = Text(each.status, "green" if each.status == "COMPLETED" else "bold red")
+        values = [size(each.bytes_new), size(each.bytes_total)]
+        if verifies:
+            values = [size(each.bytes_read), str(each.cells), str(each.compared)]
+        table.add_row(each.node, status, str(each.partitions), *values, f"{each.ms / 1e3:.1f}")
+    console.print(show.titled(f"{report.batch}: {report.state}", table))
+    for fault in report.faults():
+        at = f" at {fault.replica}" if fault.replica else ""
+        console.print(Text(f"{fault.operator}/{fault.partition}{at}: {fault.error}", "red"))

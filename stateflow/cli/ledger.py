@@ -1,4 +1,5 @@
-"""``stateflow ledger``: items, their records, and what blocks them.
+"""``stateflow ledger``: items, their records, and what blocks them; and ``stateflow stages``: what moved from which
+source to which sink, and where it stopped.
 
 The ledger is imported where it is opened: importing SQLAlchemy takes as long as all else that a replica imports.
 """
@@ -27,12 +28,16 @@ from stateflow.errors import IllegalRecord, InvalidArgument
 from stateflow.private import UMASK, keep_private, url_of
 
 if TYPE_CHECKING:
-    from stateflow.ledger import Item, Ledger, Record
+    from stateflow.ledger import Item, Ledger, Record, StateManager
+
+app = Commands()
+
 
 #: first bytes of a SQLite database: https://www.sqlite.org/fileformat.html
 SQLITE = b"SQLite format 3\0"
 
-app = Commands("ledger", help="The ledger: items and their records.")
+ledger_commands = Commands("ledger", help="The ledger: items and their records.")
+app.add_typer(ledger_commands)
 Url = Annotated[
     str,
     typer.Option(
@@ -105,7 +110,7 @@ def told(opened: Ledger) -> str | None:
 # -- items ----------------------------------------------------------------------------------------------------
 
 
-@app.command()
+@ledger_commands.command()
 def init(url: Url = DEFAULT, as_json: Json = False) -> None:
     """Make a ledger in an empty database, or upgrade an older one. A controller's first start does so, too."""
     from stateflow.ledger import Ledger
@@ -121,7 +126,7 @@ def init(url: Url = DEFAULT, as_json: Json = False) -> None:
             console.print(Text(f"{did}: {made.id} at {made.database.shown}"), soft_wrap=True)
 
 
-@app.command()
+@ledger_commands.command()
 def show(
     item: Annotated[
         str | None, typer.Argument(metavar="ITEM", help="Item to show with its records; default: list items.")
@@ -148,7 +153,7 @@ def show(
         console.print(_many_items(items, len(ids)))
 
 
-@app.command()
+@ledger_commands.command()
 def resolve(
     item: ItemId,
     note: Annotated[str, typer.Option(help="What was done about it; kept in the record.")],
@@ -160,7 +165,7 @@ def resolve(
         _written(opened.resolve(item, note), as_json)
 
 
-@app.command()
+@ledger_commands.command()
 def skip(
     item: ItemId,
     app: Annotated[str, typer.Option(help="Application that must skip the item; * for all.")] = "*",
@@ -173,7 +178,7 @@ def skip(
         _written(opened.skip(item, app, note), as_json)
 
 
-@app.command()
+@ledger_commands.command()
 def verify(url: Url = DEFAULT, as_json: Json = False) -> None:
     """Check every record and everything derived from them. Status 1 when there is a fault."""
     with opened_at(url) as opened:
@@ -192,7 +197,7 @@ def verify(url: Url = DEFAULT, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-@app.command()
+@ledger_commands.command()
 def archive(
     older_than: Annotated[str, typer.Option(help="Minimum age of the newest record, e.g. 90d, 12h, 30m.")],
     url: Url = DEFAULT,
@@ -205,7 +210,7 @@ def archive(
     emit({"archived": count}) if as_json else console.print(f"{count} items archived")
 
 
-@app.command()
+@ledger_commands.command()
 def tail(
     lines: Annotated[int, typer.Option("--lines", "-n", help="Number of newest records.", min=0)] = 10,
     follow: Annotated[
@@ -306,3 +311,117 @@ def _many_items(items: list[Item], total: int) -> RenderableType:
 
 def _written(record: Record, as_json: bool) -> None:
     emit(_record(record)) if as_json else console.print(_line(record), soft_wrap=True)
+
+
+stage_commands = Commands("stages", help="Stages of pipelines: what moved from which source to which sink.")
+app.add_typer(stage_commands)
+OfJob = Annotated[str | None, typer.Option("--job", help="Only stages of this job.")]
+Limit = Annotated[int, typer.Option(help="Number of newest stages.", min=1)]
+
+
+@contextmanager
+def _manager(url: str) -> Iterator[StateManager]:
+    from stateflow.ledger import StateManager
+
+    with opened_at(url) as opened:
+        yield StateManager(opened)
+
+
+@stage_commands.command()
+def current(
+    job: Annotated[str, typer.Argument(metavar="JOB")],
+    entity: Annotated[str | None, typer.Option(help="Only stages with this source or sink entity.")] = None,
+    entity_filter: Annotated[str | None, typer.Option("--filter", help="Only stages with this filter.")] = None,
+    url: Url = DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Show the newest stage of a job: what it does now, or where it stopped, and why."""
+    with _manager(url) as manager:
+        found = manager.get_current_state(job, entity, entity_filter)
+        if found is None:
+            raise IllegalRecord("the job has no such stage", remedy="see `stateflow stages history`", job=job)
+        _one(found | manager.get_columns(found["state_id"]), as_json)
+
+
+@stage_commands.command()
+def last(entity: Annotated[str, typer.Argument(metavar="ENTITY")], url: Url = DEFAULT, as_json: Json = False) -> None:
+    """Show the newest stage that pulled an entity and was pushed with success."""
+    with _manager(url) as manager:
+        found = manager.get_last_stage(entity)
+        if found is None:
+            raise IllegalRecord(
+                "no stage has pushed this entity yet", remedy="see `stateflow stages history`", entity=entity
+            )
+        _one(found | manager.get_columns(found["state_id"]), as_json)
+
+
+@stage_commands.command()
+def history(job: OfJob = None, limit: Limit = 50, url: Url = DEFAULT, as_json: Json = False) -> None:
+    """List stages that have not failed, oldest first."""
+    with _manager(url) as manager:
+        _many(manager.get_processing_history(job, limit=limit), as_json)
+
+
+@stage_commands.command()
+def failed(job: OfJob = None, limit: Limit = 50, url: Url = DEFAULT, as_json: Json = False) -> None:
+    """List stages that have failed, and why, oldest first."""
+    with _manager(url) as manager:
+        rows = manager.get_failures(job, limit=limit)
+    _many(rows, as_json, errors=True)
+
+
+@stage_commands.command()
+def trace(
+    correlation: Annotated[str, typer.Argument(metavar="CORRELATION_ID")], url: Url = DEFAULT, as_json: Json = False
+) -> None:
+    """List every stage that the data of a correlation id went through."""
+    with _manager(url) as manager:
+        rows = manager.trace(correlation)
+    if not rows:
+        raise IllegalRecord(
+            "no stage has this correlation id", remedy="see `stateflow stages history`", correlation_id=correlation
+        )
+    _many(rows, as_json)
+
+
+def _one(stage: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        emit(stage)
+        return
+    rows = new_table("field", "value")
+    for name, value in stage.items():
+        if name != "error":
+            rows.add_row(name, styled(value) if name == "status" else Text("" if value is None else str(value)))
+    if stage["error"] is not None:
+        rows.add_row("error", Text(_said(stage["error"]), "red"))
+    console.print(titled(f"stage {stage['state_id']}", rows))
+
+
+def _many(rows: list[dict[str, Any]], as_json: bool, *, errors: bool = False) -> None:
+    if as_json:
+        emit({"stages": rows})
+        return
+    named = ("stage", "job", "action", "status", "from", "to", "rows", "updated (UTC)", *(["error"] if errors else []))
+    shown = new_table(*named, numbers=("rows",))
+    for row in rows:
+        source = " ".join(filter(None, (row["source_name"], row["source_entity"])))
+        sink = " ".join(filter(None, (row["sink_name"], row["sink_entity"])))
+        shown.add_row(
+            row["state_id"],
+            row["job_id"] or "",
+            row["action"],
+            styled(row["status"]),
+            source,
+            sink,
+            "" if row["row_count"] is None else str(row["row_count"]),
+            str(row["updated_on"])[:19],
+            *([_said(row["error"])[:300]] if errors else []),
+        )
+    console.print(titled(f"{len(rows)} stages", shown))
+
+
+def _said(error: dict[str, Any] | None) -> str:
+    """Returns an error without its stack, which the record has."""
+    if error is None:
+        return ""
+    return f"{error['type']}: {error['message']}" if error.get("type") else str(error.get("message", ""))

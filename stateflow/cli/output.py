@@ -29,12 +29,12 @@ from rich.logging import RichHandler
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from stateflow.about import ids_of
 from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.moves import MoveOptions
 from stateflow.moves import Order as MoveOrder
 from stateflow.private import state_directory
 from stateflow.settings import LogSettings
+from stateflow.tracing import ids_of
 from stateflow.types import LABEL, shown
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -167,7 +167,7 @@ def shown_time(at_us: int | None, *, exactly: bool = False) -> str:
 
 class JsonLines(logging.Formatter):
     """A formatter that writes one object a line: ``time`` (RFC 3339, UTC), ``level``, ``who``, ``logger``, ``message``;
-    the ids that the line is about, see :mod:`stateflow.about`; and ``exception`` where there is one."""
+    the ids that the line is about, see :mod:`stateflow.tracing`; and ``exception`` where there is one."""
 
     def __init__(self, who: str) -> None:
         super().__init__()

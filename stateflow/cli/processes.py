@@ -1,4 +1,4 @@
-"""Commands that run a process of a cluster or probe one, and the way in which such a process stops."""
+"""Commands that run a process of a cluster or its live page, or probe one, and how such a process stops."""
 
 from __future__ import annotations
 
@@ -417,3 +417,62 @@ def say_ready(listening: Listening, what: str, as_json: bool) -> None:
             console.print(Text.assemble(f"{what} listens on ", (address, "bold"), " (Ctrl-C ends it)"))
     except OSError as error:
         log.warning("%s listens on %s; cannot write that to stdout: %s", what, address, error.strerror)
+
+
+@app.command()
+def dashboard(
+    controller: Controller = LOCAL,
+    listen: Annotated[str, typer.Option(help="host:port of the page; port 0 picks a free one.")] = "127.0.0.1:7071",
+    ledger: Annotated[
+        str,
+        typer.Option(
+            envvar="STATEFLOW_LEDGER",
+            help="SQLAlchemy URL, or @FILE that holds it: to show batches and search records.",
+        ),
+    ] = "",
+    checkpoints: Annotated[
+        str,
+        typer.Option(
+            envvar="STATEFLOW_CHECKPOINTS",
+            help="Checkpoint store to show: directory or fsspec URL, or @FILE that holds it.",
+        ),
+    ] = "",
+    cert: Annotated[
+        Path | None, typer.Option(envvar="STATEFLOW_DASHBOARD_CERT", help="Certificate that browsers accept, PEM.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(envvar="STATEFLOW_DASHBOARD_KEY", help="Private key of --cert, PEM.")
+    ] = None,
+    host: Annotated[
+        list[str] | None, typer.Option(help="Name by which browsers reach the page, if not in --cert; repeatable.")
+    ] = None,
+    insecure: Insecure = False,
+    as_json: Json = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
+) -> None:
+    """Serve the live page of a cluster: sites, replicas, and partitions that move between them."""
+    # SQLAlchemy and a web server, which no other command needs
+    from stateflow.dashboard import Dashboard, DashboardOptions
+
+    log_to_stderr(verbose, "dashboard")
+    check_variables()
+    options = DashboardOptions(
+        controller,
+        listen,
+        cert,
+        key,
+        tuple(host or ()),
+        url_of(ledger) if ledger else None,
+        url_of(checkpoints) if checkpoints else None,
+    )
+
+    async def run(page: Dashboard) -> None:
+        stop = stop_on_signal(False, STOP_S)
+        if as_json:
+            emit({"url": page.url})
+        else:
+            console.print(Text.assemble("the dashboard is at ", (page.url, "bold"), " (Ctrl-C ends it)"))
+        await stop.wait()
+
+    with Dashboard(options) as page:
+        asyncio.run(run(page))

@@ -1,33 +1,40 @@
-"""``stateflow state``: reading state of a live cluster or of a checkpoint, without stopping anything."""
+"""``stateflow state``: reading state of a live cluster or of a checkpoint, without stopping anything; and ``stateflow
+source``: sources of an operator, and what is kept of those that no longer send.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import typer
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from stateflow.checkpoint import CheckpointStore
+from stateflow.cli import show
 from stateflow.cli.group import Commands
 from stateflow.cli.output import LOCAL, Controller, Json, console, emit, errors, size, waiting
 from stateflow.client import Cluster
-from stateflow.client.words import entries_under
+from stateflow.client.commands import entries_under
+from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, StateflowError
 from stateflow.operator.arrow import read_table
 from stateflow.operator.operator import load
-from stateflow.partition.checkpoints import read_checkpoint
+from stateflow.operator.timers import to_datetime
 from stateflow.partition.entries import joined
 from stateflow.private import url_of
 from stateflow.types import shown
 
-app = Commands("state", help="Read state, of a live cluster or of a checkpoint.")
+app = Commands()
+
+
+state_commands = Commands("state", help="Read state, of a live cluster or of a checkpoint.")
+app.add_typer(state_commands)
 Operator = Annotated[str, typer.Argument(help="Name of the operator.")]
 State = Annotated[str, typer.Argument(help="Name of the state, as the operator declares it.")]
 From = Annotated[str, typer.Option("--from", help="Checkpoint store to read instead of the cluster.")]
@@ -62,6 +69,10 @@ def _pages(
                 "--savepoint, --class and --incomplete require --from", remedy="name the checkpoint store with --from"
             )
         return Cluster(controller).scan_state(operator, state, key)
+    # not needed to read a live cluster
+    from stateflow.checkpoint import CheckpointStore
+    from stateflow.partition.checkpoints import read_checkpoint
+
     store = CheckpointStore(url_of(url), create=False)
     cls = load(target) if target else None
     return read_checkpoint(store, operator, state, savepoint=savepoint, key=key, cls=cls, lacking=_telling(lacking))
@@ -71,7 +82,7 @@ def _telling(lacking: list[StateflowError] | None) -> Callable[[StateflowError],
     return None if lacking is None else lacking.append
 
 
-@app.command()
+@state_commands.command()
 def get(
     operator: Operator,
     state: State,
@@ -100,7 +111,7 @@ def get(
         raise typer.Exit(1)
 
 
-@app.command()
+@state_commands.command()
 def scan(
     operator: Operator,
     state: State,
@@ -137,7 +148,7 @@ def _show(rows: list[dict[str, Any]], lacking: list[StateflowError] | None, as_j
     console.print(table)
 
 
-@app.command()
+@state_commands.command()
 def export(
     operator: Operator,
     state: State,
@@ -200,4 +211,85 @@ def export_pages(pages: Iterator[bytes], out: Path) -> int:
 
 
 def _writer(path: Path, schema: pa.Schema, suffix: str) -> Any:
+    import pyarrow.parquet as pq
+
     return pq.ParquetWriter(path, schema) if suffix == ".parquet" else pa.ipc.new_file(path, schema)
+
+
+source_commands = Commands("source", help="Sources of an operator: queries, batch runs, stream clients.")
+app.add_typer(source_commands)
+
+
+@source_commands.command("list")
+def list_(
+    operator: Operator,
+    limit: Annotated[int, typer.Option(help="Number of newest sources; 0: all.", min=0)] = 50,
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """List each source's newest batch, how long ago it came, its watermark, and what is kept of it."""
+    found = Cluster(controller).sources(operator)
+    shown = found[-limit:] if limit else found
+    if as_json:
+        emit({"sources": [each.to_dict() for each in shown]})
+        return
+    columns = ("source", "batch", "idle", "partitions", "kept", "watermark", "")
+    table = show.new_table(*columns, numbers=("batch", "idle", "kept"))
+    now_us = SYSTEM_CLOCK.now_us()
+    for each in shown:
+        idle = timedelta(seconds=max(0, now_us - each.at_us) // 1_000_000) if each.at_us else "?"
+        state = Text("retired", "dim") if each.retired else Text()
+        if each.holds:
+            state = Text("holds the watermark back", "yellow")
+        batch = "" if each.batch < 0 else str(each.batch)
+        kept, watermark = size(each.bytes), _moment(each.watermark_us)
+        table.add_row(Text(each.source), batch, str(idle), str(each.partitions), kept, watermark, state)
+    console.print(table)
+    if len(found) > len(shown):
+        console.print(f"{len(found) - len(shown)} more, silent for longer: --limit 0 shows all")
+
+
+def _moment(micros: int | None) -> str:
+    return "" if micros is None else f"{to_datetime(micros):%Y-%m-%d %H:%M:%S}"
+
+
+@source_commands.command()
+def retire(
+    operator: Operator,
+    source: Annotated[str, typer.Argument(help="Name of the source, as printed by `stateflow source list`.")],
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Drop a source's stored output and its watermark; keep only the number of its newest batch."""
+    partitions = Cluster(controller).retire_source(operator, source)
+    if as_json:
+        emit({"operator": operator, "source": source, "partitions": partitions})
+    else:
+        console.print(f"{source} retired in {partitions} partitions; if it comes back, it continues where it was")
+
+
+@source_commands.command("drop-output")
+def drop_output(
+    operator: Operator,
+    source: Annotated[str, typer.Argument(help="Name of the source, as printed by `stateflow source list`.")],
+    batch: Annotated[int, typer.Option(help="Batch that the query repeats, as named in its error.", min=0)],
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Apply the change; without it, only show what would be done.")
+    ] = False,
+    controller: Controller = LOCAL,
+    as_json: Json = False,
+) -> None:
+    """Let a query go on that cannot read a batch's stored output. The state keeps what the batch did; the batch's
+    output rows reach no sink."""
+    report = Cluster(controller).drop_output(operator, source, batch, apply=apply)
+    if as_json:
+        emit(report.to_dict())
+        return
+    count = f"{len(report.sizes)} partition{'s' if len(report.sizes) > 1 else ''}"
+    done = "was dropped" if apply else "would be dropped"
+    console.print(
+        f"the output of batch {batch}, {size(sum(report.sizes.values()))} in {count}, {done}", highlight=False
+    )
+    console.print("the state keeps the batch's effects; a retry returns no rows, and the query continues after it")
+    if not apply:
+        console.print("dry run: repeat the command with --apply")

@@ -49,7 +49,7 @@ from stateflow.client.outbox import Outbox, Part, Refused
 from stateflow.client.stream import asked_of_moving, by_partition, rows_given, source_given
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, OutboxForeign, SourceTaken, StateflowError, Unavailable, brief
-from stateflow.operator.ddl import schema_of
+from stateflow.operator.arrow import schema_of
 from stateflow.operator.output import OutputReader
 from stateflow.operator.timers import to_us
 from stateflow.partition.layout import Position, Session

@@ -22,7 +22,7 @@ from stateflow.client.delivery import Deliver, Delivery, Look, Open, Step, Steps
 from stateflow.client.history import History
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import InvalidArgument, KeyColumnMissing, LeaseLost, NotOwner, StandbyMissing, Unavailable, brief
-from stateflow.operator.ddl import schema_of
+from stateflow.operator.arrow import schema_of
 from stateflow.operator.exact import Misfit, column_of, type_of
 from stateflow.operator.output import OutputReader
 from stateflow.operator.timers import to_us

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stateflow.client import Cluster, Migration, MoveOptions
-from stateflow.client.words import (
+from stateflow.client.commands import (
     by_share,
     call_off,
     entries_under,
@@ -31,13 +31,11 @@ from stateflow.client.words import (
     runner_of,
     would_redistribute,
 )
-from stateflow.dashboard.records import Records
 from stateflow.dashboard.view import plan_view
+from stateflow.dashboard.watching import Records
 from stateflow.errors import BadCertificate, InvalidArgument, NotAllowed, StateflowError
-from stateflow.security.identity import Identity, Role
-from stateflow.security.reading import checked_pair
-from stateflow.security.roles import check_call
-from stateflow.security.token import decoded
+from stateflow.security.certificates import checked_pair, decoded_token
+from stateflow.security.roles import Identity, Role, check_call
 
 # -- Access ----------------------------------------------------------------------------------------------------------
 
@@ -126,7 +124,7 @@ class Shown:
 
 def shown_by(text: str, ca: bytes, revoked: Collection[int], now: datetime) -> Shown:
     """Checks a token, against this process's authority, not the one in the token. Raises BadCertificate."""
-    _, cert, key = decoded(text)
+    _, cert, key = decoded_token(text)
     found = checked_pair(ca, cert, key, now, "the token")
     if found.serial in revoked:
         raise BadCertificate("the token was revoked", remedy="issue another one: `stateflow token issue`")

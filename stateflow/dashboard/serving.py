@@ -1,4 +1,6 @@
-"""The thread that serves the page in any process: it has its own event loop, for which no other one waits."""
+"""The web application, which answers with files of the page, events, and requests of its users; and the thread that
+serves it in any process, with its own event loop, for which no other one waits.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +9,292 @@ import logging
 import socket
 import ssl
 import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stateflow.checkpoint import CheckpointStore
 from stateflow.client import Cluster
-from stateflow.clock import SYSTEM_CLOCK
-from stateflow.dashboard.acts import Acts
-from stateflow.dashboard.app import Parts, make_app
-from stateflow.dashboard.records import Records
-from stateflow.dashboard.watching import Looking, Watching
-from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument
+from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.dashboard.acts import (
+    COOKIE,
+    Access,
+    Acts,
+    Lookup,
+    Move,
+    Named,
+    Sessions,
+    Sweep,
+    check_host,
+    check_same_page,
+    read_body,
+    shown_by,
+)
+from stateflow.dashboard.view import error_view
+from stateflow.dashboard.watching import Looking, Records, Watching, checkpoints
+from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, NotAllowed, StateflowError, Unavailable
+from stateflow.release import VERSION
+from stateflow.rpc.wire import unexpected
+from stateflow.security.certificates import described, read_certificates
+from stateflow.security.files import TlsFiles
 from stateflow.security.plain import connection_settings, host_of, is_loopback, tls_files
-from stateflow.security.reading import described, read_certificates
 from stateflow.types import cannot_listen, listened_at
+
+STATIC = Path(__file__).parent / "static"
+#: limit of a request's body: a token has 1,600 characters
+BODY_MAX = 64 << 10
+#: longest silence of an event stream, in seconds, so that no proxy takes it for dead
+QUIET_S = 15.0
+_HEADERS = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of the app. ``files``: this process's certificates; None: plain text. ``hosts``: names under which the
+    page is served. ``secure``: whether it is served with TLS."""
+
+    watching: Watching
+    acts: Acts
+    records: Records | None
+    store: CheckpointStore | None
+    files: TlsFiles | None
+    hosts: frozenset[str]
+    secure: bool
+    clock: Clock
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.clock.now_us() / 1e6, UTC)
+
+
+class _Guard:
+    """Middleware for all requests. It checks the name under which the page was requested, and that changes come from
+    the page itself, and adds headers that limit what a browser may do with the answer."""
+
+    def __init__(self, app: ASGIApp, parts: Parts) -> None:
+        self._app, self._hosts = app, parts.hosts
+        self._scheme = "https" if parts.secure else "http"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = list(_HEADERS)
+                if scope["path"].startswith("/api/"):
+                    added.append((b"cache-control", b"no-store"))
+                else:
+                    added.append((b"cache-control", b"no-cache"))  # the browser revalidates it by its ETag
+                message["headers"] = [*message["headers"], *added]
+            await send(message)
+
+        try:
+            check_host(headers.get("host", ""), self._hosts)
+            if scope["method"] not in ("GET", "HEAD"):
+                check_same_page(headers, self._scheme)
+        except NotAllowed as error:
+            return await _failed(error)(scope, receive, with_headers)
+        await self._app(scope, receive, with_headers)
+
+
+def _failed(error: StateflowError) -> JSONResponse:
+    return JSONResponse({"error": error_view(error)}, status_code=_status_of(error))
+
+
+def _status_of(error: StateflowError) -> int:
+    if error.code == "sign_in_required":
+        return 401
+    if isinstance(error, NotAllowed):
+        return 403
+    return 503 if isinstance(error, Unavailable) else 400
+
+
+async def _body(request: Request) -> bytes:
+    """Returns the request's body. Raises InvalidArgument if it is longer than ``BODY_MAX``."""
+    found = bytearray()
+    async for chunk in request.stream():
+        found += chunk
+        if len(found) > BODY_MAX:
+            raise InvalidArgument("the request is too long", remedy="reload the page")
+    return bytes(found)
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def _answering(handler: Handler) -> Handler:
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except StateflowError as error:
+            return _failed(error)
+        except OSError as error:
+            return _failed(unexpected(error))
+
+    return answer
+
+
+def make_app(parts: Parts) -> Starlette:
+    sessions, acts = Sessions(), parts.acts
+
+    def access(request: Request) -> Access:
+        if parts.files is None:
+            return Access(None, None)
+        material, number = parts.files.current(), request.cookies.get(COOKIE, "")
+        return Access(material.own.identity, sessions.find(number, material.revoked, parts.now()))
+
+    async def me(request: Request) -> Response:
+        found = access(request)
+        said: dict[str, Any] = {"version": VERSION, "sign_in": found.needs_sign_in, "can_sign_out": False}
+        if not found.needs_sign_in:
+            said |= {"who": str(found.who), "may": found.may(), "can_sign_out": found.signed_in is not None}
+            said |= {"ledger": parts.records is not None, "checkpoints": parts.store is not None}
+        return JSONResponse(said)
+
+    async def sign_in(request: Request) -> Response:
+        if parts.files is None:
+            raise InvalidArgument("the page is plain text and has no sign-in", remedy="reload the page")
+        material, text = parts.files.current(), (await _body(request)).decode("ascii", "replace")
+        shown = shown_by(text, material.ca, material.revoked, parts.now())
+        Access(material.own.identity, shown.identity).check_look()
+        answer = JSONResponse({"who": str(shown.identity)})
+        answer.set_cookie(
+            COOKIE,
+            sessions.open(shown),
+            expires=shown.until,
+            path="/",
+            secure=parts.secure,
+            httponly=True,
+            samesite="strict",
+        )
+        return answer
+
+    async def sign_out(request: Request) -> Response:
+        sessions.end(request.cookies.get(COOKIE, ""))
+        answer = JSONResponse({})
+        answer.delete_cookie(COOKIE, path="/", secure=parts.secure, httponly=True, samesite="strict")
+        return answer
+
+    async def events(request: Request) -> Response:
+        def check() -> None:
+            access(request).check_look()
+
+        check()
+        return StreamingResponse(_events(parts.watching, check), media_type="text/event-stream")
+
+    def act(read: Callable[[bytes], Any], do: Callable[[Access, Any], Mapping[str, Any]], changes: bool) -> Handler:
+        async def handle(request: Request) -> Response:
+            who, asked = access(request), read(await _body(request))
+            found = await run_in_threadpool(do, who, asked)
+            if changes:
+                parts.watching.look_now()
+            return JSONResponse(found)
+
+        return handle
+
+    async def states(request: Request) -> Response:
+        who = access(request)
+        return JSONResponse(await run_in_threadpool(acts.states, who, request.query_params.get("operator", "")))
+
+    async def ledger(request: Request) -> Response:
+        access(request).check_look()
+        if parts.records is None:
+            raise InvalidArgument(
+                "the dashboard has no ledger", remedy="start the dashboard with --ledger, or on the controller"
+            )
+        found = await run_in_threadpool(parts.records.search, request.query_params.get("q", "")[:1000].strip())
+        return JSONResponse(found)
+
+    async def stored(request: Request) -> Response:
+        access(request).check_look()
+        if parts.store is None:
+            raise InvalidArgument(
+                "the dashboard has no checkpoint store", remedy="start the dashboard with --checkpoints"
+            )
+        return JSONResponse(await run_in_threadpool(checkpoints, parts.store))
+
+    posts: dict[str, Handler] = {
+        "sign-in": sign_in,
+        "sign-out": sign_out,
+        "plan": act(lambda data: read_body(Move, data), acts.plan, False),
+        "begin": act(lambda data: read_body(Move, data), acts.begin, True),
+        "batch": act(lambda data: read_body(Named, data), acts.change_batch, True),
+        "job": act(lambda data: read_body(Named, data), acts.change_job, True),
+        "sweep": act(lambda data: read_body(Sweep, data), acts.sweep, True),
+        "state": act(lambda data: read_body(Lookup, data), acts.look_up, False),
+    }
+    gets: dict[str, Handler] = {
+        "me": me,
+        "events": events,
+        "states": states,
+        "ledger": ledger,
+        "checkpoints": stored,
+    }
+    routes = [
+        *(Route(f"/api/{name}", _answering(handler), methods=["POST"]) for name, handler in posts.items()),
+        *(Route(f"/api/{name}", _answering(handler), methods=["GET"]) for name, handler in gets.items()),
+        Mount("/", StaticFiles(directory=STATIC, html=True)),
+    ]
+    app = Starlette(routes=routes)
+    app.add_middleware(_Guard, parts=parts)
+    return app
+
+
+async def _events(watching: Watching, check: Callable[[], None]) -> AsyncIterator[str]:
+    """Yields events in the format of a browser's EventSource.
+
+    Args:
+        check: raises NotAllowed when the user may no longer look. Then the stream ends, and the page, which opens it
+            again, is told why.
+    """
+    yield "retry: 1000\n\n"
+    changes = watching.changes()
+    waiting: asyncio.Future[tuple[str, str]] | None = None
+    try:
+        while True:
+            waiting = waiting or asyncio.ensure_future(anext(changes))
+            done, _ = await asyncio.wait([waiting], timeout=QUIET_S)
+            try:
+                check()
+            except NotAllowed:
+                return
+            if not done:
+                yield ": still there\n\n"
+                continue
+            try:
+                name, text = waiting.result()
+            except StopAsyncIteration:
+                return
+            waiting = None
+            yield f"event: {name}\ndata: {text}\n\n"
+    finally:
+        if waiting is not None:
+            waiting.cancel()
+
 
 log = logging.getLogger(__name__)
 #: open connections are closed after this many seconds: event streams do not end by themselves

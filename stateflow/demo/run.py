@@ -28,7 +28,7 @@ from rich.text import Text
 from stateflow.client import Cluster, MoveReport, Reconfiguration
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.demo.flights import Replay, bounds, load_flights, replay
-from stateflow.demo.operator import DelayByAircraft
+from stateflow.demo.operators import DelayByAircraft
 from stateflow.demo.reference import UNKNOWN, Expected, FinalState, compare_outputs, compare_state, expected
 from stateflow.demo.report import write_report
 from stateflow.demo.result import BatchRow, DemoResult, Incident, RequestSample, human_bytes, percentile

@@ -30,16 +30,13 @@ from stateflow.errors import (
     LeaseLost,
     Locked,
 )
-from stateflow.ledger import leader_lease as leases
+from stateflow.ledger import leases, rules, statements
 from stateflow.ledger import records as payloads
-from stateflow.ledger import rules, statements
-from stateflow.ledger.database import Database
-from stateflow.ledger.leader_lease import Holder, LeaderLease
+from stateflow.ledger.database import Database, prepare
+from stateflow.ledger.leases import Holder, LeaderLease, held
 from stateflow.ledger.records import App, Entry, Fault, Head, Item, Kind, Record, RecordState, Who
 from stateflow.ledger.schema import ARCHIVE, BUNDLE, ITEM, RECORD, SCHEMA, microseconds, now_us
-from stateflow.ledger.upgrade import prepare
 from stateflow.ledger.verify import faults_of, payload_faults, rebuild, verify
-from stateflow.ledger.work import held
 from stateflow.types import shown
 
 T = TypeVar("T")

@@ -37,14 +37,14 @@ from sqlalchemy import URL, ColumnElement, Select, or_, select
 
 from stateflow.documents import read_document
 from stateflow.errors import IllegalRecord, InvalidArgument, Locked
-from stateflow.ledger import rules, stages
+from stateflow.ledger import rules
 from stateflow.ledger.board import check_names
+from stateflow.ledger.leases import error_payload
 from stateflow.ledger.ledger import Ledger
 from stateflow.ledger.records import App, Entry, Kind, Record, RecordState
+from stateflow.ledger.rules import Action, Status
 from stateflow.ledger.schema import STAGE
-from stateflow.ledger.stages import Action, Status
 from stateflow.ledger.statements import newest_first, unchanged
-from stateflow.ledger.work import error_payload
 from stateflow.types import shown
 
 APP = App("stateflow.stages")
@@ -57,7 +57,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 class StateManager:
     """Stages in a ledger. The keyword arguments of ``insert_state`` and ``update_state`` are the stage's columns; those
-    without names are in the order of ``stages.POSITIONS``.
+    without names are in the order of ``rules.POSITIONS``.
 
     Times are datetimes with a zone or ISO text; a field that is None or left out stays as it is. ``error`` is not a
     column: it describes a failure, and is kept in the record. Raises InvalidArgument for unknown columns and invalid
@@ -73,7 +73,7 @@ class StateManager:
         Without ``correlation_id_in`` the stage takes the ``correlation_id_out`` of the stage that it goes on from, see
         ``preceding``. ``state_id``, ``run_id``, ``correlation_id_out`` and ``git_sha`` are made up when left out.
         """
-        row = stages.changes(stages.named(positional, fields))
+        row = rules.stage_changes(rules.stage_fields(positional, fields))
         row.setdefault("run_id", self.ledger.run_id or None)
         row.setdefault("state_id", uuid.uuid4().hex)
         row.setdefault("correlation_id_out", uuid.uuid4().hex)
@@ -98,9 +98,9 @@ class StateManager:
         IllegalRecord when there is no such stage.
         """
         alone = len(positional) == 1 and "state_id" not in fields
-        given = {**fields, "state_id": positional[0]} if alone else stages.named(positional, fields)
+        given = {**fields, "state_id": positional[0]} if alone else rules.stage_fields(positional, fields)
         state_id = given.pop("state_id", None)
-        row = stages.changes(given)
+        row = rules.stage_changes(given)
         while not self._update(state_id, row, error):
             continue  # another change came in between: it stays, and this one is applied after it
         return self._answer(state_id)
@@ -139,7 +139,7 @@ class StateManager:
         if entity_filter is not None:
             conditions.append(or_(STAGE.c.source_filter == entity_filter, STAGE.c.sink_filter == entity_filter))
         row = self._first(newest(*conditions))
-        return None if row is None else stages.answer(row)
+        return None if row is None else rules.stage_answer(row)
 
     def get_columns(self, state_id: str) -> dict[str, Any]:
         """Returns all 26 columns of a stage, and its ``error`` where it has failed, as in ``get_failures``. Raises
@@ -147,7 +147,7 @@ class StateManager:
         row, item = self.get_state(state_id), self.ledger.item(state_id)
         if row is None or item is None:
             raise IllegalRecord("there is no such stage", remedy="insert it first", stage=shown(state_id))
-        return stages.columns(row) | {"error": _error_in(item.blocking)}
+        return rules.stage_columns(row) | {"error": _error_in(item.blocking)}
 
     def get_state(self, state_id: str) -> dict[str, Any] | None:
         """Returns one stage's row as it is stored, with times in microseconds; None when there is none."""
@@ -161,7 +161,7 @@ class StateManager:
     def get_last_stage(self, entity: str) -> dict[str, Any] | None:
         """Returns the newest stage that pulled this entity and was pushed with success; None when there is none."""
         row = self._first(last_done(entity)) if rules.is_item_id(entity) else None
-        return None if row is None else stages.answer(row)
+        return None if row is None else rules.stage_answer(row)
 
     def get_processing_history(self, job_id: str | None = None, *, limit: int | None = None) -> list[dict[str, Any]]:
         """Returns the stages that have not failed, with all 26 columns, oldest first; with ``limit`` only the newest
@@ -169,7 +169,7 @@ class StateManager:
         check_names(255, job_id=job_id)
         with self.ledger.database.reading() as connection:
             rows = list(newest_first(connection, history(job_id), STAGE.c.first_record_id, limit))
-        return [stages.columns(row) for row in reversed(rows)]
+        return [rules.stage_columns(row) for row in reversed(rows)]
 
     def get_failures(self, job_id: str | None = None, *, limit: int | None = None) -> list[dict[str, Any]]:
         """Returns the stages that have failed, oldest first, each with its ``error``: ``type``, ``message`` and
@@ -180,7 +180,7 @@ class StateManager:
         with self.ledger.database.reading() as connection:
             rows = list(newest_first(connection, query, STAGE.c.first_record_id, limit))
         failed = {item.item_id: item.blocking for item in self.ledger.items(row["state_id"] for row in rows)}
-        return [stages.columns(row) | {"error": _error_in(failed.get(row["state_id"]))} for row in reversed(rows)]
+        return [rules.stage_columns(row) | {"error": _error_in(failed.get(row["state_id"]))} for row in reversed(rows)]
 
     def trace(self, correlation_id: str) -> list[dict[str, Any]]:
         """Returns every stage that the data of this correlation id went through, before and after it, oldest first."""
@@ -201,7 +201,7 @@ class StateManager:
                     {row[name] for row in rows for name in ("correlation_id_in", "correlation_id_out")} - asked - {None}
                 )
         ordered = sorted(found.values(), key=lambda row: row["first_record_id"])
-        return [stages.columns(row) for row in ordered]
+        return [rules.stage_columns(row) for row in ordered]
 
     # -- parts --------------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class StateManager:
     def _answer(self, state_id: str) -> dict[str, Any]:
         row = self.get_state(state_id)
         assert row is not None
-        return stages.answer(row)
+        return rules.stage_answer(row)
 
     @cached_property
     def _git_sha(self) -> str | None:
@@ -231,7 +231,7 @@ def _entries(state_id: str, now: RecordState, blocking: Any, status: Status, pay
     lease."""
     entries: list[Entry] = []
     previous = None if now is RecordState.NEW else blocking
-    steps = rules.path(now, stages.RECORD_STATE[status])
+    steps = rules.path(now, rules.RECORD_STATE[status])
     for place, state in enumerate(steps):
         named = None if state is RecordState.PROCESSING else previous
         what = payload if place == len(steps) - 1 else {"set": {}}

@@ -1,7 +1,7 @@
 """Clusters of real processes on this machine.
 
 :class:`LocalCluster` starts controllers and replicas, deploys operators, and causes faults: it kills, freezes, restarts
-and replaces processes.
+and replaces processes. :class:`Certificates` is the authority of such a cluster, for its processes and its users.
 """
 
 from __future__ import annotations
@@ -15,21 +15,65 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
 from stateflow.client import Cluster, Migration, StreamClient
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.code.loading import check_outside
+from stateflow.durable import write_durably
 from stateflow.errors import InvalidArgument, NameTaken, StateflowError, Unavailable
-from stateflow.local.certificates import Certificates
 from stateflow.local.process import START_TIMEOUT_S, Process
 from stateflow.node.workers import WORKERS, nobody_in
 from stateflow.operator.operator import Operator, check_class
 from stateflow.security.plain import host_of
+from stateflow.security.roles import Identity
+from stateflow.security.variables import CRL, OWN_CERT, environment, variables_of
 from stateflow.settings import ReplicaSettings
 from stateflow.types import check_name, worker_name
+
+
+class Certificates:
+    """An authority in ``directory``, and beside it a directory for each identity that has a certificate."""
+
+    def __init__(self, directory: Path) -> None:
+        from stateflow.security.authority import Authority
+
+        self._directory = directory
+        place = directory / "authority"
+        self.authority = Authority(place) if (place / "ca.key").exists() else Authority.init(place, "local")
+        self._own = ExitStack()
+
+    def issue(self, name: str, role: str, host: str = "", operators: tuple[str, ...] = ()) -> Mapping[str, str]:
+        """Issues a certificate, unless there is one. Returns the variables that name its files."""
+        out = self._directory / f"{role}-{name}"
+        if not (out / OWN_CERT).exists():
+            self.authority.issue(Identity.of(role, name, operators), [host] if host else [], out)
+        return variables_of(out)
+
+    def renew(self) -> None:
+        """Renews all certificates, with new keys."""
+        for out in self._issued():
+            self.authority.renew(out)
+
+    def revoke(self, who: str) -> None:
+        """Revokes a certificate, and gives all identities the new revocation list."""
+        self.authority.revoke(who)
+        for out in self._issued():
+            write_durably(out / CRL, self.authority.crl.read_bytes(), 0o644)
+
+    def _issued(self) -> list[Path]:
+        return sorted(path.parent for path in self._directory.glob(f"*/{OWN_CERT}"))
+
+    def begin(self) -> None:
+        """Makes this process an administrator until :meth:`end`."""
+        self.end()
+        self._own.enter_context(environment(self.issue("local", "admin")))
+
+    def end(self) -> None:
+        self._own.close()
+
 
 log = logging.getLogger(__name__)
 CONTROLLERS_MAX = 9

@@ -1,11 +1,14 @@
 """Arrow data from other processes: schemas, record batches and streams are checked before they are read.
 
-pyarrow trusts lengths and offsets: a wrong one reads foreign memory, or ends the process.
-``validate(full=True)`` finds these. It checks every offset and every character: 8 µs for 1,000 rows of four columns,
-1.8 ms for 100,000, a twentieth of the time to decode them. (The cheap ``validate()`` checks the last offset only.) It
-does not bound the decoded size, so compressed rows are refused, and types by which a few bytes stand for many values.
+pyarrow trusts lengths and offsets: a wrong one reads foreign memory, or ends the process. ``validate(full=True)`` finds
+these. It checks every offset and every character: 8 µs for 1,000 rows of four columns, 1.8 ms for 100,000, a twentieth
+of the time to decode them. (The cheap ``validate()`` checks the last offset only.) It does not bound the decoded size,
+so compressed rows are refused, and types by which a few bytes stand for many values.
 
 Times are translated to what Python has: to zones by names that Python knows, and to microseconds.
+
+Schemas are declared as Arrow's own, or as Spark DDL such as ``"k string, n long, tags array<string>"``, which is parsed
+without a JVM.
 """
 
 from __future__ import annotations
@@ -13,14 +16,14 @@ from __future__ import annotations
 import functools
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.types as t
 
-from stateflow.errors import InvalidArgument
+from stateflow.errors import DeclarationError, InvalidArgument
 from stateflow.types import shown
 
 SCHEMA_BYTES_MAX = 1 << 20
@@ -369,3 +372,176 @@ def _u32(data: bytes, at: int) -> int:
 def _unreadable(what: str, error: BaseException) -> InvalidArgument:
     why = (str(error).splitlines() or [type(error).__name__])[0][:160]
     return InvalidArgument(f"{what} cannot be read as Arrow: {why}", remedy=_REMEDY)
+
+
+_ATOMS: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "bool": pa.bool_(),
+    "byte": pa.int8(),
+    "tinyint": pa.int8(),
+    "short": pa.int16(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "real": pa.float32(),
+    "double": pa.float64(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
+_TOKEN = re.compile(r"\s*(`(?:[^`]|``)+`|'(?:[^'\\]|\\.)*'|[A-Za-z_0-9]+|[<>(),:])")
+
+
+def schema_of(declared: str | pa.Schema) -> pa.Schema:
+    """Returns the schema that a user has declared.
+
+    Raises DeclarationError for a text that cannot be parsed and for a repeated name, which could not be read back;
+    InvalidArgument for types that are not accepted.
+    """
+    schema = parse_ddl(declared) if isinstance(declared, str) else declared
+    check_types(schema)
+    if what := _twice(schema, "a column"):
+        raise DeclarationError(f"the schema is ambiguous: {what}", remedy="give each its own name")
+    return schema
+
+
+def _twice(fields: Iterable[pa.Field], what: str) -> str:
+    """Describes the first two fields, at any level, with the same name; empty where all names differ."""
+    seen: set[str] = set()
+    for field in fields:
+        if field.name in seen:
+            return f"{what} is named twice: {shown(field.name)}"
+        seen.add(field.name)
+        kind, name = field.type, field.name
+        inside = [kind.field(number) for number in range(kind.num_fields)]
+        groups = [inside] if pa.types.is_struct(kind) else [[each.with_name(name)] for each in inside]
+        if found := next((found for group in groups if (found := _twice(group, f"a field of {shown(name)}"))), ""):
+            return found
+    return ""
+
+
+def parse_ddl(text: str) -> pa.Schema:
+    """Parses Spark DDL. Raises DeclarationError that shows the part that was not understood."""
+    tokens = _tokens(text)
+    fields = []
+    while tokens:
+        fields.append(_parsed_field(tokens, text))
+        if tokens and tokens.pop(0) != ",":
+            raise _bad(text, "a comma is missing between two columns")
+        if not tokens and text.rstrip().endswith(","):
+            raise _bad(text, "it ends with a comma")
+    if not fields:
+        raise _bad(text, "it names no column")
+    if what := _twice(fields, "a column"):
+        raise _bad(text, what)
+    return pa.schema(fields)
+
+
+def _tokens(text: str) -> list[str]:
+    tokens, at = [], 0
+    stripped = text.rstrip()
+    while at < len(stripped):
+        match = _TOKEN.match(stripped, at)
+        if match is None:
+            raise _bad(text, f"unexpected {stripped[at:].strip()[:20]!r}")
+        tokens.append(match.group(1))
+        at = match.end()
+    return tokens
+
+
+def _parsed_field(tokens: list[str], text: str, colon: bool = False) -> pa.Field:
+    name = _name(tokens, text)
+    if tokens and tokens[0] == ":":
+        tokens.pop(0)
+    elif colon and not tokens:
+        raise _bad(text, f"{shown(name)} has no type")
+    type_ = _type(tokens, text)
+    nullable = True
+    if [token.lower() for token in tokens[:2]] == ["not", "null"]:
+        del tokens[:2]
+        nullable = False
+    if tokens and tokens[0].lower() == "comment":
+        tokens.pop(0)
+        comment = _take(tokens, text)
+        if not comment.startswith("'"):
+            raise _bad(text, f"expected a comment in quotes, found {shown(comment)}")
+    return pa.field(name, type_, nullable)
+
+
+def _name(tokens: list[str], text: str) -> str:
+    token = _take(tokens, text)
+    if token.startswith("`"):
+        return token[1:-1].replace("``", "`")
+    if token in "<>(),:" or token.startswith("'"):  # noqa: S105 - of a schema
+        raise _bad(text, f"expected a column name, found {shown(token)}")
+    return token
+
+
+def _type(tokens: list[str], text: str) -> pa.DataType:
+    word = _take(tokens, text).lower()
+    if word in _ATOMS:
+        return _ATOMS[word]
+    if word in ("decimal", "dec", "numeric"):
+        precision, scale = 10, 0
+        if tokens and tokens[0] == "(":
+            tokens.pop(0)
+            precision = _number(tokens, text)
+            if tokens and tokens[0] == ",":
+                tokens.pop(0)
+                scale = _number(tokens, text)
+            _expect(tokens, ")", text)
+        if not (1 <= precision <= 38 and scale <= precision):
+            raise _bad(text, f"decimal({precision},{scale}) is not valid, the limit is 38 digits")
+        return pa.decimal128(precision, scale)
+    if word == "array":
+        _expect(tokens, "<", text)
+        inner = _type(tokens, text)
+        _expect(tokens, ">", text)
+        return pa.list_(inner)
+    if word == "map":
+        _expect(tokens, "<", text)
+        key = _type(tokens, text)
+        _expect(tokens, ",", text)
+        value = _type(tokens, text)
+        _expect(tokens, ">", text)
+        return pa.map_(key, value)
+    if word == "struct":
+        _expect(tokens, "<", text)
+        fields = [_parsed_field(tokens, text, colon=True)]
+        while tokens and tokens[0] == ",":
+            tokens.pop(0)
+            fields.append(_parsed_field(tokens, text, colon=True))
+        _expect(tokens, ">", text)
+        return pa.struct(fields)
+    raise _bad(text, f"{shown(word)} is not a known type")
+
+
+def _number(tokens: list[str], text: str) -> int:
+    token = _take(tokens, text)
+    if not token.isdecimal():
+        raise _bad(text, f"expected a number, found {shown(token)}")
+    return int(token)
+
+
+def _take(tokens: list[str], text: str) -> str:
+    if not tokens:
+        raise _bad(text, "it ends too early")
+    return tokens.pop(0)
+
+
+def _expect(tokens: list[str], wanted: str, text: str) -> None:
+    found = _take(tokens, text)
+    if found != wanted:
+        raise _bad(text, f"expected {wanted!r}, found {shown(found)}")
+
+
+def _bad(text: str, why: str) -> DeclarationError:
+    return DeclarationError(
+        f"the schema {shown(text)} cannot be read: {why}",
+        remedy="write it like 'name string, n long, tags array<string>'",
+    )

@@ -17,7 +17,7 @@ from stateflow.code.bundles import BundleStore, package_of
 from stateflow.code.loading import check_digest, digest_of, find, is_text, place_of
 from stateflow.errors import DeclarationError, InvalidArgument, OperatorNotImportable, StateflowError
 from stateflow.metrics.own import Metrics, OwnFigures
-from stateflow.operator.ddl import schema_of
+from stateflow.operator.arrow import schema_of
 from stateflow.operator.rows import columns_of
 from stateflow.operator.timers import Timer, TimerColumns, Timers, check_timer_name
 from stateflow.partitioner import check_partitions
@@ -33,8 +33,8 @@ from stateflow.state import (
     ValueColumn,
     declarations_of,
 )
+from stateflow.state.arrays import taken
 from stateflow.state.columns import whole
-from stateflow.state.typed import taken
 from stateflow.types import OperatorSpec, check_name
 
 DEFAULT_PARTITIONS = 128

@@ -28,7 +28,8 @@ import pyarrow.types as t
 
 from stateflow.errors import InvalidArgument, KeyColumnMissing, NullKey, OutputMismatch, SchemaMismatch
 from stateflow.operator.arrow import in_micros, in_python_zones, read_schema, time_of
-from stateflow.operator.exact import Misfit, column_of, taken
+from stateflow.operator.casting import taken
+from stateflow.operator.exact import Misfit, column_of
 from stateflow.state.cells import CELL, decode_row_key, split_address
 from stateflow.storage import PartitionStore
 from stateflow.types import shown

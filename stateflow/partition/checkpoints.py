@@ -24,7 +24,7 @@ from typing import Any
 
 from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Saved
 from stateflow.checkpoint.catalog import BLOBS
-from stateflow.checkpoint.proof import state_digest
+from stateflow.checkpoint.manifest import state_digest
 from stateflow.errors import CheckpointCorrupt, CheckpointMissing, StaleCheckpoint, StateflowError, Unavailable
 from stateflow.operator.operator import Operator, load
 from stateflow.partition import layout

@@ -29,8 +29,7 @@ from stateflow.partition import layout
 from stateflow.partition.environment import Environment
 from stateflow.settings import ReplicaSettings
 from stateflow.storage import PartitionStore
-from stateflow.storage.commit_log import CommitLog, recover
-from stateflow.storage.commit_records import Commit, Found, Logged, decode, encode, segment_header
+from stateflow.storage.commit_log import Commit, CommitLog, Found, Logged, decode, encode, recover, segment_header
 from stateflow.storage.faults import DAMAGED, meaning
 from stateflow.types import PartitionId
 

@@ -12,8 +12,8 @@ from stateflow.errors import SchemaMismatch, UnknownState
 from stateflow.operator.operator import Operator, key_columns
 from stateflow.operator.rows import kinds_of
 from stateflow.state import CellReader, Declaration, declarations_of, scan_state
+from stateflow.state.arrays import signature_of_coder, typed, typed_of
 from stateflow.state.cells import CELL, row_part
-from stateflow.state.typed import signature_of_coder, typed, typed_of
 
 SCAN_ROWS = 10_000
 SCAN_BYTES = 3 << 20

@@ -16,7 +16,7 @@ from stateflow.partition.commits import read_sequence
 from stateflow.partition.install import PART, RECEIVED, UNFINISHED
 from stateflow.partition.lifecycle import State
 from stateflow.partition.registry import PartitionRegistry
-from stateflow.storage.commit_records import Commit
+from stateflow.storage.commit_log import Commit
 from stateflow.storage.faults import damage
 from stateflow.types import PartitionId, ReplicaInfo
 

@@ -29,7 +29,6 @@ from typing import Any, Protocol, TypeAlias
 
 import grpc.aio
 
-from stateflow.about import Ids, about, begin_about
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError, Unavailable
 from stateflow.metrics.figures import BATCH_BUCKETS, Histogram
@@ -43,7 +42,7 @@ from stateflow.partition.slices import BatchSlices, Frame, Waiting
 from stateflow.replica.executor import BEAT_S, BatchThread, LeftBehind, Watch, stops
 from stateflow.reports import RequestReport
 from stateflow.rpc.wire import unexpected
-from stateflow.tracing import Made, Tracing, traceparent_in
+from stateflow.tracing import Ids, Made, Tracing, about, begin_about, traceparent_in
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)

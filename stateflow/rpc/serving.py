@@ -36,9 +36,8 @@ from stateflow.rpc import agent_pb2 as apb
 from stateflow.rpc import agent_pb2_grpc
 from stateflow.rpc.secure import add_port, blocking_channel
 from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, abort, remote_error, streaming, value_of
-from stateflow.security.identity import Identity
 from stateflow.security.plain import tls_files
-from stateflow.security.roles import Rule, check_call, check_request
+from stateflow.security.roles import Identity, Rule, check_call, check_request
 from stateflow.settings import ServerSettings
 from stateflow.types import cannot_listen, listened_at
 
@@ -201,7 +200,7 @@ class _Caller:
     """The caller of one call, which may be revoked, or its certificate expire, while the call runs."""
 
     def __init__(self, files: TlsFiles, clock: Clock, method: str, pem: bytes) -> None:
-        from stateflow.security.reading import certificate_of
+        from stateflow.security.certificates import certificate_of
 
         self._files, self._clock, self._method = files, clock, method
         self._certificate = certificate_of(pem)

@@ -26,10 +26,17 @@ from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.durable import write_durably
 from stateflow.errors import BadCertificate, InvalidArgument
 from stateflow.private import UMASK
-from stateflow.security import token
+from stateflow.security.certificates import (
+    UNREADABLE,
+    Certificate,
+    check_token,
+    described,
+    encoded_token,
+    names_of,
+    read_certificates,
+)
 from stateflow.security.files import utc
-from stateflow.security.identity import Identity
-from stateflow.security.reading import UNREADABLE, Certificate, described, names_of, read_certificates
+from stateflow.security.roles import Identity
 from stateflow.security.variables import CA, CRL, OWN_CERT, OWN_KEY
 
 KEY, ISSUED = "ca.key", "issued"
@@ -169,9 +176,9 @@ class Authority:
     def token(self, identity: Identity, lifetime: timedelta) -> tuple[str, Certificate]:
         """Issues a token. Returns its text, which is kept nowhere, and its certificate. Raises InvalidArgument,
         BadCertificate."""
-        token.check_wanted(identity, lifetime)
+        check_token(identity, lifetime)
         key, cert = self._signed(identity, [], lifetime)
-        return token.encoded(self.ca, _pem(cert), _private(key)), described(cert)
+        return encoded_token(self.ca, _pem(cert), _private(key)), described(cert)
 
     def _signed(
         self, identity: Identity, hosts: Sequence[str], lifetime: timedelta

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import BadCertificate
-from stateflow.security.reading import Certificate, checked_pair, revoked_of
-from stateflow.security.token import decoded
+from stateflow.security.certificates import Certificate, checked_pair, decoded_token, revoked_of
 from stateflow.settings import ConnectionSettings
 
 log = logging.getLogger(__name__)
@@ -121,7 +120,7 @@ class TlsFiles:
         settings = self._settings
         where = settings.tls_cert or settings.token_file or "STATEFLOW_TOKEN"
         if settings.by_token:
-            ca, cert, key = decoded(self.token())
+            ca, cert, key = decoded_token(self.token())
         else:
             ca, cert = _bytes(settings.tls_ca, "TLS_CA"), _bytes(settings.tls_cert, "TLS_CERT")
             _check_private(settings.tls_key)

@@ -40,8 +40,8 @@ from typing import Any
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import NotAllowed, StateflowError, Unavailable, from_wire
 from stateflow.security.authority import KEY, Authority, own_request, write_own, write_private
-from stateflow.security.identity import Identity, Role
-from stateflow.security.token import LONGEST
+from stateflow.security.certificates import LONGEST
+from stateflow.security.roles import Identity, Role
 from stateflow.security.variables import NO_TOKEN, OWN_CERT, OWN_KEY, environment, variables_of
 from stateflow.types import NAME
 

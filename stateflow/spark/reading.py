@@ -34,7 +34,7 @@ def read_state(
 ) -> DataFrame:
     """Reads every entry of one state: columns key, map_key (null for a value), value, partition.
 
-    Column types are those that the state declares, see :mod:`stateflow.state.typed`; several key columns are a struct.
+    Column types are those that the state declares, see :mod:`stateflow.state.arrays`; several key columns are a struct.
     Entries come from a live ``cluster``, or without any cluster from a ``checkpoint`` store (its newest checkpoint, or
     a ``savepoint``), or else from this program's own cluster in ``directory`` or ``./stateflow-data``. Reading stops
     nothing. The entries are those of this moment, and pass through the driver: call it again for newer ones. Expired

@@ -1,4 +1,5 @@
-"""Spark sessions: features of PySpark's versions, brief errors, Spark Connect, and sessions on this machine.
+"""Spark sessions: features of PySpark's versions, brief errors, Spark Connect, sessions on this machine, and this
+package for executors.
 
 A feature that an older version of PySpark lacks is refused by name where a caller asks for it, see :func:`require`.
 Otherwise Spark or Python would raise an error about some part of theirs.
@@ -6,30 +7,39 @@ Otherwise Spark or Python would raise an error about some part of theirs.
 The driver of a session of Spark Connect is in a server, which may be on another machine, and this process has none of
 its objects. Where this package asks a classic session through the JVM, it asks a Connect session by running a plan, or
 cannot ask.
+
+This package is packed as a zip that Spark sends to executors: modules only, each with its compiled code. A Python
+worker that found only the text would compile it each time the worker begins.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import inspect
 import os
+import py_compile
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import weakref
-from dataclasses import dataclass
+import zipfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stateflow.code.loading import check_outside
 from stateflow.errors import ExtraMissing, InvalidArgument, JavaMissing, StateflowError, tracebacks_wanted
+from stateflow.release import VERSION
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
 
 JAVA_MIN = 17
 #: When the shuffle of a micro-batch is done, Spark plans the rest anew, in a job of its own. That takes 30 ms, and
@@ -406,3 +416,86 @@ def register_jetstream(spark: SparkSession) -> None:
             f"the JetStream source needs {error.name}", remedy="pip install 'stateflow-streams[jetstream]'"
         ) from error
     spark.dataSource.register(JetStreamSource)
+
+
+#: packages that processes on executors import
+_PACKAGES = ("stateflow", "reconfig")
+_DISTRIBUTION = "stateflow-streams"
+#: files written for users, which are no modules of the package
+_NOT_MODULES = ("stateflow/project/files/", "stateflow/examples/")
+_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A zip that was written.
+
+    ``python``: the version whose compiled code it has; other versions compile the text. ``requires``: requirements that
+    are not in the zip, in pip's form.
+    """
+
+    file: Path
+    version: str
+    python: str
+    modules: int
+    requires: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "file": str(self.file)}
+
+
+def write_package(out: Path) -> Written:
+    """Writes the zip. Raises InvalidArgument where it cannot be written, or this package is in a zip itself."""
+    modules = 0
+    try:
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, text, code in _modules():
+                archive.writestr(zipfile.ZipInfo(name, _DATE), text, zipfile.ZIP_DEFLATED)
+                archive.writestr(zipfile.ZipInfo(f"{name}c", _DATE), code, zipfile.ZIP_DEFLATED)
+                modules += 1
+    except OSError as error:
+        raise InvalidArgument(f"{out} cannot be written: {error.strerror}", remedy="name another file") from error
+    python = ".".join(map(str, sys.version_info[:2]))
+    return Written(out, VERSION, python, modules, _requires())
+
+
+def _modules() -> Iterator[tuple[str, bytes, bytes]]:
+    """Yields (path in the zip, text, compiled code) of each module.
+
+    The compiled code holds no time of its source file, so Python does not look for that file.
+    """
+    with tempfile.TemporaryDirectory(prefix="stateflow-package-") as folder:
+        compiled = Path(folder) / "compiled"
+        for package in _PACKAGES:
+            root = _root(package)
+            for path in sorted(root.rglob("*.py")):
+                name = f"{package}/{path.relative_to(root).as_posix()}"
+                if not name.startswith(_NOT_MODULES):
+                    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+                    py_compile.compile(str(path), str(compiled), name, doraise=True, invalidation_mode=unchecked)
+                    yield name, path.read_bytes(), compiled.read_bytes()
+
+
+def _root(package: str) -> Path:
+    found = importlib.util.find_spec(package)
+    root = None if found is None or found.origin is None else Path(found.origin).parent
+    if root is None or not root.is_dir():
+        raise InvalidArgument(
+            f"{package} is not installed as plain files",
+            remedy="build the zip where it is: pip install stateflow-streams",
+        )
+    return root
+
+
+def _requires() -> tuple[str, ...]:
+    """Requirements of the distribution and its extra ``spark``; empty where it is on the path but not installed."""
+    try:
+        required = importlib.metadata.requires(_DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return ()
+    found = []
+    for each in required:
+        wanted, _, marker = each.partition(";")
+        if "extra" not in marker or re.search(r"""extra\s*==\s*["']spark["']""", marker):
+            found.append(wanted.strip())
+    return tuple(found)

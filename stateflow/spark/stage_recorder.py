@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stateflow.errors import InvalidArgument, LedgerReadOnly, LedgerReplaced, StateflowError, Unavailable
 from stateflow.ledger import StateManager, rules
-from stateflow.ledger.stages import Action, Status, answer, is_done
+from stateflow.ledger.rules import Action, Status, is_done, stage_answer
 from stateflow.spark.session import is_connect, metadata_of
 
 if TYPE_CHECKING:
@@ -483,7 +483,7 @@ def run_stage(
     state_id = f"run/{hashlib.sha256(named.encode()).hexdigest()}"
     known = manager.get_state(state_id)
     if known is not None and is_done(known):
-        return answer(known)
+        return stage_answer(known)
     if known is not None:
         manager.update_state(
             state_id,

@@ -28,8 +28,7 @@ from stateflow.state.keyed import MAX_VALUE_BYTES, KeyedState
 from stateflow.state.spec import CellReader
 from stateflow.state.stored import StoredEntry, check_cell, check_schema, scan_entries, scan_state, stored_tags
 from stateflow.state.tracked_list import TrackedList
-from stateflow.state.tracked_map import TrackedMap
-from stateflow.state.tracked_set import TrackedSet
+from stateflow.state.tracked_map import TrackedMap, TrackedSet
 from stateflow.state.tracked_value import TrackedCounter, TrackedReducing, TrackedValue
 
 __all__ = [

@@ -1,8 +1,8 @@
 """Column-wise states, for operators that process whole record batches.
 
 Values that neither change in place nor expire lie in arrays (:class:`ValueColumn`). The cached data of a key lies in
-its *slot*, see :mod:`~stateflow.state.lanes`. All other states are the tracked objects of an operator of rows, used for
-many keys with one call (:class:`TrackedColumn`): maps, sets, counters, reducing states and states with a ttl. The
+its *slot*, see :mod:`~stateflow.state.arrays`. All other states are the tracked objects of an operator of rows, used
+for many keys with one call (:class:`TrackedColumn`): maps, sets, counters, reducing states and states with a ttl. The
 tracked objects decide what is stored, what expires and what is rolled back.
 
 The cells are the same as those of an operator of rows, so that an operator can go from rows to batches, and back, over
@@ -21,14 +21,13 @@ import pyarrow as pa
 from stateflow.changes import Mutations
 from stateflow.errors import DeclarationError, EncodeError, NullKey, StateflowError
 from stateflow.state import coders
+from stateflow.state.arrays import Array, KeySlots, Lanes, Typed, grown, lanes_of, taken, typed_of
 from stateflow.state.cache import CachePool
 from stateflow.state.cells import CELL, decode_row_key, split_address, unpack_cell
 from stateflow.state.coders import Coder
 from stateflow.state.declare import Declaration
 from stateflow.state.keyed import MAX_VALUE_BYTES, KeyedState
-from stateflow.state.lanes import Array, KeySlots, Lanes, grown, lanes_of
 from stateflow.state.spec import CellReader
-from stateflow.state.typed import Typed, taken, typed_of
 
 #: coders whose values Arrow returns as they are
 _PLAIN: frozenset[type] = frozenset({coders.Int64, coders.Bool, coders.Utf8, coders.Bytes, coders.Date})

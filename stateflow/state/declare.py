@@ -36,8 +36,7 @@ from stateflow.state.expiring import (
 )
 from stateflow.state.spec import Domain, Refresh, Ttl
 from stateflow.state.tracked_list import TrackedList
-from stateflow.state.tracked_map import CanonicalTrackedMap, TrackedMap
-from stateflow.state.tracked_set import CanonicalTrackedSet, TrackedSet
+from stateflow.state.tracked_map import CanonicalTrackedMap, CanonicalTrackedSet, TrackedMap, TrackedSet
 from stateflow.state.tracked_value import (
     MutableTrackedReducing,
     MutableTrackedValue,

@@ -16,8 +16,7 @@ from stateflow.state.cells import unpack_cell_with_expiry
 from stateflow.state.collection import Collection
 from stateflow.state.spec import DECODE_FAILURES, EXPIRED, PACKED, UNREAD, StateSpec
 from stateflow.state.tracked_list import TrackedList
-from stateflow.state.tracked_map import CanonicalTrackedMap, TrackedMap
-from stateflow.state.tracked_set import CanonicalTrackedSet, TrackedSet, _frozen
+from stateflow.state.tracked_map import CanonicalTrackedMap, CanonicalTrackedSet, TrackedMap, TrackedSet, _frozen
 from stateflow.state.tracked_value import TrackedCounter, TrackedReducing, TrackedValue
 
 K = TypeVar("K")

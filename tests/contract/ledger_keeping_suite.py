@@ -22,8 +22,8 @@ from stateflow.errors import (
     LedgerTooNew,
     LedgerTooOld,
 )
-from stateflow.ledger import App, Board, Entry, Ledger, RecordState, StateManager, upgrade
-from stateflow.ledger.database import Database
+from stateflow.ledger import App, Board, Entry, Ledger, RecordState, StateManager
+from stateflow.ledger.database import Database, migrate
 from stateflow.ledger.schema import BATCH, ENTITY, ITEM, JOB, LEASE, METADATA, RECORD, STAGE, VERDICT
 from tests.contract.ledger_support import PATIENCE_S, A, done, sound
 
@@ -263,7 +263,7 @@ class KeepingContract:
     def test_a_ledger_of_the_version_before(self, fresh_url: str) -> None:
         """An upgrade keeps what the ledger holds and lets it take what it could not, also if it was killed half-way."""
         database = Database(fresh_url, rng=Random(0))
-        migrate_to = upgrade.migrate
+        migrate_to = migrate
         database.use_write_ahead_log()
         database.write(lambda connection: migrate_to(connection, "0002"))
         rows: dict[str, list[dict[str, Any]]] = {

@@ -40,8 +40,7 @@ from stateflow.checkpoint.manifest import Manifest, parse_name
 from stateflow.code import bundles
 from stateflow.errors import StateflowError
 from stateflow.ledger.batches import check_affinity
-from stateflow.operator.arrow import read_batch, read_schema, read_table
-from stateflow.operator.ddl import parse_ddl
+from stateflow.operator.arrow import parse_ddl, read_batch, read_schema, read_table
 from stateflow.operator.operator import describe
 from stateflow.operator.output import join_output, split_output
 from stateflow.operator.rows import RowReader, alone
@@ -55,13 +54,12 @@ from stateflow.rpc.clients import addresses_of
 from stateflow.rpc.fields import checked
 from stateflow.schedule import Schedule
 from stateflow.security.authority import Authority
-from stateflow.security.identity import Identity
-from stateflow.security.reading import checked_pair, read_certificates, revoked_of
-from stateflow.security.token import PREFIX, decoded
+from stateflow.security.certificates import PREFIX, checked_pair, decoded_token, read_certificates, revoked_of
+from stateflow.security.roles import Identity
 from stateflow.state import cells, encoding
 from stateflow.state.declare import coder_for
 from stateflow.state.spec import DECODE_FAILURES
-from stateflow.storage import commit_records
+from stateflow.storage import commit_log as log_format
 from stateflow.storage.faults import meaning
 from stateflow.storage.rocks import RocksEngine
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
@@ -210,30 +208,30 @@ def sound_blobs() -> Iterator[bytes]:
 
 
 def commit_log(data: bytes) -> None:
-    commit_records.read([(1, data)])
+    log_format.read([(1, data)])
 
 
 def sealed_commit_log(data: bytes) -> None:
     """Reads a commit log whose checksums are right."""
-    head = commit_records._SEGMENT.pack(commit_records.SEGMENT_MAGIC, commit_records.VERSION, 1)
-    frame = commit_records._FRAME.pack(commit_records.FRAME_MAGIC, 1, len(data), binascii.crc32(data))
-    sealed = b"".join(part + struct.pack(commit_records._CRC.format, binascii.crc32(part)) for part in (head, frame))
-    commit_records.read([(1, sealed + data)])
+    head = log_format._SEGMENT.pack(log_format.SEGMENT_MAGIC, log_format.VERSION, 1)
+    frame = log_format._FRAME.pack(log_format.FRAME_MAGIC, 1, len(data), binascii.crc32(data))
+    sealed = b"".join(part + struct.pack(log_format._CRC.format, binascii.crc32(part)) for part in (head, frame))
+    log_format.read([(1, sealed + data)])
 
 
 def sound_commits() -> Iterator[bytes]:
     change = ChangeSet("Op", 1, 2, 3, "s", 4, Mutations([(b"a", b"b")], [b"c"], [])).encode()
-    commit = commit_records.Commit(PartitionId("Op", 3), 1, 2, change)
-    yield commit_records.encode(1, [commit, commit_records.Gone(PartitionId("Op", 3))])[commit_records.FRAME_HEADER :]
+    commit = log_format.Commit(PartitionId("Op", 3), 1, 2, change)
+    yield log_format.encode(1, [commit, log_format.Gone(PartitionId("Op", 3))])[log_format.FRAME_HEADER :]
 
 
 def sound_logs() -> Iterator[bytes]:
-    head = commit_records._SEGMENT.pack(commit_records.SEGMENT_MAGIC, commit_records.VERSION, 1)
-    header = head + commit_records._CRC.pack(binascii.crc32(head))
+    head = log_format._SEGMENT.pack(log_format.SEGMENT_MAGIC, log_format.VERSION, 1)
+    header = head + log_format._CRC.pack(binascii.crc32(head))
     yield header
     for payload in sound_commits():
-        frame = commit_records._FRAME.pack(commit_records.FRAME_MAGIC, 1, len(payload), binascii.crc32(payload))
-        yield header + frame + commit_records._CRC.pack(binascii.crc32(frame)) + payload
+        frame = log_format._FRAME.pack(log_format.FRAME_MAGIC, 1, len(payload), binascii.crc32(payload))
+        yield header + frame + log_format._CRC.pack(binascii.crc32(frame)) + payload
 
 
 # -- databases ----------------------------------------------------------------------------------------------
@@ -461,7 +459,7 @@ def sound_certificates() -> Iterator[bytes]:
 
 
 def token(data: bytes) -> None:
-    decoded(PREFIX + base64.urlsafe_b64encode(data).decode().rstrip("="))
+    decoded_token(PREFIX + base64.urlsafe_b64encode(data).decode().rstrip("="))
 
 
 def sound_tokens() -> Iterator[bytes]:
@@ -509,7 +507,7 @@ def text(data: bytes) -> None:
         JobAffinity.parse,
         check_affinity,
         addresses_of,
-        decoded,
+        decoded_token,
     ]
     each(*(lambda _, read=read: read(said) for read in readers))(data)
 

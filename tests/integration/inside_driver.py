@@ -17,8 +17,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from stateflow.security.identity import Identity
-from stateflow.security.reading import certificate_of
+from stateflow.security.certificates import certificate_of
+from stateflow.security.roles import Identity
 from stateflow.spark import SparkCluster, apply_operator, local_session, start_cluster
 from tests.integration.processes import children, command, gone, parent
 from tests.integration.spark_operators import Tally

@@ -15,7 +15,7 @@ import pytest
 
 from stateflow.dashboard import Dashboard, DashboardOptions
 from stateflow.local.process import Process
-from stateflow.security.identity import Identity
+from stateflow.security.roles import Identity
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
 from tests.integration.support import eventually

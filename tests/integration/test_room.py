@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.demo.follow.links import Links
+from stateflow.demo.follow.run import Links
 from stateflow.errors import NoRoom
 from stateflow.partitioner import partition_of
 from stateflow.testing import LocalCluster

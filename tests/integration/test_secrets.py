@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from stateflow.security.authority import write_private
-from stateflow.security.identity import Identity
-from stateflow.security.token import PREFIX
+from stateflow.security.certificates import PREFIX
+from stateflow.security.roles import Identity
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Tally
 

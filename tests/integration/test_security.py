@@ -18,7 +18,7 @@ import pytest
 from stateflow.client import Cluster, StreamClient
 from stateflow.errors import NotAllowed
 from stateflow.ledger import Ledger
-from stateflow.local.certificates import Certificates
+from stateflow.local.cluster import Certificates
 from stateflow.security.files import LOOK_S
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Reading, Tally

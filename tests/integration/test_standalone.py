@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from stateflow.security.authority import write_private
-from stateflow.security.identity import Identity
-from stateflow.spark.package import package
+from stateflow.security.roles import Identity
+from stateflow.spark.session import write_package
 from tests.integration.processes import gone
 from tests.integration.spark_operators import Tally
 from tests.integration.standalone import (
@@ -98,7 +98,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.fixture(scope="module")
 def sent(site: Site) -> tuple[str, ...]:
     """Options of ``spark-submit`` that send stateflow along."""
-    return "--py-files", str(package(site.folder / "stateflow.zip").file)
+    return "--py-files", str(write_package(site.folder / "stateflow.zip").file)
 
 
 @pytest.fixture

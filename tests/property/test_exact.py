@@ -26,8 +26,7 @@ from hypothesis import strategies as st
 from stateflow import Operator, state
 from stateflow.client.stream import numbered
 from stateflow.errors import EncodeError, InvalidArgument, OutputMismatch
-from stateflow.operator.arrow import read_batch
-from stateflow.operator.ddl import parse_ddl
+from stateflow.operator.arrow import parse_ddl, read_batch
 from stateflow.operator.rows import OutputWriter, RowReader
 from stateflow.testing import OperatorHarness
 from stateflow.types import OperatorSpec

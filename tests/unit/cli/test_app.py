@@ -24,7 +24,7 @@ from stateflow.cli import cluster as commands
 from stateflow.cli.app import app
 from stateflow.cli.group import EXAMPLES
 from stateflow.cli.output import bytes_per_second, guarded, milliseconds, position, size
-from stateflow.client.words import partition_numbers
+from stateflow.client.commands import partition_numbers
 from stateflow.errors import InvalidArgument, Unavailable
 from stateflow.moves import MoveOptions
 from stateflow.types import ranges

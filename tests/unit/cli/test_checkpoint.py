@@ -28,11 +28,11 @@ def test_an_operator_that_is_refused_keeps_none_behind_it_from_being_restored(mo
             return [RestoredPartition(0, "r", 2, 7, {"s": 3}, 10)]
 
     monkeypatch.setattr(checkpoint, "Cluster", Cluster)
-    found = CliRunner().invoke(checkpoint.app, ["restore", "all"])
+    found = CliRunner().invoke(checkpoint.checkpoint_commands, ["restore", "all"])
     assert found.exit_code == 1
     assert [line.split()[0] for line in found.stdout.splitlines() if "restored" in line] == ["A", "C", "B"]
     assert "B was not restored: move_conflict: it moves: wait" in found.stdout
-    told = json.loads(CliRunner().invoke(checkpoint.app, ["restore", "all", "--json"]).stdout)
+    told = json.loads(CliRunner().invoke(checkpoint.checkpoint_commands, ["restore", "all", "--json"]).stdout)
     assert [each["operator"] for each in told["partitions"]] == ["A", "C"]
     assert [(each["operator"], each["code"]) for each in told["refused"]] == [("B", "move_conflict")]
 
@@ -49,7 +49,7 @@ def test_a_restore_says_what_sources_do_now(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(checkpoint, "Cluster", Cluster)
     monkeypatch.setattr(checkpoint.console, "width", 300)
-    said = CliRunner().invoke(checkpoint.app, ["restore", "A"]).stdout.splitlines()
+    said = CliRunner().invoke(checkpoint.checkpoint_commands, ["restore", "A"]).stdout.splitlines()
     sources = [line.removeprefix("source ") for line in said if line.startswith("source ")]
     assert [line.split(":")[0] for line in sources] == ["a meter continues with batch 8", "batch", "query"]
     assert sources[1].endswith("a run under way is refused; to apply its frame again, use another source=")
@@ -58,7 +58,9 @@ def test_a_restore_says_what_sources_do_now(monkeypatch: pytest.MonkeyPatch) -> 
     )
     assert said[-1].startswith("running stream clients")
     assert "--stop-sources" in said[-1]
-    stopped = CliRunner().invoke(checkpoint.app, ["restore", "A", "--stop-sources"]).stdout.splitlines()[-1]
+    stopped = (
+        CliRunner().invoke(checkpoint.checkpoint_commands, ["restore", "A", "--stop-sources"]).stdout.splitlines()[-1]
+    )
     assert "are refused (source_taken)" in stopped
     assert asked == [False, True]
 

@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from stateflow.cli import agents, checkpoint, reconfig, show
-from stateflow.cli import job as cli_job
+from stateflow.cli import agents, checkpoint, jobs, moving, show
 from stateflow.cli.output import console
 from stateflow.client import ClusterStatus, MoveReport, OperatorStatus, Reconfiguration, ReplicaStatus
 from stateflow.errors import BudgetUnreachable, NameTaken, StateMissing
@@ -192,9 +191,9 @@ def test_lists_of_reconfigurations_at_80_columns(
         def reconfiguration(self, _: str) -> Reconfiguration:
             return done
 
-    monkeypatch.setattr(reconfig, "Cluster", Cluster)
+    monkeypatch.setattr(moving, "Cluster", Cluster)
     monkeypatch.setattr(console, "_width", 80)
-    said = CliRunner().invoke(reconfig.app, command.split()).stdout
+    said = CliRunner().invoke(moving.reconfig_commands, command.split()).stdout
     (row,) = (line for line in said.splitlines() if "109.5 ms" in line)
     assert [value for value in kept if value not in row] == []
     assert max(map(len, said.splitlines())) <= 80
@@ -362,9 +361,9 @@ def test_a_replica_of_an_agent_is_as_it_is_now(alive: bool, state: str, said: st
 def test_a_job_is_shown_with_all_that_was_asked_for(job: dict[str, Any], said: str) -> None:
     asked = {"operator": "", "policies": (), "partitions": (), "to": "", **job}
     report = JobReport("nightly", "every 1h", paused=False, next_us=0, runs=(), **asked)
-    assert cli_job._does(report) == said
+    assert jobs._does(report) == said
     with console.capture() as capture:
-        cli_job._show(report, as_json=False)
+        jobs._show(report, as_json=False)
     assert f"does: {said}\n" in capture.get()
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from stateflow.client.packing import comes_along, pack
 from stateflow.code.bundles import BundleStore, package_of
-from stateflow.demo.operator import DelayByAircraft
+from stateflow.demo.operators import DelayByAircraft
 from stateflow.errors import BundleRefused
 from stateflow.operator.operator import load
 

@@ -23,7 +23,7 @@ from stateflow.errors import (
     StateflowError,
     UnsupportedKeyType,
 )
-from stateflow.operator.ddl import parse_ddl, schema_of
+from stateflow.operator.arrow import parse_ddl, schema_of
 from stateflow.operator.rows import RowReader
 from stateflow.partitioner import partition_of
 from stateflow.testing import OperatorHarness

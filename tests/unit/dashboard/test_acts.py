@@ -12,7 +12,7 @@ from stateflow.dashboard.acts import Access, Acts, Lookup, Move, Named, Sweep, r
 from stateflow.errors import InvalidArgument, NotAllowed
 from stateflow.moves import MoveOptions
 from stateflow.reports import Placement
-from stateflow.security.identity import Identity, Role
+from stateflow.security.roles import Identity, Role
 
 ANYBODY = Access(None, None)
 READER = Access(Identity(Role.ADMIN, "page"), Identity(Role.READ, "grafana"))

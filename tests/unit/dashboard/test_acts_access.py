@@ -22,8 +22,7 @@ from stateflow.dashboard.acts import (
 )
 from stateflow.errors import BadCertificate, NotAllowed
 from stateflow.security.authority import Authority
-from stateflow.security.identity import Identity, Role
-from stateflow.security.roles import RULES
+from stateflow.security.roles import RULES, Identity, Role
 
 NOW = datetime(2026, 11, 26, tzinfo=UTC)
 ALICE, GRAFANA = Identity(Role.OPERATE, "alice"), Identity(Role.READ, "grafana")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, PortInUse, StateflowError
-from stateflow.local.certificates import Certificates
+from stateflow.local.cluster import Certificates
 from stateflow.metrics.discovery import Target
 from stateflow.metrics.figures import Values
 from stateflow.metrics.page import Page

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from stateflow.errors import OutputMismatch
-from stateflow.operator.arrow import read_batch
-from stateflow.operator.ddl import parse_ddl
-from stateflow.operator.exact import Misfit, column_of, taken
+from stateflow.operator.arrow import parse_ddl, read_batch
+from stateflow.operator.casting import taken
+from stateflow.operator.exact import Misfit, column_of
 from stateflow.operator.rows import OutputWriter
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.errors import InvalidArgument, KeyColumnMissing, NullKey, OutputMismatch
-from stateflow.operator.arrow import read_batch
-from stateflow.operator.ddl import parse_ddl
+from stateflow.operator.arrow import parse_ddl, read_batch
 from stateflow.operator.rows import OutputWriter, RowReader, alone
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("class", pa.string())])

@@ -25,8 +25,7 @@ from stateflow.partition.positions import Batch
 from stateflow.partition.replica import ReplicaNode
 from stateflow.partitioner import partition_of
 from stateflow.storage import RocksStore
-from stateflow.storage.commit_log import DirectorySegments
-from stateflow.storage.commit_records import encode, read, segment_header
+from stateflow.storage.commit_log import DirectorySegments, encode, read, segment_header
 from stateflow.types import PartitionId, ReplicaInfo
 from tests.applying import Told, shares_of
 from tests.unit.operators import Count

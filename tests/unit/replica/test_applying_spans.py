@@ -12,15 +12,14 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode, get_current_span
 
-from stateflow.about import ids_of
 from stateflow.clock import ManualClock
 from stateflow.errors import MoveUnknown, NotOwner
 from stateflow.partition.positions import Batch
 from stateflow.partition.processor import Applied
 from stateflow.replica.applying import BatchSpan, followed
-from stateflow.tracing import KEY, Tracing
+from stateflow.tracing import KEY, Tracing, ids_of
 from tests.unit.replica.test_applying import frame
-from tests.unit.test_about import record
+from tests.unit.test_tracing_about import record
 
 TRACE, PARENT = "ab" * 16, "cd" * 8
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"

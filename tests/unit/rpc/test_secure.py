@@ -17,7 +17,7 @@ import grpc.aio
 import pytest
 
 from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, PortInUse, Unavailable
-from stateflow.local.certificates import Certificates
+from stateflow.local.cluster import Certificates
 from stateflow.rpc import replica_pb2, secure
 from stateflow.rpc.secure import _SecureChannel
 from stateflow.rpc.serving import bind

@@ -15,17 +15,16 @@ import pytest
 
 from stateflow.clock import SYSTEM_CLOCK, ManualClock
 from stateflow.errors import NotAllowed, ReleaseMismatch, Unavailable
-from stateflow.local.certificates import Certificates
+from stateflow.local.cluster import Certificates
 from stateflow.rpc import agent_pb2, controller_pb2, replica_pb2
 from stateflow.rpc.secure import server_credentials
 from stateflow.rpc.serving import Admission, caller, new_server
 from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, remote_error
 from stateflow.security import files as files_module
 from stateflow.security.authority import Authority
+from stateflow.security.certificates import ROLES, decoded_token
 from stateflow.security.files import TlsFiles
-from stateflow.security.identity import Identity, Role
-from stateflow.security.roles import RULES, check_call, check_request
-from stateflow.security.token import ROLES, decoded
+from stateflow.security.roles import RULES, Identity, Role, check_call, check_request
 from stateflow.settings import ConnectionSettings
 
 APPLY = "/stateflow.rpc.ReplicaService/Apply"
@@ -141,7 +140,7 @@ def test_a_token_has_the_rights_of_its_role_until_it_expires(world: World) -> No
         async with world.serving() as address:
             for role in sorted(ROLES):
                 identity = Identity.of(role, "alice", ("Op",) if role is Role.DATA else ())
-                parts = decoded(world.certificates.authority.token(identity, timedelta(hours=1))[0])
+                parts = decoded_token(world.certificates.authority.token(identity, timedelta(hours=1))[0])
                 given[role] = grpc.ssl_channel_credentials(parts.ca, parts.key, parts.cert)
                 async with grpc.aio.secure_channel(address, given[role], options=CHANNEL_OPTIONS) as channel:
                     for method in REQUESTS:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from stateflow.clock import SYSTEM_CLOCK, ManualClock
 from stateflow.errors import BadCertificate, InvalidArgument
 from stateflow.security.authority import Authority, own_request, read_own, write_own
+from stateflow.security.certificates import revoked_of
 from stateflow.security.files import TlsFiles
-from stateflow.security.identity import Identity
-from stateflow.security.reading import revoked_of
+from stateflow.security.roles import Identity
 from stateflow.settings import ConnectionSettings
 
 NODE = Identity.of("node", "edge-0")

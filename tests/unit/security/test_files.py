@@ -12,7 +12,7 @@ from stateflow.clock import SYSTEM_CLOCK, ManualClock
 from stateflow.errors import BadCertificate, InvalidArgument
 from stateflow.security.authority import Authority
 from stateflow.security.files import LOOK_S, TlsFiles
-from stateflow.security.identity import Identity
+from stateflow.security.roles import Identity
 from tests.unit.security.test_authority import NODE, settings
 
 

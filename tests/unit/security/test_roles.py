@@ -7,8 +7,7 @@ from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 
 from stateflow.errors import NotAllowed
 from stateflow.rpc import agent_pb2, controller_pb2, replica_pb2
-from stateflow.security.identity import Identity, Role
-from stateflow.security.roles import RULES, check_call, check_owners, check_request
+from stateflow.security.roles import RULES, Identity, Role, check_call, check_owners, check_request
 
 SERVICES = [
     service

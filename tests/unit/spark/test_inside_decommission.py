@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from stateflow.reports import MoveReport, Reconfiguration
-from stateflow.spark.inside import EMPTY_AGAIN_S, Departures, Leaving, Steps, sources_of
-from stateflow.spark.inside_task import ReplicaTask
+from stateflow.spark.inside import EMPTY_AGAIN_S, Departures, Leaving, ReplicaTask, Steps, sources_of
 from stateflow.status import ClusterStatus, ReplicaStatus
 
 BASE = "spark-abc123"

@@ -12,8 +12,15 @@ from random import Random
 
 import pytest
 
-from stateflow.storage.commit_log import SEGMENTS, CommitLog, DirectorySegments, recover
-from stateflow.storage.commit_records import SEGMENT_HEADER, Commit, segment_name
+from stateflow.storage.commit_log import (
+    SEGMENT_HEADER,
+    SEGMENTS,
+    Commit,
+    CommitLog,
+    DirectorySegments,
+    recover,
+    segment_name,
+)
 from stateflow.types import PartitionId
 
 P, Q = PartitionId("Op", 1), PartitionId("Op", 2)

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stateflow.demo.follow.charts import figures
-from stateflow.demo.follow.report import headline, render, write_report
+from stateflow.demo.follow.report import figures, headline, render, write_report
 from stateflow.demo.follow.result import FollowResult, Phase
 from stateflow.demo.reference import Comparison
 

@@ -14,12 +14,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from reconfig.controller.runners import Hooks
 from reconfig.controller.spans import moving, reconfiguring
 from reconfig.decisions.work import PlannedStandby
-from stateflow.about import ids_of
 from stateflow.errors import MoveAborted
-from stateflow.tracing import carried, use
+from stateflow.tracing import carried, ids_of, use
 from stateflow.types import PartitionId
 from tests.unit.reconfig.controller.test_runners_move_runner import Pair, _nothing, runner_of
-from tests.unit.test_about import record
+from tests.unit.test_tracing_about import record
 
 
 @pytest.fixture

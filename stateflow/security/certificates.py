@@ -1,0 +1,275 @@
+"""Certificates: reading them, checking whether they are valid, and tokens.
+
+A token is a certificate of some hours with its key and its authority's certificate, as one text. Tokens are for people
+and jobs that have no place for files. Servers need no support for them: they see an ordinary certificate. A bearer
+token is a secret that servers, and readers of their logs, could use again (RFC 6750, 5.1); no such secret is sent here.
+RFC 8705 binds tokens to certificates for the same reason. The text itself is as secret as a key.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import ipaddress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple, TypeVar
+
+import msgpack
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from stateflow.errors import BadCertificate, InvalidArgument
+from stateflow.security.roles import Identity, Role
+
+T = TypeVar("T", bound=x509.ExtensionType)
+#: errors of reading bytes that are no certificate, list or key, or one of an unknown kind; binascii.Error is a
+#: ValueError
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
+ISSUE_ANOTHER = "issue another one: `stateflow certs issue` or `stateflow certs renew`"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """Contents of a certificate. ``identity`` None: it names no identity of stateflow's, or several."""
+
+    serial: int
+    identity: Identity | None
+    hosts: tuple[str, ...]
+    not_before: datetime
+    not_after: datetime
+    serves: bool
+
+    def check_time(self, now: datetime, where: object) -> None:
+        """Checks that the certificate is valid now. Raises BadCertificate."""
+        if now > self.not_after:
+            raise BadCertificate(
+                f"the certificate expired at {self.not_after:%Y-%m-%d %H:%M:%S} UTC", remedy=ISSUE_ANOTHER, file=where
+            )
+        if now < self.not_before:
+            raise BadCertificate(
+                f"the certificate is not valid before {self.not_before:%Y-%m-%d %H:%M:%S} UTC",
+                remedy="check the clocks of this machine and of the authority's",
+                file=where,
+            )
+
+
+@functools.lru_cache(maxsize=4096)
+def certificate_of(pem: bytes) -> Certificate:
+    """Returns the first certificate in a PEM text. Raises BadCertificate."""
+    return described(read_certificates(pem, "the peer's certificate")[0])
+
+
+def described(found: x509.Certificate) -> Certificate:
+    names = _extension(found, x509.SubjectAlternativeName)
+    uses = _extension(found, x509.ExtendedKeyUsage)
+    identities = [] if names is None else names.get_values_for_type(x509.UniformResourceIdentifier)
+    ours = [identity for identity in map(Identity.of_uri, identities) if identity is not None]
+    hosts: list[str] = []
+    if names is not None:
+        hosts += names.get_values_for_type(x509.DNSName)
+        hosts += map(str, names.get_values_for_type(x509.IPAddress))
+    return Certificate(
+        found.serial_number,
+        ours[0] if len(ours) == 1 else None,  # with two it is not known which one speaks
+        tuple(hosts),
+        found.not_valid_before_utc,
+        found.not_valid_after_utc,
+        uses is not None and ExtendedKeyUsageOID.SERVER_AUTH in uses,
+    )
+
+
+def _extension(found: x509.Certificate, kind: type[T]) -> T | None:
+    try:
+        return found.extensions.get_extension_for_class(kind).value
+    except (x509.ExtensionNotFound, *UNREADABLE):
+        return None
+
+
+def read_certificates(pem: bytes, where: object) -> list[x509.Certificate]:
+    """Reads certificates, at least one, and each of them completely. Raises BadCertificate."""
+    try:
+        found = x509.load_pem_x509_certificates(pem)
+        for each in found:  # the library reads parts on access only, and reports errors in them then
+            _ = each.public_key(), each.subject, each.issuer, each.extensions
+            _ = each.not_valid_before_utc, each.not_valid_after_utc, each.signature_algorithm_parameters
+            if each.serial_number <= 0:  # RFC 5280, 4.1.2.2; the library announces that it will refuse it, too
+                raise ValueError(f"its serial number is {each.serial_number}")
+    except UNREADABLE as error:
+        raise BadCertificate(f"no valid certificate found: {error}", remedy="provide it as PEM", file=where) from error
+    return found
+
+
+def checked_pair(ca: bytes, cert: bytes, key: bytes, now: datetime, where: str) -> Certificate:
+    """Checks that authority, certificate and key belong together, and are valid now. Returns the certificate's
+    contents. Raises BadCertificate.
+
+    Args:
+        where: the certificate's file.
+    """
+    authorities, chain = read_certificates(ca, "the authority's file"), read_certificates(cert, where)
+    try:
+        private = serialization.load_pem_private_key(key, None)
+    except UNREADABLE as error:
+        raise BadCertificate(
+            "the private key cannot be read", remedy="provide it as PEM, without a password", file=where
+        ) from error
+    if _encoded(private.public_key()) != _encoded(chain[0].public_key()):
+        raise BadCertificate(
+            "the key does not match the certificate", remedy="use the two that belong together", file=where
+        )
+    for each, issuers in zip(chain, [*([one] for one in chain[1:]), authorities], strict=True):
+        if not any(_issued(each, issuer) for issuer in issuers):
+            raise BadCertificate(
+                "the certificate is from another authority", remedy="use the CA file that it came with", file=where
+            )
+    found = described(chain[0])
+    found.check_time(now, where)
+    if found.identity is None:
+        raise BadCertificate(
+            "the certificate does not name exactly one stateflow identity",
+            remedy="issue it with `stateflow certs issue`, or with one URI stateflow://ROLE/NAME among its names",
+            file=where,
+        )
+    return found
+
+
+def _encoded(public: object) -> bytes:
+    encoded: bytes = public.public_bytes(  # type: ignore[attr-defined]
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return encoded
+
+
+def _issued(found: x509.Certificate, by: x509.Certificate) -> bool:
+    try:
+        found.verify_directly_issued_by(by)
+    except (*UNREADABLE, InvalidSignature):
+        return False
+    return True
+
+
+def revoked_of(pem: bytes, ca: bytes, where: str) -> frozenset[int]:
+    """Returns the serial numbers of a revocation list. Raises BadCertificate, also where another authority signed
+    it."""
+    try:
+        found = x509.load_pem_x509_crl(pem)
+        serials = frozenset(each.serial_number for each in found)
+    except UNREADABLE as error:
+        raise BadCertificate("no valid revocation list found", remedy="provide it as PEM", file=where) from error
+    if not any(_signed(found, authority) for authority in read_certificates(ca, "the authority's file")):
+        raise BadCertificate(
+            "the revocation list is from another authority", remedy="use the one of the CA file's authority", file=where
+        )
+    return serials
+
+
+def _signed(found: x509.CertificateRevocationList, by: x509.Certificate) -> bool:
+    key = by.public_key()
+    try:
+        return found.issuer == by.subject and found.is_signature_valid(key)  # type: ignore[arg-type]
+    except UNREADABLE:
+        return False
+
+
+def names_of(host: str) -> x509.GeneralName:
+    """Converts an address or a name of a host. Raises BadCertificate."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError as error:
+        raise BadCertificate(f"{host!r} is not a host name", remedy="use a DNS name or an IP address") from error
+
+
+#: prefix by which scanners for leaked secrets can find tokens
+PREFIX: Final = "sftoken1_"
+#: length of a text, at most; one of ours has some 1,600 characters
+LENGTH_MAX = 64 << 10
+SHORTEST, LONGEST = timedelta(minutes=1), timedelta(days=31)
+#: roles that tokens may have: members that listen have hosts and stay, and have certificates
+ROLES = frozenset({Role.READ, Role.DATA, Role.OPERATE, Role.ADMIN})
+_ANOTHER = "issue another one: `stateflow token issue`"
+
+
+class Parts(NamedTuple):
+    """Contents of a token, as PEM."""
+
+    ca: bytes
+    cert: bytes
+    key: bytes
+
+
+def check_token(identity: Identity, lifetime: timedelta) -> None:
+    """Checks that such a token may be issued. Raises InvalidArgument."""
+    if identity.role not in ROLES:
+        raise InvalidArgument(
+            f"a token cannot carry the role {identity.role}", remedy="issue a certificate: `stateflow certs issue`"
+        )
+    if not SHORTEST <= lifetime <= LONGEST:
+        raise InvalidArgument(
+            f"a token cannot be valid for {lifetime}", remedy="choose 1m to 31d, or issue a certificate for longer"
+        )
+
+
+def encoded_token(ca: bytes, cert: bytes, key: bytes) -> str:
+    """Returns the text of a token.
+
+    Args:
+        ca, cert, key: PEM; ``ca`` may hold several certificates.
+    """
+    authorities = [_der(each) for each in x509.load_pem_x509_certificates(ca)]
+    private = serialization.load_pem_private_key(key, None).private_bytes(
+        serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    packed = msgpack.packb([authorities, _der(x509.load_pem_x509_certificate(cert)), private])
+    return _text(packed)
+
+
+def _text(packed: bytes) -> str:
+    return PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")
+
+
+def decoded_token(text: str) -> Parts:
+    """Decodes the text of a token. Raises BadCertificate, which reveals nothing of the contents."""
+    text = text.strip()
+    if not text.startswith(PREFIX) or len(text) > LENGTH_MAX:
+        raise BadCertificate(f"not a token: a token begins with {PREFIX}", remedy=_ANOTHER)
+    inner = text.removeprefix(PREFIX)
+    try:
+        packed = base64.b64decode(inner + "=" * (-len(inner) % 4), altchars=b"-_", validate=True)
+        if _text(packed) != text:  # RFC 4648, 3.5: spare bits of the last character may hide a change
+            raise ValueError("not canonical")
+        authorities, cert, key = msgpack.unpackb(packed, max_ext_len=0)
+        ca = b"".join(_pem(x509.load_der_x509_certificate(each)) for each in authorities)
+        private = serialization.load_der_private_key(key, None)
+        made = Parts(
+            ca,
+            _pem(x509.load_der_x509_certificate(cert)),
+            private.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            ),
+        )
+    except (*UNREADABLE, msgpack.exceptions.UnpackException):
+        # without its cause: a traceback would show parts of the key
+        raise BadCertificate("the token is damaged: a part of it is missing or altered", remedy=_ANOTHER) from None
+    return made
+
+
+def _der(cert: x509.Certificate) -> bytes:
+    return cert.public_bytes(serialization.Encoding.DER)
+
+
+def _pem(cert: x509.Certificate) -> bytes:
+    return cert.public_bytes(serialization.Encoding.PEM)

@@ -1,0 +1,234 @@
+"""Tools for trying operators and clusters: an operator in this process, with no cluster and no JVM but the same state
+code as on a replica; and a cluster of real processes on this machine.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from stateflow.changes import ChangeSet, Mutations
+from stateflow.client.stream import numbered, rows_given
+from stateflow.errors import InvalidArgument
+from stateflow.local.cluster import LocalCluster
+from stateflow.metrics.figures import Histogram
+from stateflow.metrics.own import OwnFigures
+from stateflow.operator.operator import Operator, check_whole, key_columns, output_schema, side_schemas
+from stateflow.operator.output import OutputReader
+from stateflow.operator.timers import to_us
+from stateflow.partition.positions import INITIAL, Batch
+from stateflow.partition.processor import PartitionProcessor
+from stateflow.partitioner import check_partitions, partition_of
+from stateflow.state import DeployedStates, declarations_of
+from stateflow.storage import MemoryStore, PartitionStore, RocksEngine
+from stateflow.types import OperatorSpec, PartitionId
+
+__all__ = ["LocalCluster", "OperatorHarness"]
+
+SOURCE = "harness"
+
+
+class OperatorHarness:
+    """Runs an operator's partitions on the memory or the RocksDB store.
+
+    Values always pass through their coders: nothing stays decoded from one ``send`` to the next, so that the
+    harness cannot hide a serialisation fault.
+
+    Args:
+        operator: an instance or the class.
+        backend: ``memory`` or ``rocksdb`` (in a temporary directory, removed by ``close`` or with the harness).
+        initial_state: rows for :meth:`Operator.init_state`.
+
+    Example: ``OperatorHarness(Count, backend="memory").send([{"k": "a"}])``
+    """
+
+    def __init__(
+        self,
+        operator: Operator | type[Operator],
+        partitions: int = 8,
+        backend: str = "memory",
+        initial_state: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
+        if backend not in ("memory", "rocksdb"):
+            raise InvalidArgument(f"there is no backend {backend!r}", remedy="use 'memory' or 'rocksdb'")
+        self._cls = operator if isinstance(operator, type) else type(operator)
+        self._name = self._cls.__name__
+        self._partitions = check_partitions(partitions)
+        self._backend = backend
+        self._engine = RocksEngine(8 << 20, 8 << 20)
+        check_whole(self._cls)
+        self._key = key_columns(self._cls)
+        self._output = OutputReader(output_schema(self._cls), side_schemas(self._cls))
+        self._spec = self._described()
+        self._watermark_us: int | None = None
+        self._now_us = 0
+        #: rows of the last call's side outputs, by tag
+        self.side_outputs: dict[str, list[dict[str, Any]]] = {}
+        self._directory = Path(tempfile.mkdtemp(prefix="stateflow-harness-"))
+        #: removes the directory, also when the harness is not closed
+        self._remove = weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
+        self._batch = 0
+        self._figures = OwnFigures()
+        self._changes: dict[int, bytes] = {}
+        self._stores: list[PartitionStore] = []
+        self._stores = [self._new_store(p) for p in range(partitions)]
+        self._hosts = [self._new_host(p) for p in range(partitions)]
+        if rows := rows_given(initial_state):
+            self._apply(*self._messages(rows), source=INITIAL)
+
+    def _described(self) -> OperatorSpec:
+        """Returns the specification that a deployment would have."""
+        states = sorted(
+            (each.describe() for each in declarations_of(self._cls).values()), key=lambda each: each["name"]
+        )
+        return OperatorSpec(self._name, "", self._partitions, self._key, b"", json.dumps(states))
+
+    def _new_store(self, partition: int) -> PartitionStore:
+        if self._backend == "memory":
+            return MemoryStore()
+        return self._engine.open(self._directory / str(partition), create=True)
+
+    def _new_host(self, partition: int) -> PartitionProcessor:
+        deployed = DeployedStates.of(self._spec.state_schema, self._spec.dropped)
+        return PartitionProcessor(
+            self._cls,
+            PartitionId(self._name, partition),
+            self._stores[partition],
+            epoch=1,
+            on_commit=lambda sequence, encode: self._changes.__setitem__(partition, encode()),
+            deployed=lambda: deployed,
+            figures=self._figures,
+        )
+
+    def send(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Sends one batch; returns the outputs, grouped by partition, in order per key. Rows are taken as a client
+        without ``schema=`` takes them. They may have different columns: a column that a row lacks is null.
+
+        Raises what ``process`` raises, as OperatorFailed; the state of that partition is then as before. Raises
+        InvalidArgument for rows that do not fit one schema, KeyColumnMissing, NullKey.
+        """
+        self._changes.clear()
+        return self._apply(*self._messages(rows_given(rows)))
+
+    def _messages(self, rows: list[Mapping[str, Any]]) -> tuple[bytes, dict[int, bytes]]:
+        """Returns (input schema, partition → record batch message)."""
+        if not rows:
+            return pa.schema([]).serialize().to_pybytes(), {}
+        batch, numbers = numbered(self._spec, None, rows)
+        by_partition: dict[int, list[int]] = {}
+        for index, partition in enumerate(numbers):
+            by_partition.setdefault(partition, []).append(index)
+        messages = {
+            partition: batch.take(pa.array(mine)).serialize().to_pybytes()
+            for partition, mine in sorted(by_partition.items())
+        }
+        return batch.schema.serialize().to_pybytes(), messages
+
+    def advance_watermark(self, watermark: datetime | int) -> list[dict[str, Any]]:
+        """Advances the watermark: no older rows follow. Returns what timers and ``on_watermark`` produced."""
+        self._watermark_us = to_us(watermark)
+        return self._visit()
+
+    def advance_processing_time(self, seconds: float) -> list[dict[str, Any]]:
+        """Advances the clock, which starts at 1970. Returns what timers produced."""
+        if seconds < 0:
+            raise InvalidArgument("time does not run backwards", remedy="pass 0 seconds or more")
+        self._now_us += round(seconds * 1e6)
+        return self._visit()
+
+    def _visit(self) -> list[dict[str, Any]]:
+        self._changes.clear()
+        return self._apply(b"", dict.fromkeys(range(self._partitions), b""))
+
+    def _apply(self, schema: bytes, messages: dict[int, bytes], source: str = SOURCE) -> list[dict[str, Any]]:
+        batch = Batch(source, self._batch, sparse=True, watermark_us=self._watermark_us)
+        self._batch += 1
+        outputs = []
+        for partition, message in messages.items():
+            host = self._hosts[partition]
+            host.state.invalidate()
+            outputs.append(host.apply(batch, schema, message, self._now_us).output)
+        rows, self.side_outputs = self._output.rows(outputs)
+        return rows
+
+    def state(self, *key: Any) -> Any:
+        """Returns the states of one key, by name: ``h.state("N1").flights.value``."""
+        host = self._hosts[partition_of(key, self._partitions)]
+        return host.peek(key[0] if len(self._key) == 1 else key, self._now_us)
+
+    def metric(self, name: str, /, **labels: str) -> float | Histogram:
+        """Returns the value of an operator's own metric, over all partitions: the number of a counter or gauge, or a
+        histogram with ``count``, ``total``, ``bounds`` and ``counts``. Raises InvalidArgument where the metric is not
+        known."""
+        return self._figures.value(self._name, name, labels)
+
+    def changes(self, *key: Any) -> Mutations:
+        """Returns what the last ``send`` wrote to the key's partition."""
+        data = self._changes.get(partition_of(key, self._partitions))
+        return ChangeSet.decode(data).mutations if data else Mutations()
+
+    def checkpoint(self, directory: str | Path | None = None) -> Path:
+        """Writes a directory that :meth:`restore` takes, and returns its path. It outlives the harness.
+
+        Args:
+            directory: where to write; it must be new or empty. None: a temporary one, which is removed when the program
+                ends.
+
+        Raises InvalidArgument where something is there already.
+        """
+        if directory is None:
+            target = Path(tempfile.mkdtemp(prefix="stateflow-snapshot-"))
+            atexit.register(shutil.rmtree, target, ignore_errors=True)
+        else:
+            target = Path(directory)
+            if target.exists() and (not target.is_dir() or any(target.iterdir())):
+                raise InvalidArgument(f"{target} exists and is not an empty directory", remedy="pass a new directory")
+            target.mkdir(parents=True, exist_ok=True)
+        for partition, store in enumerate(self._stores):
+            store.snapshot(target / str(partition))
+        states = json.dumps([self._spec.state_schema, self._spec.dropped])
+        (target / "harness").write_text(f"{self._backend} {self._partitions} {self._batch} {self._now_us}\n{states}")
+        return target
+
+    @classmethod
+    def restore(cls, operator: Operator | type[Operator], snapshot: Path) -> OperatorHarness:
+        run, states = (snapshot / "harness").read_text().splitlines()
+        backend, partitions, batch, now_us = run.split()
+        schema, dropped = json.loads(states)
+        harness = cls(operator, int(partitions), backend)
+        before = replace(harness._spec, state_schema=schema, dropped=tuple((name, times) for name, times in dropped))
+        harness._spec = harness._spec.after(before)
+        for partition, old in enumerate(harness._stores):
+            old.close()
+            if backend == "memory":
+                harness._stores[partition] = MemoryStore.open(snapshot / str(partition))
+            else:
+                target = harness._directory / f"restored-{partition}"
+                shutil.copytree(snapshot / str(partition), target)
+                harness._stores[partition] = harness._engine.open(target)
+            harness._hosts[partition] = harness._new_host(partition)
+        harness._batch, harness._now_us = int(batch), int(now_us)
+        return harness
+
+    def close(self) -> None:
+        for host, store in zip(self._hosts, self._stores, strict=True):
+            host.close()
+            store.close()
+        self._hosts, self._stores = [], []
+        self._remove()
+
+    def __enter__(self) -> OperatorHarness:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
