@@ -41,7 +41,7 @@ class Job:
 class Outcome:
     """Result of one contestant.
 
-    ``began_s``: end of the warm-up. ``outputs``: (key, count, sum) in any order. ``state``: None where it cannot be
+    ``began_s``: end of the warm-up. ``outputs``: (key, count, sum) in any order. ``state``: None if it cannot be
     read.
     """
 

@@ -168,7 +168,7 @@ def _first_after(query: Query, killed: float) -> float:
 def _executor_of(replica: str) -> int:
     """Finds the executor's process: the parent of Spark's Python daemon, whose worker is the replica's parent.
 
-    Raises LookupError where the replica is not in an executor.
+    Raises LookupError if the replica is not in an executor.
     """
     found = next(pid for pid in _processes() if f" replica --name {replica} " in _command(pid))
     for _ in range(3):

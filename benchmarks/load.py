@@ -92,7 +92,7 @@ class Ledger:
             self.state[key] = n + 1, total + value
 
     def apply(self, rows: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, Any]] | None) -> None:
-        """Applies a batch and compares its outputs. ``outputs``: None where they may have been returned before."""
+        """Applies a batch and compares its outputs. ``outputs``: None if they may have been returned before."""
         expected: dict[tuple[int, int, float], int] = {}
         for row in rows:
             n, total = self.state.get(row["k"], (0, 0.0))

@@ -1,6 +1,6 @@
 """The Nexmark stream, deterministic by seed, with the proportions of the public generator (Apache Beam's).
 
-Of each 50 events 1 is a person, 3 are auctions, 46 are bids. Half of the bids go to a hot auction, three quarters come
+Among 50 events, 1 is a person, 3 are auctions, 46 are bids. Half of the bids go to a hot auction, three quarters come
 from a hot bidder, three quarters of the auctions from a hot seller; others spread over the newest persons and auctions.
 Events come in order of their time, at a fixed distance.
 """

@@ -20,7 +20,7 @@ _PACKAGES = ("pyspark", "pyarrow", "pandas", "numpy", "grpcio", "rocksdict", "SQ
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bound on a figure. ``value``: None where it could not be measured; the target is not met then."""
+    """A bound on a figure. ``value``: None if it could not be measured; the target is not met then."""
 
     name: str
     value: float | None
@@ -45,7 +45,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Correctness:
-    """Counts over every run of the benchmark; None where nothing could be counted.
+    """Counts over every run of the benchmark; None if nothing could be counted.
 
     ``lost`` and ``duplicated`` count output rows against the reference, ``late`` rows dropped behind a watermark.
     ``state_equal``: whether the final state equals that of the reference, in every cell.
@@ -90,7 +90,7 @@ class Correctness:
 class Record:
     """Result of one experiment. ``failures``: what could not be measured and why, one line each.
 
-    ``skipped``: why this machine cannot run the experiment, or not all of it; that is no failure.
+    ``skipped``: why this machine cannot run the experiment, or not all of it; that is not a failure.
     """
 
     experiment: str

@@ -24,7 +24,7 @@ def keep(name: str, record: Record, file: Path = RESULTS) -> None:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """Returns every record, oldest first. Raises SystemExit with one line when the file is missing."""
+    """Returns every record, oldest first. Raises SystemExit with one line if the file is missing."""
     if not file.is_file():
         raise SystemExit(f"no_results: {file} does not exist: run `python -m benchmarks NAME --keep` first")
     lines = [line for line in file.read_text().splitlines() if line.strip()]

@@ -86,7 +86,7 @@ class _Runs:
         return {case: {rows: spread(took) for rows, took in by.items()} for case, by in self.seconds.items()}
 
     def over(self, one: str, other: str, rows: int) -> float | None:
-        """Returns the ratio of two cases' medians; None where one is missing."""
+        """Returns the ratio of two cases' medians; None if one is missing."""
         above, below = (self.figures.get(case, {}).get(str(rows), {}).get("median") for case in (one, other))
         return ratio(above, below)
 

@@ -38,7 +38,7 @@ class Aim:
 
     @property
     def ratio(self) -> float | None:
-        """Returns the figure over its bound; None where it was not measured, or the bound is 0."""
+        """Returns the figure over its bound; None if it was not measured, or the bound is 0."""
         return self.value / self.target if self.value is not None and self.target else None
 
     @property
@@ -46,7 +46,7 @@ class Aim:
         return "" if self.least is None or self.most is None else f"{number(self.least)} – {number(self.most)}"
 
     def scored(self, value: float | None) -> float | None:
-        """Returns how many times better than the bound a value is; None where that has no meaning."""
+        """Returns how many times better than the bound a value is; None if that has no meaning."""
         if value is None or self.target <= 0 or value <= 0:
             return None
         return value / self.target if self.at_least else self.target / value

@@ -41,7 +41,7 @@ class Mutations:
 def net(several: Iterable[Mutations]) -> Mutations:
     """Returns the net effect of mutations applied one after the other.
 
-    Of each key it keeps the last write, unless a later clear removed it.
+    For each key it keeps the last write, unless a later clear removed it.
     """
     cleared: dict[tuple[bytes, bytes], int] = {}
     written: dict[bytes, tuple[int, bytes | None]] = {}
@@ -148,6 +148,6 @@ def _no_change_set(size: int) -> TransferCorrupt:
 def chain(previous: bytes, change_set: bytes) -> bytes:
     """Returns the digest of a base and every change set since: ``xxh3_128(previous + checksum)``.
 
-    Both ends of a transfer fold it; equal chains mean the same base and the same change sets in order.
+    Both ends of a transfer compute it; equal digests mean the same base and the same change sets in the same order.
     """
     return xxhash.xxh3_128_digest(previous + change_set[-8:])

@@ -8,12 +8,12 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now_us(self) -> int:
-        """Returns wall clock time, in microseconds since 1970-01-01 UTC. For people and records, never for
+        """Returns wall clock time, in microseconds since 1970-01-01 UTC. Use it for display and records, never for
         durations."""
         ...
 
     def monotonic(self) -> float:
-        """Returns seconds from an arbitrary start, which never run backwards. For durations and leases."""
+        """Returns seconds from an arbitrary start, which never run backwards. Use it for durations and leases."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Checks of this machine and its environment for what stateflow needs. They change nothing."""
+"""Checks whether this machine and its environment have all that stateflow needs. The checks change nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Finding:
 
 
 def examined(data_dir: Path, controller: str, environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Yields findings one by one, as each check takes its time."""
+    """Yields findings one by one, because each check takes some time."""
     checks: list[Callable[[], Finding]] = [
         python,
         java,
@@ -102,7 +102,7 @@ def open_files(limit: int | None = None) -> Finding:
     """Checks the limit of open files.
 
     Args:
-        limit: the limit of a process; None: the one in force here.
+        limit: the limit of a process; None: this process's limit.
     """
     most = _hard_limit() if limit is None else limit
     found = f"{most} at most" if most < 1 << 30 else "not limited"

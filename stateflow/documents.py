@@ -1,4 +1,4 @@
-"""Reading of YAML files written by people, with bounds, so that no file takes the process's memory, time or stack."""
+"""Reads YAML files written by people, with limits, so that no file exhausts the process's memory, time or stack."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _DOUBTFUL = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "t
 
 
 def read_document(path: Path, may_be_text: Callable[[Place], bool] | None = None) -> Any:
-    """Reads a YAML file. Raises InvalidArgument: it cannot be read, is no YAML, or exceeds the bounds.
+    """Reads a YAML file. Raises InvalidArgument: it cannot be read, is not YAML, or exceeds the bounds.
 
     Args:
-        may_be_text: tells of a place whether text may be meant there. A value there that YAML reads as another type,
-            and would write differently, such as ``no`` or ``1.10``, is refused: the intended type is not known.
+        may_be_text: tells whether text may be meant at a place. A value there that YAML reads as another type, and
+            would write differently, such as ``no`` or ``1.10``, is refused: the intended type is not known.
     """
     try:
         with path.open("rb") as file:
@@ -99,7 +99,7 @@ def _scalars(node: Node | None, place: Place) -> Iterator[tuple[Place, ScalarNod
 
 
 def place_of(place: Sequence[str | int]) -> str:
-    """Returns a place as people write it: ``operators[0].source``."""
+    """Returns a place in the usual notation: ``operators[0].source``."""
     said = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     return said.lstrip(".")
 
@@ -128,7 +128,7 @@ class _Loader(yaml.SafeLoader):
 def _measure(node: Node, known: dict[int, int], depth: int) -> int:
     """Counts the values of a node, including what its aliases stand for.
 
-    Raises MarkedYAMLError for too many values, too deep nesting, a node within itself, or a name that is there twice.
+    Raises MarkedYAMLError for too many values, too deep nesting, a node within itself, or a duplicate name.
     """
     size = known.get(id(node))
     if size == 0:

@@ -36,7 +36,7 @@ class StateflowError(Exception):
     """
 
     code: ClassVar[str] = "error"
-    #: whether the same request can succeed later without anyone mending anything
+    #: whether the same request can succeed later without anyone fixing anything
     retryable: ClassVar[bool] = False
     registry: ClassVar[dict[str, type[StateflowError]]] = {}
 
@@ -60,7 +60,7 @@ class StateflowError(Exception):
         return one_line(f"{self.code}: {self.what}{at}{then}")
 
     def _note_traceback(self) -> None:
-        """Adds the traceback as a note, followed by the line once more, so that the line is read last."""
+        """Adds the traceback as a note, followed by the line once more, so that the line comes last."""
         if "traceback" in self.where:
             self.__notes__ = [f"{self.where['traceback']}\n{self}"]
 
@@ -190,7 +190,7 @@ class OperatorFailed(LocalMisuse):
 
 
 class OperatorStuck(OperatorFailed):
-    """The user's code did not come back within the time that a batch may take; ``traceback`` says where it was."""
+    """The user's code did not return within the time that a batch may take; ``traceback`` says where it was running."""
 
     code = "operator_stuck"
 
@@ -200,13 +200,13 @@ class OperatorNotImportable(LocalMisuse):
 
 
 class BundleMissing(OperatorNotImportable):
-    """An operator's code is not yet on the machine where it is to run."""
+    """An operator's code is not yet on the machine that should run it."""
 
     code = "bundle_missing"
 
 
 class BundleDamaged(OperatorNotImportable):
-    """The bytes of a bundle are not those that were deployed."""
+    """The bytes of a bundle differ from those that were deployed."""
 
     code = "bundle_damaged"
 
@@ -230,7 +230,7 @@ class CodeRefused(LocalMisuse):
 
 
 class OperatorOutdated(LocalMisuse):
-    """A replica has other code for the operator than the deployed one."""
+    """A replica has other code for the operator than was deployed."""
 
     code = "operator_outdated"
 
@@ -309,13 +309,13 @@ class Unavailable(RemoteCondition):
 
 
 class Busy(Unavailable):
-    """The other end has as much to do as it accepts, from this caller or from all."""
+    """The other end accepts no more work for now, from this caller or from anyone."""
 
     code = "busy"
 
 
 class NotLeading(Unavailable):
-    """The controller does not lead now; ``where`` holds the address of the leader, where that is known."""
+    """The controller does not lead now; ``where`` holds the leader's address, if that is known."""
 
     code = "not_leading"
 
@@ -333,7 +333,7 @@ class NotAllowed(RemoteCondition):
 
 
 class ReleaseMismatch(RemoteCondition):
-    """The other end is of a release too far away, or does not know the call."""
+    """The other end's release is too far from this one, or does not know the call."""
 
     code = "release_mismatch"
 
@@ -367,13 +367,14 @@ class SourceTaken(RemoteCondition):
 
 
 class SourceRetired(RemoteCondition):
-    """The requested data was retired with its source, or the source may be one whose records are gone."""
+    """The requested data was retired with its source, or may have been: the source's records are gone."""
 
     code = "source_retired"
 
 
 class BatchIncomplete(RemoteCondition):
-    """A batch is sent while the previous one has reached only some of the partitions; nothing of it is applied."""
+    """A batch was sent while the previous one had reached only some of the partitions; nothing of the new batch is
+    applied."""
 
     code = "batch_incomplete"
 
@@ -415,7 +416,7 @@ class TasksMerged(LocalMisuse):
 
 
 class InputIncomplete(RemoteCondition):
-    """Spark ended a task's input before its end; the rows it got are not the batch."""
+    """Spark ended a task's input early; the rows that the task received are not the whole batch."""
 
     code = "input_incomplete"
 
@@ -457,13 +458,13 @@ class StateMissing(RemoteCondition):
 
 
 class StaleTerm(RemoteCondition):
-    """A controller that no longer holds the ledger commands or answers: another one leads by now."""
+    """A command or answer came from a controller that no longer leads; another one does."""
 
     code = "stale_term"
 
 
 class ForeignLedger(RemoteCondition):
-    """A controller decides by another ledger than the one this replica belongs to."""
+    """A controller decides by another ledger than the one that this replica belongs to."""
 
     code = "foreign_ledger"
 
@@ -475,14 +476,14 @@ class NameTaken(RemoteCondition):
 
 
 class NoRoom(RemoteCondition):
-    """An agent has not the cores, memory or disk for the replicas to be started there, or a replica has not the disk
-    for the partitions to come."""
+    """An agent lacks cores, memory or disk for the requested replicas, or a replica lacks disk for the partitions that
+    would move to it."""
 
     code = "no_room"
 
 
 class PartitionsClaimed(RemoteCondition):
-    """Replicas have an operator's partitions, and the ledger does not know of it: it must not be created empty."""
+    """Replicas have partitions of an operator that the ledger does not know; the operator must not be created empty."""
 
     code = "partitions_claimed"
 
@@ -494,7 +495,7 @@ class PartitionsLive(RemoteCondition):
 
 
 class AdoptionRefused(RemoteCondition):
-    """The partitions that replicas hold cannot be taken into the ledger as they are."""
+    """The partitions that replicas hold cannot be adopted into the ledger as they are."""
 
     code = "adoption_refused"
 
@@ -526,20 +527,20 @@ class DiskRefused(RemoteCondition):
 
 
 class TooFewFiles(RemoteCondition):
-    """A process may not have as many files open as its partitions need."""
+    """A process is not allowed to open as many files as its partitions need."""
 
     code = "too_few_files"
 
 
 class StateDamaged(RemoteCondition):
-    """Files of a partition are missing or are not what was written. The partition gets another owner."""
+    """Files of a partition are missing or differ from what was written. The partition gets another owner."""
 
     code = "state_damaged"
     retryable = True
 
 
 class CommitLogDamaged(StateflowError):
-    """A replica's commit log is not what was written, or has a gap."""
+    """A replica's commit log differs from what was written, or has a gap."""
 
     code = "commit_log_damaged"
 
@@ -567,7 +568,7 @@ class CheckpointMissing(RemoteCondition):
 
 
 class CheckpointStoreMissing(Unavailable):
-    """The place of a checkpoint store does not hold that store: its marker is missing, or another store's."""
+    """The expected checkpoint store is not at its URL: the marker is missing, or belongs to another store."""
 
     code = "checkpoint_store_missing"
     retryable = False
@@ -620,13 +621,14 @@ class MoveCancelled(MoveAborted):
 
 
 class LossPossible(RemoteCondition):
-    """The request would lose data that a replica served, and does not accept that loss."""
+    """The request would lose data that a replica has committed, and does not accept that loss."""
 
     code = "loss_possible"
 
 
 class InMaintenance(RemoteCondition):
-    """A node is in maintenance, and the request would give it something, or put two nodes of a set into maintenance."""
+    """A node is in maintenance, and the request would move partitions to it, or put two nodes of a set into
+    maintenance."""
 
     code = "in_maintenance"
 
@@ -638,8 +640,8 @@ class MoveUnknown(RemoteCondition):
 class Locked(RemoteCondition):
     """Another process holds the item, or wrote first.
 
-    ``blocking_record`` is the ledger's record that is in the way. It is None when no record is, or when the error comes
-    from another process; then ``where["blocking_record"]`` names it.
+    ``blocking_record`` is the blocking record of the ledger. It is None if no record blocks, or if the error comes from
+    another process; then ``where["blocking_record"]`` names the record.
     """
 
     code = "locked"

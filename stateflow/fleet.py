@@ -1,4 +1,4 @@
-"""Descriptions of agents, of the replicas they are to run, and of processes, shared by controllers, agents and clients.
+"""Descriptions of agents, of the replicas they should run, and of processes, shared by controllers, agents and clients.
 
 An agent sends a :class:`Beat` with the state of all its replicas. The controller replies with the
 :class:`DesiredState`, which names all replicas that the agent is to have. A process that a :class:`Launcher` started
@@ -43,7 +43,7 @@ class AgentInfo:
 class Spawned:
     """A replica assigned to an agent: ``running``, or only its data directory.
 
-    ``generation`` rises with each command, and ends processes of older generations. ``memory_bytes``: limit of all its
+    ``generation`` rises with each command; processes of older generations are ended. ``memory_bytes``: limit of all its
     processes together; 0: none.
     """
 
@@ -60,8 +60,8 @@ class Spawned:
 class Child:
     """The state of a replica at its agent.
 
-    ``spawned``: the order by which its process was started. ``deaths``: in a row, without being well in between;
-    ``fault``: why it last ended. ``address``: where the replica is reached; empty: it has not said yet.
+    ``spawned``: the order by which its process was started. ``deaths``: number of failures in a row; ``fault``: why it
+    last ended. ``address``: address of the replica; empty: not known yet.
     """
 
     spawned: Spawned
@@ -82,7 +82,7 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """An agent's heartbeat, always complete. ``term``: the greatest that the agent has heard of."""
+    """An agent's heartbeat, always complete. ``term``: the greatest term that the agent has heard of."""
 
     agent: AgentInfo
     directory: Directory
@@ -94,10 +94,10 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """The reply to a heartbeat, with all replicas that the agent is to have.
+    """The reply to a heartbeat, with all replicas that the agent should run.
 
-    ``ledger`` and ``term``: those of the controller that replies. ``adopted``: the ledger that the agent belongs to, if
-    the controller's ledger has taken over its contents.
+    ``ledger`` and ``term``: those of the replying controller. ``adopted``: the ledger that the agent belongs to, if the
+    controller's ledger has taken over its contents.
     """
 
     lease_s: float
@@ -164,7 +164,7 @@ class Command:
 
 
 class Process(Protocol):
-    """The part of :class:`subprocess.Popen` that is used."""
+    """The part of :class:`subprocess.Popen` that stateflow uses."""
 
     pid: int
     stdin: IO[str] | None
@@ -176,7 +176,7 @@ class Process(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process of this machine, and the command that started it."""
+    """A process on this machine, and the command that started it."""
 
     command: Command
     process: Process
@@ -186,7 +186,7 @@ class Started:
 class Listening:
     """The line of JSON that a process writes to standard output when it is ready, and again when ``metrics`` change.
 
-    ``metrics``: replica → host:port of its ``/metrics``, where there is one.
+    ``metrics``: replica → host:port of its ``/metrics``, if it has one.
     """
 
     address: str
@@ -194,7 +194,8 @@ class Listening:
 
 
 def heard(line: str | bytes) -> Listening | StateflowError | None:
-    """Parses a line of a process: where it listens, or why it does not; None: the line says neither."""
+    """Parses a line of a process: the address at which it listens, or the error for which it does not; None:
+    neither."""
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
         said = json.loads(line)
         if "error" in said:

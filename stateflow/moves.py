@@ -1,4 +1,4 @@
-"""Options of moves, as callers give them in Python, on the command line and on the wire."""
+"""Options of moves, for Python callers, the command line and the wire."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class MoveOptions:
     Args:
         max_pause_ms: a partition is cut over only when its predicted pause is within this budget; None: no budget.
         max_bandwidth: limit in bytes a second of all base copies together, of every operator that is moved; None: no
-            limit. Changes that are written meanwhile are not limited, or a copy would never catch up; nor are copies
-            for standbys.
+            limit. Changes written meanwhile are not limited, because the copy might never catch up; copies for standbys
+            are not limited either.
         patience_s: a budget out of reach for this long is refused with BudgetUnreachable; None: the controller's
             setting.
         strategy: one of ``STRATEGIES``, see docs/moving-state.md; ``auto`` chooses from measurements.

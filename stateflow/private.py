@@ -1,7 +1,7 @@
 """Protection of private data: masking of secrets in texts, and files that only their owner may read.
 
 :func:`masked` masks secrets in URLs before they reach errors, logs, records and replies. Private files are state,
-ledgers, checkpoints, and files with their passwords.
+ledgers, checkpoints, and files that contain passwords.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def is_masked(text: str) -> bool:
 
 
 def names_a_secret(name: str) -> bool:
-    """Tells whether the value of an option or key of this name must not be shown."""
+    """Tells whether a name is that of a secret, so that the value of such an option or key must not be shown."""
     return _NAME.search(name) is not None
 
 
@@ -63,8 +63,8 @@ def keep_private(path: Path) -> None:
 
 
 def state_directory() -> Path:
-    """Returns the directory of a user's own files that outlast a process, independent of the current one. Does not
-    create it.
+    """Returns the directory for a user's own files that outlast a process. It does not depend on the current directory.
+    Does not create it.
 
     A service has its own place: systemd sets STATE_DIRECTORY for ``StateDirectory=``. Raises RuntimeError for a user
     without a home.

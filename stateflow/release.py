@@ -1,8 +1,8 @@
 """Compatibility of releases.
 
 A fleet is upgraded process by process, so a release speaks with the one before and the one after it. A caller of a
-release further away is refused by name, before its request is looked at. A caller that does not state its release
-counts as the first one.
+release further away is refused, naming both releases, before its request is examined. A caller that does not state its
+release counts as the first one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Release:
 
     @property
     def agent(self) -> str:
-        """The ``user-agent`` of HTTP/2 (RFC 9110, 10.1.5), sent with each call; after the first it costs nothing."""
+        """The ``user-agent`` of HTTP/2 (RFC 9110, 10.1.5), sent with each call; computed once."""
         return f"stateflow/{self.version} protocol/{self.protocol}-{self.oldest}"
 
     def speaks_with(self, other: Release) -> bool:

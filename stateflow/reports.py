@@ -24,7 +24,7 @@ class Report:
     """
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain data. An error is its one line, and empty where there is none."""
+        """Returns plain data. An error becomes its one line; no error becomes empty text."""
         return asdict(self, dict_factory=_plain)
 
 
@@ -37,7 +37,7 @@ def _lines(faults: StateflowError | tuple[StateflowError, ...] | None) -> str | 
 
 
 class Failing:
-    """A report with a ``fault``: what failed, with its code and what to do about it."""
+    """A report with a ``fault``: the error, with its code and remedy."""
 
     __slots__ = ()
     fault: StateflowError | None
@@ -48,17 +48,17 @@ class Failing:
         return str(self.fault or "")
 
 
-#: state of a move or a copy in a follower's report: it is under way, and only the leader knows how it stands
+#: state of a move or a copy in a follower's report: it is under way, and only the leader knows its progress
 UNKNOWN = "UNKNOWN"
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerReport(Report):
-    """The controller that gave a report, if it does not lead: it knows what the ledger says, and nothing else.
+    """The controller that gave a report, if it does not lead: it knows only what the ledger says.
 
-    ``address``: its own. ``leader``: address of the leader, as far as the follower knows; empty: none. ``age_s``: how
-    long ago it began to read the newest part of the report, by its own clock: no time of day is compared between
-    machines.
+    ``address``: its own. ``leader``: address of the leader, if the follower knows one; otherwise empty. ``age_s``:
+    seconds since it read the newest part of the report, by its own clock; clocks of different machines are not
+    compared.
     """
 
     address: str
@@ -68,12 +68,12 @@ class FollowerReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class MoveReport(Report, Failing):
-    """One partition's move. ``state``: state of the move; UNKNOWN where a follower reports a move that has not ended.
+    """One partition's move. ``state``: state of the move; UNKNOWN if a follower reports a move that has not ended.
 
     Bytes: ``warm`` were fetched as base files, ``reused`` found at the target, ``delta`` came as change sets;
     ``change_rate`` and ``bandwidth`` are bytes a second.
 
-    ``duration_s``: until its end was recorded, though its source may not know yet.
+    ``duration_s``: until its end was recorded; its source may not know yet.
 
     ``pause_ms``: from the fence until the target served, less the time the source still spent on the running batch;
     measured by the controller, so that it includes half a round trip to either side and needs no common clock.
@@ -109,14 +109,14 @@ class MoveReport(Report, Failing):
     #: the part of ``bytes_warm`` that came from the checkpoint store
     bytes_stored: int = 0
     base_bytes: int = 0
-    #: for a takeover: what it rests on, and what is lost
+    #: for a takeover: the origin of its state, and the losses
     note: str = ""
     #: why a policy proposed it; empty: a person asked for it
     reason: str = ""
 
     @property
     def stands(self) -> str:
-        """One of waiting, in_progress, completed, failed, cancelled."""
+        """Status of the move: waiting, in_progress, completed, failed or cancelled."""
         if self.state in ("WAITING", "PLANNED"):
             return "waiting"
         if self.state in ("ABORTED", "ABANDONED"):
@@ -128,13 +128,13 @@ class MoveReport(Report, Failing):
 class Reconfiguration(Report):
     """Moves of one operator's partitions that were begun together.
 
-    ``state``: RUNNING, PAUSED, COMPLETED (every move did), FAILED (at least one did not) or CANCELLED (by command,
-    which ended moves of it).
+    ``state``: RUNNING, PAUSED, COMPLETED (every move did), FAILED (at least one did not) or CANCELLED (a command ended
+    some of its moves).
 
     ``kind``: migrate, rebalance, drain, failover or autopilot. ``follower``: the controller that gave this report, if
-    it does not lead. ``limit``, ``per_node``, ``per_link``: maximum number of concurrent moves of it; 0: no limit of
-    its own. ``worked_s``: for how long it has run, without pauses. ``by``: the identity in the certificate that asked
-    for it; stateflow: a controller decided, or the request came in plain text.
+    it does not lead. ``limit``, ``per_node``, ``per_link``: maximum numbers of its concurrent moves; 0: no limit of its
+    own. ``worked_s``: seconds for which it has run, without pauses. ``by``: identity of the caller that requested it,
+    from the certificate; stateflow: a controller decided, or the request came in plain text.
 
     Example: ``cluster.reconfigurations(limit=1)[0].state``
     """
@@ -156,18 +156,18 @@ class Reconfiguration(Report):
 
     @property
     def over(self) -> bool:
-        """True if none of its moves begins any more, unless it is retried."""
+        """True if no more of its moves begin, unless it is retried."""
         return self.state not in ("RUNNING", "PAUSED")
 
     def counts(self) -> dict[str, int]:
-        """Counts its moves by how they stand: waiting, in_progress, completed, failed, cancelled."""
+        """Counts its moves by status: waiting, in_progress, completed, failed, cancelled."""
         found = dict.fromkeys(("waiting", "in_progress", "completed", "failed", "cancelled"), 0)
         for move in self.moves:
             found[move.stands] += 1
         return found
 
     def remaining(self) -> Remaining | None:
-        """Estimates the seconds until all of its moves have ended, at its pace so far. None: too few have ended."""
+        """Estimates the seconds until all of its moves have ended, at its present pace; None: too few have ended."""
         counts = self.counts()
         left = counts["waiting"] + counts["in_progress"]
         return remaining(len(self.moves), len(self.moves) - left, self.worked_s)
@@ -177,11 +177,10 @@ class Reconfiguration(Report):
 class ChildReport(Report, Failing):
     """A replica of an agent.
 
-    ``wanted``: running or stopped; empty: the agent is not to have it. ``state``: STARTING, RUNNING, WAITS (for the
+    ``wanted``: running or stopped; empty: the agent should not have it. ``state``: STARTING, RUNNING, WAITS (for the
     next start), STOPPING or STOPPED; empty: the agent has not reported it yet. ``generation``: number of commands given
-    for it; ``runs``: the command as of which it runs. ``deaths``: in a row, without being well in between, the last
-    with ``fault``. ``address``: where it is reached; empty: it has not said yet. ``memory_bytes``: memory limit; 0:
-    none.
+    for it; ``runs``: the generation that is running. ``deaths``: number of failures in a row, the last with ``fault``.
+    ``address``: its address; empty: not known yet. ``memory_bytes``: memory limit; 0: none.
 
     Example: ``[(child.replica, child.state) for agent in cluster.agents() for child in agent.replicas]``
     """
@@ -201,8 +200,8 @@ class ChildReport(Report, Failing):
 
 @dataclass(frozen=True, slots=True)
 class AgentReport(Report):
-    """An agent and its replicas. ``alive``: it was heard lately, ``last_heartbeat_s`` ago (-1: not since the controller
-    started).
+    """An agent and its replicas. ``alive``: its last heartbeat, ``last_heartbeat_s`` ago, was recent (-1: none since
+    the controller started).
 
     ``cores``, ``memory_bytes`` and ``disk_bytes``: its resources for replicas. ``limits``: how it enforces a replica's
     memory limit, cgroup or rlimit. ``version`` is stateflow's, ``python`` the interpreter's.
@@ -243,7 +242,7 @@ class ProposedMove(Report):
 
 @dataclass(frozen=True, slots=True)
 class LeftPartition(Report):
-    """A partition that a policy would move, but that stays. ``reason``: why it stays.
+    """A partition that a policy would like to move but leaves in place. ``reason``: why it stays.
 
     Example: ``[each.reason for each in cluster.propose("locality").left]``
     """
@@ -255,7 +254,7 @@ class LeftPartition(Report):
 
 @dataclass(frozen=True, slots=True)
 class LackOfRoom(Report):
-    """Replicas that would get more than they have room for; several, if they share one disk.
+    """Replicas that would receive more than they have room for; several if they share one disk.
 
     Example: ``cluster.would_drain("edge-1-gw7").lacking``
     """
@@ -271,10 +270,10 @@ class Placement(Report):
 
     ``uneven_rows``, ``uneven_bytes``: the greatest load of a node relative to its weight's share, in rows a second and
     in bytes, before and after the moves; 1.0: all have their share. ``pause_ms``: expected pause of each move, without
-    the time for bytes that have to cross during it; ``pause_ms_at_most``: the same, with the margin that is kept for a
-    busy machine. ``silent``: replicas that did not report what they have; no partition moves to or from them. ``left``:
-    the first hundred partitions that policies would move, but that stay. ``lacking``: replicas without room for the
-    moves, which are refused therefore.
+    the time for transferring bytes; ``pause_ms_at_most``: the same, with a margin for a busy machine. ``silent``:
+    replicas that did not report their partitions; no partition moves to or from them. ``left``: the first hundred
+    partitions that policies would like to move but leave in place. ``lacking``: replicas without room for the moves;
+    such moves are refused.
 
     Example: ``cluster.propose("load", "locality").pause_ms``
     """
@@ -293,7 +292,7 @@ class Placement(Report):
 
 @dataclass(frozen=True, slots=True)
 class AutopilotReport(Report):
-    """The autopilot's orders. ``policies``: in the order of their priority; none: it does nothing.
+    """The autopilot's settings. ``policies``: in order of priority; empty: the autopilot is off.
 
     Example: ``cluster.autopilot_orders().policies``
     """
@@ -318,9 +317,9 @@ class JobStage(Report):
 class JobRun(Report):
     """A run of a job.
 
-    ``at_us``: the due time that it ran for. ``ended_us``: 0: it is under way. ``state``: IN_PROCESS, PROCESSED or
-    FAILED. ``note``: its result, or what it waits for. ``id``: the id under which it can be requested. ``stages``:
-    those that have begun, by operator.
+    ``at_us``: its due time. ``ended_us``: 0: it is under way. ``state``: IN_PROCESS, PROCESSED or FAILED. ``note``: its
+    result, or what it waits for. ``id``: the id for :meth:`Cluster.job_run`. ``stages``: those that have begun, by
+    operator.
 
     Example: ``cluster.run_job("evening").state``
     """
@@ -342,7 +341,7 @@ class JobReport(Report):
 
     ``next_us``: its next due time; 0: none, or it is paused. ``runs``: the newest hundred, in their order.
     ``coordinator``, ``workers``: the controller that coordinates its runs, and the nodes they use; empty: any.
-    ``error``: why its record cannot be read, and what to do about it.
+    ``error``: why its record cannot be read, and the remedy; empty: it can.
 
     Example: ``[each.name for each in cluster.jobs() if not each.paused]``
     """
@@ -365,7 +364,8 @@ class JobReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class RollingNode(Report):
-    """A node of a rolling restart. ``status``: that of a batch's entity. ``ms``: from its restart until it served.
+    """A node of a rolling restart. ``status``: as of an entity of a batch. ``ms``: milliseconds from its restart until
+    it served.
 
     Example: ``[(each.node, each.ms) for each in cluster.restart_all().wait().nodes]``
     """
@@ -378,7 +378,7 @@ class RollingNode(Report):
 
 @dataclass(frozen=True, slots=True)
 class Rolling(Report):
-    """A rolling restart of nodes. ``state``: that of a batch. ``site``: the nodes' site; empty: all. ``limit``: maximum
+    """A rolling restart of nodes. ``state``: as of a batch. ``site``: the nodes' site; empty: all. ``limit``: maximum
     number of nodes at a time.
 
     Example: ``cluster.restart_all(site="edge-1").wait().state``
@@ -397,7 +397,8 @@ class Rolling(Report):
 
 @dataclass(frozen=True, slots=True)
 class PartitionFault(Report):
-    """A fault of a partition; or, if ``undone``, the reason why nothing was done with it. ``replica``: where.
+    """A fault of a partition; or, if ``undone``, the reason why the partition was not processed. ``replica``: the
+    replica concerned.
 
     Example: ``[(each.partition, each.error) for each in cluster.status().damaged]``
     """
@@ -413,9 +414,9 @@ class PartitionFault(Report):
 class SweepNode(Report):
     """A node of a sweep. The last one, ``(moved)``, stands for partitions that moved between nodes meanwhile.
 
-    ``status``: that of a batch's entity. ``partitions``: number of partitions done. For checkpoints: ``bytes_new`` were
-    not in the store, of ``bytes_total``. For verifications: ``bytes_read``, ``cells`` of state that were decoded,
-    partitions ``compared`` with a standby.
+    ``status``: as of an entity of a batch. ``partitions``: number of partitions done. For checkpoints: ``bytes_new`` of
+    ``bytes_total`` were not in the store before. For verifications: ``bytes_read``, ``cells`` of state that were
+    decoded, partitions ``compared`` with a standby.
 
     Example: ``[(each.node, each.cells) for each in cluster.verify_all().wait().nodes]``
     """
@@ -435,8 +436,8 @@ class SweepNode(Report):
 
 @dataclass(frozen=True, slots=True)
 class Sweep(Report):
-    """Long work at many nodes, ``limit`` at a time. ``chore``: restart, checkpoint or verify. ``state``: that of a
-    batch. ``operator``, ``site``: what it is limited to; empty: all.
+    """Long work at many nodes, ``limit`` at a time. ``chore``: restart, checkpoint or verify. ``state``: as of a batch.
+    ``operator``, ``site``: its limits; empty: all.
 
     Example: ``cluster.verify_all(limit=2).wait().faults()``
     """
@@ -466,7 +467,8 @@ class Sweep(Report):
 @dataclass(frozen=True, slots=True)
 class OperatorVersion(Report):
     """A version of an operator. ``number``: from 1; the greatest serves. ``bundle``, ``source_digest``: SHA-256 of the
-    bundle or the text that holds its code; neither: replicas have the code. ``recorded_us``: when it was deployed.
+    bundle or the text that holds its code; both empty: the code is installed at the replicas. ``recorded_us``: when it
+    was deployed.
 
     Example: ``cluster.upgrade("Count", cluster.versions("Count")[-2].number)``
     """
@@ -519,7 +521,7 @@ class CheckpointReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Checkpoints that were taken together. ``numbers``: those of the partitions, if an operator was named."""
+    """Checkpoints that were taken together. ``numbers``: the partitions' numbers, if an operator was named."""
 
     report: CheckpointReport
     numbers: tuple[int, ...] = ()
@@ -543,7 +545,7 @@ class Taken:
 class RequestReport(Report):
     """A request that a replica served, its ``number``-th since it was started.
 
-    ``total_ms``: from its first message until its last output was handed back; ``held_ms``: the part of it spent
+    ``total_ms``: from its first message until its last output was returned; ``held_ms``: the part of that time spent
     waiting for a move to end there.
     """
 
@@ -557,12 +559,11 @@ class RequestReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport(Report):
-    """A partition on its replica. ``state``: of its lifecycle. ``batch_rate``: batches a second. ``rows``: rows that
-    came since this process first served it. ``bytes``: size of its files; 0 if sizes were not requested.
+    """A partition on its replica. ``state``: state of its lifecycle. ``batch_rate``: batches a second. ``rows``: rows
+    received since this process first served it. ``bytes``: size of its files; 0 if sizes were not requested.
 
     ``entries``: estimated number of stored entries; None if sizes were not requested, the partition is not open, or it
-    has nothing in files yet. A key has one entry for each of its states, and one for each element of a map, set or
-    list.
+    has no files yet. A key has one entry for each of its states, and one for each element of a map, set or list.
     """
 
     operator: str
@@ -579,7 +580,8 @@ class PartitionReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatistics(Report):
-    """The contents of a replica, and its work since it was started. ``requests``: the requested ones, as far as kept.
+    """The contents of a replica, and its work since it was started. ``requests``: the selected requests that are still
+    kept.
 
     Example: ``cluster.replica_stats("edge-1:7071").rows``
     """

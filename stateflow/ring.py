@@ -92,14 +92,14 @@ class Assignment:
             )
 
     def of(self, replica: str) -> dict[int, int]:
-        """Returns partition → epoch of everything that ``replica`` owns."""
+        """Returns the partitions that ``replica`` owns, with their epochs."""
         return {p: self.epochs[p] for p, owner in enumerate(self.owners) if owner == replica}
 
 
 def propose(operator: str, partitions: Iterable[int], replicas: Iterable[ReplicaInfo]) -> dict[int, str]:
     """Returns partition → replica name. Depends only on names and weights, never on the order of ``replicas``.
 
-    Raises InvalidArgument when no replica has a positive weight.
+    Raises InvalidArgument if no replica has a positive weight.
     """
     workers = _weights(replicas)
     if not workers:
@@ -139,12 +139,12 @@ def rebalance(
 
 
 def share_out(owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo]) -> dict[PartitionId, str]:
-    """Returns partition → new owner, for as few partitions as bring every node to its weight's share of them all.
+    """Returns partition → new owner, for the fewest partitions whose move gives every node its share by weight.
 
-    A share is rounded up where that spares a move, else down. Partitions whose owner is not among ``replicas`` move in
-    any case. A node first gives partitions of the operator that it has most of, and of those first the ones that the
-    ring places elsewhere. Each goes to the next node on the ring that has room, and there to the worker with the
-    fewest. How a node spreads its partitions over its workers is its own business. Empty when no replica can take any.
+    A share is rounded up if that spares a move, otherwise down. Partitions whose owner is not among ``replicas`` move
+    in any case. A node first gives away partitions of the operator of which it has most, and among those first the ones
+    that the ring places elsewhere. Each goes to the next node on the ring that has room, and there to the worker with
+    the fewest. Nodes spread partitions over their workers themselves. Empty when no replica can take any.
     """
     workers = _weights(replicas)
     if not workers:
@@ -174,8 +174,8 @@ def drain(
 ) -> dict[PartitionId, str]:
     """Returns partition → new owner, for all partitions of the ``leaving`` replicas.
 
-    Each of ``takers`` gets what brings it to its share of what they and the leaving replicas have together. Empty when
-    no replica can take any.
+    Each of ``takers`` gets as many as bring it to its share of the partitions that they and the leaving replicas have
+    together. Empty when no replica can take any.
     """
     takers = list(takers)
     among = {*leaving, *(info.name for info in takers)}
@@ -186,7 +186,7 @@ def drain(
 def newcomers(
     owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], allowed: AllowedSites = EVERYWHERE
 ) -> frozenset[str]:
-    """Returns those of ``replicas`` whose node owns nothing, and to which :func:`rebalance` would give something."""
+    """Returns those of ``replicas`` whose node owns nothing, and to which :func:`rebalance` would give partitions."""
     owning, found = {node_of(owner) for owner in owners.values()}, set[str]()
     for _, theirs, able in by_sites(owners, replicas, allowed):
         if workers := _weights(able):
@@ -266,7 +266,8 @@ def _ring(weights: tuple[tuple[str, int], ...]) -> _Ring:
 
 
 def _quotas(total: int, weights: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, int]:
-    """Returns the number of partitions for each node; the remainder of rounding down goes where it spares a move."""
+    """Returns the number of partitions for each node; the remainder from rounding down is given to nodes where it
+    spares a move."""
     whole = sum(weights.values())
     quota = {name: total * weight // whole for name, weight in weights.items()}
     left = total - sum(quota.values())
@@ -280,9 +281,9 @@ def _quotas(total: int, weights: Mapping[str, int], counts: Mapping[str, int]) -
 def _leaving(
     partitions: list[PartitionId], count: int, owner: str, ring: _Ring, room: Mapping[str, int]
 ) -> list[PartitionId]:
-    """Chooses ``count`` partitions that a replica gives away, each time of the operator of which it has most left.
+    """Chooses ``count`` partitions for a replica to give away, each from the operator of which it has most left.
 
-    First those that the ring places where there is room, then others that it places elsewhere.
+    It prefers those that the ring places where there is room, then others that the ring places elsewhere.
     """
 
     def kept(partition: PartitionId) -> tuple[int, int]:

@@ -3,10 +3,10 @@
 Times are microseconds since 1970-01-01 UTC.
 
 A job that was due several times while no controller could begin it, or while it still ran, runs once, for the last of
-these times: one run does all that is due, and repeating it would achieve nothing more. cronsim interprets cron lines:
+these times: one run does all the due work, and repeating it would achieve nothing more. cronsim interprets cron lines:
 it follows Debian's cron, also on days with 23 or 25 hours.
 
-Estimates are for work whose parts end one after another: its pace, and the time that the rest will take.
+Estimates concern work whose parts end one after another: its pace, and the time for the rest.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def pace_per_s(finished: int, worked_s: float) -> float | None:
 def remaining(total: int, finished: int, worked_s: float) -> Remaining | None:
     """Estimates the remaining work, for ends that come at random at a constant rate. None before two have ended.
 
-    The time for k ends is gamma distributed. So the quotient of the time for those to come and the time for those that
-    were has an F distribution with 2 (total - finished) and 2 finished degrees of freedom (Casella and Berger,
+    The time for k ends is gamma distributed. So the quotient of the time for the remaining ends and the time for the
+    past ones has an F distribution with 2 (total - finished) and 2 finished degrees of freedom (Casella and Berger,
     Statistical Inference, 5.3).
     """
     pace, left = pace_per_s(finished, worked_s), total - finished
@@ -83,8 +83,8 @@ def _f_quantile(z: float, first: int, second: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A schedule: ``once <ISO time with zone>``, ``every <length>`` from the end of the run before, or ``cron <five
-    fields> [zone]``, UTC where no zone is named.
+    """A schedule: ``once <ISO time with zone>``, ``every <length>`` from the end of the previous run, or ``cron <five
+    fields> [zone]``, UTC if no zone is named.
 
     Exactly one of ``once_us``, ``every_us`` and ``cron`` is given; the others are None, as 0 is a time. See
     :meth:`parse`.
@@ -116,11 +116,11 @@ class Schedule:
         raise InvalidArgument(f"{shown(text)} is not a schedule", remedy=_REMEDY)
 
     def due(self, now_us: int, since_us: int, fired_us: int | None, ended_us: int | None) -> int | None:
-        """Returns the time for which the job is to run now; None: not yet, or no more.
+        """Returns the due time for which the job must run now; None: not yet, or no more.
 
         Args:
-            since_us: when it was made or resumed. Times before are not made up for.
-            fired_us: the newest time that it ran for; None: never.
+            since_us: when it was created or resumed. Earlier due times are skipped.
+            fired_us: the newest due time for which it ran; None: never.
             ended_us: when that run ended; None: not yet, or never ran.
         """
         if self.once_us is not None:
@@ -132,7 +132,7 @@ class Schedule:
         return None if (last := self._before(now_us)) is None or last <= after else last
 
     def next_us(self, now_us: int, since_us: int, fired_us: int | None, ended_us: int | None) -> int | None:
-        """Returns when the job will be due, if it is not due now. None: never."""
+        """Returns the next due time of a job that is not due now; None: never."""
         if self.once_us is not None:
             return None if self._is_over(fired_us) else self.once_us
         if self.every_us is not None:
@@ -159,7 +159,7 @@ class Schedule:
 
 
 def _in_seconds(word: str) -> str:
-    """Returns a length of time with its unit, as ``90s``, ``15m``, ``2h`` and ``7d``, in seconds; any other word
+    """Converts a duration with its unit, such as ``90s``, ``15m``, ``2h`` or ``7d``, to seconds; returns any other word
     unchanged."""
     unit = _UNITS.get(word[-1:])
     return str(float(word[:-1]) * unit) if unit is not None and _NUMBER.fullmatch(word[:-1]) else word

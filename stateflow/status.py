@@ -28,9 +28,9 @@ class LinkReport(Report):
 class ReplicaStatus(Report):
     """The status of a replica.
 
-    ``last_heartbeat_s``: how long ago it was heard. ``partitions``: number of partitions assigned to it. ``opening``:
-    it is starting. ``stopped``: its agent is not to run it. ``room_bytes``: bytes of state that it has room for; None:
-    not known. ``version``: of stateflow; empty: not known.
+    ``last_heartbeat_s``: seconds since its last heartbeat. ``partitions``: number of partitions assigned to it.
+    ``opening``: it is starting. ``stopped``: its agent was told to stop it. ``room_bytes``: bytes of state that it has
+    room for; None: not known. ``version``: of stateflow; empty: not known.
 
     ``alive`` is None in a follower's report: replicas answer to the leader only.
 
@@ -52,8 +52,8 @@ class ReplicaStatus(Report):
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceReport(Report):
-    """A node in maintenance, to which no partition is given. ``one_of``: a set of which no two are in maintenance at a
-    time; empty: none. Times: µs since 1970; ``until_us``: 0: until it is ended by command."""
+    """A node in maintenance, which receives no partitions. ``one_of``: a set of nodes of which only one may be in
+    maintenance at a time; empty: none. Times: µs since 1970; ``until_us``: 0: until it is ended by command."""
 
     node: str
     one_of: str = ""
@@ -96,8 +96,8 @@ class StandbyReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class RefusedReplica(Report, Failing):
-    """A process that asks for a name in vain. ``directory``: the id of its data directory; ``error``: why, in one
-    line."""
+    """A process that was refused its replica's name. ``directory``: id of its data directory; ``error``: the reason, in
+    one line."""
 
     name: str
     address: str
@@ -108,9 +108,9 @@ class RefusedReplica(Report, Failing):
 
 @dataclass(frozen=True, slots=True)
 class UnservedPartitions(Report, Failing):
-    """Partitions that no replica serves now, for one reason: ``error``, one line with what to do about it.
+    """Partitions that no replica serves now, for one reason: ``error``, one line with the remedy.
 
-    ``owner``: the assigned replica, which need not be dead.
+    ``owner``: the assigned replica, which may still be running.
     """
 
     operator: str
@@ -137,8 +137,8 @@ class DeployingOperator(Report):
 class AdoptedOperator(Report):
     """Partitions on replicas, of an operator that the ledger does not know.
 
-    ``count``: number of its partitions; 0: not known. ``partitions``: those that a replica owns. ``sealed``: those of
-    which only a copy sealed for a move exists. ``done``: the operator is in the ledger now.
+    ``count``: number of its partitions; 0: not known. ``partitions``: those that a replica owns. ``sealed``: those that
+    exist only as a copy sealed for a move. ``done``: the operator is in the ledger now.
     """
 
     name: str
@@ -152,7 +152,8 @@ class AdoptedOperator(Report):
 
 @dataclass(frozen=True, slots=True)
 class LeaderReport(Report):
-    """The controller that leads. ``address``: where the client reached it. ``term``: the term of its leader lease.
+    """The controller that leads. ``address``: address at which the client reached it. ``term``: the term of its leader
+    lease.
 
     Example: ``cluster.status().leader.address``
     """
@@ -165,11 +166,10 @@ class LeaderReport(Report):
 class ClusterStatus(Report):
     """The status of a cluster.
 
-    ``reconfigurations``: those under way. ``refused``: processes that ask for a name in vain. ``follower``: the
-    controller that gave this report, if it does not lead; then it is not known which replicas are alive, how moves
-    stand, and which processes are refused. ``links``: between sites, as far as they were measured. ``damaged``: faults
-    that the newest verification of each partition found. ``leader``: the controller that leads and gave this report;
-    None: a follower gave it.
+    ``reconfigurations``: those under way. ``refused``: processes that were refused their replica's name. ``follower``:
+    the controller that gave this report, if it does not lead; then live replicas, the progress of moves and refused
+    processes are unknown. ``links``: measured links between sites. ``damaged``: faults that the newest verification of
+    each partition found. ``leader``: the controller that leads and gave this report; None: a follower gave it.
 
     Example: ``[each.name for each in cluster.status().replicas if each.alive]``
     """
@@ -187,8 +187,8 @@ class ClusterStatus(Report):
     leader: LeaderReport | None = None
 
     def without_share(self) -> list[str]:
-        """Returns live replicas that own nothing, though a rebalance would give them something, and none is under
-        way."""
+        """Returns live replicas that own nothing although a rebalance would give them partitions, if no rebalance is
+        under way."""
         here = [each for each in self.replicas if each.alive and not each.stopped]
         empty = {each.name for each in here if each.weight > 0 and not each.partitions}
         if not empty or not all(each.over for each in self.reconfigurations):
@@ -204,11 +204,11 @@ class ClusterStatus(Report):
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """An operator, as its clients are told in order to route to it.
+    """The data about an operator that clients need for routing.
 
-    ``version``: of the assignment. ``owners`` and ``epochs`` by partition. ``sites``: the sites to which it is
+    ``version``: version of the assignment. ``owners`` and ``epochs`` by partition. ``sites``: the sites to which it is
     confined; empty: none. ``failover``: automatic or manual. ``follower``: the controller that gave this report, if it
-    does not lead; then it is not known which partitions are unserved.
+    does not lead; then the unserved partitions are unknown.
     """
 
     spec: OperatorSpec
@@ -226,7 +226,7 @@ class Deployment:
         return OperatorStatus(spec.name, spec.target, spec.partitions, *said)
 
     def why_unserved(self) -> dict[int, StateflowError]:
-        """Returns the reasons why partitions are not served, by partition."""
+        """Returns partition → why it is not served."""
         return {number: each.fault for each in self.unserved for number in each.partitions}
 
 

@@ -111,10 +111,10 @@ class OperatorHarness:
         )
 
     def send(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Sends one batch; returns the outputs, grouped by partition, in order per key. Rows are taken as a client
-        without ``schema=`` takes them. They may have different columns: a column that a row lacks is null.
+        """Sends one batch; returns the outputs, grouped by partition, in order per key. Rows are converted as by a
+        client without ``schema=``. They may have different columns: a column that a row lacks is null.
 
-        Raises what ``process`` raises, as OperatorFailed; the state of that partition is then as before. Raises
+        Raises OperatorFailed for an exception of ``process``; the state of that partition is then as before. Raises
         InvalidArgument for rows that do not fit one schema, KeyColumnMissing, NullKey.
         """
         self._changes.clear()
@@ -135,12 +135,12 @@ class OperatorHarness:
         return batch.schema.serialize().to_pybytes(), messages
 
     def advance_watermark(self, watermark: datetime | int) -> list[dict[str, Any]]:
-        """Advances the watermark: no older rows follow. Returns what timers and ``on_watermark`` produced."""
+        """Advances the watermark: no older rows follow. Returns the output of timers and ``on_watermark``."""
         self._watermark_us = to_us(watermark)
         return self._visit()
 
     def advance_processing_time(self, seconds: float) -> list[dict[str, Any]]:
-        """Advances the clock, which starts at 1970. Returns what timers produced."""
+        """Advances the clock, which starts at 1970. Returns the output of timers."""
         if seconds < 0:
             raise InvalidArgument("time does not run backwards", remedy="pass 0 seconds or more")
         self._now_us += round(seconds * 1e6)
@@ -168,12 +168,12 @@ class OperatorHarness:
 
     def metric(self, name: str, /, **labels: str) -> float | Histogram:
         """Returns the value of an operator's own metric, over all partitions: the number of a counter or gauge, or a
-        histogram with ``count``, ``total``, ``bounds`` and ``counts``. Raises InvalidArgument where the metric is not
+        histogram with ``count``, ``total``, ``bounds`` and ``counts``. Raises InvalidArgument if the metric is not
         known."""
         return self._figures.value(self._name, name, labels)
 
     def changes(self, *key: Any) -> Mutations:
-        """Returns what the last ``send`` wrote to the key's partition."""
+        """Returns the change set that the last ``send`` wrote to the key's partition."""
         data = self._changes.get(partition_of(key, self._partitions))
         return ChangeSet.decode(data).mutations if data else Mutations()
 
@@ -184,7 +184,7 @@ class OperatorHarness:
             directory: where to write; it must be new or empty. None: a temporary one, which is removed when the program
                 ends.
 
-        Raises InvalidArgument where something is there already.
+        Raises InvalidArgument if the directory is not empty.
         """
         if directory is None:
             target = Path(tempfile.mkdtemp(prefix="stateflow-snapshot-"))

@@ -1,11 +1,11 @@
 """Spans, by OpenTelemetry: whether there are any, who makes them, and how they travel; and the subjects of log lines.
 
-There are none unless ``OTEL_TRACES_EXPORTER=otlp`` says so, or the program has a provider of its own. Without them
-nothing of OpenTelemetry is imported, and code that would make spans gets None in place of a :class:`Tracing`.
+There are spans only if ``OTEL_TRACES_EXPORTER=otlp`` is set, or the program has a provider of its own. Without them
+OpenTelemetry is not imported, and code that would create spans gets None in place of a :class:`Tracing`.
 
 A span of one process is the parent of a span in another by its ``traceparent`` (W3C Trace Context). A span that is not
-recorded is not passed on, and a process that receives none makes none. So the process that begins a trace decides for
-all.
+recorded is not passed on, and a process that receives none creates none. So the process that begins a trace decides for
+all processes.
 
 Log lines have subjects, which are ids beside the text, by which lines, traces and the ledger can be joined. Code that
 begins to work on something declares its ids once; each line logged meanwhile, by any code, carries them. The ids are
@@ -41,7 +41,7 @@ _ABOUT: ContextVar[Callable[[], Ids] | None] = ContextVar("about", default=None)
 
 
 def begin_about(ids: Callable[[], Ids]) -> None:
-    """Declares the ids of the running task until it ends, and of the tasks that it begins."""
+    """Declares ids for the running task, until it ends, and for the tasks that it starts."""
     _ABOUT.set(ids)
 
 
@@ -55,7 +55,7 @@ def about(ids: Callable[[], Ids]) -> Iterator[None]:
 
 
 def ids_of(record: logging.LogRecord) -> dict[str, str | int]:
-    """Returns the ids of a line: those declared, those of partitions and errors among its arguments, and ``extra``."""
+    """Returns the ids of a log line: declared ids, ids of partitions and errors among its arguments, and ``extra``."""
     found: dict[str, Any] = {}
     said = _ABOUT.get()
     if said is not None:
@@ -139,8 +139,8 @@ class Made:
 
     @contextmanager
     def current(self) -> Iterator[Made]:
-        """Makes the span current: spans begun meanwhile, here and by tasks begun here, are its children. Does not end
-        it."""
+        """Makes the span current: spans begun within the block, also by tasks started in it, are its children. Does not
+        end the span."""
         from opentelemetry import trace
 
         with trace.use_span(self.span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
@@ -190,7 +190,7 @@ class Tracing:
 
     @contextmanager
     def span(self, name: str, *, kind: Kind = "internal", **attributes: Any) -> Iterator[Made]:
-        """Runs a block in a span that is current meanwhile. An error that leaves the block becomes the span's
+        """Runs a block with a new span as the current one. An error that leaves the block becomes the span's
         status."""
         made = self.begin(name, kind=kind, **attributes)
         try:
@@ -264,7 +264,8 @@ def begin_tracing(process: str, name: str = "", site: str = "") -> Tracing | Non
 
 
 def tracing() -> Tracing | None:
-    """Returns the tracing for objects made now: by the program's own provider, or the environment's settings, or None.
+    """Returns the tracing for new objects: from the program's own provider, or from the environment's settings; None:
+    off.
 
     Raises ExtraMissing, InvalidArgument.
     """

@@ -1,10 +1,10 @@
 """Transition tables, which are state machines as data, and checks of invariants.
 
 A machine's page, its diagram and the test of its completeness are derived from the same rows; see
-docs/state-machines.md. For each phase and type of event the rows are tried in the order they are written in; the first
-whose guard holds is taken. A table is complete when the rows of each such pair end in one without a guard.
+docs/state-machines.md. For each phase and type of event, the rows are tried in their order; the first whose guard holds
+is taken. A table is complete when the rows of each such pair end in one without a guard.
 
-Objects that decide have a ``validate()`` that checks what always holds of them: state machines, the partition registry,
+Objects that decide have a ``validate()`` that checks their invariants: state machines, the partition registry,
 an assignment, the controller's knowledge. With the setting ``STATEFLOW_DEBUG_VALIDATE`` replicas and controllers call
 it by :func:`check` after each change.
 """
@@ -37,7 +37,7 @@ class Validated(Protocol):
 
 
 def check(changed: Validated) -> None:
-    """Checks a changed object. Raises InvariantBroken, and reports it, as the caller may keep the error to itself."""
+    """Checks a changed object. Raises InvariantBroken, and also logs it, because the caller may swallow the error."""
     try:
         changed.validate()
     except InvariantBroken as error:
@@ -62,10 +62,10 @@ class Guard(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class Order(Generic[M, I]):
-    """An instruction as a table names it.
+    """An instruction, as named by a table.
 
-    ``make`` adds what is needed to carry it out. It is called when the transition has had its effect on the machine,
-    and the machine is in the new phase.
+    ``make`` creates the complete instruction. It is called after the transition's effect, when the machine is in the
+    new phase.
     """
 
     name: str
@@ -87,8 +87,8 @@ class Row(Generic[P, M]):
 
 @dataclass(frozen=True, slots=True)
 class Transition(Row[P, M], Generic[P, M, A]):
-    """A row that changes the machine. ``to``: the new phase; None: the same. ``effect``: what else changes in the
-    machine, while it is in the old phase."""
+    """A row that changes the machine. ``to``: the new phase; None: the same. ``effect``: changes the machine's other
+    fields, while it is in the old phase."""
 
     to: P | None
     answer: A
@@ -97,7 +97,7 @@ class Transition(Row[P, M], Generic[P, M, A]):
 
 @dataclass(frozen=True, slots=True)
 class Ignored(Row[P, M], Generic[P, M, A]):
-    """A row that changes nothing; ``note`` says why that is right."""
+    """A row that changes nothing; ``note`` gives the reason."""
 
     answer: A
 
@@ -119,11 +119,11 @@ class Table(Generic[P, M, A]):
     """The transition table of a machine.
 
     Args:
-        title: of its page.
-        phases: all of them; the machine begins in the first.
-        events: all types of them.
+        title: title of its page.
+        phases: all phases; the machine begins in the first.
+        events: all types of events.
         impossible: the error for an event that cannot happen in the machine's phase.
-        invariants: what always holds of the machine; their guards are given no event.
+        invariants: guards that always hold; they are called without an event.
     """
 
     title: str
@@ -144,7 +144,8 @@ class Table(Generic[P, M, A]):
         object.__setattr__(self, "_rows", found)
 
     def decide(self, machine: M, phase: P, event: object) -> Transition[P, M, A] | Ignored[P, M, A]:
-        """Returns the row for this event, now. Raises the row's error where the event is refused or impossible."""
+        """Returns the row for this event in the present phase. Raises the row's error if the event is refused or
+        impossible."""
         for row in self._rows[phase._name_, type(event)]:
             if row.when is None or row.when.holds(machine, event):
                 if isinstance(row, (Transition, Ignored)):

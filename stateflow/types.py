@@ -57,7 +57,7 @@ def _plain(length: int) -> str:
 _PLAIN_HOW = "use letters, digits, '.', '_' and '-', at most {}, starting with a letter or digit"
 #: names of operators, replicas, sites and savepoints; and of a node's workers, whose number follows WORKER
 NAME = Grammar("name", re.compile(_plain(128) + r"(?:~\d{1,3})?"), _PLAIN_HOW.format(128))
-#: a node's first worker has the node's name; to those of the others WORKER and a number are appended
+#: a node's first worker has the node's name; the others' names have WORKER and a number appended
 WORKER = "~"
 WORKERS_MAX = 256
 #: limit of replicas that one command starts
@@ -99,7 +99,7 @@ URL = Grammar(
 
 
 def listened_at(listen: str) -> tuple[str, int]:
-    """Returns host and port of ``host:port``, where a process is to listen. Raises InvalidArgument."""
+    """Returns host and port of ``host:port``, the address at which a process will listen. Raises InvalidArgument."""
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
     if not host or not (port.isascii() and port.isdecimal()) or int(port) > PORT_MAX:
@@ -111,8 +111,7 @@ def listened_at(listen: str) -> tuple[str, int]:
 
 
 def cannot_listen(error: OSError, listen: str) -> StateflowError:
-    """Returns the error of a process that cannot listen; it is port_in_use only where another process has the
-    address."""
+    """Returns the error of a process that cannot listen; it is port_in_use only if another process has the address."""
     host, _, port = listen.rpartition(":")
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return InvalidArgument(
@@ -155,7 +154,7 @@ def worker_of(replica: str) -> int:
 
 
 def shown(value: object) -> str:
-    """Returns a value as errors repeat it: in one line, shortened where it is long."""
+    """Returns a value in the form for error messages: in one line, shortened if it is long."""
     try:
         text = repr(value[:200] if isinstance(value, (str, bytes)) else value)
     except Exception as error:  # noqa: BLE001 - a user's, or that of a number with thousands of digits
@@ -182,7 +181,7 @@ class PartitionId:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaInfo:
-    """A replica as the controller knows it. ``weight`` is its share of new partitions relative to others."""
+    """The controller's data about a replica. ``weight`` is its share of new partitions relative to others."""
 
     name: str
     site: str
@@ -192,13 +191,14 @@ class ReplicaInfo:
 
 @dataclass(frozen=True, slots=True)
 class OperatorSpec:
-    """The description by which any replica can run an operator: where its code is, and how its keys are partitioned.
+    """The description by which any replica can run an operator: the place of its code, and the partitioning of its
+    keys.
 
-    ``target`` is ``package.module:Class``, or ``/path/file.py:Class`` or ``<stdin>:Class``; of the latter two
-    ``source`` is the text to load. ``key`` holds input column names. ``output_schema`` is an Arrow IPC schema.
+    ``target`` is ``package.module:Class``, ``/path/file.py:Class`` or ``<stdin>:Class``; for the latter two, ``source``
+    is the text to load. ``key`` holds input column names. ``output_schema`` is an Arrow IPC schema.
 
     ``recorded_us`` orders the versions of a name: a version that a ledger records is newer than all before it, also
-    newer than undeployed ones. 0, the oldest: it was not recorded, or by a program that kept no order.
+    newer than undeployed ones. 0, the oldest: it was not recorded, or recorded by a program that kept no order.
     """
 
     name: str
@@ -209,7 +209,7 @@ class OperatorSpec:
     state_schema: str  # JSON, as returned by KeyedState.schema()
     side_schemas: tuple[tuple[str, bytes], ...] = ()  # (tag, Arrow IPC schema), by tag
     dropped: tuple[tuple[str, int], ...] = ()  # (state, how often deployments dropped it), by name
-    source: str = ""  # text of the class and what it uses; empty: it is imported
+    source: str = ""  # text of the class and of all that it uses; empty: it is imported
     source_digest: str = ""  # SHA-256
     source_mac: str = ""  # HMAC with the key of the client that deployed it, see stateflow.code.loading
     recorded_us: int = 0
@@ -218,8 +218,8 @@ class OperatorSpec:
     def after(self, deployed: OperatorSpec) -> OperatorSpec:
         """Returns this spec as the version that follows ``deployed``; equal to that if nothing changes.
 
-        A state that it no longer declares is dropped for the operator. What is stored of it is gone, even if a later
-        version declares it again, whichever versions a partition has seen.
+        A state that it no longer declares is dropped for the operator. Its stored data is gone, even if a later version
+        declares it again, whichever versions a partition has seen.
         """
         gone = {each["name"] for each in json.loads(deployed.state_schema)}
         gone -= {each["name"] for each in json.loads(self.state_schema)}

@@ -15,7 +15,7 @@ FORMATS = {
     "stateflow.state.cells": "Cells: state in a partition's database",
     "stateflow.partition.layout": "Other entries of a partition's database",
     "stateflow.operator.output": "Stored output",
-    "stateflow.partition.data_directory": "Data directory: whose it is",
+    "stateflow.partition.data_directory": "Data directory: identity, checkpoint store, quarantine",
     "stateflow.checkpoint.manifest": "Checkpoint: manifest",
     "stateflow.checkpoint.codec": "Checkpoint: blobs",
     "stateflow.code.bundles": "Bundle: an operator's code",

@@ -20,7 +20,7 @@ def has_compiler() -> bool:
 
 
 def make_jar(directory: Path) -> Path:
-    """Compiles the classes against the installed Spark. Raises StateflowError where there is no compiler."""
+    """Compiles the classes against the installed Spark. Raises StateflowError if there is no compiler."""
     import pyspark
 
     if not has_compiler():

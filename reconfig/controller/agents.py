@@ -1,8 +1,8 @@
-"""Agents: which are there, the replicas that each should run, commands that change these, and rolling restarts.
+"""Agents: registers them, records the replicas that each should run, and restarts nodes one after another.
 
-The ledger holds the wanted replicas. An agent reports in each heartbeat what it has, and the reply names every replica
-that it should have; so a command needs no answer of its own, and none is lost. An agent's name belongs to the data
-directory from which it was registered, as a replica's does.
+The ledger holds the wanted replicas. In each heartbeat an agent reports the replicas that it runs, and the reply names
+every replica that it should run. So a command needs no answer of its own, and no command is lost. An agent's name, like
+a replica's, belongs to the data directory from which it was registered.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ class Agents:
     # -- membership ---------------------------------------------------------------------------------------
 
     async def heard(self, beat: Beat) -> DesiredState:
-        """Takes a heartbeat, registers the agent if it is new or has changed, and returns what it should have.
+        """Takes in a heartbeat, registers the agent if it is new or has changed, and returns the replicas that it
+        should run.
 
         Raises NameTaken, ForeignLedger, HoldLost.
         """
@@ -220,7 +221,7 @@ class Agents:
             )
 
     def child(self, replica: str) -> Child | None:
-        """Returns a replica's state, as its agent reported it last. None: no agent reported it."""
+        """Returns a replica's state, as its agent last reported it; None: no agent has."""
         spawned = self._cluster.roster.spawned.get(replica)
         beat = None if spawned is None else self._beats.get(spawned.agent)
         return None if beat is None else next((c for c in beat.children if c.spawned.replica == replica), None)
@@ -288,7 +289,7 @@ class Agents:
         return wanted
 
     def _asked(self, request: Request) -> list[str]:
-        """Returns the agents that fit a request and answer."""
+        """Returns the agents that answer and match a request."""
         agents = self._cluster.roster.agents
         if request.at in agents:
             named = [request.at]
@@ -317,7 +318,7 @@ class Agents:
         return Offer(roster.agents[name], free_bytes, roster.wanted_at(name))
 
     def _free_name(self, agent: str, taken: Iterable[str]) -> str:
-        """Returns a name that no replica ever had, as the data directory of a former one may still be there."""
+        """Returns a name that no replica ever had: the data directory of a former replica may still exist."""
         cluster = self._cluster
         used = {*taken, *map(node_of, cluster.names_used())}
         number = 0
@@ -360,7 +361,7 @@ class Agents:
         return wanted
 
     def _spawned(self, replica: str) -> Spawned:
-        """Returns what is wanted of a replica of an agent. Raises InvalidArgument if no agent started it."""
+        """Returns the wanted state of a replica that an agent runs. Raises InvalidArgument if no agent started it."""
         spawned = self._cluster.roster.spawned.get(replica)
         if spawned is not None:
             return spawned
@@ -435,7 +436,8 @@ class Restarting:
         members, cluster = self._context.members, self._context.cluster
         before: dict[str, str] = {}
         if begin is not None:
-            # a node that does not serve now is not restarted: it might get worse, and would be waited for in vain
+            # a node that does not serve now is not restarted: that might make it worse, and waiting for it would be in
+            # vain
             await self._serves(node, {}, None)
             before = {name: members.session(name) for name in self._workers(node)}
             if not await begin():
@@ -444,7 +446,7 @@ class Restarting:
         return Outcome()
 
     async def _serves(self, node: str, before: dict[str, str], wanted: Spawned | None) -> None:
-        """Waits until a node serves as it is wanted. Raises Unavailable, and what :meth:`_lacks` raises."""
+        """Waits until a node is running as ordered and serves. Raises Unavailable, and the errors of :meth:`_lacks`."""
         settings, clock = self._context.settings, self._context.clock
         until = clock.monotonic() + settings.opening_timeout_s
         while (lacks := self._lacks(node, before, wanted)) is not None:
@@ -456,9 +458,9 @@ class Restarting:
             await asyncio.sleep(LOOK_S)
 
     def _lacks(self, node: str, before: dict[str, str], wanted: Spawned | None) -> str | None:
-        """Returns what a node lacks to serve; None: nothing.
+        """Returns what a node still lacks before it serves; None: nothing.
 
-        Raises MoveConflict where another command came, and the error by which the node fails to start.
+        Raises MoveConflict if another command came, and the error by which the node fails to start.
         """
         cluster, members = self._context.cluster, self._context.members
         now = cluster.roster.spawned.get(node)

@@ -1,7 +1,7 @@
-"""Reconfigurations as batches of the ledger's board: their records, and the columns that these set.
+"""Reconfigurations as batches of the ledger's board: their records, and the board columns that the records set.
 
 A batch is an item ``reconfiguration/<id>``; its entities are the items of its moves, which also describe the moves. So
-one list holds all that is to be done, and ``stateflow batch`` shows it beside the batches of users.
+one list holds all work, and ``stateflow batch`` shows reconfigurations beside the batches of users.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def entry(
     payload: Any = None,
     schema: str | None = None,
 ) -> Entry:
-    # the controller's locks have no lease: a controller that comes back goes on with its own moves
+    # the controller's locks have no lease: a restarted controller continues its own moves
     return Entry(item, APP, state, previous, payload, schema, lease_s=math.inf)
 
 
@@ -116,8 +116,8 @@ class Recorded:
 
 
 def because(planned: PlannedMove, reason: str) -> str:
-    """Joins the reason of a move and the reason of its target. The first stays in front, as moves of a job's run are
-    recognised by it."""
+    """Joins the reason of a move and the reason of its target. The move's reason comes first, because it identifies the
+    moves of a job's run."""
     return f"{planned.reason}; {reason}" if planned.reason else reason
 
 
@@ -127,12 +127,12 @@ def was_cancelled(record: Record) -> bool:
 
 
 def is_waiting(record: Record) -> bool:
-    """Tells whether a move waits for its turn. Moves of earlier versions have no turns."""
+    """Tells whether a move waits for its turn. Moves recorded by earlier versions have no turns."""
     return record.state is RecordState.NEW and record.payload_schema is not None
 
 
 def begun(moves: Iterable[Change], now_us: int) -> list[Entry]:
-    """Returns the entries of a plan: its batches and their moves. A take-over begins as soon as it is planned."""
+    """Returns the entries of a plan: its batches and their moves. A takeover begins as soon as it is planned."""
     entries: list[Entry] = []
     batches: set[str] = set()
     for planned in moves:
@@ -168,14 +168,15 @@ def entity(batch: str, planned: Change | PlannedRestore) -> Entry:
 
 
 def taken_up(before: Record | Entry) -> Entry:
-    """Returns the entry by which a move begins. Moves of earlier versions have no columns."""
+    """Returns the entry by which a move begins. Moves recorded by earlier versions have no columns."""
     schema = before.payload_schema
     payload = None if schema is None else {"set": {"status": EntityStatus.IN_PROGRESS.value}}
     return entry(before.item_id, RecordState.PROCESSING, before, payload, schema)
 
 
 def retaken(ends: Sequence[Entry]) -> list[Entry]:
-    """Returns the ends of items that a person has resolved meanwhile, each behind an entry that takes it up again."""
+    """Returns the entries that end items which a person resolved by hand meanwhile; before each, an entry takes the
+    item up again."""
     entries: list[Entry] = []
     for end in ends:
         payload: Any = None if end.payload_schema is None else {"set": {}}

@@ -1,8 +1,8 @@
-"""Claims, which are partitions that replicas have and the ledger does not know; and their adoption into the ledger.
+"""Claims: partitions that replicas have and the ledger does not know, and their adoption into the ledger.
 
 The controller remembers claims, so that it never creates empty partitions in their place. A replica that belongs to
 another ledger is not registered; a replica that registers may have operators that this ledger has lost. Both report
-what they have. Claims are kept in memory, as replicas report them again to a new controller.
+what they have. Claims are kept in memory, because replicas report them again to a new controller.
 
 For adoption into a ledger that lost its records, the copy of a partition that is owned at the greatest epoch counts.
 Two owned copies at the same epoch cannot be told apart; then nothing of that operator is adopted. A partition that no
@@ -61,8 +61,8 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a replica's report of what it has. ``belongs_to``: the ledger of its data directory. ``first``: it
-    voids what the replica reported before; ``last``: it completes the report."""
+    """A part of a replica's report of what it has. ``belongs_to``: the ledger that the replica's data directory belongs
+    to. ``first``: the piece begins a new report and voids the former one; ``last``: it completes the report."""
 
     info: ReplicaInfo
     home: Home
@@ -78,7 +78,8 @@ class Piece:
 
 @dataclass(slots=True)
 class Claimant:
-    """A replica with claims. ``whole``: its report is complete. ``at``: when it was last heard, monotonic seconds."""
+    """A replica with claims. ``whole``: its report is complete. ``at``: time of its last heartbeat, monotonic
+    seconds."""
 
     info: ReplicaInfo
     home: Home
@@ -118,7 +119,7 @@ class Claims:
         noted.whole = piece.last
 
     def registered(self, unknown: Piece) -> None:
-        """Notes what a replica brings as it registers.
+        """Notes the partitions that a registering replica has.
 
         Args:
             unknown: the replica's partitions of operators that the ledger does not know.
@@ -129,8 +130,8 @@ class Claims:
 
     @property
     def early_s(self) -> float:
-        """Seconds until every running replica should have been heard. A controller with an empty ledger waits so long
-        before it creates partitions."""
+        """Seconds until every running replica should have been heard. A controller with an empty ledger waits for that
+        long before it creates partitions."""
         return max(0.0, self._heard_from - self._clock.monotonic())
 
     def foreign(self, replica: str, directory: str) -> bool:
@@ -196,7 +197,7 @@ class Found:
 
     ``owners``: partition → (replica, epoch). ``sealed``: partition → (replica, epoch) of the newest sealed copy, for
     partitions whose newest copy is not an owned one. ``missing``: partitions without any copy. ``granted``: partition →
-    the newest epoch that counts as granted from now on.
+    the newest epoch that counts as granted.
     """
 
     operator: str
@@ -293,7 +294,7 @@ class Adopter:
 
         Args:
             dry_run: only report what there is.
-            partial: also adopt operators with partitions that are missing or only sealed.
+            partial: also adopt operators whose partitions are partly missing, or exist only as sealed copies.
 
         Raises AdoptionRefused, unless ``dry_run``.
         """

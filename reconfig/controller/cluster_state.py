@@ -30,7 +30,7 @@ item                            records
                                 ledger did not know; owners are indices into replicas
 ``adopted/<ledger>``            NEW {}: replicas that belong to that ledger belong to this one from now on
 ``failover/<operator>/<n>``     NEW {failover}: from now on ``manual``: its owners serve it while no controller answers,
-                                and take-overs begin only by command; or ``automatic``
+                                and takeovers begin only by command; or ``automatic``
 ``standbys/<operator>/<n>``     NEW {count}: number of standbys of each partition wanted from now on
 ``reconfiguration/<id>``        a batch of the board, see docs/ledger.md, whose entities are its moves
 ``pause/<id>/<n>``              NEW {paused}: moves of the reconfiguration that have not begun wait; or go on. Only for
@@ -170,7 +170,7 @@ class ClusterState:
         return f"{kind}/{name}/{number}" if name else f"{kind}/{number}"
 
     def validate(self) -> None:
-        """Checks the invariants. Raises InvariantBroken in a state that only a bug leads to."""
+        """Checks the invariants. Raises InvariantBroken if one is violated, which only a bug can cause."""
         for deployed in [*self.deployed.values(), *(plan for plan, _ in self.planned.values())]:
             deployed.assignment.validate()
         for words, where in self._broken():
@@ -227,7 +227,7 @@ class ClusterState:
     # -- replicas -----------------------------------------------------------------------------------------
 
     def is_free(self, name: str) -> bool:
-        """Tells whether no partition is assigned to the replica, or on its way to or from it."""
+        """Tells whether the replica is free: it owns no partition, and none is moving to or from it."""
         plans = [deployed.assignment for deployed, _ in self.planned.values()]
         assignments = [*plans, *(deployed.assignment for deployed in self.deployed.values())]
         moves = [move.planned for move in self.open_moves.values()]
@@ -273,9 +273,9 @@ class ClusterState:
                 self.undeployed[name] = self.planned.pop(name)[0].first_epoch
 
     def _spec_of(self, name: str, record: Record) -> OperatorSpec:
-        """Returns the spec of a record, with a time of recording later than those of all versions before it, whatever
-        the clocks say. The time is the clock's if possible, so that the spec also counts as newer than those that
-        replicas have from another ledger, or from the ledger of which this one is an older copy."""
+        """Returns the spec of a record, with a recording time later than that of every earlier version, whatever the
+        clocks say. Where possible the time is the clock's. Then the spec is also newer than specs that replicas know
+        from another ledger, or from a later state of this ledger that a restore has undone."""
         spec = OperatorSpec.from_json({"name": name, **record.payload["spec"]})
         newest_us = max(spec.recorded_us, self.versions_us.get(name, 0))
         self.versions_us[name] = max(record.timestamp_us, newest_us + 1)
@@ -305,7 +305,7 @@ class ClusterState:
         self.adopted.add(ledger)
 
     def operator(self, name: str) -> Deployed:
-        """Returns a deployed operator. Raises OperatorNotDeployed."""
+        """Returns a deployed operator. Raises OperatorNotDeployed if there is none of this name."""
         try:
             return self.deployed[name]
         except KeyError:
@@ -320,7 +320,7 @@ class ClusterState:
         return {name: deployed.sites for name, deployed in self.deployed.items() if deployed.sites}
 
     def assigned(self, name: str) -> dict[PartitionId, int]:
-        """Returns a replica's partitions, and the epochs at which it owns them."""
+        """Returns the partitions that a replica owns, with their epochs."""
         return {
             PartitionId(operator, number): epoch
             for operator, deployed in self.deployed.items()
@@ -328,7 +328,7 @@ class ClusterState:
         }
 
     def owned_counts(self) -> dict[str, int]:
-        """Returns the number of partitions by replica, of all operators."""
+        """Returns the number of partitions that each replica owns, over all operators."""
         counts: dict[str, int] = {}
         for deployed in self.deployed.values():
             for owner in deployed.assignment.owners:
@@ -338,12 +338,12 @@ class ClusterState:
     # -- moves --------------------------------------------------------------------------------------------
 
     def next_epoch(self, partition: PartitionId) -> int:
-        """Returns an epoch newer than any at which the partition is owned, or that was ever granted or reported."""
+        """Returns an epoch newer than every epoch at which the partition was owned, granted or reported."""
         _, epoch = self.operator(partition.operator).assignment.owner(partition.partition)
         return max(epoch, self.epochs_granted.get(partition, 0), self.epochs_seen.get(partition, 0)) + 1
 
     def changes(self) -> Iterator[Change]:
-        """Yields the work under way by which partitions get another owner: moves and take-overs, but not standbys."""
+        """Yields the work under way that changes owners: moves and takeovers, but not standbys."""
         for open_move in self.open_moves.values():
             if not isinstance(open_move.planned, PlannedStandby):
                 yield open_move.planned

@@ -51,8 +51,8 @@ FOLDED_AT_ONCE = 100
 
 
 def author() -> str:
-    """Returns the author for records: the caller that asked for what the current task does. Empty: the controller
-    decided by itself, or a node, agent or controller called, as these only report their state."""
+    """Returns the author to record: the caller whose request the current task carries out. Empty: the controller
+    decided by itself, or the caller is a node, agent or controller, which only report their state."""
     who = caller()
     return "" if who is None or who.role.listens else str(who)[:AUTHOR_MAX]
 
@@ -118,7 +118,7 @@ class ControllerContext:
     thread, as a large plan takes seconds; its records are folded before the next step is decided, and before the caller
     that asked for it goes on.
 
-    ``over`` is done when the term has ended early, with the reason: nothing more can be recorded.
+    ``over`` becomes done, with the reason, if the term ends early; from then on nothing can be recorded.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class ControllerContext:
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[StateflowError] = self._loop.create_future()
         self._waited_for = ""  # why a record waits, as last logged
-        #: held while a change is planned and recorded, so that what was checked still holds
+        #: held while a change is planned and recorded, so that its checks still hold
         self.planning = asyncio.Lock()
         #: held while operators are deployed, undeployed or adopted; taken before ``planning``
         self.deploying = asyncio.Lock()
@@ -158,7 +158,7 @@ class ControllerContext:
         cancelled.
 
         A step waits while the ledger is unavailable or read-only, e.g. during a failover of its database, for as long
-        as this controller leads; the lead ends with time, as renewing the hold is a write, too. Raises the error that
+        as this controller leads. Leading ends in time too, as renewing the lease is also a write. Raises the error that
         ends the term.
         """
         return await asyncio.shield(self.spawn(self._record(decide, *arguments)))
@@ -189,8 +189,8 @@ class ControllerContext:
         return self._writer.append(decide(self.cluster, *arguments), author)
 
     async def knows_what_it_wrote(self) -> None:
-        """Waits until all records written so far are folded. A record is in the ledger a moment before it is known
-        here, and a follower may have reported it by then: the leader's next answer must not know less."""
+        """Waits until all records written so far are folded. A record reaches the ledger a moment before it is folded
+        here, and a follower may already have reported it. The leader's next answer must not know less."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WRITTEN_WITHIN_S), self._writing:
                 pass
@@ -221,8 +221,8 @@ class ControllerContext:
     # -- replicas -----------------------------------------------------------------------------------------
 
     def _command(self, name: str) -> Command:
-        """Returns the authority for a call to a replica. Raises HoldLost, and Unavailable for a replica that has not
-        registered."""
+        """Returns the fencing token for a call to a replica. Raises HoldLost, and Unavailable for a replica that has
+        not registered."""
         self.check_leads()
         session = self.members.session(name)
         if not session:
@@ -256,8 +256,8 @@ class ControllerContext:
                 log.exception("%s", instead)
 
     async def acquainted(self) -> None:
-        """Waits until every replica that was there before this term was heard, or has been silent for as long as a
-        silent replica is waited for at other times. Without that, a new leader would find that no replica answers."""
+        """Waits until every replica known before this term has sent a heartbeat, or has been silent for the usual
+        limit. Without that, a new leader would find that no replica answers."""
         while self.members.expects():  # noqa: ASYNC110 - the wait ends with time, too
             await asyncio.sleep(LOOK_S)
 
@@ -266,7 +266,7 @@ class ControllerContext:
         return self.cluster.failovers.may_be_alone(operator, self.members.said_alone(name))
 
     def fit(self) -> dict[str, ReplicaInfo]:
-        """Returns the replicas of :meth:`alive` that may be given something: their nodes are not in maintenance."""
+        """Returns the replicas of :meth:`alive` that may receive partitions: their nodes are not in maintenance."""
         maintained = self.cluster.maintained()
         return {name: info for name, info in self.alive().items() if node_of(name) not in maintained}
 
@@ -292,8 +292,8 @@ class ControllerContext:
                 )
 
     async def learnt(self, pairs: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Makes replicas learn operators, fetching their code where they lack it. Returns the pairs of (replica,
-        operator) for which that worked. Callers must not hold ``planning``, as fetching may take minutes."""
+        """Tells replicas to load operators; a replica that lacks the code fetches it. Returns the (replica, operator)
+        pairs for which that worked. Callers must not hold ``planning``, as fetching may take minutes."""
         able = set()
         for name, operator in sorted(pairs):
             try:

@@ -52,11 +52,11 @@ from stateflow.types import OperatorSpec, PartitionId, node_of
 
 
 class StatusReporter:
-    """Reports what the leader knows of its cluster: operators, replicas, reconfigurations, and what is amiss.
+    """Reports what the leader knows of its cluster: operators, replicas, reconfigurations, and faults.
 
     Args:
         deployments: names the deployments and trials under way.
-        child: returns what its agent said of a replica; None: nothing, or the replica has no agent.
+        child: returns an agent's report on its replica; None: there is no report, or the replica has no agent.
     """
 
     def __init__(
@@ -103,7 +103,8 @@ class StatusReporter:
         )
 
     def _has_ended(self, name: str) -> bool:
-        """Tells whether an agent has ended a replica by command, though it may have been heard a moment ago."""
+        """Tells whether an agent has stopped a replica by command. Such a replica may have sent a heartbeat a moment
+        ago."""
         child = self._child(node_of(name))
         return child is not None and child.state == "STOPPED" and self._context.cluster.roster.is_stopping(name)
 
@@ -154,7 +155,8 @@ class StatusReporter:
 
 
 class Controller:
-    """A controller, which decides while ``leadership`` lasts. ``over`` is done when the term has ended early.
+    """A controller for one term; it decides while its ``leadership`` lasts. ``over`` becomes done if the term ends
+    early.
 
     Args:
         leadership: default: never expires (single controller, tests).
@@ -229,8 +231,8 @@ class Controller:
         self._auto_rebalance = AutoRebalance(context, self.runs, self.reconfigurations)
 
     async def try_out(self, spec: OperatorSpec) -> None:
-        """Checks an operator's code here, and then as :meth:`Deployments.try_out` does. Raises CodeRefused,
-        BundleMissing, BundleDamaged, and the errors of that method."""
+        """Checks an operator's code in this process, then tries it as :meth:`Deployments.try_out` does. Raises
+        CodeRefused, BundleMissing, BundleDamaged, and the errors of that method."""
         check_signed(spec)
         await self.versions.check_here(spec)
         await self.deployments.try_out(spec)
@@ -238,7 +240,7 @@ class Controller:
     async def deploy(
         self, spec: OperatorSpec, sites: Collection[str] | None, failover: Failover | None = None
     ) -> Deployment:
-        """Deploys an operator, and orders its failover unless that is None. Raises CodeRefused, BundleMissing,
+        """Deploys an operator, and sets its failover mode unless that is None. Raises CodeRefused, BundleMissing,
         BundleDamaged, and the errors of :meth:`Deployments.deploy`."""
         check_signed(spec)
         await self.versions.check_here(spec)
@@ -250,9 +252,9 @@ class Controller:
         return self.status_reporter.deployment(deployed)
 
     async def _known_to_owners(self, operator: str) -> None:
-        """Waits until the owners that answer have reported that they know the operator's failover, for at most as long
-        as a replica may be silent. A manual failover counts only for owners that know it, and a site may be cut off the
-        moment after it was ordered."""
+        """Waits until the owners that answer report that they know the operator's failover mode, at most for as long as
+        a replica may be silent. Manual failover protects only owners that know of it, and a site may be cut off right
+        after the order."""
         order, _ = self.cluster.failovers.newest.get(operator, (0, False))
         if not order:
             return  # its failover was never changed

@@ -1,10 +1,10 @@
 """Deploys, upgrades and undeploys operators, keeps the bundles of their code, and forgets replicas.
 
-A deployment is recorded with its owners, then the partitions are created at these, then its end is recorded. Creating
-can be repeated: the next controller resumes a deployment that was interrupted. One that failed is recorded as failed,
-and what was created is deleted. A new version is tried on all stored state before its upgrade is recorded; then every
-replica is told. An undeployment is recorded first, and replicas delete what they have when they are told. Replicas that
-do not answer must register again, and are told then.
+A deployment is recorded with its owners; then these create the partitions; then its end is recorded. Creating can be
+repeated: the next controller resumes a deployment that was interrupted. A failed deployment is recorded as failed, and
+the partitions that it created are deleted. A new version is tried on all stored state before its upgrade is recorded;
+then the controller tells every replica. An undeployment is recorded first; then the controller tells the replicas to
+delete the state. Replicas that do not answer must register again, and are told then.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Deployments:
     async def _former_owners(self, operator: str) -> None:
         """Waits until no replica can still serve an earlier deployment of the operator.
 
-        A replica that was not told that the earlier deployment has ended may serve it until its lease lapses.
+        A replica that has not heard of its end may serve it until the replica's lease lapses.
         """
         while operator in self._cluster.undeployed:
             untold = [name for name in self._cluster.roster.replicas if not self._members.alive(name)]
@@ -219,7 +219,7 @@ class Deployments:
 
         Before the upgrade is recorded, every owner that answers confirms that it has the code. A replica that has been
         silent for a while must register again, even if its lease still runs, and learns of the version then. That
-        includes replicas that own no partition of the operator, as an incoming copy may be owned there at any time.
+        includes replicas that own no partition of the operator, because an incoming copy may become owned at any time.
         """
         await self._context.acquainted()
         await self._try_out(deployed, spec)
@@ -245,9 +245,9 @@ class Deployments:
                 self._members.expel(name)
 
     async def _check_possible(self, spec: OperatorSpec, counts: Mapping[str, int]) -> None:
-        """Checks, before anything is decided, that replicas can load the code and hold so many partitions each.
+        """Checks, before anything is decided, that replicas can load the code and hold their number of partitions.
 
-        Raises the error by which a replica refuses.
+        Raises the error of a replica that refuses.
         """
         for name, count in sorted(counts.items()):
             await self._context.replicas.check(name, spec, count)
@@ -300,7 +300,7 @@ class Deployments:
         while True:
             try:
                 async with self._context.deploying:
-                    if deployed.spec.name in self._cluster.planned:  # else it was deployed again meanwhile
+                    if deployed.spec.name in self._cluster.planned:  # otherwise it was deployed again meanwhile
                         await self._create(deployed, record)
                     return
             except StateflowError as error:
@@ -315,7 +315,8 @@ def _is_new(deployed: Deployed, spec: OperatorSpec) -> bool:
 
 
 def _may_follow(deployed: OperatorSpec, spec: OperatorSpec) -> bool:
-    """Tells whether the new version is the same as the old one for routers and stored keys. States may differ."""
+    """Tells whether the new version agrees with the old one in all that routers and stored keys rely on. States may
+    differ."""
     same = ("partitions", "key", "output_schema", "side_schemas")
     return all(getattr(deployed, name) == getattr(spec, name) for name in same)
 
@@ -333,7 +334,7 @@ class Versions:
         self._context, self._deployments = context, deployments
 
     async def put(self, digest: str, number: int, count: int, data: bytes) -> None:
-        """Stores a part of a bundle. Raises InvalidArgument."""
+        """Stores a part of a bundle. Raises InvalidArgument if the part is not one."""
         if not (number < count <= -(-PACKED_MAX // BUNDLE_PART) and 0 < len(data) <= BUNDLE_PART):
             raise InvalidArgument(
                 f"a bundle has {PACKED_MAX >> 20} parts of 1 MB at most",
@@ -411,7 +412,7 @@ def _missing(digest: str) -> BundleMissing:
 
 
 class Leaving:
-    """Removes operators and replicas from the cluster for good: undeploys the former, forgets the latter."""
+    """Removes operators (undeploy) and replicas (forget) from the cluster for good."""
 
     def __init__(self, context: ControllerContext, standbys: Standbys, takeovers: Takeovers) -> None:
         self._context, self._standbys, self._takeovers = context, standbys, takeovers
@@ -421,8 +422,8 @@ class Leaving:
     async def undeploy(self, operator: str, delete_state: bool) -> tuple[int, list[str]]:
         """Undeploys an operator and deletes its state.
 
-        The undeployment is recorded first: a replica that does not answer deletes what it has before it is let in
-        again.
+        The undeployment is recorded first: a replica that does not answer must delete its partitions before it may
+        register again.
 
         Returns the number of the operator's partitions, and the replicas that did not answer. Raises
         OperatorNotDeployed, MoveConflict, PartitionsLive, also without ``delete_state``; nothing is changed then.
@@ -452,7 +453,8 @@ class Leaving:
         return len(partitions), waiting
 
     def _check_nobody_alone(self, deployed: Deployed) -> None:
-        """Checks that no owner that does not answer may go on serving what would be deleted. Raises PartitionsLive."""
+        """Checks that every owner that does not answer has lost the right to serve, so that nothing in use is deleted.
+        Raises PartitionsLive."""
         context, operator = self._context, deployed.spec.name
         owners = sorted(set(deployed.assignment.owners))
         alone = [name for name in owners if not context.members.alive(name) and context.may_be_alone(name, operator)]
@@ -482,8 +484,8 @@ class Leaving:
     async def drop(self, operator: str) -> list[str]:
         """Tells replicas to delete what they have of an undeployed operator. Returns the replicas that did not answer.
 
-        Those have to register again, and are told then. A replica that has been silent for a while has to register,
-        too: its lease may still run, and its next heartbeat would renew the lease without telling it to delete.
+        They must register again, and are told then. A replica that has been silent for a while must also register
+        again: its lease may still run, and a heartbeat would renew it without telling the replica to delete.
         """
         alive = self._context.alive()
         for silent in self._context.cluster.roster.replicas.keys() - alive.keys():
@@ -538,7 +540,7 @@ class Leaving:
         log.warning("replica %s forgotten; a replica of that name is a new one from now on", " ".join(names))
 
     def _check_not_started_again(self, replica: str) -> None:
-        """Checks that no agent is to run the replica, as it would start it again. Raises NameTaken."""
+        """Checks that no agent should run the replica: it would start the replica again. Raises NameTaken."""
         spawned = self._context.cluster.roster.spawned.get(replica)
         if spawned is not None and spawned.running:
             raise NameTaken(
@@ -563,7 +565,7 @@ class Leaving:
             raise PartitionsLive(
                 f"the replica owns {len(owned)} partitions",
                 remedy="start it with its data directory and drain it, or wait until they are taken over; if the "
-                f"directory is lost, `stateflow replace {replica}` gives the name to another",
+                f"directory is lost, `stateflow replace {replica}` gives its name to a new one",
                 replica=replica,
             )
         if not cluster.is_free(replica):

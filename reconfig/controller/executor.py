@@ -54,11 +54,11 @@ class _Ticket:
 
 
 class MoveQueue:
-    """Moves that wait for their turn in batches, and those that have it.
+    """The queue of moves: those that wait for their turn, and those that run.
 
     Args:
         limits: returns the limits of a batch, by its id.
-        of_all: limits of all batches together.
+        of_all: limits over all batches together.
         goes_on: tells whether a batch is running, and not paused or over.
         begin: records that moves begin; done when that is durable.
     """
@@ -79,9 +79,9 @@ class MoveQueue:
 
     @asynccontextmanager
     async def turn(self, part: Part, planned: Planned) -> AsyncIterator[bool]:
-        """Waits for the turn of a move, and holds it to the end of the block. Raises what recording raises.
+        """Waits for the turn of a move, and holds it to the end of the block.
 
-        Yields False where the move was withdrawn and must not begin.
+        Yields False if the move was withdrawn and must not begin. Raises the error of recording.
         """
         ticket = _Ticket(part, planned)
         self._waiting[planned.item_id] = ticket
@@ -101,17 +101,17 @@ class MoveQueue:
             _tell(self._waiting.pop(item), False)
 
     def has(self, planned: Planned) -> bool:
-        """Tells whether a move waits, and begins when its turn comes."""
+        """Tells whether a move waits for its turn and has not been withdrawn."""
         return self._ticket(planned) is not None
 
     def _ticket(self, planned: Planned) -> _Ticket | None:
-        """Returns the ticket of a move; None: the move does not wait, or was told already whether it begins."""
+        """Returns the ticket of a waiting move; None: the move does not wait, or has its answer already."""
         ticket = self._waiting.get(planned.item_id)
         return ticket if ticket is not None and ticket.planned == planned and not ticket.turn.done() else None
 
     @contextmanager
     def withheld(self, planned: Planned) -> Iterator[bool]:
-        """Keeps a move from beginning during the block. Yields False where it does not wait, or begins already."""
+        """Keeps a move from beginning during the block. Yields False if the move does not wait, or has begun."""
         ticket = self._ticket(planned)
         if ticket is None:
             yield False
@@ -129,10 +129,10 @@ class MoveQueue:
             _tell(ticket, False)
 
     def look(self) -> None:
-        """Schedules a look at whose turn it is. Call it when a batch is paused, resumes, or has other limits.
+        """Schedules a check of which moves may begin. Call it when a batch is paused or resumed, or its limits change.
 
-        One look serves all moves that come or end together, as a round has thousands. It runs in an empty context, so
-        that its records have no author: no caller asked for what begins by itself.
+        One check serves all moves that arrive or end together, because a round may have thousands. It runs in an empty
+        context, so that its records have no author: no caller asked for these moves to begin now.
         """
         if not self._looks:
             self._looks = True
@@ -173,7 +173,7 @@ class MoveQueue:
 
 
 def _tell(ticket: _Ticket, begins: bool) -> None:
-    if not ticket.turn.done():  # else no task waits for it any more
+    if not ticket.turn.done():  # otherwise no task waits for it any more
         ticket.turn.set_result(begins)
 
 
@@ -183,8 +183,8 @@ def _tell(ticket: _Ticket, begins: bool) -> None:
 class Executor:
     """Runs the moves of reconfigurations.
 
-    ``bandwidth``: as the last completed move measured it, in bytes a second; 0: not measured yet. ``change_rates``: by
-    partition, in bytes a second.
+    ``bandwidth``: bytes a second, measured by the last completed move; 0: not measured yet. ``change_rates``: bytes a
+    second, by partition.
     """
 
     def __init__(self, context: ControllerContext, runs: RunRegistry) -> None:
@@ -202,11 +202,11 @@ class Executor:
         runs.on_change, runs.withdraw = self.queue.look, self.queue.withdraw
         self._experience = Experience()
         self._cutovers: dict[str, asyncio.Lock] = {}  # by source
-        #: returns the id of the move by which a replica is a standby of a partition; empty: it is none
+        #: returns the id of the move that makes a replica a standby of a partition; empty: it is not a standby
         self.standby_move: Callable[[PartitionId, str], str] = lambda _, __: ""
         #: called when a partition has a new owner
         self.on_owned: Callable[[PartitionId], None] = lambda _: None
-        #: called when a move's target has lost the partition: with the epoch it owned it at, and the reason
+        #: called when a move's target has lost the partition, with the epoch of its ownership and the reason
         self.on_lost: Callable[[PartitionId, int, StateflowError], None] = lambda *_: None
 
     def cost(self) -> FixedCost:
@@ -245,10 +245,10 @@ class Executor:
         )
 
     async def run(self, running: Running, first: Mapping[str, list[m.Instruction]] | None = None) -> None:
-        """Runs a reconfiguration until all its moves have ended, or the term has; then the next leader resumes it.
+        """Runs a reconfiguration until all its moves have ended. If the term ends first, the next leader resumes it.
 
         Args:
-            first: by item, instructions of moves that an earlier controller had granted.
+            first: instructions, by item, for moves that an earlier controller had granted.
         """
         with reconfiguring(running.id, running.told.operator, str(running.told.kind)):
             if running.strategy is not None and running.strategy.stops:
@@ -270,8 +270,8 @@ class Executor:
     ) -> None:
         """Runs one move of a round to its end.
 
-        An error that is no event of the machine does not end the other moves: the move begins again from its records
-        in the ledger, as after a restart.
+        An unexpected error does not affect the other moves: this move begins again from its records in the ledger, as
+        after a restart.
         """
         resumed = first.get(round_[number].planned.item_id)
         while not self._context.over.done():
@@ -297,7 +297,7 @@ class Executor:
             running.runners = [again if each is runner else each for each in running.runners]
 
     async def _run_in_turn(self, running: Running, runner: MoveRunner, resumed: list[m.Instruction] | None) -> bool:
-        """Runs a move when its turn comes. Returns False where the move was replanned while it waited."""
+        """Runs a move when its turn comes. Returns False if the move was replanned while it waited."""
         if resumed is not None or (running.strategy is not None and running.strategy.stops):
             await runner.run(resumed)  # it has begun already
             return True
@@ -330,7 +330,7 @@ class Executor:
             return
         self.bandwidth = report.bandwidth or self.bandwidth
         replicas, planned = self._context.cluster.roster.replicas, runner.planned
-        if planned.source in replicas and planned.target in replicas:  # else one was forgotten meanwhile
+        if planned.source in replicas and planned.target in replicas:  # otherwise one was forgotten meanwhile
             sites = replicas[planned.source].site, replicas[planned.target].site
             self.links.moved(self._context.clock.monotonic(), *sites, report.bandwidth)
         self.change_rates[runner.planned.partition] = report.change_rate

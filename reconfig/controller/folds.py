@@ -3,8 +3,8 @@
 Each book holds the state that follows from the records, and takes in further records by its ``fold_…`` methods. The
 books are part of :mod:`reconfig.controller.cluster_state`, which has the table of records.
 
-The restores of one command are a batch of the board, whose entities are its partitions. The cluster's state knows what
-follows for owners and epochs.
+The restores of one command are a batch of the board, whose entities are its partitions. The cluster state derives
+owners and epochs from them.
 
 A sweep is long work on many nodes: a batch of the board, whose entities are the nodes. Restarts are ``roll/…`` items,
 as they were before there were other chores; all other sweeps are ``sweep/…`` items.
@@ -42,7 +42,7 @@ from stateflow.types import PartitionId, ReplicaInfo, node_of
 NOTHING: Mapping[str, str] = MappingProxyType({})
 #: sweeps of each chore that are kept after their end
 KEPT = 20
-#: last entity of a sweep over partitions: those that moved meanwhile. No node has such a name
+#: last entity of a sweep over partitions, for partitions that moved meanwhile. No node has such a name
 MOVED = "(moved)"
 
 
@@ -51,7 +51,7 @@ MOVED = "(moved)"
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """A data directory: its id, and the place where it is (empty: it was not seen yet)."""
+    """A data directory: its id, and its place (empty: not seen yet)."""
 
     directory: str = ""
     place: str = ""
@@ -65,7 +65,7 @@ class Roster:
     homes: dict[str, Home] = field(default_factory=dict)  # by replica; absent where only an earlier version knew it
     agents: dict[str, AgentInfo] = field(default_factory=dict)
     agent_homes: dict[str, Home] = field(default_factory=dict)
-    spawned: dict[str, Spawned] = field(default_factory=dict)  # what its agent is to run, by replica
+    spawned: dict[str, Spawned] = field(default_factory=dict)  # wanted state at its agent, by replica
     maintenance: dict[str, Maintenance] = field(default_factory=dict)  # by node, also when its time is over
 
     # -- replicas -----------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Roster:
         self.spawned[replica] = Spawned(replica, **record.payload)
 
     def wanted_at(self, agent: str) -> list[Spawned]:
-        """Returns what an agent is to run, sorted by the replicas' names."""
+        """Returns the replicas that an agent should run, sorted by name."""
         return [each for _, each in sorted(self.spawned.items()) if each.agent == agent]
 
     def is_stopping(self, replica: str) -> bool:
@@ -162,7 +162,7 @@ class JobBook:
         return [run for runs in self.runs.values() for run in runs if run.state is RunState.IN_PROCESS]
 
     def found(self, name: str) -> Job:
-        """Returns a job. Raises InvalidArgument where there is none of that name, or its record cannot be read."""
+        """Returns a job. Raises InvalidArgument if there is no job of that name, or its record cannot be read."""
         if name in self.unreadable:
             raise self.unreadable[name].refused()
         try:
@@ -171,7 +171,7 @@ class JobBook:
             raise InvalidArgument(f"there is no job {name!r}", remedy="see `stateflow job list`") from None
 
     def run(self, run_id: str) -> Run:
-        """Returns a run, also of a deleted job. Raises InvalidArgument where there is none, or it is no longer kept."""
+        """Returns a run, also of a deleted job. Raises InvalidArgument if the run is unknown or no longer kept."""
         runs = self.runs.get(run_id.rpartition("/")[0], [])
         found = next((run for run in runs if run.id == run_id), None)
         if found is None:
@@ -184,10 +184,10 @@ class JobBook:
     def report(
         self, name: str, now_us: int, waits: Mapping[str, str] = NOTHING, follower: FollowerReport | None = None
     ) -> JobReport:
-        """Returns a job's report. Raises InvalidArgument where there is no job of that name.
+        """Returns a job's report. Raises InvalidArgument if there is no job of that name.
 
         Args:
-            waits: what runs under way wait for, by run id.
+            waits: by run id, a text that says what the run waits for.
         """
         runs = self.runs.get(name, [])
         if name in self.unreadable:
@@ -255,7 +255,7 @@ class JobBook:
 def _unread(
     job: Unreadable, runs: Sequence[Run], waits: Mapping[str, str], follower: FollowerReport | None
 ) -> JobReport:
-    """Returns what can be told of a job whose record cannot be read."""
+    """Returns the report of a job whose record cannot be read: as much of it as is known."""
     do = job.payload.get("do", "")
     return JobReport(
         job.name,
@@ -277,7 +277,7 @@ def told(run: Run, waits: Mapping[str, str] = NOTHING, follower: FollowerReport 
     """Returns the report of a run.
 
     Args:
-        waits: what runs under way wait for, by run id.
+        waits: by run id, a text that says what the run waits for.
     """
     return JobRun(
         run.at_us,
@@ -346,9 +346,9 @@ class RestoreBook:
 class Outcome:
     """The result of a sweep at one node.
 
-    ``error``: why the node failed; empty: it did not. ``done``: partitions that were done, also by a node that failed.
-    ``counts``: figures for reports. ``faults``: what was found wrong with partitions of ``done``, or why nothing was
-    done with other partitions. ``cancelled``: the node did not finish, as the sweep was cancelled.
+    ``error``: why the node failed; empty: it did not. ``done``: partitions that the node completed, also if it failed
+    later. ``counts``: figures for reports. ``faults``: faults found in partitions of ``done``, or reasons why other
+    partitions were not processed. ``cancelled``: the node did not finish, because the sweep was cancelled.
     """
 
     error: str = ""
@@ -375,7 +375,7 @@ class Outcome:
 
 
 def _kept(fault: PartitionFault) -> dict[str, Any]:
-    """Returns the fields of a fault that a record has: those of release 0.1, which reads no others.
+    """Returns the fields of a fault to record: only those of release 0.1, which reads no others.
 
     ``undone`` is left out, as it follows from the partitions that were done.
     """
@@ -390,7 +390,7 @@ def _fault_of(kept: Mapping[str, Any], done: Partitions) -> PartitionFault:
 
 @dataclass(slots=True)
 class Task:
-    """One node of a sweep. ``ms``: duration."""
+    """One node of a sweep. ``ms``: duration in milliseconds."""
 
     node: str
     record: Record
@@ -427,7 +427,8 @@ class Known:
         return found
 
     def next(self, going: Sequence[str]) -> list[str]:
-        """Returns the nodes that begin now, beside those that are ``going``. ``MOVED`` begins when no node is going."""
+        """Returns the nodes that begin now, given those that are already running (``going``). ``MOVED`` begins once no
+        node is running."""
         waiting = [task.node for task in self.of(EntityStatus.WAITING) if task.node not in going]
         nodes = [node for node in waiting if node != MOVED]
         if nodes:
@@ -437,10 +438,10 @@ class Known:
 
 @dataclass(slots=True)
 class SweepBook:
-    """Sweeps, and what follows from those that are no longer kept.
+    """Sweeps, and facts that remain known after their sweeps are dropped.
 
-    ``there``: sweeps by id, the newest last. ``whole_us``: when the newest sweep of the whole cluster began, by chore.
-    ``wrong``: faults that the newest verification of each partition found.
+    ``there``: sweeps by id, the newest last. ``whole_us``: by chore, start time of the newest sweep of the whole
+    cluster. ``wrong``: by partition, faults that its newest verification found.
     """
 
     there: dict[str, Known] = field(default_factory=dict)
@@ -459,7 +460,7 @@ class SweepBook:
         return [fault for each in sorted(self.wrong) for fault in self.wrong[each]]
 
     def restored(self, partition: PartitionId) -> None:
-        """Forgets the faults of a partition, as it was restored."""
+        """Forgets the faults of a partition, because it was restored."""
         self.wrong.pop(partition, None)
 
     def undeployed(self, operator: str) -> None:

@@ -1,14 +1,14 @@
-"""Following: a controller that does not lead reads the ledger, and answers from what the ledger tells.
+"""Following: a controller that does not lead reads the ledger, and answers from its records.
 
-The ledger tells what was decided: which operators there are, which replica owns a partition at which epoch, what was
-begun and how it ended. Only the leader knows which replicas are alive, how far a move has come, and which processes are
-refused; the reports (:class:`FollowerReports`) leave that unknown.
+These tell what was decided: which operators there are, which replica owns a partition at which epoch, what was begun
+and how it ended. Only the leader knows which replicas are alive, how far a move has come, and which processes are
+refused; the reports (:class:`FollowerReports`) mark that as unknown.
 
 A caller's question makes the controller read on at once from the newest record that it has. It also reads on every
-``follow_interval_s``, so that a question leaves little to read, and something is known while the ledger is away. Each
-reading checks that the newest known record is still in the ledger. Where it is not, for example after the database was
-restored to an earlier day, the whole ledger is read afresh. While this process leads, it does not follow: its term has
-a state of its own.
+``follow_interval_s``, so that a question has little left to read, and answers exist while the ledger is unavailable.
+Each reading checks that the newest known record is still in the ledger. Where it is not, for example after the database
+was restored to an earlier day, the whole ledger is read afresh. While this process leads, it does not follow: its term
+has a state of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from stateflow.status import ClusterReport, DeployingOperator, Deployment, Repli
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: how long a caller waits for the ledger before it is told what was known before, in seconds
+#: seconds for which a caller waits for the ledger before it gets the previous answer
 ASKED_S = 2.0
 #: how often the whole ledger is read again while its records cannot be followed, in seconds
 AFRESH_S = 30.0
@@ -49,7 +49,7 @@ AFRESH_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class FollowerReports:
-    """The reports of a controller that does not lead; no I/O. ``term``: 0, as it leads in none."""
+    """The reports of a controller that does not lead; no I/O. ``term``: always 0."""
 
     cluster: ClusterState
     follower: FollowerReport
@@ -101,7 +101,7 @@ class FollowerReports:
         return [jobs.report(each, now, follower=self.follower) for each in ([name] if name else jobs.names())]
 
     def job_run(self, run_id: str) -> JobRun:
-        """Returns the report of a job's run. Raises InvalidArgument where there is none."""
+        """Returns the report of a job's run. Raises InvalidArgument if there is none."""
         return told(self.cluster.jobs.run(run_id), follower=self.follower)
 
     def reconfiguration(self, reconfiguration: str) -> Reconfiguration:
@@ -138,7 +138,7 @@ class FollowerReports:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The state that was read, and how far.
+    """The state read so far, and the position up to which it was read.
 
     ``newest``: the record that was folded last; None: the ledger is empty. ``read_at``: monotonic seconds, taken before
     the ledger was asked for newer records.
@@ -156,7 +156,7 @@ class _Known:
 class Following:
     """Answers from the ledger while another controller leads.
 
-    Keep :meth:`run` running; ask :meth:`overview` and :meth:`watch`.
+    Run :meth:`run` as a task; call :meth:`overview` and :meth:`watch`.
 
     Args:
         leads: tells whether this process leads now.
@@ -209,7 +209,7 @@ class Following:
                 cluster, newest = await self._in_thread(self._afresh)
                 self._known = _Known(cluster, newest, asked_at)
             self._trouble, self._said = None, ""
-        except StateflowError as error:  # the ledger is asked again later; what was known stays
+        except StateflowError as error:  # the ledger is asked again later; the previous state stays
             self._trouble = error
         except Exception as error:  # noqa: BLE001 - records of a newer version, or damaged ones: half of them are folded
             what = f"the ledger's records cannot be interpreted: {type(error).__name__}: {error}"
@@ -225,7 +225,8 @@ class Following:
         self._changed = asyncio.Event()
 
     def _behind(self, known: _Known) -> list[Record] | None:
-        """Returns the records that came since, by id; None: the ledger no longer has the newest known record."""
+        """Returns the records appended since the last reading, by id; None: the ledger no longer has the newest known
+        record."""
         if known.newest is None:
             return list(self._ledger.records(archived=True))
         found = self._ledger.records(after=known.after - 1, archived=True)
@@ -245,16 +246,16 @@ class Following:
     # -- answering ----------------------------------------------------------------------------------------
 
     async def overview(self, after: int) -> FollowerReports:
-        """Returns an overview of what the ledger says now, or said before where it does not answer.
+        """Returns an overview of the ledger as it is now, or, if the ledger does not answer, as it was last read.
 
-        A caller that has just been told of a record finds it in the overview.
+        The overview includes every record of which the caller has just been told.
 
         Args:
             after: id of the newest record that the caller knows of.
 
-        Raises Unavailable where what was read does not reach that record.
+        Raises Unavailable if the reading does not reach that record.
         """
-        wanted = self._begun + 1  # a reading under way may have missed what was written since it began
+        wanted = self._begun + 1  # a reading under way may have missed records written since it began
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ASKED_S):
                 while self._done < wanted:
@@ -275,7 +276,7 @@ class Following:
     async def watch(self, reconfiguration: str, after: int) -> AsyncIterator[Reconfiguration]:
         """Yields a reconfiguration as it changes, and every ``WATCH_IDLE_S`` in between.
 
-        Ends when the reconfiguration is over, or when the leader changes, as a new leader knows more.
+        Ends when the reconfiguration is over, or when the leader changes, because a new leader knows more.
         """
         told: Reconfiguration | None = None
         said_at, leader = -math.inf, self._who()[1]

@@ -83,7 +83,8 @@ def maintained(cluster: ClusterState) -> tuple[MaintenanceReport, ...]:
 
 
 def stood(move: MoveReport, pause_ms: float) -> MoveReport:
-    """Returns the report of a move whose operator was stopped for ``pause_ms``: a completed move paused for as long.
+    """Returns the report of a move whose operator was stopped for ``pause_ms``; if the move completed, that was its
+    pause.
 
     A reconfiguration that another term resumes knows only how long the operator was stopped in that term.
     """

@@ -1,7 +1,7 @@
 """Runs the cluster's jobs: begins each once per due time, and resumes runs that an earlier controller began.
 
-A run is an item of the ledger, named after its due time. As an item exists once, the controller that records it is the
-only one that begins it. The moves of a run carry its mark, so that the next leader finds what the run has begun and
+A run is an item of the ledger, named after its due time. An item can be created only once, so only the controller that
+recorded the run begins it. The moves of a run carry its mark, so that the next leader finds what the run has begun and
 does not begin it again.
 """
 
@@ -57,7 +57,7 @@ class Jobs:
     async def create(self, job: Job) -> JobReport:
         """Creates a job.
 
-        Raises InvalidArgument, also where the name is taken or the time has passed, OperatorNotDeployed, UnknownSite,
+        Raises InvalidArgument, also if the name is taken or the time has passed, OperatorNotDeployed, UnknownSite,
         UnknownPartition.
         """
         job.prove(self._context.clock.now_us())
@@ -84,9 +84,9 @@ class Jobs:
                 self._reconfigurations.check_target(job.operator, job.partitions, job.to)
 
     async def pause(self, name: str, paused: bool) -> JobReport:
-        """Pauses or resumes a job. Raises InvalidArgument where there is no such job.
+        """Pauses or resumes a job. Raises InvalidArgument if there is no such job.
 
-        A run under way goes on. Runs that were due during the pause are not made up for.
+        A run under way goes on. Runs that were due during the pause are skipped.
         """
         async with self._ordering:
             job = self._book.found(name)
@@ -95,14 +95,14 @@ class Jobs:
         return self.report(name)
 
     async def delete(self, name: str) -> JobReport:
-        """Deletes a job. Its runs stay in the ledger. Raises InvalidArgument where there is no such job."""
+        """Deletes a job. Its runs stay in the ledger. Raises InvalidArgument if there is no such job."""
         async with self._ordering:
             found = self.report(name)
             await self._context.record(steps.define_job, name, None)
         return found
 
     async def run_now(self, name: str) -> JobReport:
-        """Runs a job now, even if it is paused. Raises InvalidArgument while it runs, or where there is none."""
+        """Runs a job now, even if it is paused. Raises InvalidArgument while it runs, or if there is none."""
         async with self._ordering:
             job, newest = self._book.found(name), self._book.newest(name)
             if newest is not None and newest.state is RunState.IN_PROCESS:
@@ -111,14 +111,14 @@ class Jobs:
         return self.report(name)
 
     def report(self, name: str) -> JobReport:
-        """Returns a job's report. Raises InvalidArgument where there is no such job."""
+        """Returns a job's report. Raises InvalidArgument if there is no such job."""
         return self._book.report(name, self._context.clock.now_us(), self._waits)
 
     def reports(self) -> list[JobReport]:
         return [self.report(name) for name in self._book.names()]
 
     def run(self, run_id: str) -> JobRun:
-        """Returns the report of a run. Raises InvalidArgument where there is none."""
+        """Returns the report of a run. Raises InvalidArgument if there is none."""
         return told(self._book.run(run_id), self._waits)
 
     # -- when it is time ----------------------------------------------------------------------------------
@@ -135,7 +135,8 @@ class Jobs:
             await self._look()
 
     async def _look(self) -> None:
-        """Begins the jobs that are due. One that cannot begin delays no other, and is tried again at the next look."""
+        """Begins the jobs that are due. A job that cannot begin delays no other job, and is tried again at the next
+        check."""
         async with self._ordering:
             for job in list(self._book.there.values()):
                 try:
@@ -207,10 +208,11 @@ class Jobs:
     async def _waited_for(
         self, run: Run, affinity: Affinity | None, there: Callable[[], Sequence[Node]], what: str
     ) -> Go:
-        """Waits until the affinity lets a run go on. A later leader goes on waiting: time counts from the run's start.
+        """Waits until the job's affinity lets a run proceed. A later leader continues the wait, because the time counts
+        from the run's start.
 
         Args:
-            there: returns the nodes that are there now.
+            there: returns the nodes that are present now.
             what: plural of those nodes, for messages.
         """
         while True:
@@ -230,7 +232,7 @@ class Jobs:
         return [node for name, node in self._cluster.roster.nodes().items() if name in there]
 
     async def _stage(self, run: Run, job: Job, operator: str, nodes: Collection[str] | None) -> JobStage:
-        """Carries out a run on one operator, or finds what an earlier controller had begun of it."""
+        """Carries out a run on one operator, or finds the reconfigurations of it that an earlier controller began."""
         until = self._context.clock.monotonic() + PATIENCE_S
         while True:
             begun = [

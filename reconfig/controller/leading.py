@@ -1,7 +1,7 @@
-"""Leads in one of several controllers of a ledger while it has the hold, and names the leader while it does not.
+"""Leader election: one of several controllers of a ledger leads while it has the hold; the others name the leader.
 
 The hold is the leader lease, kept in the ledger. Each term has a controller object of its own: once the hold is taken,
-the ledger is read afresh, every replica has to register, and what was under way is resumed, as after a restart. A term
+the ledger is read afresh, every replica has to register, and unfinished work is resumed, as after a restart. A term
 ends when the hold is lost, when it could not be renewed in time, or when the ledger is not the one that was opened.
 From then on this process grants, commands and writes nothing, and waits for the hold like any other controller.
 """
@@ -40,7 +40,7 @@ T = TypeVar("T")
 class Leading:
     """Takes part in the election of the leader.
 
-    Call :meth:`run`, after :meth:`try_once` if wanted, then :meth:`close`.
+    Call :meth:`try_once` (optional), then :meth:`run`, and :meth:`close` at the end.
 
     Args:
         me: this process, as the ledger names a holder.
@@ -64,7 +64,8 @@ class Leading:
         self._leadership = Leadership(0, settings.hold_s, 0.0)
         self._leader: LeaderLease | None = None  # hold of another controller
         self._unrenewed = Unrenewed(settings.lease_margin)
-        # until then a former holder that did not give its hold back may grant leases; kept across this one's terms
+        # until then a former holder that did not give its hold back may grant leases; kept across terms of this
+        # controller
         self._predecessor_until = -math.inf
         # lease of the holder whose hold is being taken, in seconds, until the outcome is known; 0: it cannot grant any
         self._taking_from_s = 0.0
@@ -119,10 +120,10 @@ class Leading:
             self._requests.discard(me)
 
     def heard_of(self, ledger: str, term: int, who: str) -> None:
-        """Takes note of the term of which a replica has heard.
+        """Takes note of the newest term that a replica knows.
 
-        If that term is newer, this process may have been stopped for a while. It renews its hold at once, and so learns
-        from the ledger whether it still leads.
+        If that term is newer than this one, this process may have been suspended for a while; it renews its leader
+        lease at once, and so learns from the ledger whether it still leads.
         """
         if self.serving is not None and ledger == self._ledger.id and term > self._leadership.term:
             self._say(f"{who} has heard of term {term} of this ledger, this controller is at {self._leadership.term}")
@@ -131,13 +132,13 @@ class Leading:
     # -- terms --------------------------------------------------------------------------------------------
 
     async def try_once(self) -> bool:
-        """Takes the lead if no other controller has it and the ledger can be read. Returns whether it leads now."""
+        """Becomes the leader if no other controller leads and the ledger can be read. Returns whether it leads now."""
         sent_at = self._clock.monotonic()
         hold = await self._try()
         return hold is not None and await self._begin(hold, sent_at)
 
     async def run(self) -> None:
-        """Waits for the hold, leads, and waits again, until cancelled."""
+        """Waits for the leader lease, leads, and waits again, until cancelled."""
         while True:
             if self.serving is None and not await self.try_once():
                 await self._wait()
@@ -159,14 +160,15 @@ class Leading:
     def _wait_s(self) -> float:
         """Returns the seconds until the next try.
 
-        The next try comes no later than the other hold lapses, as decisions wait for a leader, and no later than after
-        ``renew_s``, as the hold may be renewed or given back before.
+        That is when the other leader's lease lapses, because decisions wait for a leader, but at most ``renew_s``,
+        because the lease may be renewed or given back before.
         """
         left_s = self._leader.left_s if self._leader is not None else 0.0
         return min(left_s if left_s > 0 else self._settings.retry_interval_s, self._leadership.renew_s)
 
     async def _try(self) -> LeaderLease | None:
-        """Tries to take the hold. Returns it; None: another controller has it, or the ledger cannot be used."""
+        """Tries to take the leader lease, and returns it; None: another controller has it, or the ledger cannot be
+        used."""
         try:
             now = await self._in_thread(self._ledger.hold)
             clean = not now.holder.id or now.holder.id == self._me.id or self._gone(now.holder)
@@ -216,7 +218,7 @@ class Leading:
     def _note_predecessor(self, grace_s: float) -> None:
         """Remembers for how long a predecessor may still grant leases, given its grace in seconds.
 
-        The ledger tells the grace once, to the term that took the hold. That term may end before it begins, and the
+        The ledger reports the grace once, to the term that took the lease. That term may end before it begins, and the
         ledger's answer may be lost; hence the predecessor's lease counts as well.
         """
         grace_s = max(grace_s, self._taking_from_s)
@@ -226,7 +228,7 @@ class Leading:
             self._predecessor_until = max(self._predecessor_until, until)
 
     async def _lead(self, server: Controller) -> StateflowError:
-        """Renews the hold until the term has ended. Returns the reason."""
+        """Renews the leader lease until the term has ended. Returns the reason."""
         wait_s = self._leadership.renew_s
         while True:
             self._renew_now.clear()
@@ -248,7 +250,7 @@ class Leading:
                 return error
 
     async def _renew(self) -> None:
-        """Renews the hold. Raises HoldLost, also where the ledger does not answer before the hold is over."""
+        """Renews the leader lease. Raises HoldLost, also if the ledger does not answer before the lease lapses."""
         sent_at = self._clock.monotonic()
         self._leadership.check(sent_at)
         renewing = asyncio.ensure_future(self._in_thread(self._ledger.renew_leadership, self._settings.hold_s))
@@ -269,7 +271,7 @@ class Leading:
             await server.close()
 
     async def close(self) -> None:
-        """Ends the term, and gives the hold back where this controller has it."""
+        """Ends the term, and gives the leader lease back if this controller has it."""
         await self._end()
         try:
             await asyncio.wait_for(self._in_thread(self._ledger.give_back_leadership), self._settings.rpc_timeout_s)

@@ -1,4 +1,4 @@
-"""Measuring: asks replicas for what placement is decided from, and keeps their answers while they are current.
+"""Measuring: asks replicas for the figures that placement needs, and keeps their answers while they are current.
 
 Before moves are planned, :func:`heard` asks the replicas that decide whether there is room for them, and
 :func:`with_room` checks it. :class:`Measuring` keeps the sizes and rates of partitions, the room of replicas and the
@@ -45,7 +45,7 @@ Heard = Mapping[str, Said | None]
 
 
 async def said_by(context: ControllerContext, names: Collection[str], within_s: float) -> dict[str, Said]:
-    """Asks replicas what they have. Returns the answers of those that answer within ``within_s`` seconds."""
+    """Asks replicas what they have, and returns the answers that come within ``within_s`` seconds."""
     ordered = sorted(names)
     asked = (context.replicas.views(name, within_s) for name in ordered)
     found: dict[str, Said] = {}
@@ -60,13 +60,14 @@ async def said_by(context: ControllerContext, names: Collection[str], within_s: 
 
 
 def room_of(views: Iterable[PartitionView], disk: DiskView) -> Room:
-    """Returns the room that a replica has, by what it says. All that lies there counts, also what it has given away."""
+    """Returns a replica's room, from its own report. All data on its disk counts, also of partitions that it has given
+    away."""
     own = disk.room_bytes - sum(view.bytes for view in views) if disk.room_bytes else math.inf
     return Room(own, disk.disk, disk.disk_free_bytes) if disk.disk else Room(own)
 
 
 async def heard(context: ControllerContext, choice: Choice, before: Heard, within_s: float) -> Heard:
-    """Asks the replicas that decide whether there is room for a choice. Returns all answers.
+    """Asks the replicas whose answers decide whether there is room for a choice. Returns all answers.
 
     Alternative targets are asked only where there is no room at those that were chosen.
 
@@ -94,9 +95,9 @@ def _concerned(context: ControllerContext, choice: Choice) -> set[str]:
 
 
 def with_room(context: ControllerContext, choice: Choice, said: Heard) -> dict[PartitionId, str]:
-    """Returns a target with room for each partition. Raises NoRoom where more would come to one than it has room for.
+    """Returns a target with room for each partition. Raises NoRoom if a target would receive more than it has room for.
 
-    A target that does not answer is taken to have room; it refuses by itself what does not fit.
+    A target that does not answer counts as having room; it refuses by itself what does not fit.
     """
     view, moves = _view(context, choice, said), choice.moves
     if view.lacks(moves):
@@ -161,7 +162,7 @@ class Measuring:
     ``silent``: replicas that did not answer the last look.
 
     Args:
-        links: what is known of links; moves add to it, too.
+        links: measurements of links between sites; moves add to them, too.
     """
 
     def __init__(self, context: ControllerContext, links: Links) -> None:
@@ -249,7 +250,7 @@ class Measuring:
     # -- asked --------------------------------------------------------------------------------------------
 
     async def _look(self) -> dict[PartitionId, tuple[float, PartitionView]]:
-        """Asks all replicas. Returns, for partitions whose owner answers, the time and the owner's view."""
+        """Asks all replicas. Returns the time and the owner's view of each partition whose owner answers."""
         context, owners = self._context, self.owners()
         names = context.alive().keys()
         said = await said_by(context, names, ANSWER_S)
@@ -288,7 +289,7 @@ class Measuring:
 
 
 def seen_of(view: PartitionView, at: float, before: tuple[float, PartitionView] | None, known: Seen | None) -> Seen:
-    """Returns what two looks at a partition show.
+    """Returns the rates of a partition, from two looks at it.
 
     A partition that has just moved, or whose replica has restarted, counts from zero there; it keeps the rates that
     were known before.

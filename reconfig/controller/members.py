@@ -1,12 +1,12 @@
-"""Members: replicas that are there, their leases as the controller counts them, and the data directory of each name.
+"""Members: registered replicas, their leases as the controller counts them, and the data directory of each name.
 
 The module does no I/O; the clock is handed in.
 
-A replica counts its lease from when it sent a heartbeat. The controller counts from when it answered, which is later,
-and adds a margin for clocks that drift apart. A controller that begins to lead assumes that its predecessor renewed the
-lease of every known replica at that moment, or later by as long as the predecessor may have gone on granting leases.
+A replica counts its lease from the moment at which it sent a heartbeat. The controller counts from its answer, which is
+later, and adds a margin for clocks that drift apart. A controller that begins to lead assumes that its predecessor
+renewed the lease of every known replica at the last moment at which it may still have granted leases.
 
-What a replica says when it registers, for example that it lacks a partition, holds only while it has no lease. So the
+A registration, which may say that the replica lacks a partition, is true only while the replica has no lease. So the
 controller answers a heartbeat of an unknown replica with a ticket, which is good for one registration. The ticket
 becomes void when the next one is issued, or when the replica's partitions change. A request therefore changes nothing
 if it was sent twice, was long on its way, or came from a process that has ended. The ticket also names the session:
@@ -57,7 +57,7 @@ class _Member:
 class _Ticket:
     session: str
     assigned: Mapping[PartitionId, int]
-    said: list[Any] = field(default_factory=list, compare=False)  # what the registration has reported so far
+    said: list[Any] = field(default_factory=list, compare=False)  # partitions that the registration has reported so far
 
 
 class Members:
@@ -122,7 +122,7 @@ class Members:
         return member.session if member is not None and member.incarnation else ""
 
     def beat(self, name: str, incarnation: str) -> bool:
-        """Renews the lease of a replica that sent a heartbeat. Returns False where it must register first."""
+        """Renews the lease of a replica that sent a heartbeat. Returns False if it must register first."""
         member = self._members.get(name)
         if member is None or not incarnation or member.incarnation != incarnation:
             return False
@@ -142,12 +142,12 @@ class Members:
         return self._versions.get(name, "")
 
     def said_alone(self, name: str) -> Said | None:
-        """Returns what a replica last said it may serve alone; None: it said nothing in this term."""
+        """Returns the partitions that a replica last said it may serve alone; None: it has not said so in this term."""
         return self._said.get(name)
 
     @property
     def silence_s(self) -> float:
-        """Seconds of silence after which a replica is not planned with."""
+        """Seconds of silence after which plans leave a replica out."""
         return self._settings.heartbeat_interval_s * self._settings.heartbeats_missed_max
 
     def alive(self, name: str) -> bool:
@@ -158,13 +158,14 @@ class Members:
         return self._clock.monotonic() - member.heard_at <= self.silence_s
 
     def expects(self) -> bool:
-        """Tells whether a replica that was known before this term has not been heard yet, and may still be."""
+        """Tells whether a heartbeat is still expected from a replica that was known before this term."""
         if self._clock.monotonic() - self._began > self.silence_s:
             return False
         return any(member.heard_at is None for member in self._members.values())
 
     def heard_at(self, name: str) -> float:
-        """Returns when a replica was last heard, in monotonic seconds; minus infinity: not since the start."""
+        """Returns the time of a replica's last heartbeat, in monotonic seconds; minus infinity: none since the
+        start."""
         member = self._members.get(name)
         return -math.inf if member is None or member.heard_at is None else member.heard_at
 
@@ -222,9 +223,10 @@ class Members:
         self._tickets.pop(name, None)
 
     def expel(self, name: str) -> None:
-        """Grants a replica no lease until it has registered again, as its partitions are about to be given away.
+        """Grants a replica no lease until it has registered again, because its partitions are about to be given away.
 
-        When it registers, it learns which partitions those are. An unknown replica has no lease, and nothing changes.
+        When it registers, it learns which partitions those are. For an unknown replica, which has no lease, nothing
+        changes.
         """
         member = self._members.get(name)
         if member is not None:
@@ -238,7 +240,7 @@ class Members:
 class Refused:
     """A process that was refused a name.
 
-    ``at``: when it last asked, in monotonic seconds. ``since``: since when it has asked without a break.
+    ``at``: when it last asked, in monotonic seconds. ``since``: the time from which it has asked without a break.
     """
 
     info: ReplicaInfo
@@ -266,8 +268,8 @@ class Names:
     ==================================  ================================================================================
 
     A refused process goes on asking. While a process with the name's directory waits only for the lease of the other
-    place to lapse, the name's partitions are not given to other replicas when the lease lapses, as the waiting process
-    has them.
+    place to lapse, the name's partitions are not given to other replicas when the lease lapses, because the waiting
+    process has them.
     """
 
     def __init__(self, cluster: ClusterState, members: Members, settings: ControllerSettings, clock: Clock) -> None:
@@ -336,12 +338,12 @@ class Names:
             raise self._taken(
                 info, home, "the name belongs to another data directory, which holds its state", self._command(info)
             )
-        # else no partition is assigned to the name or on its way to or from it, and no lease runs by which its
-        # directory might serve what it was last given. What is in that directory is a base for copies at best, and a
-        # process that comes back with it is refused in turn. Nothing can be lost, so no command is needed.
+        # otherwise no partition is assigned to the name or moving to or from it, and no lease runs under which its
+        # directory might still serve. That directory holds a base for copies at best, and a process that returns with
+        # it is refused in turn. Nothing can be lost, so no command is needed.
 
     def _may_be_alone(self, name: str, known: str, place: str) -> bool:
-        """Tells whether a process at the known place may serve partitions alone, though its lease has lapsed.
+        """Tells whether a process at the known place may be serving partitions alone although its lease has lapsed.
 
         A place that differs only in the boot of its machine is the same place: its process ended with that boot.
         """
@@ -384,7 +386,8 @@ class Names:
         )
 
     def _asking_since(self) -> float:
-        """Returns a time, in monotonic seconds: a process that asked last before it asks no more."""
+        """Returns the time, in monotonic seconds, before which a last request is too old: that process has stopped
+        asking."""
         silent_s = self._settings.heartbeat_interval_s * self._settings.heartbeats_missed_max
         return self._clock.monotonic() - silent_s
 
@@ -397,7 +400,8 @@ class Names:
         return sorted(self._refused.values(), key=lambda refused: (refused.info.name, refused.home.directory))
 
     def awaited(self, name: str) -> bool:
-        """Tells whether a process with the name's directory asks for the name, and waits only for a lease to lapse."""
+        """Tells whether a process with the name's directory is asking for the name and waits only for a lease to
+        lapse."""
         known = self._cluster.roster.homes.get(name)
         return known is not None and any(
             (each.info.name, each.home.directory) == (name, known.directory)

@@ -48,7 +48,7 @@ class Placing:
         return self._placement(view, proposals, cost, left, operator)
 
     async def costs(self, choice: Choice, reasons: Mapping[PartitionId, str], cost: FixedCost) -> Placement:
-        """Returns what the moves of a choice would cost, and what the placement would be afterwards."""
+        """Returns the cost of a choice's moves, and the placement after them."""
         await self._measuring.rates()
         view = self._measuring.view()
         moves = view.fitted(choice)
@@ -67,7 +67,7 @@ class Placing:
 
         Args:
             operator: empty: all.
-            reason: the caller's reason, put before the policies'; empty: none.
+            reason: the caller's reason, put before the policies' reasons; empty: none.
             only: nodes that may receive partitions; None: all.
 
         Raises OperatorNotDeployed, and what :meth:`Reconfigurations.place` raises.
@@ -87,10 +87,10 @@ class Placing:
         proposals = await self._context.aside(decide, names, view, left)
         return view, [proposal for proposal in proposals if operator in ("", proposal.partition.operator)]
 
-    # -- for as long as it is told to ----------------------------------------------------------------------
+    # -- the autopilot ----------------------------------------------------------------------
 
     async def order(self, orders: AutopilotSettings) -> None:
-        """Gives the autopilot new orders, which outlast a restart of the controller."""
+        """Changes the autopilot's settings, which outlast a restart of the controller."""
         await self._context.record(steps.order_autopilot, orders)
         self._autopilot = Autopilot(orders)
         self._told.set()
@@ -114,7 +114,7 @@ class Placing:
         await self._measuring.rates()
         clock, view, busy = self._context.clock, self._measuring.view(), self._reconfigurations.busy()
         proposals = await self._context.aside(pilot.step, clock.monotonic(), view, busy)
-        if pilot is not self._autopilot or not proposals:  # the former: its orders changed meanwhile
+        if pilot is not self._autopilot or not proposals:  # the former one: its settings changed meanwhile
             return
         options = MoveOptions(max_pause_ms=orders.max_pause_ms)
         begun = await self._reconfigurations.place(proposals, options, Cause.AUTOPILOT)

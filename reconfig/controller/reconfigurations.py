@@ -32,7 +32,7 @@ from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, node_of, wor
 
 #: how long replicas, which may be busy, have to say what room they have, in seconds
 SAID_WITHIN_S = 3.0
-#: how often a command is planned at most, as other targets may be chosen while replicas are asked
+#: how often a command is planned at most: the choice of targets may change while replicas are asked
 PREPARATIONS_MAX = 4
 log = logging.getLogger(__name__)
 #: target of each partition
@@ -111,14 +111,14 @@ class Reconfigurations:
             return await self._start_all(moves, said, options, Cause.REBALANCE)
 
     def rebalancing(self, operator: str) -> Choice:
-        """Returns what :meth:`rebalance` would move, and where to. There are no alternative targets."""
+        """Returns what :meth:`rebalance` would move, and where to. It offers no alternative targets."""
         view = self._view(operator)
         return Choice(ring.rebalance(view.owners, view.replicas, view.allowed))
 
     async def place(
         self, proposals: Sequence[MoveProposal], options: MoveOptions, cause: Cause, only: Nodes = None
     ) -> list[Reconfiguration]:
-        """Begins the moves that policies propose. A partition that is elsewhere by now, or is moving, stays.
+        """Begins the moves that policies propose. A partition that has moved meanwhile, or is moving, is skipped.
 
         Args:
             only: see :meth:`migrate`.
@@ -163,12 +163,13 @@ class Reconfigurations:
         """Moves all partitions away from one replica, or from all workers of a node.
 
         Args:
-            maintenance: the node receives no partitions from now on, and need not own any; None: no maintenance.
+            maintenance: from now on the node receives no partitions; a node without partitions is accepted, too. None:
+                no maintenance.
             operator: only the partitions of this operator; empty: all.
             only: see :meth:`migrate`.
 
-        Raises UnknownSite, and Unavailable where no other replica answers, or none at the sites of an operator whose
-        partitions are to leave; with ``maintenance`` also InvalidArgument, InMaintenance, and Unavailable where an
+        Raises UnknownSite, and Unavailable if no other replica answers, or none at the sites of an operator whose
+        partitions must leave; with ``maintenance`` also InvalidArgument, InMaintenance, and Unavailable where an
         operator that wants standbys could have none any more. Then nothing moves.
         """
         await self._context.acquainted()
@@ -198,7 +199,7 @@ class Reconfigurations:
         return begun
 
     async def end_maintenance(self, node: str) -> None:
-        """Ends the maintenance of a node. Raises InvalidArgument where it is in none."""
+        """Ends the maintenance of a node. Raises InvalidArgument if it is in none."""
         async with self._context.planning:
             if node not in self._context.cluster.maintained():
                 raise InvalidArgument(f"{node!r} is not in maintenance", remedy="see `stateflow maintenance list`")
@@ -226,7 +227,7 @@ class Reconfigurations:
         return View(owners_of({name: cluster.operator(name) for name in named}), able, allowed=cluster.allowed_sites())
 
     def check_replica(self, name: str) -> None:
-        """Checks that a name is that of a replica or node. Raises UnknownSite, and InvalidArgument for a site."""
+        """Checks that a name is a replica's or a node's. Raises UnknownSite, and InvalidArgument for a site."""
         if name not in self._context.cluster.roster.replicas:
             self._context.check_site(name)
             raise InvalidArgument(f"{name!r} is a site", remedy="name a replica at that site")
@@ -244,7 +245,7 @@ class Reconfigurations:
     def _check_copies(self, node: str) -> None:
         """Checks that operators can still have standbys while a node receives nothing.
 
-        Raises Unavailable where an operator that wants standbys could have none any more. One standby that confirms is
+        Raises Unavailable if an operator that wants standbys could have none any more. One standby that confirms is
         enough for a batch to be acknowledged; without one there is no second copy.
         """
         cluster, fit = self._context.cluster, self._context.fit().values()
@@ -270,12 +271,13 @@ class Reconfigurations:
 
     @contextlib.asynccontextmanager
     async def _planned(self, choose: Callable[[], Choice]) -> AsyncIterator[tuple[Moves, Heard]]:
-        """Yields, with ``planning`` held, the target of each partition, and what replicas said of their room.
+        """Takes the lock ``planning``, and yields the target of each partition, with what replicas said of their room.
 
         Replicas are asked before the lock is taken, and targets fetch the code that they lack. That may take minutes,
-        in which dead replicas must be replaced. If other targets are chosen by then, those are asked, too.
+        during which takeovers must not wait. If the choice of targets has changed by then, the new targets are asked,
+        too.
 
-        Raises what ``choose`` raises, MoveConflict, NoRoom, the error of a target that cannot run the operator, and
+        Raises the errors of ``choose``, MoveConflict, NoRoom, the error of a target that cannot run the operator, and
         Unavailable where the choice changes faster than replicas can be asked.
         """
         said: Heard = {}
@@ -308,7 +310,7 @@ class Reconfigurations:
         )
 
     def _targets(self, moves: Moves) -> set[tuple[str, OperatorSpec]]:
-        """Returns the targets, each with the operator that it is to run."""
+        """Returns the targets, each with the operator that it will run."""
         return {
             (target, self._context.cluster.operator(partition.operator).spec) for partition, target in moves.items()
         }
@@ -465,7 +467,7 @@ class Reconfigurations:
         return running.report()
 
     def _running(self, reconfiguration: str, strategy: plan.Strategy) -> Running:
-        """Returns a reconfiguration as the ledger tells of it, with those of its moves that have ended."""
+        """Returns a reconfiguration as the ledger records it, with those of its moves that have ended."""
         cluster = self._context.cluster
         recorded = cluster.history[reconfiguration]
         told = past(recorded)
@@ -492,7 +494,7 @@ class Reconfigurations:
         Args:
             allow_cancelled: also retries moves that were cancelled.
 
-        Raises MoveConflict where it is not over, or no move of it failed; AlreadyThere; InvalidArgument for a takeover.
+        Raises MoveConflict if it is not over, or no move of it failed; AlreadyThere; InvalidArgument for a takeover.
         """
         running = self._runs.found(reconfiguration)
         if running.told.kind == Cause.FAILOVER:
@@ -530,7 +532,7 @@ class Reconfigurations:
     async def pause(self, reconfiguration: str) -> Reconfiguration:
         """Pauses a reconfiguration. The pause outlasts a restart of the controller.
 
-        Raises MoveUnknown, and MoveConflict where it is over.
+        Raises MoveUnknown, and MoveConflict if it is over.
         """
         running = self._runs.unfinished(reconfiguration)
         await self._context.record(steps.pause, reconfiguration, True)
@@ -544,7 +546,7 @@ class Reconfigurations:
     async def edit(self, reconfiguration: str, **limits: int) -> Reconfiguration:
         """Changes the limits of a reconfiguration that are given; 0: no limit. Moves under way complete.
 
-        Raises MoveUnknown, and MoveConflict where it is over.
+        Raises MoveUnknown, and MoveConflict if it is over.
         """
         running = self._runs.unfinished(reconfiguration)
         recorded = self._context.cluster.history[reconfiguration]
@@ -587,9 +589,10 @@ class Reconfigurations:
 def copies_at_once(
     plans: Iterable[tuple[plan.Strategy, Sequence[Sequence[Transfer]]]], settings: ControllerSettings
 ) -> int:
-    """Returns how many copies of these plans run together at most; a bandwidth for all of them is divided by that.
+    """Returns the largest number of copies of these plans that run together; a bandwidth for all of them is divided by
+    it.
 
-    Copies to which the controller's limit applies share that limit, whichever operator they are of.
+    Copies under the controller's limit share that limit across operators.
     """
     limited = others = 0
     for strategy, rounds in plans:

@@ -1,4 +1,4 @@
-"""Registers replicas under their names, renews their leases, and takes in what they say they have."""
+"""Registers replicas under their names, renews their leases, and records the partitions that they report."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Incoming:
 class Beat:
     """A replica's heartbeat.
 
-    ``belongs_to``: the ledger that its data directory belongs to; empty: none yet. ``incoming``: copies that are under
-    way to it. ``opening``: it is starting, and registers when it knows what it has. ``alone``: what it may serve
-    without a controller. ``version``: version of stateflow.
+    ``belongs_to``: the ledger that its data directory belongs to; empty: none yet. ``incoming``: copies that it is
+    receiving. ``opening``: it is starting, and registers when it has opened its partitions. ``alone``: partitions that
+    it may serve without a controller. ``version``: version of stateflow.
     """
 
     info: ReplicaInfo
@@ -52,8 +52,8 @@ class Answer:
     """The answer to a heartbeat.
 
     ``known``: the lease is renewed for ``lease_s``; otherwise the replica registers with ``ticket``. ``ended``: those
-    of its incoming copies that are over. ``claimed``: what its data directory has and the ledger does not know was
-    reported already. ``adopted``: the ledger that the replica belongs to, if this ledger has adopted that one.
+    of its incoming copies that are over. ``claimed``: the replica has already reported all partitions that the ledger
+    does not know. ``adopted``: the ledger that the replica belongs to, if this ledger has adopted that one.
     """
 
     known: bool = False
@@ -66,7 +66,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A replica's description of itself when it registers, or a piece of that. ``more``: further pieces follow."""
+    """A replica's description of itself when it registers, or a piece of one. ``more``: further pieces follow."""
 
     info: ReplicaInfo
     home: Home
@@ -81,8 +81,8 @@ class Arrival:
 class Admitted:
     """The answer to a registration.
 
-    ``superseded``: partitions that the replica seals before its first heartbeat. ``dropped``: operator → newest epoch
-    of what it deletes before that.
+    ``superseded``: partitions that the replica seals before its first heartbeat. ``dropped``: operator → epoch; the
+    replica first deletes partitions of that epoch and older.
     """
 
     operators: Sequence[OperatorSpec] = ()
@@ -96,7 +96,7 @@ class Registration:
         self._cluster, self._members, self._names = context.cluster, context.members, context.names
 
     async def register(self, arrival: Arrival) -> Admitted | None:
-        """Registers a replica. Returns None where its ticket is void; then nothing was noted.
+        """Registers a replica. Returns None if its ticket is void; nothing is noted then.
 
         Raises NameTaken, HoldLost.
         """
@@ -156,16 +156,16 @@ class Registration:
         )
 
     def _is_over(self, copy: Incoming) -> bool:
-        """Tells whether an incoming copy is over: its move is not open, and no takeover may rest on it.
+        """Tells whether an incoming copy is over: its move is not open, and no takeover can use it.
 
-        A copy of an operator that is not deployed is not over, as an empty ledger must end none.
+        A copy of an operator that is not deployed is not over, because an empty ledger must end none.
         """
         if copy.partition.operator not in self._cluster.deployed or self._takeovers.concerns(copy.partition):
             return False
         return all(open_move.planned.move_id != copy.move_id for open_move in self._cluster.open_moves.values())
 
     def claim(self, piece: Piece) -> None:
-        """Notes a piece of what a replica has that this ledger does not know."""
+        """Notes one piece of a replica's report on partitions that this ledger does not know."""
         if piece.belongs_to == self._context.ledger_id:  # the replica knows what is deployed, not what is planned
             piece = piece.only(self._unknown(piece.partitions))
         self._claims.note(piece)

@@ -1,4 +1,5 @@
-"""Calls of the controller to replicas: takes values, returns values. No other module knows the messages."""
+"""The controller's calls to replicas, with stateflow's own types as arguments and results. No other module knows the
+messages."""
 
 from __future__ import annotations
 
@@ -116,7 +117,7 @@ class Replicas:
         await self._call(name, "Drop", rpb.DropRequest(operator=operator, epoch=epoch), DROP_TIMEOUT_S)
 
     async def hold(self, name: str, operator: str, seconds: float) -> None:
-        """Holds a replica's requests of the operator for so many seconds at most; 0: ends the hold."""
+        """Makes a replica hold requests for the operator, for a number of seconds at most; 0: ends the hold."""
         await self._call(name, "Hold", rpb.HoldRequest(operator=operator, seconds=seconds))
 
     async def views(self, name: str, within_s: float) -> tuple[list[PartitionView], DiskView]:
@@ -126,7 +127,7 @@ class Replicas:
         return [value_of(PartitionView, view) for view in reply.partitions], value_of(DiskView, reply)
 
     async def round_trips_ms(self, name: str, to: Sequence[str], within_s: float) -> dict[str, float]:
-        """Returns round trips from a replica to those of the others that answer, in milliseconds by name.
+        """Returns the round trips from a replica to the other replicas that answer, in milliseconds, by name.
 
         Args:
             to: names of the others.
@@ -144,7 +145,8 @@ class Replicas:
     async def prepare(self, name: str, move: Preparation, standby_move: str) -> AsyncIterator[Progress]:
         """Prepares a move at its target, and yields the progress until the target owns or has failed.
 
-        In a term that has just begun, the call first waits for the replica to register, until its lease has lapsed.
+        In a term that has just begun, the call first waits for the replica to register, at most until its lease has
+        lapsed.
         """
         while self._members.may_serve(name):
             if self._members.session(name):
@@ -192,9 +194,9 @@ class Replicas:
     async def verify(
         self, name: str, partition: PartitionId, standby_of: int | None = None
     ) -> AsyncGenerator[Verification]:
-        """Verifies a partition: yields which moment is read, then what was found.
+        """Verifies a partition: yields the position that is read, then the result.
 
-        Yields nothing where the replica does not have the partition. Ends when the caller stops iterating.
+        Yields nothing if the replica does not have the partition. Ends when the caller stops iterating.
 
         Args:
             standby_of: verifies the replica's standby once it has reached this sequence of its owner; None: verifies
@@ -224,7 +226,7 @@ class Replicas:
         return value_of(Restored, await self._call(name, "Restore", request, RESTORE_TIMEOUT_S))
 
     async def surrender(self, name: str, fence: Fence) -> None:
-        """Stops a replica serving a partition for good, as the target has its state from elsewhere."""
+        """Makes a replica stop serving a partition for good, because the target gets its state from elsewhere."""
         await self._call(name, "Surrender", message_of(rpb.FenceRequest, fence))
 
     # -- calls --------------------------------------------------------------------------------------------
@@ -254,7 +256,7 @@ class Replicas:
         return answered(answer, self._shown(name))
 
     def _commanded(self, name: str, request: Any) -> Any:
-        """Returns the request with this controller's identity, where it is a command. No other place adds it."""
+        """Adds this controller's identity to a request that is a command. No other place adds it."""
         field = request.DESCRIPTOR.fields_by_name.get("command")
         if field is not None and field.message_type is pb.Command.DESCRIPTOR:
             request.command.CopyFrom(message_of(pb.Command, self._command(name)))
@@ -278,12 +280,12 @@ class Replicas:
         await connected(self._channel(name), self._shown(name))
 
     def _shown(self, name: str) -> str:
-        """Returns a replica's name and address for messages; the name alone where it was forgotten meanwhile."""
+        """Returns a replica's name and address for messages; the name alone if the replica was forgotten meanwhile."""
         info = self._cluster.roster.replicas.get(name)
         return name if info is None else f"{name} ({info.address})"
 
     def _address(self, name: str) -> str:
-        """Returns a replica's address. Raises Unavailable where it was forgotten."""
+        """Returns a replica's address. Raises Unavailable if it was forgotten."""
         info = self._cluster.roster.replicas.get(name)
         if info is None:
             raise Unavailable(f"{name} was forgotten", remedy="see `stateflow status`")

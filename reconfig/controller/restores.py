@@ -36,7 +36,7 @@ from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
 AT_ONCE = 4
-#: errors that another fetch mends: the target has restarted and forgotten, or a checkpoint was published meanwhile
+#: errors that another fetch repairs: the target has restarted and forgotten, or a checkpoint was published meanwhile
 FETCHED_AGAIN = (MoveUnknown, StaleCheckpoint)
 
 
@@ -44,9 +44,9 @@ FETCHED_AGAIN = (MoveUnknown, StaleCheckpoint)
 class Request:
     """A command to restore.
 
-    ``partitions``: empty: all. ``to``: a replica or a site; empty: the present owner, or any replica where the owner
-    does not answer. ``url``: URL of a checkpoint store; empty: each replica's own. ``stop_sources``: clients that have
-    sent so far are refused afterwards.
+    ``partitions``: empty: all. ``to``: a replica or a site; empty: the present owner, or any replica if the owner does
+    not answer. ``url``: URL of a checkpoint store; empty: each replica's own. ``stop_sources``: clients that have sent
+    rows so far are refused afterwards.
     """
 
     operator: str
@@ -73,7 +73,7 @@ class Restores:
         self._urls: dict[str, str] = {}  # by restore id: URLs with their passwords, which are kept nowhere else
 
     async def restore(self, request: Request) -> tuple[str, list[RestoredPartition]]:
-        """Restores partitions. Returns the restore's id, and what became of each partition.
+        """Restores partitions. Returns the restore's id, and the outcome of each partition.
 
         Raises only before anything is recorded.
         """
@@ -126,9 +126,10 @@ class Restores:
         return planned
 
     def _check_not_alone(self, partition: PartitionId, owner: str) -> None:
-        """Checks that an owner that does not answer is not serving a partition alone, as it cannot be asked to stop.
+        """Checks that an owner that does not answer is not serving a partition alone, because it cannot be asked to
+        stop.
 
-        Raises Unavailable where it may be.
+        Raises Unavailable if it may be.
         """
         if not self._alive(owner) and self._context.may_be_alone(owner, partition.operator):
             raise Unavailable(
@@ -170,7 +171,7 @@ class Restores:
     async def resume(self) -> None:
         """Resumes the restores that were under way, once the replicas have had time to send a heartbeat.
 
-        A target may own already without any controller knowing.
+        A target may own its partition already without any controller knowing.
         """
         planned = self._cluster.restores.under_way
         if planned:
@@ -218,9 +219,9 @@ class Restores:
             return report
 
     def _order(self, planned: PlannedRestore) -> Restore:
-        """Returns the order for the target. Raises InvalidArgument where the password of the URL is lost.
+        """Returns the order for the target. Raises InvalidArgument if the password of the URL is lost.
 
-        Passwords are kept only in the controller process that was given them.
+        A password is kept only in the controller process that received it.
         """
         url = self._urls.get(planned.restore_id, planned.url)
         if is_masked(url):
@@ -242,9 +243,9 @@ class Restores:
     async def _own(self, planned: PlannedRestore, order: Restore, fetched: Restored) -> tuple[Restored, Restored]:
         """Lets the target own the partition. Returns what it says as owner, and what it fetched.
 
-        No other replica serves the partition from here on, so a target that is away is waited for, and fetches again
-        what it has forgotten. The restore is given up only when the target's lease has lapsed, or when the target
-        refuses and says that it does not own: while it may serve, no other replica must.
+        No other replica serves the partition from here on, so the controller waits for a target that does not answer,
+        and the target fetches again what it has forgotten. The restore is given up only when the target's lease has
+        lapsed, or when the target refuses and says that it does not own: while it may serve, no other replica must.
         """
         settings, members, replicas = self._context.settings, self._context.members, self._context.replicas
         give_up_at = self._context.clock.monotonic() + settings.restore_patience_s
@@ -273,7 +274,7 @@ class Restores:
     async def _may_own(self, planned: PlannedRestore) -> bool:
         """Tells whether the target may own the partition: yes, unless it says that it does not. Raises HoldLost.
 
-        The target is asked by a cancellation, which takes nothing from an owner.
+        A cancellation serves as the question, because an owner ignores it.
         """
         self._context.check_leads()
         cancellation = Cancellation(planned.partition, planned.restore_id)
@@ -285,7 +286,8 @@ class Restores:
         return cancelled.owned
 
     async def _stop(self, planned: PlannedRestore, epoch: int) -> None:
-        """Stops the owner: waits until it says that it serves the partition no more, or its lease has lapsed.
+        """Stops the owner, and waits until it confirms that it no longer serves the partition, or until its lease has
+        lapsed.
 
         Missed heartbeats prove nothing.
         """

@@ -29,7 +29,7 @@ FINISHED_KEPT = 1000
 class Running:
     """A reconfiguration with its moves, and the event that wakes its watchers.
 
-    ``told``: report of the reconfiguration, with those moves only that ended under an earlier controller. ``order``:
+    ``told``: report of the reconfiguration, containing only moves that ended under an earlier controller. ``order``:
     positions in the plan, by move id.
     """
 
@@ -81,12 +81,12 @@ def no_such(reconfiguration: str) -> MoveUnknown:
 
 
 class RunRegistry:
-    """All reconfigurations that this process began or resumed, over or not, and those in the ledger."""
+    """All reconfigurations: those that this process began or resumed, and others in the ledger."""
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
         self.running: dict[str, Running] = {}
-        #: called when a reconfiguration resumes or has other limits, so that turns are given anew
+        #: called when a reconfiguration resumes or its limits change, so that turns are assigned again
         self.on_change: Callable[[], None] = lambda: None
         #: withdraws all moves of a reconfiguration that wait for their turn
         self.withdraw: Callable[[str], None] = lambda _: None
@@ -151,9 +151,9 @@ class RunRegistry:
         return running.report()
 
     def stuck(self, reconfiguration: str) -> list[MoveRunner]:
-        """Returns the moves of a reconfiguration whose source may have sealed and whose target does not own yet.
+        """Returns the stuck moves of a reconfiguration: the source may have sealed, and the target does not own yet.
 
-        Raises MoveUnknown, and MoveConflict where there is none.
+        Raises MoveUnknown, and MoveConflict if there is none.
         """
         found = [
             runner
@@ -186,7 +186,7 @@ class RunRegistry:
         self.on_change()
 
     def unfinished(self, reconfiguration: str) -> Running:
-        """Returns a reconfiguration that is not over. Raises MoveUnknown, and MoveConflict where it is over."""
+        """Returns a reconfiguration that is not over. Raises MoveUnknown, and MoveConflict if it is over."""
         running = self.found(reconfiguration)
         if running.over:
             raise MoveConflict(

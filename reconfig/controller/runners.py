@@ -2,8 +2,8 @@
 
 A runner feeds one event at a time to its machine, and carries out the instructions in their order. A record is durable
 before the next instruction is carried out. A call whose result decides something runs as a task, and its result comes
-back as an event. An error that is no event of the machine ends the runner: ``run`` raises it, and the caller makes a
-new runner from the ledger's records. Once the end of a move is recorded, its report stays as recorded.
+back as an event. An error that the machine does not know as an event ends the runner: ``run`` raises it, and the caller
+makes a new runner from the ledger's records. Once the end of a move is recorded, its report stays as recorded.
 """
 
 from __future__ import annotations
@@ -65,10 +65,9 @@ SHOWN = (
 class Hooks:
     """Functions of the controller that a runner calls. A record is durable when its awaitable is done.
 
-    ``record_aborted``: its last argument says whether what the source sealed is distrusted.
-    ``changed``: called when the report has changed.
-    ``cutover``: held from the fence until the target owns, as two cutovers at one source lengthen each other's pause.
-    ``lost``: called with the reason why a target that owned the partition has lost it.
+    ``record_aborted``: its last argument says whether the source's sealed copy is distrusted. ``changed``: called when
+    the report has changed. ``cutover``: held from the fence until the target owns, because two cutovers at one source
+    lengthen each other's pause. ``lost``: called, with the reason, when a target that owned the partition has lost it.
     """
 
     record_grant: Callable[[], Awaitable[None]]
@@ -81,7 +80,7 @@ class Hooks:
 
 @dataclass(frozen=True, slots=True)
 class _Broken:
-    """An error of a task that is no event of the machine."""
+    """An unexpected error of a task: the machine has no event for it."""
 
     error: BaseException
 
@@ -137,9 +136,8 @@ class Runner:
         raise NotImplementedError
 
     def handle(self, event: Any) -> list[Any]:
-        """Feeds an event to the machine. Returns its instructions, which are still to be carried out.
-
-        Raises what the machine raises.
+        """Feeds an event to the machine. Returns its instructions, which are still to be carried out. Raises the
+        machine's errors.
         """
         instructions: list[Any] = self.machine.handle(event)
         if self._span is not None:
@@ -189,13 +187,13 @@ class Runner:
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        """Passes on the error of a task that is no event of the machine: without it, the runner would wait for ever."""
+        """Passes on a task's unexpected error; without it, the runner would wait for ever."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._events.put_nowait(_Broken(error))
 
     async def _next_event(self) -> Any:
-        """Returns the next event. Raises the error of a task that is no event of the machine."""
+        """Returns the next event. Raises the unexpected error of a task."""
         event = await self._events.get()
         if isinstance(event, _Broken):
             raise event.error
@@ -209,9 +207,10 @@ class Runner:
         """Cancels a move at a replica. Returns its answer; None: there was none.
 
         Args:
-            owned_at: epoch at which the replica, as the source, owned the partition; 0: it is asked as the target.
+            owned_at: the epoch at which the replica owned the partition, if it is asked as the source; 0: as the
+                target.
 
-        Raises StateMissing where a source has lost the partition.
+        Raises StateMissing if a source has lost the partition.
         """
         cancellation = Cancellation(self.planned.partition, move_id, owned_at)
         try:
@@ -241,7 +240,7 @@ class MoveRunner(Runner):
     _fenced_at: float | None = None
     _in_hand_ms: float = 0.0
     _source_answered: asyncio.Event = field(default_factory=asyncio.Event)  # to the fence, or not reached
-    distrusted: bool = False  # by command: what the source sealed is not used
+    distrusted: bool = False  # by command: the source's sealed copy is not used
     lost: StateflowError | None = None  # why the target lost the partition after it owned it; None: it has not
     sequence: int = 0  # reached by the target, as last reported
     _source_told: bool = False
@@ -265,7 +264,8 @@ class MoveRunner(Runner):
     def resumed(cls, planned: Copy, granted: bool) -> tuple[m.Move, list[m.Instruction] | None]:
         """Returns the machine of a move that begins again, and its first instructions; None: it waits for its turn.
 
-        The move joins what its target has copied by now. A granted move begins at once, as its source may have sealed.
+        The move continues with what its target has copied by now. A granted move begins at once, because its source may
+        have sealed.
         """
         machine = cls.machine_for(planned, granted)
         return machine, machine.handle(m.Begin()) if granted else None
@@ -284,20 +284,20 @@ class MoveRunner(Runner):
         self._events.put_nowait(m.SourceGone())
 
     def give_up(self, distrusted: bool = False) -> None:
-        """Gives the move up, by command: once the target promises that it never owns, a takeover may begin.
+        """Gives the move up, by command: once the target promises never to own, a takeover may begin.
 
         Args:
-            distrusted: what the source sealed is not used, so the source cannot take over.
+            distrusted: the source's sealed copy is not used, so the source cannot take over.
         """
         self.distrusted = distrusted
         self._events.put_nowait(m.GivenUp())
 
     def taken_over(self) -> None:
-        """Ends the move, as a takeover lets the target's copy serve as it is."""
+        """Ends the move, because a takeover lets the target's copy serve as it is."""
         self._events.put_nowait(m.TakenOver())
 
     def carry_over(self, former: MoveRunner) -> None:
-        """Keeps what others told ``former``, the runner that broke off and that this one replaces."""
+        """Takes over what others told ``former``, the runner that broke off and that this one replaces."""
         if former._source_told:
             self.source_gone()
         while not former._events.empty():
@@ -312,7 +312,7 @@ class MoveRunner(Runner):
         return not self._events.empty()
 
     async def withdraw(self) -> None:
-        """Ends a move that has not begun, as it was cancelled or its source is gone. No replica has heard of it."""
+        """Ends a move that has not begun, because it was cancelled or its source is gone. No replica knows of it."""
         self.handle(m.Cancel() if self._events.empty() else self._events.get_nowait())
         assert self.machine.error is not None
         await self._record_aborted(self.machine.error)
@@ -345,7 +345,7 @@ class MoveRunner(Runner):
         return self.report
 
     def _expect(self) -> None:
-        """Updates the expected cost of the cutover, as other moves may have ended since this one began."""
+        """Updates the expected cost of the cutover: other moves may have ended since this one began."""
         if self.cost is not None and self.machine.phase is m.Phase.CATCHING_UP and not self.machine.granting:
             cost = self.cost()
             self.machine.fixed_ms, self.machine.margin_ms = cost.expected_ms, cost.margin_ms
@@ -359,7 +359,7 @@ class MoveRunner(Runner):
     def _note_proof(self, error: StateflowError) -> None:
         """Sets when a transfer that failed is tried again, and reports a seal that cannot be proved.
 
-        Each retry of the latter copies everything, so it comes later than other retries.
+        Each retry after such a seal copies everything, so it comes later than other retries.
         """
         self._retry_s = self.settings.retry_interval_s
         if self.machine.phase is m.Phase.FENCED and isinstance(error, DigestMismatch):
@@ -379,7 +379,7 @@ class MoveRunner(Runner):
     async def _cutover_turn(self) -> None:
         """Waits for the turn of this cutover at its source, for ``TURN_S_MAX`` at most.
 
-        Another move may keep the turn, fenced, while the source does not answer.
+        Another move may keep the turn while it is fenced and the source does not answer.
         """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.hooks.cutover.acquire(), TURN_S_MAX)
@@ -485,7 +485,7 @@ class MoveRunner(Runner):
     def _join(self) -> str:
         """Returns the move id of the standby whose copy at the target this move uses; empty: there is none.
 
-        The first one that is found stays: it is the one that the move rests on when it is fenced.
+        The first one found stays the answer, because the move relies on it once it is fenced.
         """
         if self.machine.kind is not m.Kind.STANDBY and not self._joined:
             self._joined = self.standby_move()
@@ -655,7 +655,7 @@ class TakeoverRunner(Runner):
         )
 
     def _note(self, taken: TakenOver) -> str:
-        """Returns a note that tells what the new owner's state comes from, and what it lacks."""
+        """Returns a note on the new owner's state: its origin, and what it lacks."""
         positions = [f"{source} up to {batch}" for source, batch in sorted(taken.positions.items())]
         contained = ", ".join(positions) or "nothing"
         match self.planned.how:

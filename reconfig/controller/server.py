@@ -39,7 +39,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 def here(address: str) -> Holder:
     """Returns this process as a holder.
 
-    Where the system does not tell when it started, no other process ever takes it for ended.
+    If the system does not tell when it started, no other process ever takes it for ended.
     """
     pid = os.getpid()
     return Holder(
@@ -50,8 +50,8 @@ def here(address: str) -> Holder:
 def is_gone(other: Holder) -> bool:
     """Tells whether another process has certainly ended.
 
-    It has if it ran since this boot, in this process's namespace, and does not run any more. A process that cannot be
-    looked at, as files are missing or /proc hides the processes of other users, is not taken for ended.
+    It has ended if it ran since this boot, in this process's namespace, and no longer runs. A process that cannot be
+    looked at, because files are missing or /proc hides the processes of other users, is not taken for ended.
     """
     if not other.started or not other.boot or not other.namespace:
         return False

@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class Tells(Protocol):
-    """Questions that any controller answers: the leader, and any other controller from what it has read."""
+    """Questions that every controller answers: the leader from its state, others from what they have read."""
 
     @property
     def cluster(self) -> ClusterState: ...
@@ -119,9 +119,9 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 
     @contextlib.asynccontextmanager
     async def telling(self, context: grpc.aio.ServicerContext) -> AsyncIterator[Tells]:
-        """Yields what answers a question: the current controller, or what this process has read of the ledger.
+        """Yields the source of answers: the current controller, or what this process has read of the ledger.
 
-        Raises NotLeading where the caller must ask the leader.
+        Raises NotLeading if the caller must ask the leader.
         """
         after = None if self.leading.leads else after_of(context)
         if after is None or self._following is None:
@@ -509,7 +509,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     @of_the_term
     @to_the_end
     async def CancelRolling(self, request: cpb.RollingRequest, controller: Controller) -> cpb.Rolling:
-        controller.sweeps.rolling(request.id)  # raises where it is no rolling restart
+        controller.sweeps.rolling(request.id)  # raises if it is not a rolling restart
         await controller.sweeps.cancel(request.id)
         return message_of(cpb.Rolling, controller.sweeps.rolling(request.id))
 
@@ -578,7 +578,7 @@ def _admitted_to_pb(admitted: Admitted, controller: Controller) -> cpb.RegisterR
 
 
 def _check_mover(controller: Controller, request: cpb.MigrateRequest) -> None:
-    """Checks that a node takes no partitions from others. Raises NotAllowed."""
+    """Checks that the caller, if it is a node, takes no partitions from others. Raises NotAllowed."""
     if (who := caller()) is not None:
         owners = controller.cluster.operator(request.operator).assignment.owners
         check_owners(who, {number: owners[number] for number in request.partitions if number < len(owners)})

@@ -70,7 +70,7 @@ class MoveSpan:
 def moving(planned: Planned) -> Iterator[MoveSpan | None]:
     """Opens the span of a move, which the caller ends.
 
-    Yields None where tracing is off, or where the move is a standby, whose span would last as long as the copy.
+    Yields None if tracing is off, or where the move is a standby, whose span would last as long as the copy.
     """
     ids: dict[str, Any] = {
         "operator": planned.partition.operator,

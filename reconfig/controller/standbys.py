@@ -43,7 +43,7 @@ class Standbys:
     async def want(self, operator: str, count: int) -> list[StandbyReport]:
         """Sets how many standbys each partition of an operator has, and returns the operator's standbys.
 
-        Raises OperatorNotDeployed, and InvalidArgument where there are too few replicas.
+        Raises OperatorNotDeployed, and InvalidArgument if there are too few replicas.
         """
         await self._context.acquainted()
         async with self._context.planning:
@@ -94,12 +94,12 @@ class Standbys:
             for runner in self.of(partition)
         ]
 
-    # -- what is, and what should be ----------------------------------------------------------------------
+    # -- existing and wanted standbys ----------------------------------------------------------------------
 
     async def reconcile(self) -> None:
         """Ends standbys that are not wanted any more, and begins missing ones.
 
-        The missing ones are recorded in one transaction, as takeovers wait for the lock meanwhile.
+        The missing ones are recorded in one transaction, because takeovers wait for the lock meanwhile.
         """
         async with self._context.planning:
             self._end_outdated()
@@ -132,14 +132,15 @@ class Standbys:
             self._context.spawn(self._renew(partition))
 
     async def _renew(self, partition: PartitionId) -> None:
-        """Replaces a partition's standbys at once: its new owner may acknowledge nothing before one follows it."""
+        """Replaces a partition's standbys at once: its new owner may acknowledge nothing before a standby follows
+        it."""
         await self._end([runner for runner in self.of(partition) if self._is_outdated(runner.planned)])
         await self.reconcile()
 
     async def end(self, partitions: Collection[PartitionId]) -> None:
         """Ends all standbys of partitions.
 
-        New ones begin by themselves, but not while a move, takeover or restore of the partition is in the ledger.
+        New ones begin by themselves once no move, takeover or restore of the partition is open in the ledger.
         """
         await self._end([runner for runner in self._runners.values() if runner.planned.partition in partitions])
 
@@ -151,7 +152,7 @@ class Standbys:
         await asyncio.gather(*(runner.ended.wait() for runner in ending))
 
     def _missing(self, operator: str, count: int) -> list[PlannedStandby]:
-        """Returns the standbys that an operator lacks, of partitions that may have one now."""
+        """Returns the missing standbys of an operator, for partitions that may have one now."""
         cluster, now = self._context.cluster, self._context.clock.monotonic()
         deployed, alive = cluster.operator(operator), self._context.alive()
         assignment = deployed.assignment
@@ -198,10 +199,10 @@ class Standbys:
             log.warning("standby of %s at %s ended: %s", planned.partition, planned.target, error)
 
     async def _to_its_end(self, running: Running, runner: MoveRunner) -> MoveRunner:
-        """Runs a standby to its end. Returns the runner that came to it.
+        """Runs a standby to its end, and returns the runner that completed it.
 
-        After an error that is no event of the machine the standby begins again, as after a restart, if it is still open
-        in the ledger.
+        After an unexpected error the standby begins again with a new runner, as after a restart, if it is still open in
+        the ledger.
         """
         planned = runner.planned
         while True:
@@ -222,7 +223,7 @@ class Standbys:
             runner = self._runners[planned.item_id] = again
 
     async def hand_over(self, partition: PartitionId, successor: str) -> None:
-        """Ends a partition's standbys, as its owner is gone, but leaves the copy of one as it is.
+        """Ends a partition's standbys because its owner is gone, but leaves the copy of the successor as it is.
 
         Args:
             successor: move id of the standby that takes over; empty: none does.
@@ -241,7 +242,7 @@ class Standbys:
     def resume_all(self) -> None:
         """Resumes standbys after a restart, and joins the transfers that go on at their targets.
 
-        A standby that a takeover still had to end is told so before it asks its target, whose copy may serve by now.
+        A standby that a takeover was about to end hears of that before it asks its target, whose copy may serve by now.
         """
         open_moves = [open_move.planned for open_move in self._context.cluster.open_moves.values()]
         for planned in open_moves:

@@ -95,7 +95,7 @@ def register(cluster: ClusterState, info: ReplicaInfo, home: Home) -> list[Entry
 
 
 def rehome(cluster: ClusterState, name: str, directory: str) -> list[Entry]:
-    """Gives a replica's name to another data directory."""
+    """Records that a replica's name belongs to another data directory."""
     return [_numbered(cluster, "directory", name, {"directory": directory})]
 
 
@@ -158,7 +158,7 @@ def fail_deployment(_: ClusterState, planned: Record, error: Mapping[str, Any]) 
 
 
 def upgrade(cluster: ClusterState, spec: OperatorSpec) -> list[Entry]:
-    """Records another version of a deployed operator, which holds for all its partitions from now on."""
+    """Records another version of a deployed operator. It applies to all its partitions from now on."""
     return [_numbered(cluster, "upgrade", spec.name, {"spec": _spec_payload(spec)})]
 
 
@@ -178,7 +178,7 @@ def undeploy(_: ClusterState, name: str, epoch: int) -> list[Entry]:
 def adopt(
     _: ClusterState, spec: OperatorSpec, owners: Mapping[int, tuple[str, int]], granted: Mapping[int, int]
 ) -> list[Entry]:
-    """Records an operator as replicas have it.
+    """Records an operator as replicas report it.
 
     Args:
         owners: (replica, epoch) by partition.
@@ -233,7 +233,7 @@ def plan_moves(cluster: ClusterState, moves: Iterable[Planned]) -> list[Entry]:
 
 
 def retarget(cluster: ClusterState, move: PlannedMove, target: str, reason: str) -> list[Entry]:
-    """Gives a move that has not begun another target. ``reason``: for people."""
+    """Gives a move that has not begun another target. ``reason``: shown to people."""
     return [_numbered(cluster, "retarget", move.item_id, {"target": target, "reason": reason})]
 
 
@@ -324,7 +324,7 @@ def restore_failed(cluster: ClusterState, restore: PlannedRestore, granted: int,
     """Records that a restore failed.
 
     Args:
-        granted: the epoch for which the owner was asked to stop; 0: it was not asked.
+        granted: the epoch for which the owner was asked to stop; 0: the owner was not asked.
     """
     return _end_restore(cluster, restore, RecordState.FAILED, {"error": error, "granted": granted})
 

@@ -1,9 +1,9 @@
 """Sweeps and their chores: long work on many nodes, some at a time, while they serve.
 
 :class:`Sweeps` begins sweeps, at most one of each chore at a time, and the next leader resumes them. Each node's begin
-and outcome are recorded. A chore is a :class:`Does`: :class:`Covering` does those that are about partitions, by
-:class:`Checkpoints` or :class:`Verifications`; :mod:`reconfig.controller.agents` has the restart of nodes.
-:class:`Scrubbing` begins verifications at intervals.
+and outcome are recorded. A chore is a :class:`Does`: :class:`Covering` carries out chores on partitions, by
+:class:`Checkpoints` or :class:`Verifications`; :mod:`reconfig.controller.agents` restarts nodes. :class:`Scrubbing`
+begins verifications at intervals.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from stateflow.rpc.wire import unexpected
 from stateflow.types import PartitionId, node_of
 
 log = logging.getLogger(__name__)
-#: seconds since the last pass that did a partition, after which the partitions that are left are given up
+#: seconds since the last pass that processed a partition, after which the remaining partitions are given up
 PATIENCE_S = 30.0
 #: seconds between looks at whether the sweep was cancelled
 SWEEP_LOOK_S = 0.5
-#: failures in a row after which a replica is asked no more: then the replica fails, or its store, not a partition
+#: failures in a row after which a replica is no longer asked: then the replica or its store is at fault, not a
+#: partition
 FAILURES_MAX = 3
-#: the most faults of a node that are recorded one by one, as they stay in the ledger for ever
+#: maximum number of a node's faults that are recorded one by one, because they stay in the ledger for ever
 FAULTS_MAX = 100
-#: seconds between two checks whether a verification is due; fewer where the interval is short
+#: seconds between two checks whether a verification is due; fewer if the interval is short
 SCRUB_LOOK_S = 60.0
 #: attempts to compare with a standby, which may have passed the moment that the owner reads
 ATTEMPTS = 3
-#: what is under way, for the message that refuses a second sweep of its chore
+#: text about the running sweep, for the message that refuses a second sweep of its chore
 _GOING = {
     Chore.RESTART: "replicas are being restarted",
     Chore.CHECKPOINT: "checkpoints are being taken",
@@ -58,17 +59,17 @@ class Does(Protocol):
     settle_s: float
 
     def plan(self, site: str, limit: int, operator: str) -> Plan:
-        """Plans a sweep. Raises InvalidArgument where there is nothing to do."""
+        """Plans a sweep. Raises InvalidArgument if there is nothing to do."""
         ...
 
     async def carry(self, sweep_id: str, node: str, begin: Begin | None) -> Outcome | None:
         """Carries out the work at one node. Returns the outcome; None: the node did not begin.
 
         Args:
-            begin: records that the node begins, and returns False where it must not any more; None: the node had begun
+            begin: records that the node begins, and returns False if it must not any more; None: the node had begun
                 under a former leader.
 
-        Raises the error because of which the whole node fails.
+        Raises the error that makes the whole node fail.
         """
         ...
 
@@ -183,7 +184,7 @@ class Piece:
     wrong: tuple[str, ...] = ()
 
 
-#: does one partition at a replica; None: the replica does not own it any more. Raises the error of a failure
+#: processes one partition at a replica; None: the replica no longer owns it. Raises the error of a failure
 Do = Callable[[str, PartitionId], Coroutine[Any, Any, Piece | None]]
 
 
@@ -202,7 +203,7 @@ class _Tally:
             self._fault(partition, replica, line, undone=False)
 
     def fail(self, partition: PartitionId, replica: str, why: str) -> None:
-        """Notes a partition that was not done, which says nothing about the partition's condition."""
+        """Notes that a partition was not processed, which says nothing about the partition's condition."""
         self._fault(partition, replica, why, undone=True)
 
     def _fault(self, partition: PartitionId, replica: str, line: str, *, undone: bool) -> None:
@@ -223,7 +224,7 @@ class Covering:
     """A chore about partitions: their owners do it, node by node; partitions that moved meanwhile come last.
 
     Args:
-        do: does one partition at its owner.
+        do: processes one partition at its owner.
     """
 
     settle_s = 0.0
@@ -291,8 +292,8 @@ class Covering:
                 tally.add(partition, name, piece)
 
     async def _unless_cancelled(self, known: Known, work: Coroutine[Any, Any, Piece | None]) -> Piece | None:
-        """Waits for the work on a partition, but not once the sweep is cancelled, as the work may take hours. None also
-        if it was cancelled."""
+        """Waits for the work on a partition, which may take hours, but not once the sweep is cancelled. None: the work
+        had no result, or was cancelled."""
         doing = self._context.spawn(work)
         try:
             while not known.cancelled:
@@ -303,8 +304,8 @@ class Covering:
             doing.cancel()
 
     async def _rest(self, known: Known, tally: _Tally) -> None:
-        """Carries out the chore for the partitions that no node has done, as they moved meanwhile. Those that are still
-        at a failed node are left out, as that node's failure was reported."""
+        """Carries out the chore for partitions that no node has processed because they moved meanwhile. It leaves out
+        those that are still at a failed node, whose failure is reported already."""
         clock = self._context.clock
         until, done = float("inf"), -1
         failed = {task.node for task in known.of(EntityStatus.FAILED)}
@@ -344,7 +345,7 @@ def _each(partitions: Partitions) -> list[PartitionId]:
 class Scrubbing:
     """Begins a sweep that verifies every partition, whenever one is due.
 
-    Damage is so found before a move or a restart needs the partition.
+    So damage is found before a move or a restart needs the partition.
 
     The sweep is like one by command: one node at a time, replicas read at most ``verify_bytes_per_s`` and make way for
     batches, and the next leader resumes it.
@@ -361,15 +362,15 @@ class Scrubbing:
                 continue
             try:
                 sweep_id = await self._sweeps.begin(Chore.VERIFY, "", 1)
-                log.info("sweep/%s: verifying every partition, as every %g s", sweep_id, interval_s)
+                log.info("sweep/%s: verifying every partition (interval: %g s)", sweep_id, interval_s)
             except StateflowError as error:  # no replica answers: it is tried again
                 log.warning("verification not started, will be retried: %s", error)
 
     def is_due(self, interval_s: float) -> bool:
         """Tells whether a verification of everything is due, and none is under way.
 
-        It is when the last one began longer ago than the interval, or when there was none and the oldest deployed
-        version is older than the interval.
+        One is due when the last one began longer ago than the interval; or, without a last one, when the oldest
+        deployed version is older than the interval.
         """
         cluster = self._context.cluster
         book = cluster.sweeps
@@ -393,7 +394,7 @@ class Verifications:
     async def verify_one(self, name: str, partition: PartitionId) -> Piece | None:
         """Verifies a partition at a replica. Returns what was found; None: the replica no longer owns the partition.
 
-        What is wrong with the partition is in the result. Raises the error because of which the replica cannot verify.
+        What is wrong with the partition is in the result. Raises the error that keeps the replica from verifying.
         """
         standby = self._standby_of(partition)
         for attempt in range(ATTEMPTS):
@@ -441,7 +442,8 @@ def piece(found: Verification, copy: Verification | None, standby: str = "") -> 
 
 
 async def _first(pages: AsyncGenerator[Verification]) -> Verification | None:
-    """Returns the first page of a standby; None: it has none, or cannot be asked, and is not compared."""
+    """Returns the first page of a standby's partition; None: there is none, or the standby cannot be asked and is not
+    compared."""
     try:
         return await anext(pages, None)
     except StateflowError as error:
@@ -460,7 +462,8 @@ async def _copied(pages: AsyncGenerator[Verification], standby: str) -> Verifica
 async def _both(
     found: Coroutine[Any, Any, Verification], copy: Coroutine[Any, Any, Verification | None]
 ) -> tuple[Verification, Verification | None]:
-    """Awaits both results. If one fails, the other has ended as well, as pages that a task awaits cannot be closed."""
+    """Awaits both results. If one fails, waits until the other has ended as well: pages cannot be closed while a task
+    awaits them."""
     copying = asyncio.ensure_future(copy)
     try:
         return await found, await copying

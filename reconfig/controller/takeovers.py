@@ -1,4 +1,4 @@
-"""Failover: gives a new owner to partitions whose owner is gone for good, has lost them, or is given up by command.
+"""Failover: gives partitions a new owner if theirs is gone for good, has lost them, or is given up by command.
 
 A partition that no owner serves is an *orphan*: its owner's lease has lapsed, its owner has lost it, or a move or
 restore that ended without an owner left it sealed. :meth:`Takeovers.watch` finds orphans, and begins a takeover of each
@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 class Orphan:
     """A partition that no owner serves.
 
-    ``epoch``: epoch at which it was owned. ``why``: SEALED means that its owner is there, has the whole partition, and
-    serves it no more.
+    ``epoch``: epoch at which it was owned. ``why``: SEALED means that its owner is running, has the whole partition,
+    and no longer serves it.
     """
 
     epoch: int
@@ -56,7 +56,7 @@ class Orphan:
 RESOLUTIONS = ("serve-source", "restore")
 TICK_S = 0.25
 MOST_DOUBLINGS = 4  # of the delay between two attempts, which is 80 s at most by default
-#: what a takeover starts from, in words for users
+#: the origin of a takeover's state, in words for users
 _FROM = {
     How.LOCAL: "from its complete sealed copy",
     How.STANDBY: "from its standby copy",
@@ -118,19 +118,19 @@ class Takeovers:
                     self._source_gone(runner)
 
     def _why_sealed(self, move_id: str) -> f.Why:
-        """Returns why a partition is not served that was sealed for this move.
+        """Returns why a partition that was sealed for this move is not served.
 
-        SEALED: the source may serve what it sealed. MISSING: by command, what it sealed is not trusted.
+        SEALED: the source may serve its sealed copy again. MISSING: a command has declared the sealed copy untrusted.
         """
         return f.Why.MISSING if move_id in self._context.cluster.distrusted else f.Why.SEALED
 
     def lost(self, partition: PartitionId, epoch: int, why: StateflowError) -> None:
-        """Makes a partition an orphan, as its owner at this epoch says that it has lost it."""
+        """Makes a partition an orphan: its owner at this epoch reports that it has lost the partition."""
         log.error("%s", why)
         self._orphans[partition] = Orphan(epoch, f.Why.MISSING)
 
     def _look_at_aborted(self) -> None:
-        """Asks the sources of moves and restores that were granted and failed, as those may have left them sealed."""
+        """Asks the owners whose granted move or restore failed, because these may have left the partition sealed."""
         finished, failed = self._context.cluster.finished, self._context.cluster.restores.failed
         for planned, record in finished[self._looked_at :]:
             granted = self._context.cluster.epochs_granted.get(planned.partition, 0) >= planned.granted_epoch > 0
@@ -149,7 +149,8 @@ class Takeovers:
         """Gives up moves whose seal the target cannot prove. Their partitions are taken over.
 
         Args:
-            how: ``serve-source``: the source takes over, with what it sealed; ``restore``: a standby or a checkpoint.
+            how: ``serve-source``: the source takes over, with its sealed copy; ``restore``: a standby or a checkpoint
+                takes over.
 
         Raises InvalidArgument, MoveUnknown, MoveConflict.
         """
@@ -168,7 +169,7 @@ class Takeovers:
         """Gives a partition to another owner by command, even if the present one may be serving it alone.
 
         Returns the id of the reconfiguration; empty: another change of the partition must end first. Raises Unavailable
-        where no replica can take over now; the takeover is then retried by itself.
+        if no replica can take over now; the controller then retries by itself.
         """
         log.warning("%s given up by command: owner %s does not answer or has lost it", partition, owner)
         self._accepted.add(partition)
@@ -181,10 +182,10 @@ class Takeovers:
         return runner.planned.reconfiguration if runner is not None else ""
 
     def choice(self, partition: PartitionId, coming: Mapping[str, int] = MappingProxyType({})) -> f.Choice | None:
-        """Returns which replica is to take a partition over, and how; None: none can.
+        """Chooses the replica that takes a partition over, and how it does; None: no replica can.
 
         Args:
-            coming: partitions that each replica is to receive beside the recorded ones.
+            coming: by replica, the number of partitions that it will receive in addition to the recorded ones.
         """
         orphan, cluster = self._orphans.get(partition), self._context.cluster
         on_their_way = Counter(runner.planned.target for runner in self._runners.values())
@@ -202,7 +203,7 @@ class Takeovers:
         )
 
     def undeployed(self, operator: str) -> None:
-        """Ends the search for owners of an undeployed operator's partitions."""
+        """Stops looking for owners of an undeployed operator's partitions."""
         for partition in [each for each in self._orphans if each.operator == operator]:
             del self._orphans[partition]
             for kept in (self._not_before, self._failures, self._failed, self._tried):
@@ -245,20 +246,20 @@ class Takeovers:
         owner, epoch = deployed.assignment.owner(partition.partition)
         runner = self._runners.get(partition)
         if runner is not None and runner.machine.granted_epoch > view.epoch:
-            # also where this replica is the target, as it had come without the partition before: it has it again, and
-            # must not serve it while another owner may still be chosen
+            # also if this replica is the target because it had come back without the partition before: now it has the
+            # partition again, and must not serve it while another owner may still be chosen
             if owner == name and partition in self._orphans:  # too late, but needed if the takeover fails
                 self._orphans[partition] = Orphan(epoch, f.Why.SEALED)
             owner, epoch = runner.planned.target, runner.machine.granted_epoch
         for restore in self._context.cluster.restores.under_way:
             if restore.partition == partition and owner == name != restore.target and restore.epoch > view.epoch:
-                # the target may own by now; if the restore fails, what is sealed here is served again
+                # the target may own by now; if the restore fails, the sealed copy here is served again
                 self._orphans[partition] = Orphan(epoch, f.Why.SEALED)
                 owner, epoch = restore.target, restore.epoch
         burnt = 0
         if view.epoch > epoch and not self._is_owning(name, partition, view.epoch):
             burnt = view.epoch
-            if owner == name:  # it has the whole partition, with what it served at that epoch
+            if owner == name:  # it has the whole partition, with all commits of that epoch
                 self._orphans[partition] = Orphan(epoch, f.Why.SEALED)
         elif epoch == view.epoch and owner != name:
             burnt = view.epoch  # an older copy of the ledger granted that epoch a second time
@@ -267,7 +268,7 @@ class Takeovers:
         return Superseded(partition, epoch, self._context.cluster.roster.replicas[owner], burnt)
 
     def _is_owning(self, name: str, partition: PartitionId, epoch: int) -> bool:
-        """Tells whether a move or restore is under way by which the replica owns the partition at this epoch.
+        """Tells whether a move or restore under way makes the replica own the partition at this epoch.
 
         A move's target owns at the granted epoch; a restore's target at the planned epoch or a newer one.
         """
@@ -290,7 +291,7 @@ class Takeovers:
 
     @staticmethod
     async def _said(work: Awaitable[None]) -> None:
-        """Awaits one piece of work and logs its error, so that no error keeps other work from its turn."""
+        """Awaits one piece of work and logs its error, so that the error does not stop other work."""
         try:
             await work
         except StateflowError as error:
@@ -315,7 +316,7 @@ class Takeovers:
                 await self._said(self._start(partition))
 
     def lack(self, partition: PartitionId) -> f.Lack | None:
-        """Returns why a partition is not served; None: nothing is known to be amiss."""
+        """Returns why a partition is not served; None: no reason is known."""
         orphan, owned = self._orphans.get(partition), self._owner(partition)
         if orphan is None or owned is None or owned[1] > orphan.epoch:
             return None
@@ -323,7 +324,7 @@ class Takeovers:
         return f.Lack(owned[0], orphan.why, self._failed.get(partition, ""), by_command)
 
     def _waits_for_command(self, partition: PartitionId, orphan: Orphan) -> bool:
-        """Tells whether only a command takes a partition over, as its failover is manual.
+        """Tells whether only a command can start a takeover of the partition, because its failover is manual.
 
         An owner that sealed the whole partition may serve it again without a command.
         """
@@ -340,9 +341,9 @@ class Takeovers:
         return all(planned.partition != partition for planned in self._context.cluster.restores.under_way)
 
     async def _lapsed(self, name: str) -> None:
-        """Handles a replica whose lease has lapsed: it serves nothing that it was given before it registers again.
+        """Handles a replica whose lease has lapsed: until it registers again, it serves none of its partitions.
 
-        Moves and takeovers that involve it are told, and its partitions become orphans, unless it may serve them alone.
+        Its moves and takeovers are told, and its partitions become orphans, unless it may serve them alone.
         """
         self._context.members.expel(name)
         for runner in self._runs.moving():
@@ -370,7 +371,7 @@ class Takeovers:
         cluster = self._context.cluster
         async with self._context.planning:
             if partition in self._runners or self._moves_on(partition):
-                return  # what is under way ends first: it may still end with an owner
+                return  # the change under way ends first: it may still end with an owner
             orphan = self._orphans.get(partition)
             if orphan is None:
                 return
@@ -474,7 +475,7 @@ class Takeovers:
         else:
             log.error("takeover of %s failed: %s", partition, runner.machine.error)
             self._failed[partition] = "" if runner.machine.error is None else runner.machine.error.what
-            if self._orphans.get(partition) == known:  # else the owner came back meanwhile: retried at once
+            if self._orphans.get(partition) == known:  # otherwise the owner came back meanwhile: retried at once
                 failures = self._failures[partition] = self._failures.get(partition, 0) + 1
                 again_s = self._context.settings.takeover_retry_s * 2 ** min(failures - 1, MOST_DOUBLINGS)
                 self._not_before[partition] = self._context.clock.monotonic() + again_s
@@ -484,10 +485,10 @@ class Takeovers:
     async def _to_its_end(
         self, running: Running, runner: TakeoverRunner, first: list[f.Instruction] | None
     ) -> TakeoverRunner:
-        """Runs a takeover to its end. Returns the runner that came to it.
+        """Runs a takeover to its end, and returns the runner that completed it.
 
-        After an error that is no event of the machine the takeover begins again, as after a restart, if it is still
-        open in the ledger.
+        After an unexpected error the takeover begins again with a new runner, as after a restart, if it is still open
+        in the ledger.
         """
         planned = runner.planned
         while True:
@@ -529,21 +530,21 @@ class GivingUp:
         self._context, self._runs, self._takeovers = context, runs, takeovers
 
     async def by_command(self, operator: str, numbers: Sequence[int], accepted: bool) -> list[Reconfiguration]:
-        """Gives partitions to another owner if theirs does not answer or has lost them, even if it serves them alone.
+        """Gives partitions a new owner if theirs does not answer or has lost them, even if it serves them alone.
 
         Args:
             numbers: partitions; empty: all whose owner does not answer or has lost them.
-            accepted: whether the loss of what their owners have served since they were last heard is accepted.
+            accepted: whether the caller accepts losing what the owners have committed since their last heartbeat.
 
-        Raises OperatorNotDeployed, UnknownPartition, InvalidArgument where the owner of one answers, LossPossible,
-        MoveConflict where one is being restored, Unavailable. Takeovers that have begun by then go on.
+        Raises OperatorNotDeployed, UnknownPartition, InvalidArgument if the owner of one answers, LossPossible,
+        MoveConflict if one is being restored, Unavailable. Takeovers that have begun by then go on.
         """
         found = self._given_up(operator, numbers)
         if not accepted:
             owners = ", ".join(sorted({owner for _, owner, _ in found}))
             raise LossPossible(
-                f"what {owners} may have served since its last heartbeat is lost, "
-                "unless a standby or checkpoint has it",
+                f"batches that {owners} may have served since the last heartbeat are lost, "
+                "unless a standby or checkpoint has them",
                 remedy="pass --accept-loss (accept_loss=True), or start it with its data directory",
                 operator=operator,
                 partitions=ranges([partition.partition for partition, _, _ in found]),
@@ -554,7 +555,7 @@ class GivingUp:
         return [self._runs.found(each).report() for each in begun if each]
 
     def proposed(self, operator: str, numbers: Sequence[int]) -> tuple[dict[PartitionId, str], dict[PartitionId, str]]:
-        """Returns what :meth:`by_command` would do: by partition, its target, and what its state would come from.
+        """Returns what :meth:`by_command` would do: by partition, the target and the origin of its state.
 
         Raises the errors that :meth:`by_command` raises, without LossPossible.
         """

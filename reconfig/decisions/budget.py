@@ -1,4 +1,4 @@
-"""The pause budget: how long a partition would stand still if it were cut over now, and the links that this depends on.
+"""The pause budget: predicts the pause of a partition if it were cut over now, and keeps the measured links for that.
 
 The last change sets must cross the link before the target may serve. With ``lag`` bytes behind, write rate ``w``
 and bandwidth ``B`` (bytes/s), round trip ``rtt``, a fixed cost ``c`` of sealing, proving and opening, and a durable
@@ -7,15 +7,16 @@ write at the target that takes ``s`` now::
     pause ≈ (½·rtt + max(c, s) + lag/B) / (1 − w/B)
 
 The fixed cost contains durable writes of the usual duration, so that ``s`` counts only if the disk is busier than that.
-A smaller ``s`` says nothing, as the measured write is larger than the one that the pause waits for. The fixed cost, and
-the margin that a promise needs beside it, are estimated from the pauses of recent moves (:class:`Experience`).
+A smaller ``s`` says nothing, because the measured write is larger than the one that the pause waits for. The fixed
+cost, and the margin that a promise needs beside it, are estimated from recent moves' pauses (:class:`Experience`).
 
 The denominator is the pre-copy argument of Clark et al., "Live Migration of Virtual Machines" (NSDI 2005): what is
 written while the rest crosses must cross too. With w ≥ B the copy never converges.
 
-:class:`Links` keeps the round trips and bandwidths that were measured between sites. Round trips are measured where
-they may decide something (:func:`pairs_that_matter`): between the sites that rows come from, and the sites where their
-partitions are, or would be better. With 400 sites, these are few of 160,000 pairs. Bandwidths are taken from moves.
+:class:`Links` keeps the round trips and bandwidths that were measured between sites. Round trips are measured only
+where they can decide a move (:func:`pairs_that_matter`): between the sites that rows come from and the sites where
+their partitions are, or might better be. With 400 sites, these are few of 160,000 pairs. Bandwidths are taken from
+moves.
 
 The module does no I/O. Times are monotonic seconds.
 """
@@ -36,7 +37,8 @@ FIXED_MS_DEFAULT = 8.0
 #: fixed costs that stand in for moves until enough were seen on this machine
 PRIOR_MS = (4.0, FIXED_MS_DEFAULT, FIXED_MS_DEFAULT, 20.0)
 MOVES_ENOUGH = 20
-#: no move costs less: if the delta explains all but this of a pause, or more than all, the fixed cost is not known
+#: the least fixed cost of a move: if less than this remains of a pause after subtracting the delta, the fixed cost is
+#: unknown
 LEAST_MS = 0.5
 #: standard deviations up to which a promise reaches. 99 of 100 moves should keep their budget, which is 2.33; but the
 #: deviation is estimated from few moves, and latencies have longer tails than a log-normal distribution. On a busy
@@ -79,7 +81,7 @@ class Measured:
     bandwidth: float
     rtt_ms: float
     sync_ms: float = 0.0  # the last durable write at the target
-    stall_ms: float = 0.0  # what the longest of the last round trips took beyond the usual one
+    stall_ms: float = 0.0  # excess of the longest recent round trip over the usual one
 
 
 def predicted_pause_ms(measured: Measured, fixed_ms: float = FIXED_MS_DEFAULT) -> float:
@@ -103,8 +105,8 @@ def lag_ms(measured: Measured) -> float:
 
 @dataclass(frozen=True, slots=True)
 class FixedCost:
-    """The cost of a cutover beside the bytes that cross: the expected cost, and how much more it may be, both in
-    milliseconds."""
+    """The cost of a cutover apart from transferring bytes: the expected cost, and the margin that it may exceed it by,
+    both in milliseconds."""
 
     expected_ms: float = FIXED_MS_DEFAULT
     margin_ms: float = 0.0
@@ -112,7 +114,7 @@ class FixedCost:
 
 def fixed_cost_of(moves: Sequence[tuple[float, float]]) -> FixedCost:
     """Estimates the fixed cost from the part of past pauses that the size of the delta does not explain. The expected
-    cost is the median; expected cost and margin together are what nearly every move keeps within.
+    cost is the median; nearly every move keeps within expected cost and margin together.
 
     Args:
         moves: (pause predicted with a fixed cost of 0, actual pause) of recent moves, in milliseconds.
@@ -126,10 +128,9 @@ def fixed_cost_of(moves: Sequence[tuple[float, float]]) -> FixedCost:
     move has met it, and one move at a bad moment does not keep out all later ones.
 
     On a busy machine the distribution has two humps instead: a process gets the processor at once, or when others have
-    used up their time slices. The deviation that the median shows is then that of the first hump, or the distance
-    between both. So a promise is at least the second-largest cost seen, and at most the largest cost seen or what the
-    most regular machine would need, if that is more; until MOVES_ENOUGH were seen, at most PRIOR_PROMISE_MS if that is
-    more.
+    used up their time slices. The estimated deviation is then that of the first hump, or the distance between both. So
+    a promise is at least the second-largest cost seen, and at most the largest cost seen or what the most regular
+    machine would need, if that is more; until MOVES_ENOUGH were seen, at most PRIOR_PROMISE_MS if that is more.
     """
     seen = [actual - predicted for predicted, actual in moves if actual - predicted >= LEAST_MS]
     unexplained = seen if len(seen) >= MOVES_ENOUGH else [*seen, *PRIOR_MS]
@@ -148,7 +149,7 @@ class Experience:
     """The pauses of recent moves, and the cost that they predict for the next.
 
     Each move that only the margin kept out drops the oldest pause. Otherwise a machine that was busy for a while would
-    refuse every move for as long as those pauses are remembered, and learn nothing meanwhile.
+    refuse every move, and so never measure a shorter pause.
     """
 
     def __init__(self) -> None:
@@ -231,8 +232,8 @@ class Links:
 
 
 def pairs_that_matter(view: View) -> list[Pair]:
-    """Returns the pairs of sites whose round trips may decide a move, those with most rows first. Both sites have
-    replicas, and each pair comes once. Rows come from the first site of a pair."""
+    """Returns the pairs of sites whose round trips may decide a move, those with most rows first. Both sites of a pair
+    have replicas, and each pair comes once. Rows come from its first site."""
     sites_of = {info.name: info.site for info in view.replicas}
     there, able = set(sites_of.values()), {info.site for info in view.takers()}
     groups: Counter[tuple[tuple[str, ...], tuple[str, ...], str]] = Counter()

@@ -1,21 +1,23 @@
-"""Failover: take-overs of partitions without their old owner's consent, and what owners may serve alone. Sans-io.
+"""Failover: takeovers of partitions without their old owner's consent, and the operators that owners may serve alone.
+Sans-io.
 
-A take-over begins if the old owner's lease has lapsed by the controller's clock, margin included, so that it no longer
+A takeover begins if the old owner's lease has lapsed by the controller's clock, margin included, so that it no longer
 serves the partition; if the owner came back without the partition's data; or if it sealed the partition for a move that
 can never end. :func:`choose` names the new owner, the target.
 
 ``TABLE`` below is the machine; docs/state-machines.md shows it as a page and a diagram. The grant is recorded before
-the target hears of it. A target that does not answer is asked again, as it may own already. A granted take-over ends
-without an owner only if the target refuses and then promises never to own by it, or if the target's lease has lapsed.
+the target hears of it. A target that does not answer is asked again, because it may own already. A granted takeover
+ends without an owner only if the target refuses and then promises never to own by it, or if the target's lease has
+lapsed.
 
-The epoch of a take-over that was given up is burnt: no replica may own at it. The next take-over gets a newer epoch,
+The epoch of a takeover that was given up is burnt: no replica may own at it. The next takeover gets a newer epoch,
 and a replica that comes back with the burnt one is told to seal.
 
 Owners of operators whose failover is ``manual`` may serve while no controller answers. Each heartbeat reply names the
 operators that the replica may serve alone, and the number of the newest failover order. The replica makes both durable
 first, and then repeats them in its next heartbeats. The leading controller therefore knows which operators a silent
-replica may still be serving: those that it repeated last, those that are manual now, and those that a later order
-concerns. A replica that has repeated nothing in this term may be serving every operator that was ever manual.
+replica may still be serving: those that it repeated last, those whose failover is manual now, and those that a later
+order concerns. A replica that has repeated nothing in this term may be serving every operator that was ever manual.
 """
 
 from __future__ import annotations
@@ -85,13 +87,13 @@ def choose(
     sequence, else a replica that loads a checkpoint. None: no replica can take over now.
 
     Of successors that lose the same, those not in maintenance are preferred, then those at ``sites``. Others are chosen
-    only if there are none of these, as availability comes first. A replica where a take-over failed, e.g. for lack of
+    only if there are none of these, as availability comes first. A replica where a takeover failed, e.g. for lack of
     room, is tried again when the others have failed as often. The owner's site and the least load come last.
 
     Args:
         owner: the former owner.
         holds_seal: the owner has the whole partition, sealed; counts only if it is alive.
-        alive: replicas that can be planned with, by name.
+        alive: replicas that answer, by name.
         owned: number of partitions by replica, including those on their way to it.
         sites: the sites at which the operator is allowed; empty: all.
         cordoned: nodes in maintenance.
@@ -127,8 +129,8 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """A reason why a partition's owner does not serve it. ``failed``: why the last take-over failed; empty: none has.
-    ``by_command``: a take-over begins only by command."""
+    """A reason why a partition's owner does not serve it. ``failed``: why the last takeover failed; empty: none has.
+    ``by_command``: a takeover begins only by command."""
 
     owner: str
     why: Why
@@ -172,7 +174,7 @@ def _lacking(operator: str, numbers: list[int], lack: Lack) -> StateflowError:
     return error(what, remedy=remedy, operator=operator, partitions=ranges(numbers))
 
 
-# -- The take-over ---------------------------------------------------------------------------------------------------
+# -- The takeover -----------------------------------------------------------------------------------------------------
 
 
 class Phase(StrEnum):
@@ -328,7 +330,7 @@ TABLE: Table[Phase, Takeover, Says] = Table(
 
 @dataclass(slots=True)
 class Takeover:
-    """The state machine of one take-over. Only ``handle`` changes it."""
+    """The state machine of one takeover. Only ``handle`` changes it."""
 
     partition: PartitionId
     granted_epoch: int
@@ -361,8 +363,8 @@ class Takeover:
 
     @classmethod
     def resumed(cls, partition: PartitionId, granted_epoch: int, granted: bool) -> tuple[Takeover, list[Instruction]]:
-        """Resumes a take-over after a restart of the controller. A granted target is asked again, as its answer is the
-        same. ``granted``: the grant is in the ledger."""
+        """Resumes a takeover after a restart of the controller. A granted target is asked again, because its answer is
+        the same. ``granted``: the grant is in the ledger."""
         takeover = cls(partition, granted_epoch)
         takeover.story.append("resumed")
         if not granted:
@@ -375,7 +377,7 @@ class Takeover:
 
 
 class Failover(StrEnum):
-    """An operator's failover: what happens to a partition whose owner does not answer."""
+    """An operator's failover mode: whether a partition whose owner does not answer is taken over automatically."""
 
     AUTOMATIC = "automatic"  # another replica takes it over when the owner's lease has lapsed
     MANUAL = "manual"  # its owner goes on serving it, alone, until a command gives it up
@@ -402,8 +404,8 @@ NOTHING = Said(0, frozenset())
 
 @dataclass(slots=True)
 class Failovers:
-    """Failover orders. ``newest``: each operator's newest order, as (number, whether it is manual). ``count``: number
-    of the newest order of all."""
+    """Failover orders, numbered across all operators. ``newest``: each operator's newest order, as (number, whether it
+    is manual). ``count``: the number of the newest order."""
 
     newest: dict[str, tuple[int, bool]] = field(default_factory=dict)
     count: int = 0
@@ -413,7 +415,7 @@ class Failovers:
         self.newest[operator] = self.count, failover is Failover.MANUAL
 
     def undeployed(self, operator: str) -> None:
-        """Returns the name to automatic failover, for a later operator of that name."""
+        """Resets the name to automatic failover, in case another operator is deployed under it."""
         if operator in self.newest:
             self.order(operator, Failover.AUTOMATIC)
 

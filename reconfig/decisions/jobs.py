@@ -1,14 +1,14 @@
-"""Jobs: what is done on a schedule or once at a given time, their runs, and their affinities. Decisions only.
+"""Jobs: work on a schedule or at a given time, its runs, and its affinities. Decisions only.
 
 A run is IN_PROCESS until it has ended, PROCESSED or FAILED. At most one run of a job is under way at a time. A run has
-a stage for each operator. The controller that resumes a run does the operators whose stage is not recorded.
+a stage for each operator. A controller that resumes a run carries out the stages that are not recorded.
 
 An affinity says which controller coordinates a job's runs, or which nodes they may use::
 
     [hard|soft[:SECONDS]] node NAME | site NAME | label KEY[=VALUE] [:AT_LEAST[-AT_MOST]]
 
-as ``hard site edge-1:2-4``. A run waits for a hard affinity as long as it takes. It gives up a soft one after so many
-seconds, and uses the nodes that there are. No job uses a node that takes no jobs.
+as ``hard site edge-1:2-4``. A run waits for a hard affinity as long as it takes. It gives up a soft one after the given
+seconds, and uses whichever nodes are present. No job uses a node whose settings exclude jobs.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Node:
 @dataclass(frozen=True, slots=True)
 class Affinity:
     """An affinity, parsed by :meth:`parse`. ``least``, ``most``: numbers of nodes. ``fallback_s``: seconds after which
-    a run gives it up, unless it is ``hard``."""
+    a run gives the affinity up, unless it is ``hard``."""
 
     text: str
     hard: bool
@@ -149,7 +149,8 @@ class Affinity:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """The run goes on. ``nodes``: names of those it may use; None: all. ``note``: what was given up; empty: nothing."""
+    """The decision that a run goes on. ``nodes``: names of the nodes that it may use; None: all. ``note``: which
+    affinity was given up; empty: none."""
 
     nodes: frozenset[str] | None
     note: str = ""
@@ -251,8 +252,8 @@ class Job:
             )
 
     def prove(self, now_us: int) -> None:
-        """Checks a job before it is recorded, as a record is there for good. Raises InvalidArgument if the record would
-        not be read back as the same job, or the job would never be due."""
+        """Checks a job before it is recorded, because a record cannot be removed. Raises InvalidArgument if the record
+        would not be read back as the same job, or the job would never be due."""
         self.check()
         match read_job(self.name, self.to_payload(), self.since_us):
             case Unreadable() as found:
@@ -329,9 +330,9 @@ def read_job(name: str, payload: Mapping[str, Any], since_us: int) -> Job | Unre
 class Run:
     """One run of a job.
 
-    ``at_us``: the time that it was due at. ``ended_us``: 0: it is under way. ``note``: its outcome in words.
-    ``operators``: it has one stage for each; None: an earlier version began the run and did not record them.
-    ``stages``: the stages recorded so far.
+    ``at_us``: its due time. ``ended_us``: 0: under way. ``note``: its outcome in words. ``operators``: the operators
+    that it has a stage for; None: an earlier version began the run and did not record them. ``stages``: the stages
+    recorded so far.
     """
 
     job: str
@@ -356,7 +357,7 @@ class Run:
         """Returns the operators whose stage is not recorded yet.
 
         Args:
-            deployed: the operators that there are now.
+            deployed: the operators deployed now.
         """
         done = {stage.operator for stage in self.stages}
         wanted = deployed if self.operators is None else self.operators
@@ -364,19 +365,19 @@ class Run:
 
     @property
     def mark(self) -> str:
-        """The mark in the reasons of this run's moves, which tells them from other moves."""
+        """The mark in the reasons of this run's moves, by which they are recognised."""
         return f"job {self.job}, run {self.at_us}"
 
 
 def next_at_us(runs: Sequence[Run], now_us: int) -> int:
-    """Returns the time of a run that is begun by hand: later than those of all earlier runs, even if the clock that
-    gave them was ahead."""
+    """Returns the time of a run that is begun by hand. It is later than the times of all earlier runs, even if a clock
+    that was ahead gave those."""
     return max([now_us, *(run.at_us + 1 for run in runs)])
 
 
 def due(job: Job, runs: Sequence[Run], now_us: int) -> int | None:
-    """Returns the time of the run that is due now; None: none is due. A time that a controller whose clock is ahead has
-    run the job for is not run again by a controller whose clock is behind."""
+    """Returns the time of the run that is due now; None: none is due. If a controller whose clock is ahead has run the
+    job for some time, one whose clock is behind does not run it again for that time."""
     newest = runs[-1] if runs else None
     if job.paused or (newest is not None and newest.state is RunState.IN_PROCESS):
         return None

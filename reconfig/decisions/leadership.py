@@ -1,12 +1,11 @@
 """Tenure: whether this controller may decide now. Its hold on the ledger (the leader lease), counted on its own
 monotonic clock. Sans-io.
 
-A controller counts its hold from before it *sent* the renewal, as a replica counts its lease. The next process that
-takes the hold first waits, from the moment it took it, for as long as the former holder may go on by that count, plus a
-margin for clock drift. So no two controllers decide at once, whatever the database's clock does; that clock only says
-when to try.
+A controller counts its lease from before it *sent* the renewal, as a replica does. The next process that takes the
+lease first waits, from that moment, for as long as the former holder may go on by its own count, plus a margin for
+clock drift. So no two controllers decide at once, whatever the database's clock does; that clock only says when to try.
 
-The database's clock may have been set back, and then say an hour late that a hold is over. A waiting controller
+The database's clock may have been set back, and then report the end of a lease an hour late. A waiting controller
 therefore also counts, on its own clock, for how long it has seen no renewal.
 """
 
@@ -23,7 +22,8 @@ RENEWALS = 3
 
 @dataclass(slots=True)
 class Leadership:
-    """A controller's hold. ``until``: monotonic seconds. Default: never expires (single controller, tests)."""
+    """A controller's leader lease. ``until``: its end, in monotonic seconds. Default: never expires (single controller,
+    tests)."""
 
     term: int = 1
     lease_s: float = math.inf
@@ -40,8 +40,8 @@ class Leadership:
         return self.lease_s / RENEWALS
 
     def check(self, now: float) -> None:
-        """Checks that the hold lasts. Raises HoldLost. Callers check before they grant a lease, send a command or write
-        a record."""
+        """Checks that the leader lease has not lapsed. Raises HoldLost. Callers check before they grant a lease, send a
+        command or write a record."""
         if now >= self.until:
             raise HoldLost(
                 "this controller could not renew its leader lease: another one may lead by now",
@@ -52,7 +52,7 @@ class Leadership:
 
 @dataclass(slots=True)
 class Unrenewed:
-    """Counts how long another controller's hold has not been renewed.
+    """Counts for how long another controller has not renewed its leader lease.
 
     Args:
         margin: fraction by which clocks may drift apart.
@@ -63,7 +63,8 @@ class Unrenewed:
     _since: float = 0.0
 
     def over(self, term: int, until_us: int, lease_s: float, now: float) -> bool:
-        """Takes a hold as just read. Returns whether no renewal was seen for all of its lease, margin included."""
+        """Takes in a lease as just read. Returns whether it has lapsed: no renewal was seen for its whole duration,
+        margin included."""
         if self._seen != (term, until_us):
             self._seen, self._since = (term, until_us), now
         return now - self._since > lease_s * (1 + self.margin)

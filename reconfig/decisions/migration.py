@@ -8,10 +8,10 @@ machine has no clock, no socket and no randomness.
 Rules: the grant is in the ledger before the source hears of it. As long as the source cannot have sealed, every failure
 rolls back; once it has sealed, every failure goes forward. Only the source can tell which side of the seal it is on. If
 the source is gone for good, the target can still promise never to own for this move; then the partition is free for a
-take-over (:mod:`reconfig.decisions.failover`).
+takeover (:mod:`reconfig.decisions.failover`).
 
 If an earlier term recorded the grant of a move, the move copies again, and that grant fences it. The earlier term may
-have fenced the move, too, so that on any failure the source is asked whether it sealed, as behind the fence.
+have fenced the move, too, so on any failure the machine asks the source whether it sealed, as it does after a fence.
 
 A budget is met if the sum of expected pause and margin fits it. A move waits up to ``patience_s`` for that, counted
 from when the base copy was complete; a move without a budget waits at most ``settle_s`` for its lag to become small.
@@ -128,22 +128,22 @@ class SourceGone:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """A command gave the move up: what the source sealed cannot be proved at the target, and never will be."""
+    """A command gave the move up: the target can never prove the copy that the source sealed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetCancelled:
-    """The target promised that it never owns for this move, or by this take-over."""
+    """The target promised that it never owns for this move, or by this takeover."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetUnknown:
-    """The target did not answer a cancellation, or a take-over."""
+    """The target did not answer a cancellation, or a takeover."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """The source died, and a take-over serves the target's copy as it is."""
+    """The source died, and a takeover serves the target's copy as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,8 @@ class Fence:
     """Source: seal, for the target to own at ``epoch`` → SourceSealed | FenceRefused | SourceUnknown.
 
     Args:
-        cold: no target follows yet. Otherwise the fence waits for its turn among the cutovers at the source.
+        cold: the target has no copy that follows the source yet. Otherwise the fence waits for its turn among the
+            cutovers at the source.
         pause_ms: predicted pause; 0: there is no prediction.
         max_pause_ms: budget; 0: none.
     """
@@ -212,8 +213,9 @@ class Fence:
 class CancelSource:
     """Source: promise that this move never seals there → SourceCancelled | SourceSealed | SourceUnknown.
 
-    ``owned_at``: the epoch at which it owned the partition. ``tidies``: the move has ended unfenced, and nothing
-    depends on the answer."""
+    ``owned_at``: the epoch at which the source owned the partition. ``tidies``: the move has ended unfenced, and
+    nothing depends on the answer.
+    """
 
     owned_at: int
     tidies: bool
@@ -239,7 +241,7 @@ class RecordOwned:
 
 @dataclass(frozen=True, slots=True)
 class RecordAborted:
-    """Ledger: the move was rolled back, or the take-over ended without an owner."""
+    """Ledger: the move was rolled back, or the takeover ended without an owner."""
 
     error: StateflowError = field(compare=False)  # no error equals another one
 
@@ -331,7 +333,7 @@ GRANTED_OUT_OF_PATIENCE: Guard[Move] = Guard(
     lambda move, event: move.granted and move.out_of_patience(event),
 )
 
-# -- effects: what changes beside the phase -----------------------------------------------------------------
+# -- effects: changes other than the phase -----------------------------------------------------------------
 
 
 def _ask_for_grant(move: Move, _: Event) -> None:
@@ -537,7 +539,7 @@ _ROWS: tuple[Row[Phase, Move], ...] = (
         note="the takeover uses the copy",
     ),
     Impossible(COPYING, TakenOver, note="only standbys receive this event"),
-    # behind the fence only the source can say which side of the seal it is on
+    # after the fence only the source can say on which side of the seal the move is
     Transition(
         Phase.FENCED, SourceSealed, None, (), when=SOURCE_GONE, effect=_sealed,
         note="the target has already been asked for its promise",
@@ -568,7 +570,7 @@ _ROWS: tuple[Row[Phase, Move], ...] = (
     ),
     Transition(
         Phase.FENCED, TargetFailed, Phase.ABORTED, (RECORD_ABORTED,), when=TARGET_PROMISED, effect=_target_lost,
-        note="a takeover serves what is sealed",
+        note="a takeover serves the sealed copy",
     ),
     Transition(
         Phase.FENCED, TargetFailed, None, (RETRY_PREPARE,), when=SEALED, effect=_prepare,
@@ -666,8 +668,8 @@ class Move:
         epoch: the epoch at which the source owns the partition.
         granted_epoch: the epoch at which the target will own it.
         max_pause_ms: budget; 0: none.
-        fixed_ms: expected cost of a cutover beside the delta.
-        margin_ms: what to add to the expected cost so that nearly every move keeps within the sum.
+        fixed_ms: expected cost of a cutover apart from the delta.
+        margin_ms: the margin on the expected cost; nearly every move keeps within both together.
         patience_s: seconds after which a budget that stays out of reach is refused.
         settle_s: seconds that the lag of a move without a budget may take to become small.
         granted: the grant is in the ledger. True for a new machine: an earlier term recorded it, and may have fenced.

@@ -5,35 +5,7 @@ Every target comes from one of three computations.
 :func:`best` chooses one of the replicas that may have a partition, or a copy of it. What counts beside load is data
 (:class:`Terms`), and so the decisions differ only in this:
 
-==========================  ==============================  ===========================================================
-decision                    never at                        preferred, the most important first
-==========================  ==============================  ===========================================================
-take-over                   weight 0                        nodes not in maintenance; allowed sites; the fewest failed
-                                                            attempts; the former owner's site
-restore, its owner silent   maintenance, unless all are     allowed sites
-:func:`spread_standbys`     weight 0, other sites than      the site with the fewest copies; replicas with most of it
-                            allowed, nodes with a copy
-:func:`replan`, of a move   weight 0, other sites than      the source's site
-that waits                  allowed, what was not named
-:func:`spread`, by command  maintenance, what was not named
-==========================  ==============================  ===========================================================
-
-:mod:`stateflow.ring` gives nodes their shares by number, with as few moves as that takes: for deployments, rebalances,
-drains (:func:`drained`) and the policy ``ring``.
-
-:mod:`reconfig.decisions.policies` evens out what was measured, and brings partitions to their rows.
-
-Evening out is not :func:`best` applied again and again: a share by number is exact, and the ring keeps partitions where
-they are when replicas come and go; a share of load is a bound, which few moves of large partitions reach.
-
-Two decisions look alike and are made elsewhere. A node spreads its partitions over its workers by their CPU time, which
-no other process knows (:mod:`stateflow.node.supervising`). Where replicas are started is a matter of cores and memory
-(:mod:`reconfig.controller.agents`).
-
-Room: a replica may take what its disk has free, up to the limit it was configured with. Replicas on one disk share its
-free bytes. A partition that moves away frees nothing: its files stay for a move back, and count where they lie. Moves
-under way have taken their room already (:meth:`View.reserved`).
-"""
+==========================  ==============================  ===================================================="""
 
 from __future__ import annotations
 
@@ -59,7 +31,7 @@ RTT_MS_DEFAULT = 20.0
 PAYBACK_S = 600.0
 #: the most partitions of which a policy tells why they stay
 LEFT_MAX = 100
-#: causes that spread partitions over all replicas: one that joins gets its share of the moves that still wait
+#: causes that spread partitions over all replicas: a replica that joins gets its share of the waiting moves
 SPREADING: Final = frozenset({Cause.REBALANCE, Cause.DRAIN})
 #: causes of reconfigurations by which people make a replica own less
 ON_PURPOSE: Final = frozenset({Cause.DRAIN, Cause.MIGRATE})
@@ -71,8 +43,8 @@ ON_PURPOSE: Final = frozenset({Cause.DRAIN, Cause.MIGRATE})
 @dataclass(frozen=True, slots=True)
 class Room:
     """The room of one replica, in bytes. ``own``: what its limit still allows. ``free``: free bytes of its ``disk``,
-    which all replicas that name the same disk share; an empty name is a disk of its own. Either is below 0 if more is
-    there than should be."""
+    which all replicas that name the same disk share; an empty name is a disk of its own. A negative number means that
+    the limit or the disk is exceeded."""
 
     own: float = math.inf
     disk: str = ""
@@ -80,7 +52,7 @@ class Room:
 
 
 class Space:
-    """Room that is left as coming partitions are counted. A replica that has not reported its room has no limit."""
+    """Room that remains as expected partitions are counted. A replica that has not reported its room has no limit."""
 
     def __init__(self, rooms: Mapping[str, Room]) -> None:
         self._own = {name: room.own for name, room in rooms.items()}
@@ -91,8 +63,8 @@ class Space:
             self._free[disk] = min(room.free, self._free.get(disk, math.inf))
 
     def holds(self, replica: str, size: float) -> bool:
-        """Tells whether ``size`` more bytes fit. If nothing is left, not even an empty partition fits, as it will not
-        stay empty."""
+        """Tells whether ``size`` more bytes fit. If nothing is left, not even an empty partition fits, because it will
+        not stay empty."""
         return size <= (left := self.left(replica)) and left > 0
 
     def left(self, replica: str) -> float:
@@ -112,7 +84,8 @@ class Space:
 
 
 def lacking(coming: Iterable[tuple[str, float]], rooms: Mapping[str, Room]) -> list[LackOfRoom]:
-    """Returns where more would come than there is room for: replicas by themselves, then disks.
+    """Returns the replicas and disks that would receive more than they have room for: single replicas first, then
+    disks.
 
     Args:
         coming: (replica, bytes) of each partition.
@@ -163,7 +136,7 @@ def mib(size: float) -> str:
 @dataclass(frozen=True, slots=True)
 class Seen:
     """Measurements of a partition. ``size``: bytes on disk. ``rows``, ``row_bytes``: rows and their bytes a second.
-    ``origins``: rows a second by the site that they come from, of the rows that name one."""
+    ``origins``: rows a second by site of origin; rows that name no site are left out."""
 
     size: int = 0
     rows: float = 0.0
@@ -176,7 +149,7 @@ _UNSEEN = Seen()
 
 @dataclass(frozen=True, slots=True)
 class MoveProposal:
-    """A proposed move. ``reason``: for people and the ledger."""
+    """A proposed move. ``reason``: shown to people and recorded in the ledger."""
 
     partition: PartitionId
     source: str
@@ -218,14 +191,15 @@ class View:
 
     Args:
         owners: owner by partition.
-        replicas: those that may be given something; other owners keep what they have.
+        replicas: those that may receive partitions; other owners keep theirs.
         seen: measurements by partition.
         allowed: sites at which operators are allowed, see :mod:`stateflow.ring`.
         room: room by replica, of those that have reported it.
         cordoned: nodes that get nothing and keep what they have: in maintenance, or silent when they were asked.
         rtt_ms: round trips between two sites, in either order.
         pinned: partitions that a policy wants at a site; later policies keep them there.
-        copies: bytes of a partition's files at a replica that does not own it, which needs that much less room for it.
+        copies: bytes of a partition's files that a replica which does not own it has already; a move there needs that
+            much less room.
         bytes_per_s: bandwidth from one site to another.
     """
 
@@ -244,7 +218,7 @@ class View:
         return self.seen.get(partition, _UNSEEN)
 
     def takers(self) -> list[ReplicaInfo]:
-        """Returns the replicas that may be given something."""
+        """Returns the replicas that may receive partitions."""
         return [info for info in self.replicas if info.weight > 0 and node_of(info.name) not in self.cordoned]
 
     def may_be_at(self, partition: PartitionId, site: str) -> bool:
@@ -267,8 +241,8 @@ class View:
         return max(0, self.of(partition).size - self.copies.get((partition, replica), 0))
 
     def too_long(self, partition: PartitionId, here: str, there: str) -> str:
-        """Returns why a move between two sites would take longer than ``PAYBACK_S``; empty: it would not, or the
-        bandwidth is not known."""
+        """Returns why a move between two sites would take longer than ``PAYBACK_S``; empty: it would not take longer,
+        or the bandwidth is not known."""
         rate = self.bytes_per_s.get((here, there)) if here != there else None
         if rate is None or (seconds := self.of(partition).size / rate) <= PAYBACK_S:
             return ""
@@ -393,8 +367,8 @@ def spread_standbys(
 ) -> list[tuple[PartitionId, str]]:
     """Returns (partition, replica) for every missing standby.
 
-    A standby is never at the owner's node, and no node has two standbys of a partition. Preferred are, in this order:
-    the site with the fewest of owner and standbys; a replica in ``near``, earlier entries first; the replica with the
+    A standby is never at the owner's node, and no node has two standbys of a partition. Preference, in this order: the
+    site with the fewest copies of the partition; a replica in ``near``, earlier entries first; the replica with the
     fewest standbys for its weight. Fewer than ``count`` are returned if there are not enough nodes.
 
     Args:
@@ -402,7 +376,7 @@ def spread_standbys(
         existing: replicas with a standby, by partition.
         count: standbys wanted of each partition.
         near: by partition, replicas that were owner or standby until now.
-        sites: sites of replicas that have something, including those that are given nothing more.
+        sites: sites of replicas that have something, including those that receive nothing more.
     """
     takers = [info for info in replicas if info.weight > 0]
     at = {**sites, **{info.name: info.site for info in replicas}}
@@ -424,7 +398,7 @@ def spread_standbys(
 
 @dataclass(frozen=True, slots=True)
 class Anew:
-    """A move and its new target. ``reason``: for the ledger, and for people."""
+    """A move and its new target. ``reason``: recorded in the ledger and shown to people."""
 
     move: PlannedMove
     target: str
@@ -438,9 +412,9 @@ def replan(
     sites: Mapping[str, str],
     shares: Mapping[str, int],
 ) -> list[Anew]:
-    """Returns the moves that get another target, as theirs is gone or a better one has joined, in their order.
+    """Returns, in order, the moves that get another target because theirs is gone or a better one has joined.
 
-    A move without an alternative stays as it is. Moves that have begun are not asked for: they fail by themselves if
+    A move without an alternative stays as it is. Moves that have begun are not considered: they fail by themselves if
     their target dies.
 
     Args:
@@ -528,7 +502,7 @@ class Joining:
     """Decides when a rebalance for newcomers begins.
 
     Args:
-        after_s: seconds for which a newcomer must have been there, and nothing else been going on.
+        after_s: seconds for which a newcomer must have been present while nothing else was going on.
     """
 
     def __init__(self, after_s: float) -> None:
@@ -538,7 +512,7 @@ class Joining:
         self._quiet_from = float("-inf")
 
     def step(self, now_s: float, newcomers: Mapping[str, str], busy: bool) -> frozenset[str]:
-        """Returns the newcomers for which a rebalance begins now; empty: it is not time.
+        """Returns the newcomers for which a rebalance begins now; empty: not yet.
 
         Args:
             now_s: monotonic seconds.
@@ -571,7 +545,7 @@ def newcomers(
 
     Args:
         owners: owner by partition.
-        alive: replicas that may be given something.
+        alive: replicas that may receive partitions.
         sites: site by replica, of all replicas, alive or not.
         allowed: the sites at which operators are allowed.
     """

@@ -36,7 +36,7 @@ from stateflow.types import PartitionId, ReplicaInfo, node_of
 
 #: bytes a second, until a move has measured the bandwidth
 BANDWIDTH_GUESS = 100e6
-#: seconds that a copy behind the fence takes beside its bytes: a snapshot, round trips, opening a database
+#: seconds that a copy behind the fence takes apart from transferring bytes: a snapshot, round trips, opening a database
 COLD_FIXED_S = 0.05
 
 
@@ -148,15 +148,15 @@ STRATEGIES = {
 
 
 def strategy_named(name: str) -> Strategy | None:
-    """Returns the strategy of a name that MoveOptions accepts; None for ``auto``."""
+    """Returns the strategy with a name that MoveOptions accepts; None for ``auto``."""
     return None if name == AUTO else STRATEGIES[StrategyName(name)]
 
 
 def choose(loads: Sequence[Load], change_bytes: float, max_pause_ms: float | None, bandwidth: float = 0.0) -> Strategy:
     """Chooses the strategy for ``auto``.
 
-    A warm-up never pauses longer than a copy behind the fence, unless more changes during the copy than the whole state
-    is large; then copying twice is a waste.
+    A warm-up never pauses longer than a copy behind the fence, unless the changes during the copy exceed the size of
+    the whole state; then copying twice is a waste.
 
     Args:
         loads: loads of the partitions that move.
@@ -285,8 +285,8 @@ def next_turns(
 
 
 def _first_free(queue: deque[int], waiting: Sequence[Part], taken: _Taken, all_: _Taken) -> int | None:
-    """Takes the first part that the limits allow out of the queue, and those that it skips: as parts under way only
-    become more within one call of :func:`next_turns`, the skipped ones cannot begin in it. None: no part may begin."""
+    """Takes the first part that the limits allow out of the queue, and drops the parts before it: within one call of
+    :func:`next_turns` parts under way never end, so the dropped ones cannot begin. None: no part may begin."""
     while queue and not taken.is_full:
         part = waiting[place := queue.popleft()]
         if taken.takes(part) and (not part.shared or all_.takes(part)):

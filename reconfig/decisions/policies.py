@@ -14,8 +14,8 @@ proposes a :class:`~reconfig.decisions.placement.MoveProposal` for each partitio
 :class:`~reconfig.decisions.placement.Left` why a partition stays that it would like to move.
 
 Every policy respects the sites at which an operator is allowed and the room that replicas have, and places nothing at
-a node in maintenance. Several policies are asked in order: a later one takes the moves of the earlier ones as made, and
-does not move a partition away from the site where an earlier one wants it. No move is proposed that costs more than it
+a node in maintenance. Several policies are asked in order. A later policy assumes that the moves of earlier ones are
+made, and keeps each partition at the site where an earlier one wants it. No move is proposed that costs more than it
 brings: within ``PAYBACK_S``, the bytes that no longer cross between sites must make up for the bytes of the move. The
 move itself must not take longer than that either, if the bandwidth is known.
 
@@ -47,19 +47,20 @@ ORIGIN_ROWS_MIN = 0.1
 UNEVEN_MAX = 1.2
 #: rows a second and bytes of an average node, below which it does not matter which node has more
 MATTERS: Final[Mapping[str, float]] = MappingProxyType({"rows": 10.0, "bytes": float(16 << 20)})
-#: how many takers are looked at for one partition, those with least; and how many partitions, in ``_places``
+#: number of least loaded takers to try for one partition; also the number of partitions to try, in ``_places``
 _LOOKED_AT = 4
-#: if the taker would exceed UNEVEN_MAX, it must end so much of its share below what the giver had
+#: if the taker would exceed UNEVEN_MAX, it must end below the giver's former level by this fraction of its share
 _WORTH_IT = 0.05
-#: fraction by which the round trips must be shorter elsewhere: rows from two sites alike move nothing to and fro
+#: fraction by which the round trips must be shorter elsewhere: otherwise rows from two sites alike would move a
+#: partition to and fro
 NEARER_MIN = 0.3
-#: milliseconds a row by which a site that none of the rows come from must be nearer: less is no more than noise
+#: milliseconds a row by which a site that is not the origin of any rows must be nearer: less is noise
 NEARER_MS_MIN = 1.0
 #: bytes of a row, if they were not measured
 ROW_BYTES_GUESS = 100.0
-#: how many of the sites nearest to an origin are looked at
+#: number of sites nearest to an origin that are considered
 _NEAREST = 8
-#: a move that is still proposed after a quarter of this (``STANDS``), which is several looks, is no accident
+#: a move that is still proposed after a quarter of this (``STANDS``), which is several looks, is not an accident
 COOL_DOWN_S = 60.0
 MOVES_PER_MINUTE = 60.0
 #: part of the cool-down for which a move must stay proposed
@@ -115,7 +116,7 @@ class Nodes:
         return seen.rows if measure == "rows" else float(seen.size)
 
     def uneven(self, node: str, measure: str, more: float = 0.0) -> float:
-        """Returns what a node has, or would have with ``more``, over its fair share. 1.0: exactly its share."""
+        """Returns the ratio of a node's amount, with ``more`` added, to its fair share. 1.0: exactly its share."""
         return (self.have[measure][node] + more) / self.fair[measure][node]
 
     def workers(self, node: str) -> list[str]:
@@ -153,9 +154,9 @@ class Nodes:
 def by_load(view: View, left: Left | None = None) -> tuple[list[MoveProposal], View]:
     """Evens out load among nodes by few moves.
 
-    The policy is greedy: from the node with most over its share to those with least, each time the largest partition
-    that fits. Graham's bound for largest-first (SIAM J. Appl. Math. 17, 1969) holds if partitions are small compared
-    with a node.
+    The policy is greedy: it repeatedly moves the largest partition that fits from the node farthest above its share to
+    the least loaded ones. Graham's bound for largest-first (SIAM J. Appl. Math. 17, 1969) holds if partitions are small
+    compared with a node.
     """
     nodes = Nodes(view, left)
     count = len(nodes.weights)
@@ -169,8 +170,8 @@ _Entry = tuple[float, str, int]  # a partition's measure, operator and number
 
 
 def _places(partitions: Sequence[_Entry], too_much: float, room: float) -> Iterator[int]:
-    """Yields indices of the partitions that are worth a try, in this order: the smallest that are enough and fit; the
-    largest of the others that fit; the smallest that does not fit, which may be better there all the same.
+    """Yields indices of the partitions to try, in this order: the smallest ones that relieve the giver enough and fit;
+    the largest of the others that fit; the smallest that does not fit, which may still improve the balance.
 
     Args:
         partitions: partitions of the giver, ascending by the measure.
@@ -217,8 +218,8 @@ class _Evening:
                 heapq.heappush(givers, (-self._most(node)[0], node))
 
     def _give(self, node: str, measure: str, uneven: float) -> bool:
-        """Moves one partition away from ``node``, so that neither node is as uneven as ``node`` was. Returns False if
-        no partition does that."""
+        """Moves one partition away from ``node``, so that both nodes end up more even than ``node`` was. Returns False
+        if no partition does that."""
         have, fair, partitions = self._nodes.have[measure], self._nodes.fair[measure], self._by(node, measure)
         too_much = have[node] - UNEVEN_MAX * fair[node]
         looked_at = self._least()
@@ -238,7 +239,8 @@ class _Evening:
         return False
 
     def _least(self) -> list[tuple[float, str]]:
-        """Takes the nodes with least out of the heap, whose entries may be out of date: those are put back anew."""
+        """Takes the least loaded nodes out of the heap. Entries that are out of date are put back with their current
+        load."""
         found: list[tuple[float, str]] = []
         while self._takers and len(found) < _LOOKED_AT:
             said, node = heapq.heappop(self._takers)
@@ -325,7 +327,7 @@ def decide(names: Sequence[PolicyName], view: View, left: Left | None = None) ->
 def by_ring(view: View, left: Left | None = None) -> tuple[list[MoveProposal], View]:
     nodes = Nodes(view, left)
     sites = {info.name: info.site for info in view.takers()}
-    # partitions of other replicas wait for a take-over, or for their owners to come back
+    # partitions of other replicas wait for a takeover, or for their owners to come back
     free = {each: owner for each, owner in view.owners.items() if owner in sites and each not in view.pinned}
     for partition, target in ring.rebalance(free, view.takers(), view.allowed).items():
         node = node_of(target)
@@ -338,8 +340,8 @@ def by_ring(view: View, left: Left | None = None) -> tuple[list[MoveProposal], V
 
 
 class _Near:
-    """Candidate sites of a partition: those that its rows come from, and the nearest of those whose round trip to one
-    of them is known."""
+    """Candidate sites of a partition: the sites that its rows come from, and the nearest sites with a known round trip
+    to one of them."""
 
     def __init__(self, view: View, able: Collection[str]) -> None:
         self._view, self._able = view, able
@@ -350,9 +352,9 @@ class _Near:
         self._nearest: dict[tuple[str, str], list[str]] = {}  # by operator and site
 
     def worth_a_move(self, partition: PartitionId, seen: Seen, here: str) -> Iterator[str]:
-        """Yields the sites that are worth a move, the nearest first; lazily, as callers seldom need a second one.
+        """Yields the sites that are worth a move, nearest first; lazily, because callers seldom need a second one.
 
-        A site that none of the rows come from must be nearer by ``NEARER_MS_MIN``, by measured round trips.
+        A site that is not the origin of any rows must be nearer by at least ``NEARER_MS_MIN``, as measured.
         """
         first = next(iter(seen.origins)) if len(seen.origins) == 1 else ""
         if first and first != here and self._may_be(partition, first):
@@ -414,8 +416,8 @@ def by_locality(view: View, left: Left | None = None) -> tuple[list[MoveProposal
 
 
 def _are_known(view: View, seen: Seen, here: str, there: str) -> bool:
-    """Tells whether, for each origin, the round trips to both sites are measured, or to neither: a guess is not
-    compared with a measurement."""
+    """Tells whether two sites can be compared: from each origin, the round trips to both are measured, or to neither. A
+    guess is not compared with a measurement."""
     return all(
         (view.measured_ms(origin, here) is None) == (view.measured_ms(origin, there) is None) for origin in seen.origins
     )
@@ -445,13 +447,13 @@ def _order(partition: PartitionId) -> tuple[str, int]:
 
 
 def _trips(view: View, seen: Seen, site: str) -> float:
-    """Returns the milliseconds of round trips that a second's rows would take with the partition at ``site``."""
+    """Returns the sum of round trips, in milliseconds, of one second's rows if the partition were at ``site``."""
     return sum(rows * view.between_ms(origin, site) for origin, rows in seen.origins.items())
 
 
 def _pays(seen: Seen, here: str, there: str) -> bool:
     """Tells whether the rows that no longer cross between sites make up for the bytes of the move within ``PAYBACK_S``.
-    A site that no rows come from always pays: it is nearer, and saves time instead of bytes."""
+    A move to a site that no rows come from always pays: the site is nearer, so the move saves time instead of bytes."""
     row_bytes = seen.row_bytes / seen.rows if seen.rows and seen.row_bytes else ROW_BYTES_GUESS
     saved = (seen.origins.get(there, 0.0) - seen.origins.get(here, 0.0)) * row_bytes
     return saved * PAYBACK_S >= seen.size or not seen.origins.get(there)
@@ -463,8 +465,8 @@ POLICIES: Final[Mapping[PolicyName, Callable[[View, Left], tuple[list[MovePropos
 
 
 def uneven(view: View, measure: str = "rows") -> float:
-    """Returns the greatest multiple of its weight's share of ``rows`` or ``bytes`` that a node has. 1.0: every node has
-    exactly its share."""
+    """Returns the largest ratio, over all nodes, of a node's ``rows`` or ``bytes`` to its fair share. 1.0: every node
+    has exactly its share."""
     nodes = Nodes(view)
     fair = nodes.fair[measure]
     return max((nodes.uneven(node, measure) for node in fair if fair[node]), default=1.0)
@@ -504,7 +506,7 @@ class AutopilotSettings:
 
     @property
     def look_s(self) -> float:
-        """Seconds until the next look: a move that has stood for long enough does not wait much longer."""
+        """Seconds until the next look, short enough that a move which has stood long enough begins soon."""
         return max(APART_S, min(LOOK_S, self.stands_s))
 
     def to_dict(self) -> dict[str, Any]:
@@ -536,7 +538,7 @@ class Autopilot:
 
     @property
     def _most(self) -> float:
-        """The most moves that may begin at once: ten seconds' share of a minute's, at least one."""
+        """The most moves that may begin at once: ten seconds' worth of ``moves_per_minute``, at least one."""
         return max(1.0, self.orders.moves_per_minute / 6)
 
     def step(self, now_s: float, view: View, busy: Collection[PartitionId] = frozenset()) -> list[MoveProposal]:
@@ -570,8 +572,8 @@ class Autopilot:
 
     @staticmethod
     def _places(view: View, proposals: Sequence[MoveProposal]) -> dict[tuple[PartitionId, str], MoveProposal]:
-        """Returns proposed moves by partition and target site. The site must stay the same, but not the node: which
-        node has least there may change at any time."""
+        """Returns proposed moves by partition and target site. For a proposal to stand, its site must stay the same,
+        but not its node: the least loaded node of a site may change at any time."""
         sites = {info.name: info.site for info in view.replicas}
         return {(proposal.partition, sites[proposal.target]): proposal for proposal in proposals}
 

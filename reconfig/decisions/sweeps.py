@@ -1,9 +1,9 @@
 """Sweeps, which are long work on many nodes, a few at a time; and maintenance of nodes. Sans-io.
 
-A sweep does one chore, at nodes or for partitions. A chore for partitions follows them when they move: their owners of
-the moment do those that are left (:func:`without`, :func:`shares`).
+A sweep does one chore, at nodes or for partitions. A chore for partitions follows them when they move: the current
+owners process the remaining ones (:func:`without`, :func:`shares`).
 
-A node in maintenance is given nothing meanwhile, and no two nodes of a set are in maintenance at a time.
+A node in maintenance receives no partitions, and no two nodes of a set are in maintenance at a time.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Chore(StrEnum):
 
     @property
     def covers(self) -> bool:
-        """Tells whether the work is about partitions, which it follows when they move, and not about the nodes."""
+        """Tells whether the chore is about partitions, which it follows when they move, rather than about nodes."""
         return self is not Chore.RESTART
 
     @property
     def stops(self) -> bool:
-        """Tells whether no other node begins after one has failed, as they would fail for the same reason."""
+        """Tells whether the sweep stops after a node has failed, because the others would fail for the same reason."""
         return self is Chore.RESTART
 
 
@@ -87,11 +87,11 @@ def without(partitions: Mapping[str, Collection[int]], done: Mapping[str, Collec
 
 
 def shares(partitions: Mapping[str, Collection[int]], owners: Mapping[str, Collection[str]]) -> dict[str, Partitions]:
-    """Returns the partitions that each replica does, by replica.
+    """Returns the partitions that each replica processes, by replica.
 
     Args:
-        owners: owners by operator, in the order of partitions. Partitions of operators that are missing, as they were
-            undeployed meanwhile, are left out.
+        owners: owners by operator, in the order of partitions. Operators that were undeployed meanwhile are missing;
+            their partitions are left out.
     """
     found: dict[str, Partitions] = {}
     for operator, numbers in sorted(partitions.items()):

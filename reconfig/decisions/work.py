@@ -67,7 +67,7 @@ class _Transfer:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """The caller's constraints on targets. ``to``: name of a site, node or replica; empty: any. ``leaving``: node or
-    replica that is drained; empty: none. ``only``: nodes that may be given something; None: all."""
+    replica that is drained; empty: none. ``only``: nodes that may receive partitions; None: all."""
 
     to: str = ""
     leaving: str = ""
@@ -83,9 +83,9 @@ class Asked:
 class PlannedMove(_Transfer):
     """A move of a partition from one replica to another.
 
-    ``granted_epoch``: the epoch at which the target will own it. ``options``: what the caller asked for; ``strategy``,
-    ``patience_s`` (0: the default) and ``bandwidth_max`` (bytes a second for the base copy; 0: no limit) are what
-    follows from them for this move. ``round``: the moves of a round run side by side; a round begins when the one
+    ``granted_epoch``: the epoch at which the target will own it. ``options``: the options that the caller gave.
+    ``strategy``, ``patience_s`` (0: the default) and ``bandwidth_max`` (bytes a second for the base copy; 0: no limit)
+    are derived from them for this move. ``round``: the moves of a round run side by side; a round begins when the one
     before has ended. ``reason``: why a policy or a job wanted the move.
     """
 
@@ -107,7 +107,7 @@ class PlannedMove(_Transfer):
 
 @dataclass(frozen=True, slots=True)
 class PlannedStandby(_Transfer):
-    """A standby copy of a partition. It is granted no epoch, as no replica owns the partition by it."""
+    """A standby copy of a partition. It is granted no epoch, because no replica owns the partition by it."""
 
     granted_epoch: ClassVar[int] = 0
     max_pause_ms: ClassVar[float] = 0.0
@@ -117,7 +117,7 @@ class PlannedStandby(_Transfer):
 
 @dataclass(frozen=True, slots=True)
 class PlannedTakeover(_Transfer):
-    """A take-over of a partition. ``source``: the former owner. ``standby_move``: the move id of the standby copy that
+    """A takeover of a partition. ``source``: the former owner. ``standby_move``: the move id of the standby copy that
     takes over; empty: no standby does."""
 
     granted_epoch: int
@@ -198,7 +198,7 @@ def to_payload(work: Work) -> dict[str, Any]:
 
 
 def _options_payload(options: MoveOptions) -> dict[str, Any]:
-    """Returns options as recorded; an option that was not given is 0."""
+    """Returns options in their recorded form; an option that was not given is 0."""
     return {name: value or 0.0 for name, value in asdict(options).items()}
 
 

@@ -1,1 +1,1 @@
-"""An agent: starts, watches and stops the replicas of one machine, as the controller wants them."""
+"""An agent: starts, watches and stops the replicas of one machine, as the controller orders."""

@@ -1,9 +1,9 @@
-"""An agent: the process that starts, watches and ends the replicas of one machine, as the controller wants them.
+"""An agent: the process that starts, watches and ends the replicas of one machine, as the controller orders.
 
 An agent claims its data directory, so that no other agent uses it. Two loops then run until the agent is asked to end:
 
 * The *heartbeat* reports the machine, the data directory and the state of each replica to the controller. The
-  controller sets the interval; a change here is reported at once. The answer contains the replicas that are wanted. The
+  controller sets the interval; a change is reported at once. The answer contains the wanted replicas. The
   agent checks the ledger and the term of the answer, writes the orders to the file ``AGENT``, and only then obeys them.
   Without a valid answer it keeps its last orders, and asks another controller where there is one. An agent without
   replicas follows any ledger.
@@ -174,7 +174,7 @@ class Config:
 
 
 class Agent:
-    """An agent. Raises DataDirLocked, InvalidArgument."""
+    """An agent. Raises DataDirLocked, InvalidArgument from its data directory."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class Agent:
     # -- the controller -----------------------------------------------------------------------------------
 
     async def _beat(self, info: AgentInfo) -> None:
-        """Reports what the agent has, at intervals, and obeys the answers."""
+        """Reports the agent's state at intervals, and obeys the answers."""
         addresses = addresses_of(self._config.controller)
         turn = Round(addresses, addresses[0])
         callers: dict[str, ControllerCaller] = {}
@@ -301,7 +301,7 @@ class Agent:
         )
 
     async def _obey(self, orders: DesiredState, asked: str) -> None:
-        """Takes over the controller's orders, after writing them to disk.
+        """Accepts the controller's orders, after writing them to disk.
 
         Raises StaleTerm, ForeignLedger, OSError; nothing is done then.
         """
@@ -342,7 +342,7 @@ class Agent:
     def _act(self, now: float) -> list[Spawned]:
         """Ends and kills the processes that are due. Returns the replicas to start.
 
-        Awaits nothing in between, as every action that is taken counts as done.
+        Awaits nothing in between, because every returned action counts as done.
         """
         begins = []
         for action in self._convergence.actions(now):
@@ -503,7 +503,7 @@ def _claim(directory: Path) -> Closable:
 def _hear_more(pipe: IO[str], told: Callable[[Listening], None]) -> None:
     """Passes on further lines of a process, in a thread, to the end of its output.
 
-    They say that metrics of its workers are served elsewhere.
+    Such a line says where the metrics of its workers are served.
     """
     with pipe:
         for line in pipe:

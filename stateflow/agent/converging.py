@@ -1,6 +1,6 @@
-"""Decides which processes an agent starts, ends and kills, and when, so that it runs what it is to run. Sans-io.
+"""Decides which processes an agent starts, ends and kills, and when, so that it runs the ordered replicas. Sans-io.
 
-The agent compares what is wanted with what is there, afresh each time, so that a missed event does no harm.
+The agent compares the orders with the running processes afresh each time, so that a missed event does no harm.
 
 ========  ================================================================================================
 state     meaning of a replica's state
@@ -23,7 +23,7 @@ from enum import StrEnum
 from stateflow.errors import StateflowError
 from stateflow.fleet import Child, Spawned
 
-#: a replica that listened for so long, in seconds, is healthy: it is started again at once
+#: a replica that has listened for this many seconds is healthy: it is restarted at once
 WELL_S = 30.0
 BACKOFF_S, BACKOFF_S_MAX = 0.5, 30.0
 #: seconds between two looks at a directory that a former process still holds
@@ -82,7 +82,7 @@ class Convergence:
     """Decides what one agent does next. Times are monotonic seconds.
 
     Args:
-        kill_after_s: seconds after which a replica that was asked to end, and has not, is killed.
+        kill_after_s: seconds after which a replica that was asked to end is killed.
     """
 
     kill_after_s: float
@@ -90,11 +90,11 @@ class Convergence:
     _children: dict[str, _Child] = field(default_factory=dict)
 
     def want(self, wanted: Iterable[Spawned]) -> None:
-        """Sets which replicas are wanted from now on, and no others."""
+        """Sets the complete list of wanted replicas."""
         self._wanted = {each.replica: each for each in wanted}
 
     def actions(self, now: float) -> list[Action]:
-        """Returns what to do now. Every action counts as done; callers tell what came of it."""
+        """Returns what to do now. Every returned action counts as done; callers report its outcome."""
         found = [self._action(name, now) for name in sorted(self._wanted.keys() | self._children.keys())]
         return [action for action in found if action is not None]
 
@@ -123,7 +123,7 @@ class Convergence:
         if wanted is None:
             del self._children[name]
             return None
-        if child.spawned != wanted:  # the new order may mend what was wrong
+        if child.spawned != wanted:  # the new order may fix the fault
             child.spawned, child.deaths, child.fault, child.again_at = wanted, 0, None, 0.0
         if not wanted.running:
             child.state = State.STOPPED
@@ -136,7 +136,7 @@ class Convergence:
     # -- what came of it ----------------------------------------------------------------------------------
 
     def busy(self, name: str, now: float) -> None:
-        """Notes that a replica was not started, as a former process still holds its directory, and is ending."""
+        """Notes that a replica was not started because a former process, which is ending, still holds its directory."""
         child = self._children[name]
         child.state, child.again_at = State.WAITS, now + BUSY_S
 
@@ -154,7 +154,7 @@ class Convergence:
     def ended(self, name: str, now: float, fault: StateflowError | None = None) -> float | None:
         """Notes that a replica's process ended, or could not be started.
 
-        Returns in how many seconds it is started again; None: it was asked to end.
+        Returns the seconds until it is started again; None: it was asked to end.
         """
         child = self._children[name]
         child.address, child.pages = "", {}
@@ -170,7 +170,7 @@ class Convergence:
     # -- to be told ---------------------------------------------------------------------------------------
 
     def next_at(self) -> float:
-        """Returns when the next action is due if nothing else happens; infinity: never."""
+        """Returns the time at which the next action is due if nothing else happens; infinity: never."""
         waits = [child.again_at for child in self._children.values() if child.state is State.WAITS]
         stops = [child.kill_at for child in self._children.values() if child.state is State.STOPPING]
         return min([*waits, *stops], default=math.inf)

@@ -1,15 +1,16 @@
 """Processes of replicas on this machine: their memory limits, their logs, their start and end, and the file ``AGENT``.
 
-*Memory limits.* Control groups limit a replica where the agent may make some, else limits of processes: :func:`limits`.
+*Memory limits.* Control groups limit a replica where the agent may create them; elsewhere process limits do:
+:func:`limits`.
 
 *Logs.* :class:`Rotating` writes a log in files that rotate when they are large; :class:`Reader` reads it meanwhile.
 
 *Launching.* :class:`LocalLauncher` starts child processes. A process notices by its standard input that its parent has
 ended.
 
-*The file* ``AGENT`` in an agent's data directory contains the agent's identity, and the replicas that it is to run
-(:class:`Store`). The file is written as a whole, and is durable before the agent acts on it. So an agent that is
-started again runs its replicas at once, even if no controller answers, and obeys no controller whose term is over.
+*The file* ``AGENT`` in an agent's data directory contains the agent's identity, and the replicas that it should run
+(:class:`Store`). The file is written as a whole, and is durable before the agent acts on it. So a restarted agent runs
+its replicas at once, even if no controller answers, and obeys no controller whose term is over.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from stateflow.errors import InvalidArgument
 from stateflow.fleet import Command, Spawned, Started
 
 log = logging.getLogger(__name__)
-#: allowance for what a replica's process allocates and never uses: arenas of allocators, stacks of its threads
+#: allowance for memory that a replica's process allocates and never uses: arenas of allocators, stacks of its threads
 OVERHEAD_BYTES = 2 << 30
 CGROUP, RLIMIT, NONE = "cgroup", "rlimit", "none"
 
@@ -47,7 +48,7 @@ class Limits(Protocol):
     kind: str
 
     def apply(self, name: str, pid: int, memory_bytes: int, workers: int) -> None:
-        """Limits a process that was just started, and those that it will start. Raises OSError.
+        """Limits a process that was just started, and the processes that it will start. Raises OSError.
 
         ``memory_bytes``: limit of all of them together; 0: no limit.
         """
@@ -59,10 +60,10 @@ class Limits(Protocol):
 
 
 class Rlimits:
-    """Limits by limits of processes (``RLIMIT_DATA``), each its share of the replica's limit.
+    """Limits by process limits (``RLIMIT_DATA``): each process gets its share of the replica's limit.
 
     The limit concerns what a process allocates: an allocation beyond it fails. A replica allocates 1.4 GiB that it
-    never uses before it has a row, so ``OVERHEAD_BYTES`` are added. Such a limit protects the machine from being
+    never uses before its first row, so ``OVERHEAD_BYTES`` are added. Such a limit protects the machine from being
     filled, but does not keep a replica to its size.
     """
 
@@ -119,9 +120,9 @@ def own_group(proc: Path = Path("/proc/self")) -> Path | None:
 
 
 def limits(group: Path | None) -> Limits:
-    """Returns limits by control groups where this process's group can have groups below it, else limits of processes.
+    """Returns limits by control groups if this process's group can have groups below it, else process limits.
 
-    A group with limited groups below it must hold no process itself, so this process moves into one of those.
+    A group with limited groups below it must hold no process itself, so this process moves into a group below.
     """
     if group is None or "memory" not in _words(group / "cgroup.controllers"):
         return Rlimits()
@@ -162,7 +163,7 @@ def older(path: Path, number: int) -> Path:
 
 
 class Rotating:
-    """A file that is appended to. A full file becomes ``NAME.1``, that one ``NAME.2``, …; the oldest one is dropped.
+    """A log file with rotation. A full file becomes ``NAME.1``, which becomes ``NAME.2``, …; the oldest one is dropped.
 
     Data that the disk does not take is dropped, as logging must not wait. The next write is tried again.
     """
@@ -172,7 +173,7 @@ class Rotating:
         self._file: IO[bytes] | None = None
 
     def write(self, data: bytes) -> bool:
-        """Appends data. Returns False where it was dropped."""
+        """Appends data. Returns False if it was dropped."""
         try:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -205,7 +206,7 @@ class Rotating:
 def pump(pipe: IO[bytes], path: Path, name: str) -> threading.Thread:
     """Starts a thread that copies a pipe to a log, to the end of the pipe. Returns the thread.
 
-    It goes on even if the disk takes nothing, as a process that writes into a full pipe waits for ever.
+    The thread reads on even if the disk is full, because a process that writes into a full pipe waits for ever.
     """
 
     def run() -> None:
@@ -264,7 +265,7 @@ class Reader:
                 self._file = None
 
     def _is_over(self) -> bool:
-        """Tells whether the file was rotated, so that another one has its name."""
+        """Tells whether the file was rotated: its name now belongs to another file."""
         assert self._file is not None
         try:
             now, mine = self._path.stat(), os.fstat(self._file.fileno())
@@ -288,7 +289,7 @@ class Processes:
         self.send(handle, signal.SIGTERM)
 
     def kill(self, handle: Started) -> None:
-        """Kills a process. Workers that it started notice its end, and end as well."""
+        """Kills a process. Its workers notice that it has ended, and end as well."""
         self.send(handle, signal.SIGKILL)
 
     def send(self, handle: Started, number: signal.Signals) -> None:
@@ -312,8 +313,8 @@ class Processes:
 class LocalLauncher(Processes):
     """A launcher of child processes, see :class:`~stateflow.fleet.Launcher`.
 
-    The caller reads a process's standard output. A process notices by its standard input that this one has ended, in
-    whatever way.
+    The caller reads a process's standard output. A child process notices by its standard input that this process has
+    ended, in whatever way.
 
     Args:
         rotates: this process writes a process's log, and begins a new file when it is large; False: the process writes
@@ -374,7 +375,7 @@ class Kept:
 
 
 class Store:
-    """Reads and writes the file. Raises InvalidArgument where it is another agent's, or cannot be read.
+    """Reads and writes the file. Raises InvalidArgument if it is another agent's, or cannot be read.
 
     Args:
         directory: the agent's data directory, which the caller has claimed.

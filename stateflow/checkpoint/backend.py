@@ -87,7 +87,7 @@ class Backend(Protocol):
         ...
 
     def download(self, name: str, file: BinaryIO, expected: int) -> None:
-        """Writes the content to an open, empty file; not all of it if it is longer than ``expected``."""
+        """Writes the content to an open, empty file. Content longer than ``expected`` is cut off."""
         ...
 
     def list(self, prefix: str) -> list[Stored]:
@@ -184,8 +184,8 @@ class LocalBackend:
 
 
 def _unless_it_is_gone(error: OSError) -> None:
-    """Re-raises an error unless the folder is gone. An unreadable folder is not empty: what it names would be
-    collected."""
+    """Re-raises an error unless the folder is gone. An unreadable folder must not count as empty: the blobs that it
+    refers to would be collected."""
     if not isinstance(error, FileNotFoundError):
         raise error
 
@@ -205,8 +205,8 @@ def _sync_folder(path: Path) -> None:
 class FsspecBackend:
     """Any file system that fsspec supports.
 
-    ``create`` is one conditional put where the store has that (memory, S3, GCS). Elsewhere it looks first, so that two
-    writers that create the same name at the same instant are not told apart.
+    ``create`` is one conditional put where the store supports that (memory, S3, GCS). Elsewhere it looks for the object
+    first, so two writers that create the same name at the same instant both succeed.
     """
 
     piece_bytes = sys.maxsize  # fsspec sends small objects in one piece, up to a size that is not known here
@@ -316,7 +316,8 @@ class Objects:
     A transfer may take any time, but only a bounded time without progress. A call that does not return is left behind
     in a daemon thread, and the caller gets Unavailable.
 
-    Methods raise FileNotFoundError and FileExistsError where that is an answer, Unavailable for everything else.
+    Methods raise FileNotFoundError and FileExistsError where these are the store's answer, and Unavailable for every
+    other failure.
     """
 
     def __init__(self, backend: Backend, url: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -354,7 +355,7 @@ class Objects:
         """Writes an object to an open, empty file.
 
         Args:
-            size: expected size in bytes; of a longer object little more is read.
+            size: expected size in bytes; little more is read of a longer object.
         """
         descriptor = file.fileno()
         piece = self._piece(size)
@@ -374,7 +375,7 @@ class Objects:
         self._call(self._timeout_s, self._backend.delete, name)
 
     def now_us(self) -> int:
-        """Returns the time of the clock that dates objects in the store, which need not be this machine's."""
+        """Returns the time by the clock that dates objects in the store, which need not be this machine's clock."""
         probe = f"{TEMPORARY}/{uuid.uuid4().hex}"
         self.create(probe, b"now")
         try:
@@ -449,7 +450,7 @@ def _first_line(error: BaseException) -> str:
 def open_backend(url: str, *, create: bool = True, **options: Any) -> Backend:
     """Returns the backend of a directory or fsspec URL.
 
-    Raises InvalidArgument for an unusable place, CheckpointStoreMissing for a missing directory unless ``create``, and
+    Raises InvalidArgument for an unusable URL, CheckpointStoreMissing for a missing directory unless ``create``, and
     ExtraMissing for a scheme whose package is not installed.
     """
     scheme = url.partition("://")[0] if "://" in url else ""
@@ -480,7 +481,7 @@ def open_backend(url: str, *, create: bool = True, **options: Any) -> Backend:
 
 
 def place_of(url: str) -> str:
-    """Returns one spelling of a place, as far as that is possible without accessing it."""
+    """Returns the canonical spelling of a store's URL, as far as that is possible without accessing it."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme in LOCAL:
         return str(Path(rest if separator else url).resolve())
@@ -503,7 +504,7 @@ class SiteCache:
     that does not match is dropped and fetched again.
 
     Args:
-        bytes_max: size above which the least recently used blobs are dropped.
+        bytes_max: total size above which the least recently used blobs are dropped.
     """
 
     def __init__(self, directory: Path, bytes_max: int) -> None:

@@ -10,20 +10,20 @@
 ``tmp/``                                                    of a local directory: files being written
 =========================================================  ===================================================
 
-The marker has an id and is created once. It tells a store from the empty directory under its mount point, and two
-spellings of one place from two places.
+The marker has an id and is created once. It distinguishes a store from the empty directory under its mount point, and
+two stores from two spellings of one URL.
 
 A *hold*, an object in ``intents/``, tells collections which digests a process relies on. The process writes it before
-it reads or uploads them. The protocol needs no locks and no clock that is right:
+it reads or uploads them. The protocol needs no locks and no correct clock:
 
 1. a process that relies on blobs writes a hold, *then* reads which blobs are condemned;
-2. a collection condemns blobs, *then* reads the holds. Of the two, the later one sees the other: the process stores a
-   condemned blob again under another name, the collection spares a held one;
-3. a hold that is a day old, by the clock of the store, belongs to a process that died. A collection *removes* it
-   before it reads the manifests for the last time;
+2. a collection condemns blobs, *then* reads the holds. Whichever comes later sees the other: the process stores a
+   condemned blob again under another name, or the collection spares a held one;
+3. a hold that is a day old, by the clock of the store, belongs to a process that died. A collection *removes* it before
+   it reads the manifests for the last time;
 4. a process that published something looks *afterwards* whether its hold stands. If it does, a collection can remove
    the hold only later, and then reads what was published. If not, a collection took the process for dead, and the
-   process does everything again.
+   process starts over.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ _SAVEPOINT = re.compile(rf"{SAVEPOINTS}/([^/]+)/([^/]+)/p(\d+)\.json\Z")
 class Found:
     """The object of a manifest.
 
-    ``savepoint``: name of the savepoint, empty for a checkpoint; ``order`` and ``attempt``: as the object's name says;
-    ``size``: bytes.
+    ``savepoint``: name of the savepoint, empty for a checkpoint; ``order`` and ``attempt``: parsed from the object's
+    name; ``size``: bytes.
     """
 
     name: str
@@ -80,7 +80,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An intent's digests or a collection's condemned blobs. ``names`` None: the mark is torn, and may name any."""
+    """An intent's digests or a collection's condemned blobs. ``names`` None: the mark is torn, and may name any
+    blob."""
 
     name: str
     written_us: int
@@ -113,7 +114,7 @@ class Catalog:
         return sorted(found, key=lambda each: (each.savepoint, each.partition))
 
     def read(self, found: Found) -> Manifest:
-        """Reads a manifest and checks that it is the one its name says.
+        """Reads a manifest and checks that its content matches its name.
 
         Raises CheckpointCorrupt, CheckpointNewer, WrongKey; FileNotFoundError when it was deleted meanwhile.
         """
@@ -136,7 +137,7 @@ class Catalog:
         """Yields readable manifests of a partition, newest first.
 
         Errors of unreadable ones are added to ``passed_over``, or logged. Raises CheckpointNewer and WrongKey: such a
-        manifest cannot be judged, and falling back to an older one would lose it.
+        manifest may be good, and falling back to an older one would lose its state.
         """
         for found in self.checkpoints(partition):
             try:
@@ -178,7 +179,7 @@ def savepoint_place(name: str, partition: PartitionId) -> str:
 
 
 class Pin:
-    """A hold on digests, from its creation on. Raises Unavailable where the store cannot be written."""
+    """A hold on digests, from its creation on. Raises Unavailable if the store cannot be written."""
 
     def __init__(self, objects: Objects, digests: Iterable[str]) -> None:
         self._objects = objects
@@ -243,7 +244,7 @@ def read_marker(objects: Objects) -> str | None:
 
 
 def make_marker(objects: Objects) -> str:
-    """Creates the marker of a new store and returns its id. Where two processes do so at once, both get the id of the
+    """Creates the marker of a new store and returns its id. If two processes create it at once, both get the id of the
     first."""
     try:
         id_ = uuid.uuid4().hex

@@ -4,8 +4,8 @@ Encrypted content::
 
     b"SFE1"  key id (8)  salt (16)  then frames: AES-256-GCM of up to 1 MiB each, 16 bytes longer than that
 
-The key of one object is HMAC-SHA256(key, salt). The nonce of a frame is its number and whether it is the last, so that
-frames cannot be left out, moved or cut off. The key id tells a wrong key from a damaged object.
+The key of one object is HMAC-SHA256(key, salt). A frame's nonce consists of its number and a flag for the last frame,
+so that frames cannot be left out, reordered or cut off. The key id tells a wrong key from a damaged object.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _compress(content: Iterable[bytes]) -> Iterator[bytes]:
 def _decompress(content: Iterable[bytes], place: str) -> Iterator[bytes]:
     """Decompresses in bounded steps, so that no more is inflated than the caller reads.
 
-    Content that was cut off yields less; its digest shows that.
+    Truncated content yields less data; the digest reveals it.
     """
     source: Any = _Source(iter(content))
     reader = zstandard.ZstdDecompressor().stream_reader(source)

@@ -5,8 +5,9 @@ restore or a reader under way relies on it. The order of steps makes a collectio
 dead processes, list blobs, condemn the unreferenced ones, read the holds, read the manifests once more, delete the
 condemned blobs that are still neither referenced nor held. See :mod:`stateflow.checkpoint.catalog` for the other side.
 
-Only the clock of the store counts, as this machine's may be wrong. A checkpoint counts as kept when all of its blobs
-are there. While a manifest that retention keeps cannot be read, nothing is swept, as its blobs are not known.
+Only the clock of the store counts, because this machine's may be wrong. A checkpoint counts as kept when all of its
+blobs are there. While a manifest that retention keeps cannot be read, nothing is swept, because its blobs are not
+known.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ def to_drop(checkpoints: Iterable[Found], whole: Collection[str], retention: Ret
 
 
 def whose_turn(checkpoints: Iterable[Found]) -> PartitionId | None:
-    """Returns the partition that was published last, whose owner may drop checkpoints; None: nothing was published.
+    """Returns the partition that was published last; its owner may drop checkpoints. None: nothing was published.
 
-    So mostly one replica at a time drops, and each has its turn.
+    So mostly one replica at a time drops checkpoints, and each has its turn.
     """
     newest = max(checkpoints, key=lambda each: (each.modified_us, each.name), default=None)
     return None if newest is None else newest.partition
@@ -84,15 +85,15 @@ def to_sweep(blobs: Mapping[str, int], referenced: Collection[str], holds: Itera
 
 
 def is_dead(mark: Mark, now_us: int) -> bool:
-    """Returns whether the process of a mark must have ended, as nothing takes so long."""
+    """Returns whether a mark is so old that its process must have ended."""
     return now_us - mark.written_us > MARK_LIFE_S * 1e6
 
 
 @dataclass(slots=True)
 class Collected:
-    """Result of a collection, or with ``dry_run`` of what it would do.
+    """Result of a collection; with ``dry_run``, the result that it would have.
 
-    ``held_up``: why nothing was swept, empty when blobs were swept. ``incomplete``: manifests that name missing blobs.
+    ``held_up``: why nothing was swept; empty: blobs were swept. ``incomplete``: manifests that name missing blobs.
     """
 
     dry_run: bool
@@ -112,7 +113,7 @@ class Collected:
 class Collector:
     """One collection over a store.
 
-    Raises Unavailable, and CheckpointNewer or WrongKey when the store has manifests that this process must not judge.
+    Raises Unavailable, and CheckpointNewer or WrongKey if the store has manifests that this process must not judge.
     """
 
     def __init__(self, store: CheckpointStore, retention: Retention) -> None:
@@ -181,8 +182,8 @@ class Collector:
         """Condemns unreferenced blobs, then deletes those that are still neither referenced nor held.
 
         Args:
-            passed_over: in a dry run, manifests that would be dropped. Otherwise empty: a manifest that has the name of
-                a dropped one was published anew.
+            passed_over: in a dry run, manifests that would be dropped. Otherwise empty, because a manifest with the
+                name of a dropped one was published anew.
         """
         began = self._store.clock.monotonic()
         condemned = to_sweep(blobs, self._referenced(kept), self._catalog.marks(INTENTS))
@@ -223,8 +224,8 @@ class Collector:
     def _check_stands(self, mark: str, began: float) -> None:
         """Checks that the collection's mark still stands. Raises Unavailable.
 
-        Without its mark uploads rely again on what it condemned. A process that was stopped for a day has lost its
-        mark, and so has a process during which the store's clock jumped a day ahead.
+        Without the mark, uploads rely again on blobs that the collection has condemned. A process that was stopped for
+        a day has lost its mark, and so has a process during which the store's clock jumped a day ahead.
         """
         if self._store.clock.monotonic() - began > MARK_LIFE_S / 2:
             raise Unavailable("the collection took too long", remedy="start it again", url=self._store.url)
@@ -238,7 +239,8 @@ class Collector:
         return {file.blob for manifest in manifests if isinstance(manifest, Manifest) for file in manifest.files}
 
     def _read_all(self, found: Iterable[Found]) -> None:
-        """Reads each manifest once. An unreadable one is read again each time, as the store may have been at fault."""
+        """Reads each manifest once. An unreadable one is read again each time, because the store may have been at
+        fault."""
         for each in found:
             if isinstance(self._read.get(each.name), Manifest):
                 continue

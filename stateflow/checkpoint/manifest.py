@@ -1,4 +1,4 @@
-"""Manifest of a checkpoint: one partition of one operator at one sequence, and the blobs its files are in.
+"""Manifest of a checkpoint: one partition of one operator at one sequence, and the blobs that contain its files.
 
 An object's name orders it: ``<epoch>-<sequence>[-<attempt>].json``. The newest is the greatest, so that a late upload
 by an earlier owner can never become the newest, whatever the store thinks of renames.
@@ -32,7 +32,8 @@ Order = tuple[int, int]
 class ManifestFile:
     """A file of a checkpoint.
 
-    ``digest``: xxh3_128 of the plain content, hexadecimal. ``blob``: name of the blob it is in, see :func:`blob_name`.
+    ``digest``: xxh3_128 of the plain content, hexadecimal. ``blob``: name of the blob that contains it, see
+    :func:`blob_name`.
     """
 
     name: str
@@ -46,8 +47,8 @@ class Manifest:
     """One partition at one sequence.
 
     ``positions``: source → last batch contained. ``digest``: of the files and the sequence. ``state_digest``: of the
-    decoded entries, empty when it was not computed. ``schema``: the states, as KeyedState.schema() describes them.
-    ``target``: import path of the operator's class. ``version``: of the operator's class.
+    decoded entries; empty: not computed. ``schema``: the states, as KeyedState.schema() describes them. ``target``:
+    import path of the operator's class. ``version``: of the operator's class.
     """
 
     operator: str
@@ -81,7 +82,8 @@ class Manifest:
         return sum(file.size for file in self.files)
 
     def is_same_state(self, other: Manifest) -> bool:
-        """Returns whether both are of the same state. Files do not count: they change when a database is opened."""
+        """Returns whether both manifests describe the same state. Files do not count: they change when a database is
+        opened."""
         digests = {self.state_digest, other.state_digest} - {""}
         return (self.id, self.sequence, self.positions, self.watermark_us) == (
             other.id,
@@ -207,7 +209,7 @@ def manifest_name(order: Order, attempt: int = 0) -> str:
 
 
 def parse_name(name: str) -> tuple[Order, int] | None:
-    """Returns (order, attempt) from the name of a manifest's object; None: it is no such name."""
+    """Returns (order, attempt) from the name of a manifest's object; None: the name is not a manifest's."""
     match = _NAME.search(name)
     return None if match is None else ((int(match[1]), int(match[2])), int(match[3] or 0))
 

@@ -1,4 +1,4 @@
-"""Checkpoint store: uploads what is missing and publishes last; restores only what is verified.
+"""Checkpoint store: a save uploads missing blobs and then publishes; a restore verifies every file.
 
 A save writes a hold, uploads and publishes, and starts over if the hold is gone before or after the publication.
 Publication is one exclusive new object. Its name orders it by (epoch, sequence), and a name that is taken is not
@@ -7,8 +7,8 @@ written again, so that neither a repeated nor a late upload changes what others 
 A restore reports a file (:class:`Fetching`) only when it is written, verified by its digest and, if it is to be
 durable, on disk. The new owner of a partition publishes an adopted checkpoint as its own first (:class:`Adoption`).
 
-Collections (:mod:`stateflow.checkpoint.collecting`) may run at any time. Holds
-(:mod:`stateflow.checkpoint.catalog`) are why they delete nothing that is being uploaded, read or adopted.
+Collections (:mod:`stateflow.checkpoint.collecting`) may run at any time. Holds (:mod:`stateflow.checkpoint.catalog`)
+keep them from deleting blobs that are being uploaded, read or adopted.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class Fetching:
     def _copy(self, file: ManifestFile, path: Path, written: Written) -> tuple[int, str]:
         """Copies a plain blob; returns size and digest of the copy.
 
-        The kernel copies it. Then it is read in pieces that stay in a core's cache, while the disk takes it. Passing it
-        through Python would cost another copy.
+        The kernel copies it. Then the copy is hashed in pieces that stay in a core's cache, while the disk writes it.
+        Passing the data through Python would cost another copy.
         """
         with _opened(path) as out:
             try:
@@ -242,9 +242,9 @@ class CheckpointStore:
     # -- which store it is ----------------------------------------------------------------------------------
 
     def remember(self, known: Known | None, keep: Callable[[Known], None], note: Path) -> None:
-        """Accepts only the store that was used before: another one, or none, is refused.
+        """Accepts only the store that was used before: another store, or a missing one, is refused.
 
-        Nothing is made in the place of a missing store.
+        No store is created in place of a missing one.
 
         Args:
             known: the store used before; None: none was.
@@ -258,7 +258,7 @@ class CheckpointStore:
                 self._id = known.id
 
     def check(self, *, first_use: bool = False) -> str:
-        """Checks that the store is there and is the one it was, and returns its id.
+        """Checks that the store exists and is still the same one, and returns its id.
 
         Callers check before each operation on the store as a whole.
 
@@ -283,7 +283,7 @@ class CheckpointStore:
     def check_writable(self) -> None:
         """Writes and deletes a probe object.
 
-        Raises InvalidArgument for a place that can never be written, Unavailable when writing fails this time.
+        Raises InvalidArgument for a place that can never be written, Unavailable if writing fails this time.
         """
         probe = f"{TEMPORARY}/{uuid.uuid4().hex}"
         try:
@@ -305,12 +305,12 @@ class CheckpointStore:
     def save(
         self, manifest: Manifest, directory: Path, *, savepoint: str = "", throttle: Throttle = lambda _: None
     ) -> Saved:
-        """Uploads what is missing of ``directory``, then publishes.
+        """Uploads the files of ``directory`` that the store lacks, then publishes.
 
         Args:
             savepoint: keep the checkpoint under this name too, until the savepoint is deleted.
 
-        Raises StaleCheckpoint unless it is the newest. No error if the same checkpoint is there already.
+        Raises StaleCheckpoint unless it is the newest. Saving the same checkpoint again is no error.
         """
         self.check(first_use=True)
         there = self._free_place(manifest)
@@ -383,7 +383,7 @@ class CheckpointStore:
         """Returns the first free attempt at the manifest's name, or the whole checkpoint there. Raises StaleCheckpoint.
 
         Args:
-            again: ignore what is there, whole or not, as it may have been collected.
+            again: ignore existing attempts, whole or not, because their blobs may have been collected.
         """
         attempt = 0
         for found in self.catalog.checkpoints(manifest.id):
@@ -532,7 +532,7 @@ class CheckpointStore:
     def savepoint(self, name: str, operator: str | None = None) -> list[Manifest]:
         """Returns the manifests of a savepoint, of one operator or all.
 
-        Raises CheckpointMissing when there is no such savepoint, or it lacks partitions.
+        Raises CheckpointMissing if there is no such savepoint, or it lacks partitions.
         """
         self.check()
         found = [each for each in self.catalog.savepoints(name) if operator in (None, each.partition.operator)]
@@ -553,7 +553,7 @@ class CheckpointStore:
     def delete_savepoint(self, name: str) -> int:
         """Deletes a savepoint and returns how many partitions it had. Raises CheckpointMissing.
 
-        Its blobs go with the next collection.
+        The next collection removes its blobs.
         """
         self.check()
         found = self.catalog.savepoints(name)
@@ -607,7 +607,7 @@ class CheckpointStore:
         Args:
             durable: the files survive power loss when this returns.
 
-        Raises CheckpointCorrupt when a blob is missing or wrong; the directory must then not be used.
+        Raises CheckpointCorrupt if a blob is missing or wrong; the directory must then not be used.
         """
         directory.mkdir(parents=True, exist_ok=True)
         self.check_room(manifest, directory)
@@ -656,8 +656,8 @@ class Adoption:
     def publish(self, epoch: int, replica: str) -> None:
         """Publishes the checkpoint as its owner's first, durably: from then on no older one can become the newest.
 
-        May be repeated. Raises StaleCheckpoint when a later owner was faster, or when the blobs may have been
-        collected: adopt the checkpoint again.
+        May be repeated. Raises StaleCheckpoint if a later owner was faster, or if the blobs may have been
+        collected; in the latter case, adopt the checkpoint again.
         """
         store = self._store
         store.check()

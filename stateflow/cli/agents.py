@@ -202,7 +202,7 @@ def _children(found: list[AgentReport]) -> RenderableType:
 
 
 def _why(child: ChildReport) -> str:
-    """Returns the error of a replica. It is empty while the replica runs: what it died of before is past."""
+    """Returns the error of a replica. It is empty while the replica runs, because an earlier failure is over."""
     return "" if child.state == "RUNNING" else child.error
 
 
@@ -289,7 +289,7 @@ def restart(
 
 
 def _roll(begun: RollingRestart, as_json: bool) -> None:
-    """Follows a rolling restart. Raises MoveAborted where it did not end well."""
+    """Follows a rolling restart. Raises MoveAborted if it failed."""
     follow_nodes(begun, as_json)
     if as_json:
         emit(begun.report.to_dict())
@@ -303,7 +303,7 @@ def _roll(begun: RollingRestart, as_json: bool) -> None:
 
 
 def _follow(begun: Spawning, as_json: bool) -> None:
-    """Follows replicas until each is in the state that was commanded. Prints a line where something changed."""
+    """Follows replicas until each is in the commanded state. Prints a line for each change."""
     said: dict[str, str] = {}
     for replicas in begun.progress():
         for name in begun.names:

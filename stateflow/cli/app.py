@@ -69,7 +69,7 @@ def _say_version(wanted: bool) -> None:
 
 
 def _beside() -> str:
-    """Returns the versions of Python and of the packages that it runs with, without importing them."""
+    """Returns the versions of Python and of installed packages that stateflow uses, without importing them."""
     found = [f"Python {platform.python_version()}"]
     for name, package in (("Spark", "pyspark"), ("rocksdict", "rocksdict")):
         try:
@@ -111,7 +111,7 @@ def outline() -> Commands:
 
 
 def app_for(arguments: Sequence[str]) -> Commands:
-    """Builds the part of the program that a command line needs; all of it where the command line does not tell."""
+    """Builds the part of the program that a command line needs; all of it if that cannot be told."""
     if COMPLETING in os.environ:  # the command line that is completed is not among the arguments
         return app_of(COMMANDS)
     first = arguments[0] if arguments else "--help"

@@ -40,7 +40,7 @@ def init(
 
 @app.command()
 def examples(as_json: Json = False) -> None:
-    """List the examples that `stateflow init --example` writes: what each shows, and which states it uses."""
+    """List the examples that `stateflow init --example` writes, with the purpose and the states of each."""
     from stateflow.cli.show import new_table, titled
     from stateflow.project.writing import EXAMPLES
 

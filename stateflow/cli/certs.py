@@ -186,7 +186,7 @@ def issue_token(
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Print a token, or write it to a file. It is kept nowhere else, and is as secret as a key."""
+    """Print a token, or write it to a file. It is stored nowhere else. Keep it as secret as a key."""
     from stateflow.security.authority import Authority, write_private
     from stateflow.security.roles import Identity
 
@@ -212,7 +212,7 @@ def show_token(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show whose token it is, and until when it is valid. The token itself is not shown."""
+    """Show a token's owner and its end of validity. The token itself is not shown."""
     from stateflow.security.files import TlsFiles, utc
     from stateflow.security.plain import of_file, tls_files
 

@@ -61,7 +61,7 @@ Operator = Annotated[str | None, typer.Argument(help="Only this operator.")]
 
 
 def store_for_replica(url: str, settings: ReplicaSettings, cache: Path | None) -> CheckpointStore:
-    """Opens a replica's own store. Raises InvalidArgument for a place that cannot be one, ExtraMissing."""
+    """Opens a replica's own store. Raises InvalidArgument for a URL that cannot be a store, and ExtraMissing."""
     return CheckpointStore(
         url,
         codec=Codec(settings.checkpoint_compression, configured_key()),
@@ -71,10 +71,10 @@ def store_for_replica(url: str, settings: ReplicaSettings, cache: Path | None) -
 
 
 def try_out(store: CheckpointStore) -> None:
-    """Tries whether a store can be written. When it cannot be reached, that is logged, and the replica serves all the
-    same.
+    """Tries whether a store can be written. If the store cannot be reached, logs that and lets the replica serve all
+    the same.
 
-    Raises InvalidArgument where nothing can ever be written.
+    Raises InvalidArgument if nothing can ever be written.
     """
     try:
         store.check_writable()
@@ -175,7 +175,7 @@ def _read(store: CheckpointStore, operator: str | None, every: bool) -> tuple[li
                 manifests.append(manifest)
                 if not every:
                     break
-        except (CheckpointNewer, WrongKey) as error:  # no older checkpoint of this partition is looked at
+        except (CheckpointNewer, WrongKey) as error:  # older checkpoints of this partition are not considered
             errors.append(error)
     counts = {manifest.operator: manifest.partitions for manifest in reversed(manifests)}
     every_one = {PartitionId(name, number) for name, count in counts.items() for number in range(count)}
@@ -338,7 +338,7 @@ def restore(
     stop_sources: Annotated[
         bool,
         typer.Option(
-            "--stop-sources", help="Refuse clients that have sent so far; otherwise they resend what was lost."
+            "--stop-sources", help="Refuse clients that have sent so far; otherwise they resend lost batches."
         ),
     ] = False,
     controller: Controller = LOCAL,
@@ -413,7 +413,7 @@ def _rewinds(reports: Iterable[tuple[str, RestoredPartition]]) -> list[dict[str,
 
 
 def _then(source: str, next_batch: int) -> str:
-    """Returns what a source of Spark does now; empty for a stream client."""
+    """Returns what a Spark source must do next, in words; empty for a stream client."""
     if source.startswith(BATCH_RUN):
         return "a run under way is refused; to apply its frame again, use another source="
     if source.startswith(("query:", REAL_TIME)):
@@ -444,7 +444,7 @@ def _show_restored(reports: list[tuple[str, RestoredPartition]], rewinds: list[d
     for rewind in rewinds:
         goes_on = f"source {rewind['source']} continues with batch {rewind['next_batch']}"
         console.print(goes_on, rewind["then"], sep=": " if rewind["then"] else "", highlight=False, markup=False)
-        if not rewind["agree"] and rewind["then"]:  # a client sends to each partition what that one lacks
+        if not rewind["agree"] and rewind["then"]:  # a client sends each partition the batches that it lacks
             console.print(
                 Text(
                     f"partitions of {rewind['operator']} contain different batches of it: restore all of them to one "

@@ -117,7 +117,7 @@ def _deploying(controller: str, operator: str) -> Callable[[Shown], None]:
 
 
 def _version(cluster: Cluster, operator: str) -> int:
-    """Returns the number of the version that serves; 0: it is not deployed."""
+    """Returns the number of the serving version; 0: the operator is not deployed."""
     try:
         return cluster.versions(operator)[-1].number
     except OperatorNotDeployed:
@@ -154,7 +154,9 @@ def takeover(
     ] = None,
     accept_loss: Annotated[
         bool,
-        typer.Option("--accept-loss", help="Accept the loss of what their owners served since their last heartbeat."),
+        typer.Option(
+            "--accept-loss", help="Accept the loss of batches that their owners served since their last heartbeat."
+        ),
     ] = False,
     dry_run: DryRun = False,
     controller: Controller = LOCAL,
@@ -341,7 +343,7 @@ def verify(
 
 
 def follow_nodes(begun: RollingRestart | Sweeping, as_json: bool) -> None:
-    """Follows work at many nodes until it is over. Prints a line where something changed."""
+    """Follows work at many nodes until it is over. Prints a line for each change."""
     said: dict[str, str] = {}
     with waiting("node by node", as_json=as_json) as shown:
         for report in begun.progress():
@@ -355,7 +357,7 @@ def follow_nodes(begun: RollingRestart | Sweeping, as_json: bool) -> None:
 
 
 def follow_sweep(begun: Sweeping, as_json: bool) -> None:
-    """Follows a sweep, and shows its outcome. Exits with status 1 where it did not end well."""
+    """Follows a sweep, and shows its outcome. Exits with status 1 if it failed."""
     follow_nodes(begun, as_json)
     report = begun.report
     if as_json:

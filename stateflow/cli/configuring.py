@@ -1,12 +1,13 @@
-"""Settings of a command, made of its command line, the environment and the file of settings, for every command alike.
+"""Settings of every command: from its command line, the environment and the settings file.
 
 An option that is a field of a model has the field's variable, or its key in the file, as its default. The command takes
-its value as a parameter. All other settings are in the models, which the code that needs them makes. A command reads
-its settings before its options are parsed: :class:`Configured`. ``--print-config`` writes the settings in effect as a
-file of settings: :func:`effective`.
+its value as a parameter. All other settings are in the models, which are created by the code that needs them. A command
+reads its settings before its options are parsed: :class:`Configured`. ``--print-config`` writes the settings in effect
+as a file of settings: :func:`effective`.
 
 *Completion.* The Tab key completes commands and options, and names that a cluster, a ledger or a checkpoint store
-knows. The user waits for the answer, so each of these is asked for a moment only. Without an answer nothing is offered
+knows. The user waits for the answer, so each of these is asked with a short timeout. Without an answer nothing is
+offered
 and no error is printed: the command itself will say what is wrong.
 """
 
@@ -65,7 +66,7 @@ HEADER = """\
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A model, and those of its values that flags gave."""
+    """A settings model, and the values of it that flags gave."""
 
     model: Settings
     given: Mapping[str, Any]
@@ -315,7 +316,7 @@ _CONFIG, _PRINT, _STRICT = _shared_options()
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A field of a model, and the command's option for it."""
+    """A field of a settings model, and the command's option for it."""
 
     kind: type[Settings]
     name: str
@@ -334,7 +335,7 @@ class Configured:
     params: list[Any]
 
     def bind(self) -> None:
-        """Binds options to settings. To be called once, when the command has its options."""
+        """Binds options to settings. Call it once, when the command has its options."""
         if self.path is None:
             return
         for bound in self._bound():  # a group would read variables for each of its commands
@@ -355,12 +356,12 @@ class Configured:
                     yield Bound(kind, name, option)
 
     def configure(self, context: Any, said: Mapping[str, Any], *, is_above: bool = False) -> None:
-        """Reads the settings, which become the defaults of options. Raises Exit on an error, and when the settings are
+        """Reads the settings, which become the defaults of options. Raises Exit on an error, and if the settings are
         only to be printed.
 
         Args:
             said: options of the command line, by the names of parameters.
-            is_above: another command follows, and the options are for that one.
+            is_above: this is a group; a command follows that has the options.
         """
         if self.path is None or {"help", "version"} & said.keys():
             return

@@ -60,9 +60,10 @@ _STATE = re.compile(r"/var/lib/[^:\\\"']+")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Process that is to be run. ``name`` empty: made from the role and the site. ``memory``, ``storage``: as
-    Kubernetes writes them, e.g. 2Gi; ``memory`` empty: no limit. ``data_dir`` empty: the role's default. ``count``:
-    number of processes, where one file says how many. ``grace_s``: seconds that it has to drain and end."""
+    """A process for which files are generated. ``name`` empty: made from the role and the site. ``memory``,
+    ``storage``: as Kubernetes writes them, e.g. 2Gi; ``memory`` empty: no limit. ``data_dir`` empty: the role's
+    default. ``count``: number of processes, where one file says how many. ``grace_s``: seconds that it has to drain and
+    end."""
 
     role: str
     site: str = ""
@@ -234,7 +235,7 @@ def docker(plan: Plan) -> dict[str, str]:
 def compose(plan: Plan) -> dict[str, str]:
     service = plan.name or f"{plan.role}{'-' + plan.site if plan.site else ''}"
     port = PORTS[plan.role]
-    # its container's name, by which others find it; it stays over restarts, as the data does
+    # its container's name, by which others find it; it outlasts restarts, as the data does
     described: dict[str, Any] = {
         "build": ".",
         "image": plan.image,

@@ -66,7 +66,7 @@ BRIEFLY: dict[str, str] = {
     "takeover": "Take over partitions whose owner is gone for good.",
     "verify": "Let every owner read and check its partitions.",
     "replace": "Give a lost replica's name to a new data directory.",
-    "adopt": "Record what replicas have in a new ledger.",
+    "adopt": "Adopt the replicas' partitions into a new ledger.",
     "nodes": "List replicas, their room, and the links between sites.",
     "agent": "Run an agent, which starts and stops replicas; list agents.",
     "spawn": "Start replicas through an agent.",
@@ -74,12 +74,12 @@ BRIEFLY: dict[str, str] = {
     "restart": "Restart a replica through its agent, or all of them.",
     "forget": "Forget a replica that has ended.",
     "maintenance": "Nodes in maintenance, which get no partitions.",
-    "stages": "Pipeline stages: what moved from where to where.",
+    "stages": "Pipeline stages: data moved from source to sink.",
     "controller": "Run a controller: members, assignment, moves, the ledger.",
     "health": "Probe whether a process is alive or ready.",
     "generate": "Write files for systemd, Docker, Kubernetes, Prometheus.",
     "ledger init": "Make a ledger in an empty database, or upgrade an older one.",
-    "ledger resolve": "Record that what blocks an item was dealt with.",
+    "ledger resolve": "Record that the cause of a blocked item was removed.",
     "ledger verify": "Check every record and everything derived from them.",
     "stages current": "Show a job's newest stage, and why it stopped.",
     "batch info": "Show the progress of one batch, and when it will end.",
@@ -116,7 +116,7 @@ BRIEFLY: dict[str, str] = {
     "operator versions": "List an operator's versions in order of deployment.",
     "stages trace": "List the stages that a correlation id went through.",
     "stages last": "Show the newest stage that pulled an entity.",
-    "token show": "Show whose token it is, and until when it is valid.",
+    "token show": "Show a token's owner and its end of validity.",
     "token issue": "Print a token, or write it to a file.",
 }
 
@@ -287,7 +287,7 @@ class Root(_Group):
 
 
 class Commands(typer.Typer):
-    """Commands of one module, which is added to the others with ``add_typer``. They answer to ``-h``, their help ends
+    """The commands of one module; ``add_typer`` adds them to another group. They answer to ``-h``, their help ends
     with examples, and their errors are one line.
 
     Args:

@@ -165,7 +165,7 @@ def cancel(bid: Bid, url: Url = DEFAULT, controller: Controller = LOCAL) -> None
 @batch_commands.command()
 def retry(
     bid: Bid,
-    cancelled: Annotated[bool, typer.Option("--cancelled", help="Also retry what was cancelled.")] = False,
+    cancelled: Annotated[bool, typer.Option("--cancelled", help="Also retry cancelled entities.")] = False,
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -370,7 +370,7 @@ def _show(report: JobReport, as_json: bool) -> None:
 
 
 def _does(job: JobReport) -> str:
-    """Returns all that a job does, without when and where."""
+    """Returns a job's work in words, without its times and nodes."""
     said = [job.do, job.operator or "all operators"]
     if job.do == "migrate":
         said += [ranges(list(job.partitions)), "to", job.to]

@@ -68,7 +68,7 @@ def _file_of(url: str) -> Path | None:
     try:
         return file_of(make_url(url))
     except (ArgumentError, ValueError, NoSuchModuleError):
-        return None  # opening the ledger reports what is wrong with it
+        return None  # opening the ledger reports its faults
 
 
 def keep_file_private(url: str) -> None:
@@ -86,8 +86,8 @@ def keep_file_private(url: str) -> None:
 
 @contextmanager
 def opened_at(url: str) -> Iterator[Ledger]:
-    """Opens a ledger that exists. Commands never make one where a name was misspelt, nor upgrade one that an older
-    program may be using."""
+    """Opens a ledger that exists. Commands neither create a ledger because of a misspelt name, nor upgrade one that an
+    older program may be using."""
     from stateflow.ledger import Ledger
 
     author = f"{_user()[:100]} (command line)"
@@ -103,7 +103,7 @@ def _user() -> str:
 
 
 def told(opened: Ledger) -> str | None:
-    """Returns what opening the ledger changed, for people; None: nothing."""
+    """Returns a sentence on what opening the ledger changed; None: nothing changed."""
     return {"made": "a new ledger was created", "upgraded": "the ledger was upgraded"}.get(opened.opened.value)
 
 
@@ -156,7 +156,7 @@ def show(
 @ledger_commands.command()
 def resolve(
     item: ItemId,
-    note: Annotated[str, typer.Option(help="What was done about it; kept in the record.")],
+    note: Annotated[str, typer.Option(help="Description of the fix; kept in the record.")],
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -335,7 +335,7 @@ def current(
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Show the newest stage of a job: what it does now, or where it stopped, and why."""
+    """Show the newest stage of a job: its progress, or where and why it stopped."""
     with _manager(url) as manager:
         found = manager.get_current_state(job, entity, entity_filter)
         if found is None:
@@ -345,7 +345,7 @@ def current(
 
 @stage_commands.command()
 def last(entity: Annotated[str, typer.Argument(metavar="ENTITY")], url: Url = DEFAULT, as_json: Json = False) -> None:
-    """Show the newest stage that pulled an entity and was pushed with success."""
+    """Show the newest stage that pulled an entity and pushed it successfully."""
     with _manager(url) as manager:
         found = manager.get_last_stage(entity)
         if found is None:
@@ -421,7 +421,7 @@ def _many(rows: list[dict[str, Any]], as_json: bool, *, errors: bool = False) ->
 
 
 def _said(error: dict[str, Any] | None) -> str:
-    """Returns an error without its stack, which the record has."""
+    """Returns an error without its stack trace, which the record keeps."""
     if error is None:
         return ""
     return f"{error['type']}: {error['message']}" if error.get("type") else str(error.get("message", ""))

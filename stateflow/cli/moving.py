@@ -47,7 +47,7 @@ app = Commands()
 
 @app.command()
 def adopt(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what replicas have.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the replicas' partitions.")] = False,
     partial: Annotated[
         bool, typer.Option("--partial", help="Adopt even if partitions are missing or exist only as sealed copies.")
     ] = False,
@@ -72,7 +72,7 @@ def adopt(
     console.print("nothing was changed" if dry_run else "recorded in the ledger")
 
 
-# -- what is where --------------------------------------------------------------------------------------------
+# -- nodes and partitions --------------------------------------------------------------------------------------------
 
 
 @app.command()
@@ -390,7 +390,7 @@ def _readable(name: str, value: Any) -> str:
 
 
 def length(seconds: float) -> str:
-    """Returns a length of time for people, to about two figures."""
+    """Returns a duration in words, rounded to about two digits."""
     if seconds < 90:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -424,7 +424,7 @@ def _summary(report: Reconfiguration) -> dict[str, Any]:
 
 @reconfig_commands.command()
 def summary(controller: Controller = LOCAL, as_json: Json = False) -> None:
-    """Sum all reconfigurations up: by state, their moves, bytes and pauses."""
+    """Summarise all reconfigurations: number by state, moves, bytes and pauses."""
     found = Cluster(controller).reconfigurations(0)
     show.say_who_answered(found[0].follower if found else None)
     moves = [move for report in found for move in report.moves]
@@ -558,7 +558,7 @@ def edit(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Change how many of its moves go on at a time; those under way complete."""
+    """Limit how many of its moves run at a time; those under way complete."""
     if limit is per_node is per_link is None:
         raise InvalidArgument("no limit to change", remedy="pass --limit, --per-node or --per-link")
     _say(Cluster(controller).edit(id, limit=limit, per_node=per_node, per_link=per_link).report, as_json)
@@ -567,7 +567,7 @@ def edit(
 @reconfig_commands.command()
 def retry(
     id: Id,
-    cancelled: Annotated[bool, typer.Option("--cancelled", help="Also retry what was cancelled.")] = False,
+    cancelled: Annotated[bool, typer.Option("--cancelled", help="Also retry cancelled moves.")] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -588,24 +588,24 @@ def resolve(
     id: Id,
     serve_source: Annotated[
         bool,
-        typer.Option("--serve-source", help="The source serves what it sealed; nothing is lost if that is sound."),
+        typer.Option("--serve-source", help="The source serves its sealed copy; nothing is lost if that is sound."),
     ] = False,
     restore: Annotated[
         bool,
         typer.Option(
             "--restore",
-            help="Do not trust the source: a standby or the newest checkpoint serves. What was "
-            "acknowledged after that is lost, and requested again with position_gap.",
+            help="Do not trust the source: a standby or the newest checkpoint serves. Batches "
+            "acknowledged after that are lost, and requested again with position_gap.",
         ),
     ] = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Give up fenced moves whose target cannot prove that it has what the source sealed.
+    """Give up fenced moves whose target cannot prove its copy of the sealed partition.
 
     Such a move cannot be cancelled: only the source can roll a fenced move back, and it has sealed the partition. First
-    the target promises never to own the partition, then the partition is taken over. `reconfig details` and the
-    target's log say what differs; the copy is in the target's evidence/.
+    the target promises never to own the partition; then the controller takes the partition over. `reconfig details` and
+    the target's log say what differs; the copy is in the target's evidence/.
     """
     if serve_source == restore:
         raise InvalidArgument(

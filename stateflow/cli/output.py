@@ -1,4 +1,4 @@
-"""Output of commands, and options that many of them share.
+"""Output of commands, and options that many commands share.
 
 Commands print tables for people, one JSON object for machines, and one line on stderr for errors. On a terminal, work
 that takes longer than a second shows a progress line, which is removed at the end (:func:`waiting`).
@@ -69,9 +69,9 @@ _for_emit: TextIO | None = None
 
 
 def keep_stdout() -> None:
-    """Keeps standard output for :func:`emit`: all other output, as that of operators, goes to standard error. The
-    process that started this one reads the lines that it needs, and then no more: once the pipe is full, the next print
-    would block for ever."""
+    """Reserves standard output for :func:`emit`: all other output, such as that of operators, goes to standard error.
+    The parent process reads the lines that it needs and then stops; once the pipe is full, the next print would block
+    for ever."""
     global _for_emit  # noqa: PLW0603 - a process has one standard output
     if _for_emit is None:
         _for_emit = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -192,7 +192,7 @@ def log_to_stderr(verbose: bool, who: str, *, one_of_several: bool = False) -> N
     """Logs to standard error, in the format of the settings.
 
     Args:
-        who: the process that logs; lines name it where it is ``one_of_several`` that log to one place.
+        who: the process that logs; lines name it if it is ``one_of_several`` that log to one place.
     """
     level, says = logging.DEBUG if verbose else logging.INFO, f"{who}: " if one_of_several else ""
     if LogSettings().format == "json":
@@ -249,7 +249,7 @@ def waiting(
     """Shows a progress line while the block runs. In a pipe, and with ``--json``, there is none.
 
     Args:
-        look: called now and then to update the progress. Its errors are not shown, as the work itself goes on.
+        look: called now and then to update the progress. Its errors are not shown, because the work itself goes on.
     """
     shown = Shown(what)
     if as_json or not console.is_terminal:
@@ -361,7 +361,7 @@ def position(text: str) -> tuple[str, int]:
 
 
 def labels_of(words: Sequence[str]) -> dict[str, str]:
-    """Parses words ``key=value``. Raises InvalidArgument."""
+    """Parses words of the form ``key=value``. Raises InvalidArgument."""
     labels: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -397,7 +397,7 @@ Patience = Annotated[
 ]
 
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would move, and its cost.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the planned moves and their cost.")]
 Limit = Annotated[int | None, typer.Option("--limit", help="Maximum number of moves at a time.", min=1)]
 PerNode = Annotated[
     int | None,

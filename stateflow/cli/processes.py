@@ -99,7 +99,7 @@ def controller(
 ) -> None:
     """Run the controller: members, assignment, reconfigurations, ledger.
 
-    Of several controllers with one ledger, one leads; the others wait for it to end.
+    If several controllers share a ledger, one leads; the others wait for it to end.
     """
     from reconfig.controller.server import serve  # half of all imports, which no other command needs
     from stateflow.ledger import Ledger
@@ -244,7 +244,7 @@ def replica(
         )
         return
     number = worker or 0
-    # a worker that is to leave is given no more partitions
+    # a leaving worker receives no more partitions
     info = ReplicaInfo(worker_name(named, number), site, "", weight if number < workers else 0)
     os.environ[INSIDE] = f"the replica {info.name}"
     data_dir = directory_of(data_dir, number)
@@ -306,8 +306,8 @@ def _given(
     checkpoint_cache: Path | None,
     verbose: bool,
 ) -> list[str]:
-    """Returns the arguments that all workers of a node share. The place of checkpoints may be a secret, and goes by the
-    environment."""
+    """Returns the arguments that all workers of a node share. The URL of checkpoints may contain a secret, and is
+    passed in the environment."""
     given = ["replica", "--site", site, "--controller", controller, "--name", name, "--weight", str(weight)]
     if checkpoints is not None:
         os.environ["STATEFLOW_CHECKPOINTS"] = checkpoints
@@ -345,8 +345,8 @@ async def _run_workers(
 
 
 class _Stop(asyncio.Event):
-    """An event. Once any code sets it, the process ends ``limit_s`` later at most: what was acknowledged is on disk,
-    and nothing else is worth waiting for."""
+    """An event that stops the process. Once it is set, the process ends within ``limit_s``: all that was acknowledged
+    is on disk, and nothing else is worth waiting for."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ _UNBOUNDED = 1 << 15
 
 
 def plain(value: str | Text) -> Text:
-    """Returns foreign text as plain text, in which neither markup nor escape codes act."""
+    """Returns text from elsewhere as plain text: markup and escape codes in it have no effect."""
     return Text(one_line(value.plain), value.style) if isinstance(value, Text) else Text(one_line(value))
 
 
@@ -69,7 +69,7 @@ def new_table(*columns: str, numbers: tuple[str, ...] = (), spare: tuple[str, ..
 
     Args:
         numbers: columns that are aligned to the right, and not folded.
-        spare: columns that are left out where there is no room for all, the first one first.
+        spare: columns that may be left out if the terminal is too narrow, in this order.
     """
     table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False)
     table.spare = spare
@@ -85,7 +85,7 @@ def titled(title: str, table: Table) -> Group:
 
 
 def status(now: ClusterStatus, workers: bool = False) -> RenderableType:
-    """Returns what a cluster's status shows.
+    """Returns the tables of a cluster's status.
 
     Args:
         workers: adds a line for each worker of a node.
@@ -189,7 +189,7 @@ def replicas(
 
 
 def _releases(found: Sequence[ReplicaStatus]) -> str | None:
-    """Returns the releases of the nodes while they differ, as when a fleet is upgraded; None: all have the same."""
+    """Returns the nodes' releases if they differ, as during the upgrade of a fleet; None: all have the same."""
     of: dict[str, list[str]] = {}
     for name, members in _nodes(found):
         if version := members[0].version:
@@ -201,7 +201,7 @@ def _releases(found: Sequence[ReplicaStatus]) -> str | None:
 
 
 def _room(members: Sequence[ReplicaStatus]) -> str:
-    """Returns the most that one of these may still be given; empty: unknown."""
+    """Returns the room of the replica with most room, as text; empty: unknown."""
     known = [r.room_bytes for r in members if r.room_bytes is not None]
     return size(max(known)) if known else ""
 
@@ -223,8 +223,7 @@ def _nodes(replicas: Sequence[ReplicaStatus]) -> list[tuple[str, list[ReplicaSta
 
 
 def _refused(found: Sequence[RefusedReplica]) -> list[tuple[RefusedReplica, int]]:
-    """Groups workers of a node that are refused for one reason. Returns the first of each group, and how many there
-    are."""
+    """Groups workers of a node that are refused for one reason. Returns each group's first worker and size."""
     groups: dict[tuple[str, str], list[RefusedReplica]] = {}
     for each in found:
         groups.setdefault((node_of(each.name), each.error.partition(" (")[0]), []).append(each)
@@ -292,7 +291,7 @@ def deployed(operator: OperatorStatus, before: int, after: int) -> None:
     """Shows what a deployment did.
 
     Args:
-        before: number of the version that served; 0: it was not deployed.
+        before: number of the version that served before; 0: the operator was not deployed.
         after: number of the version that serves now.
     """
     if not before:
@@ -324,7 +323,7 @@ def migration(move: Migration) -> Reconfiguration:
 
 
 def _follow(move: Migration) -> None:
-    """Prints a line now and then for each move that goes on, where nothing can be drawn."""
+    """Prints a line now and then for each running move, for output that is not a terminal."""
     said_at = SYSTEM_CLOCK.monotonic()
     for report in move.progress():
         now = SYSTEM_CLOCK.monotonic()
@@ -336,7 +335,7 @@ def _follow(move: Migration) -> None:
 
 
 def standing(move: MoveReport, max_pause_ms: float) -> str:
-    """Returns how a move stands, and what it waits for.
+    """Returns the progress of a move in words, and what it waits for.
 
     Args:
         max_pause_ms: its pause budget; 0: none.
@@ -383,10 +382,10 @@ def proposed(found: Placement, as_json: bool, takeovers: bool = False) -> None:
 
 
 def placement(proposed: Placement, takeovers: bool = False) -> RenderableType:
-    """Returns what would move, why, and to what effect.
+    """Returns a table of proposed moves, with their reasons and their effect.
 
     Args:
-        takeovers: the moves are take-overs from owners that do not answer.
+        takeovers: the moves are takeovers from owners that do not answer.
     """
     quiet = f"no answer from {', '.join(proposed.silent)}: no partition moves to or from there"
     unknown: list[RenderableType] = [Text(quiet, "yellow")] if proposed.silent else []
@@ -426,7 +425,7 @@ def moves(reports: tuple[MoveReport, ...], *, times: bool = False) -> Renderable
     """Returns a table of moves.
 
     Args:
-        times: adds when each began.
+        times: adds a column with the time at which each began.
     """
     table = new_table(
         *(

@@ -32,7 +32,7 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set a parameter; repeatable.")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Process what is there, then exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Process the existing input, then exit.")] = False,
     show: Annotated[bool, typer.Option("--print", help="Print the effective configuration and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines instead of text.")] = False,
 ) -> None:
@@ -133,7 +133,7 @@ def package(
     out: Annotated[Path, typer.Argument(help="Zip file to write.")],
     as_json: Json = False,
 ) -> None:
-    """Write stateflow itself as a zip, for `spark-submit --py-files`. What it requires is not in it."""
+    """Write stateflow itself as a zip, for `spark-submit --py-files`, without the packages that it requires."""
     from stateflow.spark.session import write_package
 
     written = write_package(out)
@@ -160,7 +160,7 @@ def rewind(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Put a stopped query back to a batch. Nothing is deleted: what is taken out is kept in _rewound/."""
+    """Put a stopped query back to a batch. Nothing is deleted: removed files are kept in _rewound/."""
     from stateflow.spark.rewind import rewind as rewind_query
 
     plan = rewind_query(directory, to_batch, sink=sink, apply=apply)

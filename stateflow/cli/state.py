@@ -227,7 +227,7 @@ def list_(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """List each source's newest batch, how long ago it came, its watermark, and what is kept of it."""
+    """List each source's newest batch, its age, its watermark, and the data kept for the source."""
     found = Cluster(controller).sources(operator)
     shown = found[-limit:] if limit else found
     if as_json:
@@ -279,8 +279,8 @@ def drop_output(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Let a query go on that cannot read a batch's stored output. The state keeps what the batch did; the batch's
-    output rows reach no sink."""
+    """Let a query go on that cannot read a batch's stored output. The state keeps the batch's effects; its output rows
+    reach no sink."""
     report = Cluster(controller).drop_output(operator, source, batch, apply=apply)
     if as_json:
         emit(report.to_dict())

@@ -66,11 +66,12 @@ LOADED_ROWS = 50_000
 
 @brief
 class Cluster:
-    """Control surface of a running controller. Methods raise what the controller refuses with, or Unavailable.
+    """Control surface of a running controller. Methods raise the error with which the controller refuses, or
+    Unavailable.
 
-    ``address``: of the controller, or ``a:7070,b:7070`` of several. The client asks the leader. Where no controller
-    leads, another one answers requests that only read, and its report has a ``follower``. No answer is older than an
-    earlier one.
+    ``address``: the controller's address, or those of several, ``a:7070,b:7070``. The client asks the leader. If no
+    controller leads, another one answers requests that only read, and sets ``follower`` in its report. No answer is
+    older than one given before.
 
     If no controller listens at the address, or none leads, methods wait for at most
     ``STATEFLOW_CLIENT_CONNECT_TIMEOUT_S`` (5 s).
@@ -86,8 +87,8 @@ class Cluster:
         """Returns the status of the cluster.
 
         Args:
-            measured: True also returns the resources that replicas have, and what is known of links; the controller
-                asks the replicas first.
+            measured: True also returns the replicas' resources and the measured links; the controller asks the replicas
+                first.
         """
         return self._client.status(measured)
 
@@ -105,7 +106,7 @@ class Cluster:
 
         Without ``partitions`` a deployed operator keeps its number of partitions, and a new one has 128.
 
-        The operator is confined to its sites. Rebalances, drains and standbys stay there, and so do take-overs while a
+        The operator is confined to its sites. Rebalances, drains and standbys stay there, and so do takeovers while a
         replica there answers. Deploying it with other sites, or with ``()`` for no restriction, changes that, and moves
         nothing by itself. Without ``sites`` it stays confined as it is.
 
@@ -142,8 +143,8 @@ class Cluster:
         For operators with manual failover. Without partitions, takes over all partitions that no replica is known to
         serve.
 
-        Raises LossPossible without ``accept_loss``: what an owner has served since its last heartbeat is lost. Raises
-        InvalidArgument for a partition whose owner answers, UnknownPartition, OperatorNotDeployed, Unavailable.
+        Raises LossPossible without ``accept_loss``: batches that an owner has served since its last heartbeat are lost.
+        Raises InvalidArgument for a partition whose owner answers, UnknownPartition, OperatorNotDeployed, Unavailable.
         """
         numbers = sorted(_numbers(partitions)) if partitions else []
         return self._migrations(self._client.take_over(operator, numbers, accept_loss))
@@ -157,8 +158,8 @@ class Cluster:
 
         Replicas run it from their next batch on; states evolve as with a deployment.
 
-        Raises OperatorNotDeployed, VersionUnknown, BundleMissing, and what a replica refuses the version with; nothing
-        is changed then.
+        Raises OperatorNotDeployed, VersionUnknown, BundleMissing, and the error of a replica that refuses the version;
+        nothing is changed then.
         """
         self._client.upgrade(operator, version)
         return self.versions(operator)[-1]
@@ -192,7 +193,7 @@ class Cluster:
         )
 
     def forwarding(self, operator: str, source: str, outbox: str | Path, **options: Any) -> ForwardingClient:
-        """Returns a new client of a source that stores what cannot be sent yet.
+        """Returns a new client of a source; it stores rows that cannot be sent yet.
 
         See :class:`~stateflow.client.forwarding.ForwardingClient`.
         """
@@ -218,12 +219,13 @@ class Cluster:
     def drop_output(self, operator: str, source: str, batch: int, *, apply: bool = False) -> OutputDropReport:
         """Drops the stored output of a batch that was applied: a client that sends the batch again gets no rows.
 
-        The state keeps the batch's effects. For a query that cannot go on because the stored output cannot be read.
+        The state keeps the batch's effects. Use it for a query that cannot go on because the stored output cannot be
+        read.
 
         Args:
             apply: False only reports what is stored.
 
-        Raises InvalidArgument where no partition keeps an output of that batch.
+        Raises InvalidArgument if no partition keeps an output of that batch.
         """
         return sources.drop_output(Router(self.address, operator), source, batch, apply)
 
@@ -232,8 +234,8 @@ class Cluster:
     ) -> int:
         """Loads an operator's first state, see :meth:`Operator.init_state`; returns the number of rows.
 
-        After an interruption, call it again with the same rows: it goes on where it stopped. Raises StaleBatch once the
-        operator has processed rows, BatchChanged for other rows than those loaded.
+        After an interruption, call it again with the same rows: it resumes. Raises StaleBatch once the
+        operator has processed rows, BatchChanged if the rows differ from those loaded.
         """
         stream = StreamClient(self.address, operator, INITIAL, schema=schema)
         loaded = stream.position
@@ -267,7 +269,7 @@ class Cluster:
             options: how to move; ``rebalance`` and ``drain`` take the same options.
             changed: options that differ from ``options``, by name: ``max_pause_ms=50``.
 
-        Raises AlreadyThere when no partition is to move, MoveConflict, UnknownSite, UnknownPartition, Unavailable,
+        Raises AlreadyThere if no partition is to move, MoveConflict, UnknownSite, UnknownPartition, Unavailable,
         OperatorNotImportable or OperatorOutdated for a target without the operator or with an older one; nothing is
         changed then.
         """
@@ -275,7 +277,7 @@ class Cluster:
         return Migration(self._client, self._client.migrate(operator, _numbers(partitions), to, asked))
 
     def rebalance(self, operator: str = "", options: MoveOptions = moves.DEFAULT, **changed: Any) -> list[Migration]:
-        """Brings every replica that answers to its share by weight, with as few moves as possible.
+        """Gives every replica that answers its share of partitions by weight, with as few moves as possible.
 
         Returns one reconfiguration per operator; none when there is nothing to do.
         """
@@ -338,7 +340,8 @@ class Cluster:
         options: MoveOptions = moves.DEFAULT,
         **changed: Any,
     ) -> JobReport:
-        """Creates a scheduled job. Each due run is done once, whichever controller leads then; see docs/fleet.md.
+        """Creates a scheduled job. Each due run is carried out once, whichever controller leads at the time; see
+        docs/fleet.md.
 
         Args:
             schedule: ``once 2030-01-01T18:00:00Z``, ``every 3600`` (seconds, from the end of the previous run), or
@@ -363,7 +366,7 @@ class Cluster:
         return self._client.jobs()
 
     def job(self, name: str) -> JobReport:
-        """Returns one job. Raises InvalidArgument where there is none of that name."""
+        """Returns one job. Raises InvalidArgument if there is none of that name."""
         return self._client.jobs(name)[0]
 
     def run_job(self, name: str) -> JobRun:
@@ -377,7 +380,7 @@ class Cluster:
             run: id of the run.
             wait: True waits until the run has ended.
 
-        Raises InvalidArgument for an unknown run, or one that a hundred others followed.
+        Raises InvalidArgument for an unknown run; only the newest hundred are kept.
         """
         while (found := self._client.job_run(run)).state == "IN_PROCESS" and wait:
             sleep(POLL_S)
@@ -393,10 +396,10 @@ class Cluster:
         The state of the former replica is lost, and its partitions come from standbys and checkpoints.
 
         Args:
-            directory: the data directory, where several ask for the name.
+            directory: the data directory; needed if several ask for the name.
 
         Returns (directory, number of partitions). Raises NameTaken while the former replica may be serving,
-        InvalidArgument when no directory asks for the name.
+        InvalidArgument if no directory asks for the name.
         """
         return self._client.replace(replica, directory)
 
@@ -406,8 +409,8 @@ class Cluster:
         Checkpoints and savepoints stay.
 
         Returns the replicas that did not answer: they delete their state when they come back. Raises PartitionsLive
-        unless ``delete_state`` confirms it, MoveConflict while the operator's partitions move or are restored,
-        OperatorNotDeployed; nothing is changed then.
+        unless ``delete_state`` confirms the deletion, MoveConflict while the operator's partitions move or are
+        restored, OperatorNotDeployed; nothing is changed then.
         """
         return self._client.undeploy(operator, delete_state)
 
@@ -420,12 +423,12 @@ class Cluster:
         self._client.forget(replica)
 
     def adopt(self, *, dry_run: bool = False, partial: bool = False) -> list[AdoptedOperator]:
-        """Enters what replicas have into a new ledger, after the former ledger was lost.
+        """Records the replicas' partitions in a new ledger, after the former ledger was lost.
 
         Args:
-            dry_run: True only reports what there is.
-            partial: True also adopts where partitions are missing, which then wait for a checkpoint or their owner, and
-                where there is only a copy that was sealed for a move, which then serves again.
+            dry_run: True only reports them.
+            partial: True also adopts operators with missing partitions, which then wait for a checkpoint or their
+                owner, and partitions with only a sealed copy, which then serves again. ¶
 
         Raises AdoptionRefused; nothing was changed then.
         """
@@ -434,7 +437,7 @@ class Cluster:
     def drain(self, replica: str, options: MoveOptions = moves.DEFAULT, **changed: Any) -> list[Migration]:
         """Moves all partitions away from a replica, preferably to others of its site.
 
-        Raises AlreadyThere when it owns none.
+        Raises AlreadyThere if it owns none.
         """
         return self._migrations(self._client.drain(replica, _asked(options, changed)))
 
@@ -449,7 +452,7 @@ class Cluster:
     ) -> list[Migration]:
         """Cordons a node: drains it as :meth:`drain` does, and keeps it without partitions from now on.
 
-        No command, policy, take-over or deployment gives it partitions. It may own none to begin with.
+        No command, policy, takeover or deployment gives it partitions. A node without partitions is accepted, too.
         ``status().maintenance`` lists such nodes.
 
         Args:
@@ -461,7 +464,7 @@ class Cluster:
         return self._migrations(self._client.drain(node, _asked(options, changed), (for_s, one_of)))
 
     def end_maintenance(self, node: str) -> None:
-        """Ends a node's maintenance: it may get partitions again.
+        """Ends a node's maintenance: the node may receive partitions again.
 
         Raises InvalidArgument if the node is not in maintenance.
         """
@@ -483,7 +486,8 @@ class Cluster:
         return self._client.would_rebalance(operator)
 
     def would_take_over(self, operator: str, partitions: Iterable[int] = ()) -> Placement:
-        """Returns which replicas :meth:`take_over` would give partitions to, and from which copies; moves nothing.
+        """Returns the replicas to which :meth:`take_over` would give partitions, and the copies that it would use;
+        moves nothing.
 
         The loss is not included: only the owner knows what it has served since its last heartbeat.
         """
@@ -492,7 +496,7 @@ class Cluster:
     # -- agents -------------------------------------------------------------------------------------------
 
     def agents(self) -> list[AgentReport]:
-        """Returns the agents by name: the replicas that they have, and those that they are to have."""
+        """Returns the agents by name, each with the replicas that it runs and those that it should run."""
         return self._client.agents()
 
     def spawn(
@@ -515,7 +519,7 @@ class Cluster:
             memory_bytes: memory limit of each replica, in bytes; 0: no limit.
             labels: labels that an agent must have, all of them.
 
-        Raises UnknownSite, Unavailable where no agent there answers, NoRoom; nothing is started then.
+        Raises UnknownSite, Unavailable if no agent there answers, NoRoom; nothing is started then.
         """
         request = Request(at, count, workers, weight, memory_bytes, dict(labels or {}))
         return Spawning(self._client, self._client.spawn(request))
@@ -527,8 +531,8 @@ class Cluster:
             drain: True moves its partitions to other replicas first.
             force: True stops it even if it owns partitions: no replica serves them until they are taken over.
 
-        Raises PartitionsLive, MoveConflict, InvalidArgument for a replica that no agent started; MoveAborted where a
-        partition could not be moved away. The replica runs on then.
+        Raises PartitionsLive, MoveConflict, InvalidArgument for a replica that no agent started; and MoveAborted if a
+        partition could not be moved away. In each case the replica keeps running.
         """
         if drain:
             with suppress(AlreadyThere):
@@ -550,8 +554,8 @@ class Cluster:
     def restart_all(self, site: str = "", *, limit: int = 1) -> RollingRestart:
         """Restarts every replica that an agent runs, ``limit`` nodes at a time.
 
-        The next node follows when one before it serves again. Rows for partitions that are away wait meanwhile. If a
-        node does not serve again, nothing more is restarted.
+        The next node follows when one before it serves again. Rows for partitions that are not served wait meanwhile.
+        If a node does not serve again, nothing more is restarted.
 
         Args:
             site: site, or an agent, to restart only its replicas; empty: all.
@@ -561,7 +565,7 @@ class Cluster:
         return RollingRestart(self._client, self._client.restart_all(site, limit))
 
     def rolling(self, roll: str) -> RollingRestart:
-        """Returns a rolling restart that was begun before, by its id. Raises MoveUnknown."""
+        """Returns an earlier rolling restart, by its id. Raises MoveUnknown."""
         return RollingRestart(self._client, self._client.rolling(roll))
 
     def logs(self, replica: str, *, lines: int = 100, follow: bool = False) -> Iterator[bytes]:
@@ -572,7 +576,7 @@ class Cluster:
         return self._client.logs(replica, lines, follow)
 
     def forget_agent(self, agent: str) -> None:
-        """Forgets an agent that has ended for good, and the replicas that it was to have.
+        """Forgets an agent that has ended for good, and the replicas that it should have run.
 
         Raises NameTaken while it may be running, PartitionsLive, InvalidArgument; nothing is changed then.
         """
@@ -584,7 +588,7 @@ class Cluster:
     def standby(self, operator: str, count: int) -> list[StandbyReport]:
         """Keeps ``count`` standby copies of every partition, from now on; 0 ends that.
 
-        A standby follows the owner, and takes over when the owner dies. Raises InvalidArgument when there are too few
+        A standby follows the owner, and takes over when the owner dies. Raises InvalidArgument if there are too few
         replicas.
         """
         if count < 0:
@@ -612,7 +616,7 @@ class Cluster:
         ``how``: with ``serve-source`` the source serves the copy that it sealed; with ``restore`` a standby or
         checkpoint is used, and later batches are lost.
 
-        Raises MoveUnknown, MoveConflict when none of the moves is behind its fence.
+        Raises MoveUnknown, MoveConflict if none of the moves is behind its fence.
         """
         return Migration(self._client, self._client.resolve(reconfiguration, how))
 
@@ -631,12 +635,12 @@ class Cluster:
         per_node: int | None = None,
         per_link: int | None = None,
     ) -> Migration:
-        """Limits the moves of a reconfiguration that go on at a time, from now on; moves under way complete.
+        """Changes the limits on a reconfiguration's moves at a time; moves under way complete.
 
         Args:
-            limit: most moves altogether.
-            per_node: most moves with one node as source or target.
-            per_link: most moves between two sites.
+            limit: largest number of moves altogether.
+            per_node: with the same node as source or target.
+            per_link: between the same two sites.
 
         For each, 0 leaves only the controller's limit, and None changes nothing.
         """
@@ -682,7 +686,7 @@ class Cluster:
         return Sweeping(self._client, self._client.begin_sweep("verify", operator, site, limit))
 
     def sweep(self, sweep: str) -> Sweeping:
-        """Returns checkpoints of everything, or a verification, that were begun before, by their id.
+        """Returns an earlier :meth:`checkpoint_all` or :meth:`verify_all`, by its id.
 
         Raises MoveUnknown.
         """
@@ -691,7 +695,7 @@ class Cluster:
     def savepoint(self, name: str, operator: str = "") -> CheckpointReport:
         """Takes a checkpoint now, and keeps it under this name until it is deleted.
 
-        Raises Unavailable when a partition was moving all the time; call it again with another name then.
+        Raises Unavailable if a partition kept moving; call it again with another name then.
         """
         check_name("savepoint", name)
         names = [operator] if operator else [each.name for each in self.status().operators]
@@ -731,8 +735,8 @@ class Cluster:
             savepoint: name of a savepoint; empty: the newest checkpoint.
             at: (source, batch): the newest checkpoint that ends with exactly this batch.
             stop_sources: True refuses the stream clients that have sent so far (SourceTaken). Otherwise a running
-                client sends again what it keeps, and the state is soon where it was. A client that is started anew goes
-                on behind the checkpoint. Spark queries are refused either way, until they are rewound.
+                client sends again the batches that it keeps, and the state soon returns to where it was. A new client
+                continues after the checkpoint. Spark queries are refused either way, until they are rewound.
 
         A partition that could not be restored is unchanged, and its report has an ``error``.
         """
@@ -746,7 +750,7 @@ class Cluster:
         Args:
             restore: its id: ``restores/<id>`` in ``stateflow batch list``.
 
-        Raises MoveUnknown where none is under way.
+        Raises MoveUnknown if none is under way.
         """
         self._client.cancel_restore(restore)
 
@@ -755,8 +759,8 @@ class Cluster:
 
         Columns: key, map_key (null for a value), value, partition.
 
-        Each partition is read as of one moment between the commits of two batches, without entries that have expired by
-        then. Reading stops nothing.
+        Each partition is read as of one moment between two commits, without entries that have expired by then. Reading
+        does not stop processing.
         """
         pages = [read_table(record) for record in self.scan_state(operator, state, key)]
         return joined(pages)
@@ -770,7 +774,7 @@ class Cluster:
         partitions: Collection[int] | None = None,
         whole: bool = True,
     ) -> Iterator[bytes]:
-        """Yields the entries that :meth:`read_state` returns as Arrow IPC streams, one partition after the other.
+        """Yields the entries of :meth:`read_state` as Arrow IPC streams, one partition after the other.
 
         Args:
             partitions: only these partitions; None: all.
@@ -803,11 +807,11 @@ class Cluster:
     def replica_stats(
         self, address: str, after: int = 0, *, newest: int = 0, sizes: bool = False, timeout_s: float | None = None
     ) -> ReplicaStatistics:
-        """Returns statistics of a replica: what it holds and did.
+        """Returns statistics of a replica: its contents and its recent requests.
 
         Args:
             after: only requests with a number above this one.
-            newest: most requests, the newest ones; 0: all.
+            newest: number of newest requests to return; 0: all.
             sizes: True includes sizes of partitions, for which the replica inspects its files.
             timeout_s: seconds to wait for the replica; None: as for any call.
         """
@@ -817,7 +821,7 @@ class Cluster:
 def _numbers(partitions: object) -> list[int]:
     """Returns the partitions as a list.
 
-    Raises InvalidArgument for a value that is no list of partitions, such as a number; UnknownPartition.
+    Raises InvalidArgument for a value that is not a list of partitions, such as a number; UnknownPartition.
     """
     numbers: list[Any] = [None]
     if isinstance(partitions, Iterable) and not isinstance(partitions, str):

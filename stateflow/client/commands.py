@@ -48,9 +48,10 @@ class Migration:
         return self.report.id
 
     def progress(self) -> Iterator[Reconfiguration]:
-        """Yields reports as it goes on, from any controller that leads; the last one is not RUNNING.
+        """Yields reports as the reconfiguration proceeds, from whichever controller leads; the last report is not
+        RUNNING.
 
-        Raises Unavailable when no controller leads any more.
+        Raises Unavailable if no controller leads any more.
         """
         for report in self._client.watch(self.id):
             self.report = report
@@ -79,7 +80,8 @@ class _Batch(Generic[R]):
         return self.report.id
 
     def progress(self) -> Iterator[R]:
-        """Yields reports as it goes on; the last one is over. Raises Unavailable when no controller leads any more."""
+        """Yields reports as the work proceeds; the last report is final. Raises Unavailable if no controller leads
+        any more."""
         while True:
             self.report = self._look(self.id)
             yield self.report
@@ -94,7 +96,7 @@ class _Batch(Generic[R]):
         return self.report
 
     def cancel(self) -> R:
-        """Cancels what has not begun, and returns the report."""
+        """Cancels the work that has not begun, and returns the report."""
         self.report = self._cancel(self.id)
         return self.report
 
@@ -140,8 +142,8 @@ class Spawning:
     def progress(self) -> Iterator[dict[str, ChildReport]]:
         """Yields the replicas by name until each is in the commanded state: it runs and has registered, or has ended.
 
-        A caller may stop early: the agents go on. Raises Unavailable when the controller goes away, MoveConflict when
-        another command came after this one.
+        A caller may stop early: the agents go on. Raises Unavailable if the controller stops answering, MoveConflict
+        if a later command replaced this one.
         """
         while True:
             found = {each.replica: each for agent in self._client.agents() for each in agent.replicas}
@@ -156,7 +158,7 @@ class Spawning:
             sleep(POLL_S)
 
     def wait(self, deaths_max: int = 5) -> list[str]:
-        """Returns the names when each replica is in the commanded state.
+        """Waits until each replica is in the commanded state, and returns the names.
 
         Raises the error of a replica that dies at its first ``deaths_max`` starts; its agent goes on trying.
         """
@@ -252,7 +254,8 @@ def _meant(text: str) -> Iterator[Any]:
 
 
 def _numbers(value: Any) -> Iterator[Any]:
-    """Yields the values that a JSON number or truth value may stand for; no other JSON value is a column of a key."""
+    """Yields the values that a JSON number or truth value may stand for; no other JSON value can be a column of a
+    key."""
     if isinstance(value, bool | int | float):
         yield value
     if isinstance(value, int) and not isinstance(value, bool):
@@ -261,7 +264,7 @@ def _numbers(value: Any) -> Iterator[Any]:
 
 
 def entries_under(text: str, scan: Callable[[Any], Iterable[bytes]]) -> pa.Table | None:
-    """Returns the entries of the key that a text stands for. None: there are none.
+    """Returns the entries of the key that a text stands for; None: the key has none.
 
     Args:
         scan: yields the pages of a key.
@@ -277,7 +280,7 @@ def entries_under(text: str, scan: Callable[[Any], Iterable[bytes]]) -> pa.Table
 
 
 def by_share(policies: Sequence[str]) -> bool:
-    """Tells whether policies mean a rebalance to shares by weight, which is another command than a placement."""
+    """Tells whether policies ask for a rebalance by weight, which is a command of its own and not a placement."""
     return list(policies) in ([], ["ring"])
 
 
@@ -287,7 +290,7 @@ def would_redistribute(cluster: Cluster, policies: Sequence[str], operator: str)
 
 
 def redistribute(cluster: Cluster, policies: Sequence[str], operator: str, options: MoveOptions) -> list[Migration]:
-    """Moves partitions to where these policies want them; those of all operators where ``operator`` is empty."""
+    """Moves partitions to where these policies want them. ``operator``: empty: of all operators."""
     if by_share(policies):
         return cluster.rebalance(operator, options)
     return cluster.place(*policies, operator=operator, options=options)
@@ -296,14 +299,14 @@ def redistribute(cluster: Cluster, policies: Sequence[str], operator: str, optio
 def runner_of(batch: str) -> tuple[str, str]:
     """Splits a batch's name into one of CONTROLLERS and its id there.
 
-    Returns ``""`` and the name for a batch that another program runs by the ledger's board.
+    Returns ``""`` and the name for a batch that another program runs.
     """
     kind, _, id_ = batch.partition("/")
     return (kind, id_) if id_ and kind in CONTROLLERS else ("", batch)
 
 
 def call_off(cluster: Cluster, kind: str, id_: str) -> str:
-    """Cancels a batch of the controller, named as by :func:`runner_of`. Returns what becomes of it."""
+    """Cancels a batch of the controller, named as by :func:`runner_of`. Returns a sentence on the effect."""
     match kind:
         case "reconfiguration":
             cluster.cancel(id_)

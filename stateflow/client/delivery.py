@@ -1,4 +1,4 @@
-"""Delivery of batches from the newest client of a sparse source, and repair of what partitions lost. Sans-io.
+"""Delivery of batches from the newest client of a sparse source, and repair of batches that partitions lost. Sans-io.
 
 Generators yield steps (:class:`Open`, :class:`Look`, :class:`Deliver`). A driver performs each step, and sends back its
 result, or throws its error (:func:`perform`). So threads with sockets and a simulation run the same decisions.
@@ -7,8 +7,8 @@ result, or throws its error (:func:`perform`). So threads with sockets and a sim
 Callers run one generator of a ``Delivery`` at a time, and open it first.
 
 A new batch that fails is *in doubt*: some partitions may contain it. It goes before all others, unless it was refused
-for its content, or the caller numbers its batches. If some partition may contain it when others follow, it is *left*:
-its rows, sent again, get its outputs if these are kept, and else go under its number once more.
+for its content, or the caller numbers its batches. If other batches follow while some partition may contain it, it is
+*left*: its rows, sent again, return the stored outputs, or, if these are gone, are sent once more under its number.
 
 A partition that lacks an earlier batch refuses a part with PositionGap. The delivery then asks all partitions what they
 contain, sends the lost batches again in order, and repeats the refused batch (``history`` says what to send).
@@ -46,7 +46,7 @@ from stateflow.rpc.rows import BatchRows
 log = logging.getLogger(__name__)
 S = TypeVar("S")
 T = TypeVar("T")
-#: most times that lost batches are sent again in one call, as partitions may lose more meanwhile
+#: maximum number of times that one call sends lost batches again, because partitions may lose more meanwhile
 REWINDS_MAX = 10
 #: most batches between a failed batch and an attempt to send it again
 AGAIN_MAX = 1000
@@ -60,8 +60,8 @@ NOTHING = Position(-1)
 class Open:
     """Step that makes all partitions refuse older clients than ``session``.
 
-    Result: partition → what it contains, or SourceTaken. ``settled``: for a source whose outputs are kept, outputs of
-    batches up to this one are no longer wanted.
+    Result: partition → its position, or SourceTaken. ``settled``: outputs of batches up to this one are no longer
+    wanted, for a source whose outputs are kept.
     """
 
     session: Session
@@ -70,12 +70,12 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Step that returns the positions of all partitions, by partition, as they are reported to any client."""
+    """Step that asks for the positions of all partitions, as any client may. Result: partition → its position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Step that delivers a batch. Result: the outputs by partition when each has committed, or the first refusal.
+    """Step that delivers a batch. Result: the outputs by partition once all have committed, or the first refusal.
 
     ``after``: partition → newest batch that it must contain.
     """
@@ -110,7 +110,7 @@ class _Doubt:
 
 
 class _Left(NamedTuple):
-    """A batch whose caller was told that it failed, and which others followed.
+    """A failed batch that others followed; its caller was told of the failure.
 
     ``outputs``: outputs of the applied batch. None: some partitions may contain it, or its outputs are gone.
     """
@@ -120,7 +120,7 @@ class _Left(NamedTuple):
 
 
 def perform(steps: Generator[S, Any, T], do: Callable[[S], Any]) -> T:
-    """Runs ``steps`` to their end, performing each by ``do``. Raises what they raise."""
+    """Runs ``steps`` to their end, performing each by ``do``. Raises the error of the steps."""
     try:
         step = next(steps)
         while True:
@@ -139,8 +139,8 @@ class Delivery:
     """Client of one source: numbers batches, delivers them, and repairs losses.
 
     Args:
-        session: proposed session; made newer than that of a former client whose clock was ahead.
-        acknowledged: returns the newest batch that the application knows of; called once no predecessor can get another
+        session: proposed session; if a former client's clock was ahead, a newer session than that client's is used.
+        acknowledged: returns the newest batch that the application knows of; called when no predecessor can get another
             acknowledgement.
         settled: see :class:`Open`.
     """
@@ -155,12 +155,12 @@ class Delivery:
         self.history, self.session = history, session
         self._acknowledged, self._settled = acknowledged, settled
         self._watermark_us: int | None = None
-        self._refused = False  # by a partition that lacks something, and not all partitions were asked since
+        self._refused = False  # by a partition that lacks a batch, and not all partitions were asked since then
         self._rewinds = False  # the last batch was part of a rewind by hand
         self._promised_us: int | None = None  # the watermark before the rewind
         self._used = -1  # the newest number that was sent, with or without success
         self._doubt: _Doubt | None = None
-        self._left: dict[tuple[bytes, int | None], _Left] = {}  # digest of what was asked → batch
+        self._left: dict[tuple[bytes, int | None], _Left] = {}  # digest of a request → batch
 
     def open(self) -> Steps[None]:
         """Becomes the newest client of the source at every partition."""
@@ -184,12 +184,12 @@ class Delivery:
     ) -> Steps[T]:
         """Delivers one batch, and returns the result of ``read`` for its outputs.
 
-        If ``read`` raises, the batch has failed like any other, as its caller has not seen the outputs.
+        If ``read`` raises, the batch has failed like any other, because its caller has not seen the outputs.
 
-        A caller that numbers its batches (``sequence``) decides their order. Otherwise a failed batch goes before all
-        others, under its number, because a partition knows only of its newest batch whether it contains it. A batch
-        that is refused for its content would hold up all others, so it is skipped. If partitions contain some of it, it
-        keeps its number, under which no partition applies it twice.
+        A caller that numbers its batches (``sequence``) decides their order. Otherwise a failed batch is repeated
+        before all others, under its number: a partition knows only its newest batch, and could not tell later whether
+        it contains the failed one. A batch that is refused for its content would hold up all others, so it is skipped.
+        If partitions contain some of it, it keeps its number, under which no partition applies it twice.
         """
         if rewind and sequence is None:
             raise InvalidArgument("a rewind needs the number of each batch", remedy="pass sequence=")
@@ -225,15 +225,15 @@ class Delivery:
         return result
 
     def verify(self) -> Steps[None]:
-        """Asks what partitions contain, and sends again what they lost.
+        """Asks partitions for their positions, and sends lost batches again.
 
-        Raises PositionGap where lost batches are no longer kept, SourceTaken.
+        Raises SourceTaken, and PositionGap if lost batches are no longer kept.
         """
         yield from self._ask()
         yield from self._mend()
 
     def accept_loss(self) -> Steps[int | None]:
-        """Gives up what partitions lost. Returns the oldest batch that is given up; None: nothing was lost."""
+        """Gives up lost batches. Returns the oldest of them; None: nothing was lost."""
         yield from self._ask()
         if self.history.taken:  # numbers may be another client's
             self._doubt = None
@@ -288,10 +288,8 @@ class Delivery:
             del self._left[next(iter(self._left))]
 
     def _ended(self, asked: Asked, number: int, rewind: bool) -> None:
-        """Forgets a failed batch whose number, or whose content under another number, is applied.
-
-        The rows under its number may be corrected ones.
-        """
+        """Forgets a failed batch once its number has been applied, perhaps with corrected rows, or its content under
+        another number."""
         if self._doubt is not None and (self._doubt.sent.number == number or self._doubt.asked == asked):
             self._doubt = None
         if self._left and not rewind:  # in a rewind partitions may skip a batch that they lack
@@ -338,7 +336,7 @@ class Delivery:
         raise AssertionError
 
     def _mend(self) -> Steps[None]:
-        """Sends again what partitions are known to have lost. Raises PositionGap when it is no longer kept."""
+        """Sends batches again that partitions are known to have lost. Raises PositionGap if they are no longer kept."""
         for left in reversed(range(REWINDS_MAX)):
             missing = self.history.missing()
             if not missing:
@@ -382,9 +380,9 @@ class Delivery:
         return outputs
 
     def _ask(self) -> Steps[None]:
-        """Asks what all partitions contain, and remains their newest client.
+        """Asks all partitions for their positions, and remains their newest client.
 
-        A client that another one followed gets SourceTaken, and does not take the other's batches for its own.
+        A client with a successor gets SourceTaken, so that it does not take the successor's batches for its own.
         """
         self._refused = True  # until all of them have answered: those that did not may not know of this client
         found = yield Open(self.session, self._settled)
@@ -396,7 +394,7 @@ class Delivery:
 def is_hopeless(error: BaseException) -> bool:
     """Tells whether a batch is refused for its content, so that sending it again would fail again.
 
-    Otherwise it failed because of the place that it was sent to.
+    Other failures depend on the replica that it was sent to.
     """
     if isinstance(error, OperatorNotDeployed | OperatorNotImportable | OperatorOutdated | CodeRefused):
         return False
@@ -413,15 +411,15 @@ def _contained(found: Mapping[int, Position]) -> dict[int, int]:
 
 
 class PartitionSender:
-    """Sender from an outbox to one partition: which batch goes next, under which number, and with what result.
+    """Sender from an outbox to one partition: decides which batch goes next, and under which number.
 
-    Batches have numbers in the outbox. At a partition these numbers are shifted, to follow the batches that other
-    clients had sent to it before. So a new outbox may go on with a source that has existed for long, and its rows are
-    never taken for other clients' rows. A partition reports which client sent its newest batch:
+    The outbox numbers its batches. At a partition these numbers are shifted, to follow the batches that other clients
+    had sent to it before. So a new outbox may continue an existing source, and its rows are never taken for other
+    clients' rows. A partition reports which client sent its newest batch:
 
     * This outbox: the partition contains everything up to that batch.
-    * Another client, which came in between. What the outbox never sent goes behind that batch. Of what it may have
-      sent, nothing shows any longer whether the partition contains it, and a person has to decide.
+    * Another client, which came in between. Batches that the outbox never sent follow that batch. For batches that it
+      may have sent, nothing shows any longer whether the partition contains them, and a person has to decide.
 
     Each partition has a :class:`Delivery` of its own, so that one out of reach holds up no other.
 
@@ -429,7 +427,7 @@ class PartitionSender:
         base: the offset of numbers, as stored in the outbox. A caller of :meth:`open` stores the new ``base``
             before anything is sent.
         mine: ids of this outbox's clients, including former ones.
-        newest: newest number in the outbox when this client was made.
+        newest: newest number in the outbox when this client was created.
     """
 
     def __init__(
@@ -452,7 +450,7 @@ class PartitionSender:
         Args:
             first: the first part that the partition may lack.
 
-        Raises PositionGap where the partition lost what it acknowledged, OutboxOvertaken, SourceTaken.
+        Raises PositionGap if the partition lost batches that it had acknowledged, OutboxOvertaken, SourceTaken.
         """
         if self._opened:
             return
@@ -477,9 +475,9 @@ class PartitionSender:
         self._contained, self._opened = position.batch, True
 
     def send(self, part: Part) -> Steps[bytes]:
-        """Sends a part to an open partition, and returns its output. Raises what the partition refuses it with.
+        """Sends a part to an open partition, and returns its output. Raises the error of a partition that refuses it.
 
-        For a batch that the partition contained before, except its newest one, the output is ``b""``.
+        If the partition contained the batch already, and it is not its newest one, the output is ``b""``.
         """
         ahead = self.base.ahead
         assert ahead is not None

@@ -1,4 +1,5 @@
-"""Metrics of what this program sent to its operators, for a Prometheus registry that the program serves or pushes."""
+"""Metrics of the rows that this program sent to its operators, for a Prometheus registry that the program serves or
+pushes."""
 
 from __future__ import annotations
 

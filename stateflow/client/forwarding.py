@@ -13,8 +13,8 @@ AWAY  BUSY  due        its pause is over: a thread of the forwarder sends all th
 ====  ====  =========  ===============================================================================================
 
 A new client begins with AWAY for each partition that has rows in the outbox. ``accept_loss`` makes a partition BUSY,
-too. Batches that were refused together are tried one by one. A batch that is refused alone for its content counts as
-taken, and its rows go to the refused ones. SourceTaken ends all forwarding.
+too. Batches that were refused together are then tried one by one. A batch that is refused by itself for its content
+counts as taken, and its rows are kept as refused. SourceTaken ends all forwarding.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class State(Enum):
 class Way:
     """State of one partition.
 
-    ``waiting``: number of batches stored for it. ``error``: why it took none last; None: it did. ``alone_to``: batches
-    up to this number go one by one, as some that went together were refused. ``tried``: busy because of
-    :meth:`Ways.due`.
+    ``waiting``: number of batches stored for it. ``error``: why it refused the last attempt; None: it did not.
+    ``alone_to``: batches up to this number go one by one, because some that went together were refused. ``tried``: busy
+    because of :meth:`Ways.due`.
     """
 
     state: State = State.IDLE
@@ -104,7 +104,7 @@ class Way:
 class Ways:
     """All partitions of an operator. No I/O, no locks: callers lock.
 
-    Of the partitions of an owner that does not answer, one is tried at a time, less and less often. When it answers,
+    If an owner does not answer, only one of its partitions is tried at a time, less and less often. When it answers,
     the others follow at once.
 
     Args:
@@ -130,7 +130,8 @@ class Ways:
         self[partition].waiting, self[partition].state = waiting, State.AWAY
 
     def come(self, partitions: Iterable[int]) -> list[int]:
-        """Adds a batch for these partitions. Returns those to which it is sent at once, as nothing waits before it."""
+        """Adds a batch for these partitions. Returns the partitions to which it is sent at once, because nothing waits
+        before it."""
         direct = []
         for partition in partitions:
             way = self[partition]
@@ -156,7 +157,7 @@ class Ways:
                 other.again_at = way.again_at
 
     def apart(self, partition: int, number: int) -> None:
-        """Makes batches up to ``number``, which went together, be tried one by one from now on."""
+        """Marks batches up to ``number``, which went together, to be tried one by one from now on."""
         self[partition].alone_to, self[partition].error = number, None
 
     def release(self, partition: int) -> None:
@@ -165,7 +166,7 @@ class Ways:
         way.state, way.tried = (State.AWAY if way.waiting else State.IDLE), False
 
     def due(self, now: float) -> list[int]:
-        """Returns the partitions to be tried now, which are busy from now on."""
+        """Returns the partitions to try now, and marks them as busy."""
         owners, due = {self._address_of(p) for p, way in enumerate(self._ways) if way.tried and not way.answers}, []
         for partition, way in enumerate(self._ways):
             if way.state is not State.AWAY or way.again_at > now:
@@ -185,12 +186,12 @@ class Ways:
         return max(0.01, min(at) - now) if at else None
 
     def at_once(self) -> None:
-        """Makes all partitions due, whatever pause is left."""
+        """Makes all partitions due now, without waiting for the end of their pauses."""
         for way in self._ways:
             way.again_at = 0.0
 
     def _away_with(self, partition: int) -> list[Way]:
-        """Returns the waiting partitions whose owner is this one's, and is not known to answer."""
+        """Returns the waiting partitions that have the same owner as this one, unless that owner is known to answer."""
         address = self._address_of(partition)
         return [
             way
@@ -206,8 +207,9 @@ class Ways:
 class Waiting:
     """Content of an outbox.
 
-    ``parts``: partition → number of batches with rows that it has not taken. ``bytes``: all that is stored, including
-    outputs and refused rows that the caller has not taken. ``errors``: partition → why it does not take them.
+    ``parts``: partition → number of batches with rows that it has not taken. ``bytes``: size of all stored data,
+    including outputs and refused rows that the caller has not taken. ``errors``: partition → why it refuses its
+    batches.
 
     Example: ``forwarding.waiting().bytes``
     """
@@ -232,22 +234,22 @@ class _Sent:
 class ForwardingClient:
     """A :class:`~stateflow.client.stream.StreamClient` for sites that are cut off now and then.
 
-    Rows are on disk before they are sent, and those for partitions that cannot be reached stay there until they can.
-    Rows of one partition go in the order in which they were sent, each exactly once, even if the client, a replica or a
-    link dies meanwhile. Partitions that answer do not wait for others. Thread-safe.
+    Rows are on disk before they are sent; rows for partitions that cannot be reached stay there until the partition can
+    be reached. Rows of one partition go in the order in which they were sent, each exactly once, even if the client, a
+    replica or a link dies meanwhile. Partitions that answer do not wait for others. Thread-safe.
 
     A new client with the same ``outbox`` goes on with what is stored; no controller or owner needs to answer then. As
-    with any other client, the newest client of a source has it.
+    with any other client, a source belongs to its newest client.
 
     Args:
         outbox: a directory of this client's own; made if missing.
-        outbox_bytes: most bytes that may be stored; beyond them ``send`` raises OutboxFull, and stores nothing of the
-            batch.
+        outbox_bytes: largest number of bytes that may be stored; beyond them ``send`` raises OutboxFull, and stores
+            nothing of the batch.
         patience_s: seconds after which an owner that has not answered counts as out of reach.
         schema, settings, site, addresses: as with StreamClient.
 
-    Raises OutboxForeign, OutboxDamaged, DataDirLocked where another client has the outbox, OperatorNotDeployed, and
-    Unavailable where no controller answers and none ever has for this outbox.
+    Raises OutboxForeign, OutboxDamaged, DataDirLocked if another client has the outbox, OperatorNotDeployed, and
+    Unavailable if no controller answers and none ever has for this outbox.
 
     Example: ``cluster.forwarding("Count", "gateway-7", outbox="outbox").send([{"k": "a"}])``
     """
@@ -313,7 +315,7 @@ class ForwardingClient:
             self._ways.begin(partition, count)
         self._sending, self._changed = threading.Lock(), threading.Condition()
         self._delivered: set[tuple[int, int]] = set()  # (partition, number): in the outbox, and not to be sent again
-        self._taken: dict[str, int] = {}  # what the caller was given last
+        self._taken: dict[str, int] = {}  # the output last returned to the caller
         self._fatal: StateflowError | None = None
         self._closed = False
         abreast = min(ABREAST, spec.partitions)
@@ -328,11 +330,11 @@ class ForwardingClient:
 
         Returns the output rows of partitions that have answered.
 
-        :meth:`forwarded` returns those of the others.
+        :meth:`forwarded` returns the output rows of the others.
 
         Raises KeyColumnMissing, NullKey, …, OutboxFull, DiskFull: nothing is sent or stored then. Raises the error with
         which an operator refuses rows (OperatorFailed, EncodeError, …): these rows are not applied, and :meth:`refused`
-        returns them; all others of the batch are applied or stored. Raises SourceTaken when another client has the
+        returns them; all others of the batch are applied or stored. Raises SourceTaken if another client has the
         source; stored rows stay.
         """
         return self._sent(by_partition(self._router.spec, self._schema, rows_given(rows)), None)
@@ -348,18 +350,18 @@ class ForwardingClient:
         return self._sent(BatchRows.visit(range(self._router.spec.partitions)), to_us(watermark))
 
     def forwarded(self) -> list[dict[str, Any]]:
-        """Returns the output rows of what was forwarded since the last call, in order for each key.
+        """Returns the output rows of batches forwarded since the last call, in order for each key.
 
-        The outbox forgets them with the next call, the next batch, or ``close``. A client that dies before that returns
-        them again.
+        The outbox forgets them with the next call, the next batch, or ``close``. If the client dies before that, its
+        successor returns them again.
         """
         rows: list[dict[str, Any]] = self._take("output", self._outbox.outputs, self._output.rows)[0]
         return rows
 
     def refused(self) -> list[Refused]:
-        """Returns the rows that the operator refused since the last call, and why.
+        """Returns the rows that the operator refused since the last call, with the reasons.
 
-        They are forgotten as with :meth:`forwarded`.
+        The outbox forgets them as with :meth:`forwarded`.
         """
         found: list[Refused] = self._take("refused", self._outbox.refusals, list)
         return found
@@ -372,9 +374,9 @@ class ForwardingClient:
             return Waiting(parts, self._outbox.size, errors)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Waits until all that is stored has been forwarded.
+        """Waits until all stored rows have been forwarded.
 
-        After ``timeout_s``, raises why it has not; None: no limit.
+        After ``timeout_s``, raises the error that prevents it; None: no limit.
         """
         with self._changed:
             self._check_open()
@@ -443,7 +445,7 @@ class ForwardingClient:
             return rows
 
     def _logged(self, number: int, batch: BatchRows, watermark_us: int | None) -> list[Part]:
-        """Stores a batch. Returns its parts that are sent at once, as nothing waits before them."""
+        """Stores a batch. Returns the parts that are sent at once, because nothing waits before them."""
         with self._changed:
             direct = self._ways.come(batch.partitions)
             delivered = set(self._delivered)
@@ -522,7 +524,7 @@ class ForwardingClient:
         return output
 
     def _took(self, part: Part) -> None:
-        """Counts a part as done: nothing of it is to be sent any more."""
+        """Counts a part as done: it is not sent again."""
         with self._changed:
             self._ways.took(part.partition, part.parts)
 
@@ -558,7 +560,7 @@ class ForwardingClient:
                     self._took(part)
                 elif way.error is not None:
                     return
-        except Exception as error:  # noqa: BLE001 - of the outbox: its disk; or a bug, and then it is said, too
+        except Exception as error:  # noqa: BLE001 - of the outbox: its disk; or a bug, which is reported, too
             log.error(
                 "forwarding to partition %d of %s failed, retrying later: %s", partition, self._router.operator, error
             )

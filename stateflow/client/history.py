@@ -1,15 +1,16 @@
-"""History of a sparse source's client: what its partitions contain, and what to send again after a loss. Sans-io.
+"""History of a sparse source's client: which batches its partitions contain, and which to send again after a loss.
+Sans-io.
 
 A sparse source sends a batch only to the partitions that have rows in it, so a partition cannot tell by a batch's
 number whether it lacks an earlier one. Therefore the client sends with every part the newest batch, up to this one,
-that the partition must contain. For a new batch that is the newest batch that the partition *acknowledged*, in a rewind
-the newest that it is known to *contain*. A partition that has less refuses the part. The client then asks all
+that the partition must contain. For a new batch, that is the newest batch that the partition *acknowledged*; in a
+rewind, the newest that it is known to *contain*. A partition that has less refuses the part. The client then asks all
 partitions what they contain, and sends what is missing again, in the original order. A loss in the middle of that is a
 refusal like any other.
 
 A client that starts again must know which batches every partition acknowledged to its predecessor, including partitions
-that lost them. So each batch carries that, in rewinds too, and every partition of the batch stores it with its
-position. A single remaining partition is enough::
+that lost them. So each batch carries an entry with that, in rewinds too, and every partition of the batch stores the
+entry with its position. A single surviving partition is enough::
 
     msgpack [2, generation, id, batch, zlib of msgpack [[batch - acknowledged of partition 0, …], (0 or 1, …)]]
 
@@ -59,7 +60,7 @@ class History:
     def __init__(self, operator: str, source: str, partitions: int, bytes_max: int) -> None:
         self.operator, self.source, self.partitions = operator, source, partitions
         self.position = -1  # the newest number that was used
-        self.lost: set[int] = set()  # partitions known to lack what they acknowledged
+        self.lost: set[int] = set()  # partitions known to lack batches that they acknowledged
         self._acknowledged = [-1] * partitions
         self._contained = [-1] * partitions
         self._log: dict[int, tuple[int, ...]] = {}  # acknowledged batch → its partitions
@@ -75,7 +76,8 @@ class History:
     # -- from partitions and predecessors ------------------------------------------------------------------
 
     def resume(self, contained: Mapping[int, int], known: Iterable[bytes], acknowledged: int | None = None) -> None:
-        """Starts behind a predecessor. A batch that a partition contains counts as acknowledged, as it may have been.
+        """Starts behind a predecessor. A batch that a partition contains counts as acknowledged, because it may have
+        been.
 
         Args:
             contained: partition → its newest batch.
@@ -127,8 +129,8 @@ class History:
 
         Args:
             others: partitions whose last batch is another client's. If that batch is newer than the partition's last
-                one at the start, a former client was accepted again, by a copy that knew of no newer client. Then all
-                that this client sent there is lost, and part of its numbers are taken.
+                one at the start, a copy that knew of no newer client has accepted a former client again. Then all
+                batches that this client sent there are lost, and some of its numbers are taken.
         """
         self._contained = [contained.get(partition, -1) for partition in range(self.partitions)]
         self._taken = {p: self._contained[p] for p in others if self._contained[p] > self._before[p]}
@@ -170,7 +172,7 @@ class History:
     def after(self, number: int, partitions: Iterable[int], rewind: bool) -> dict[int, int]:
         """Returns partition → newest batch, up to ``number``, that the partition must contain before it takes this one.
 
-        If that is ``number`` itself, the batch can only be a replay.
+        If the result is ``number`` itself, the batch can only be a replay.
         """
         needed = self._contained if rewind else self._acknowledged
         return {p: min(needed[p], number) for p in partitions if needed[p] >= 0}
@@ -230,7 +232,7 @@ class History:
     def missing(self) -> list[Sent]:
         """Returns the batches to send again, in order, each with the partitions that lack it.
 
-        Raises PositionGap when some of them are no longer kept.
+        Raises PositionGap if some of them are no longer kept.
         """
         oldest = self._oldest_missing()
         if oldest is None:
@@ -249,9 +251,9 @@ class History:
         return found
 
     def rewinding(self, number: int) -> None:
-        """Checks that batch ``number`` may be sent again by hand now, as none may be left out.
+        """Checks that batch ``number`` is the next one to send again by hand, because none may be left out.
 
-        Raises PositionGap for the batch that comes first.
+        Raises PositionGap, naming the batch that must come first.
         """
         oldest = self._oldest_missing()
         if oldest is None:
@@ -280,10 +282,10 @@ class History:
     def _forget_lost(self) -> None:
         """Removes the lost batches from the log, so that a later loss does not bring them back.
 
-        They may have been sent again under other numbers; where they were not, nothing asks for them.
+        Some may have been sent again under other numbers; nobody asks for the rest.
         """
         from_ = {p: self._contained[p] + 1 for p in self.lost}
-        from_ |= {p: self._before[p] + 1 for p in self._taken}  # what is there now is another client's
+        from_ |= {p: self._before[p] + 1 for p in self._taken}  # the batch there now is another client's
 
         def stays(number: int, partition: int) -> bool:
             return number < from_.get(partition, number + 1)
@@ -306,7 +308,7 @@ class History:
     def _oldest_missing(self) -> int | None:
         """Returns the number of the oldest missing batch; None: none is missing.
 
-        Where the log does not reach back, that is the number behind the partition's last batch.
+        If the log does not reach back far enough, it is the number after the partition's last batch.
         """
         first = [] if self._unsure is None else [self._unsure[0]]
         first += [] if self._half is None else [self._half.number]
@@ -352,7 +354,7 @@ class History:
 
 
 class _Half(NamedTuple):
-    """Batch ``number``, its partitions, and those of them that lack it."""
+    """A batch that some of its partitions contain and others (``lacking``) lack."""
 
     number: int
     partitions: list[int]

@@ -1,11 +1,11 @@
-"""Rows on disk until the partitions that they are for contain them.
+"""Outbox: keeps rows on disk until their partitions contain them.
 
-The outbox is a SQLite file of one source, in one process at a time.
+It is a SQLite file of one source, used by one process at a time.
 
 =========  ==========================================================================================================
 table      rows
 =========  ==========================================================================================================
-meta       whose outbox it is, the newest number, and the last known deployment
+meta the source and operator of the outbox, the newest number, and the last known deployment
 session    ids of its clients: they show whether this outbox or another client sent a partition's batch
 lane       of a partition: ``base``, added to numbers here to give numbers there, and the newest acknowledged number
 part       a batch's rows for one partition, until the partition contains them. ``sent_as``: the number under which
@@ -66,7 +66,7 @@ CREATE TABLE IF NOT EXISTS refused (id INTEGER PRIMARY KEY, schema BLOB, rows BL
 class Part(NamedTuple):
     """Rows for one partition under one number.
 
-    They are a batch's, or those of ``parts`` batches, of which the last has that number.
+    They come from ``parts`` batches, the last of which has that number.
 
     ``attempted``: they were sent before, and the partition may contain them.
     """
@@ -80,9 +80,10 @@ class Part(NamedTuple):
 
 
 class Base(NamedTuple):
-    """Offset of a partition's numbers: ``n`` here is ``n + ahead`` there; None: nothing was ever sent.
+    """Offset between the outbox's numbers and a partition's: ``n`` in the outbox is ``n + ahead`` there; None: nothing
+    was ever sent.
 
-    ``acknowledged``: the newest acknowledged number here, -1: none.
+    ``acknowledged``: the newest acknowledged number in the outbox, -1: none.
     """
 
     ahead: int | None
@@ -119,7 +120,7 @@ class Outbox:
         directory: its own directory, made if missing.
         bytes_max: most bytes that it may hold.
 
-    Raises DataDirLocked when another process has it, OutboxForeign when it is another source's.
+    Raises DataDirLocked if another process has it, OutboxForeign if it is another source's.
     """
 
     def __init__(self, directory: Path, operator: str, source: str, bytes_max: int) -> None:
@@ -167,7 +168,7 @@ class Outbox:
         with self._lock:
             self._db.close()
 
-    # -- what it knows ------------------------------------------------------------------------------------
+    # -- stored deployment ------------------------------------------------------------------------------------
 
     @property
     def newest(self) -> int:
@@ -224,7 +225,7 @@ class Outbox:
             delivered: (partition, number) of parts that are not kept any longer.
             taken: table → last row that is not kept any longer, see :meth:`taken`.
 
-        Raises OutboxFull: nothing of the batch is kept then, nor to be sent.
+        Raises OutboxFull: the batch is not stored then and must not be sent.
         """
         self._check_there()
         parts = {partition: batch.only([partition]) for partition in batch.partitions}
@@ -254,8 +255,8 @@ class Outbox:
     def next(self, partition: int, alone_to: int = -1) -> Part | None:
         """Returns the first part that the partition may lack, to be sent now; None: nothing is stored for it.
 
-        A part that was sent before stays as it was. Otherwise as many batches as possible go together, except that each
-        of those up to ``alone_to`` goes by itself.
+        A part that was sent before stays unchanged. Otherwise as many batches as possible are joined, except that each
+        batch up to ``alone_to`` goes by itself.
         """
         with self._written():
             found = self._stored(partition, "", GROUP_PARTS)
@@ -373,7 +374,7 @@ class Outbox:
     # -- its file -----------------------------------------------------------------------------------------
 
     def _check_there(self) -> None:
-        """Checks that the file is still in place: what is written to a removed file is gone with this process."""
+        """Checks that the file still exists: data written to a removed file is lost when this process ends."""
         try:
             there = (self.directory / FILE).stat().st_ino == self._inode
         except OSError:
@@ -382,7 +383,7 @@ class Outbox:
             raise self._damaged("it was removed or replaced while in use")
 
     def _check(self, checksum: int, *data: bytes) -> None:
-        """Checks a checksum, as SQLite does not notice a changed byte in its values."""
+        """Checks a checksum, because SQLite does not notice a changed byte in its values."""
         if checksum != _checksum(*data):
             raise self._damaged("checksum mismatch in rows or outputs")
 
@@ -462,10 +463,10 @@ def _checksum(*data: bytes) -> int:
 
 
 def _together(found: list[_Stored], alone_to: int) -> list[_Stored]:
-    """Returns as many of the first parts as go as one batch.
+    """Returns as many of the first parts as can be sent as one batch.
 
-    They have one schema. None follows a part with a watermark, as a watermark takes effect behind the rows that it
-    comes with.
+    They have one schema. A part with a watermark is the last of them, because a watermark takes effect after the rows
+    that it comes with.
     """
     group = found[:1]
     size = group[0].size

@@ -173,7 +173,7 @@ def _plain(name: str) -> str:
 def _brought_along() -> set[str]:
     """Names of stateflow and of all that it requires, which are present wherever stateflow runs.
 
-    Raises BundleRefused where stateflow is on the path but not installed, so that its requirements are unknown.
+    Raises BundleRefused if stateflow is on the path but not installed, so that its requirements are unknown.
     """
     found: set[str] = set()
     wanted = [_DISTRIBUTION]

@@ -1,4 +1,4 @@
-"""Sources of an operator: what is kept of each, and how to keep less."""
+"""Sources of an operator: the data kept for each, and functions that reduce it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SourceReport(Report):
-    """Content that an operator's partitions keep of a source.
+    """Data that an operator's partitions keep for a source.
 
     ``batch``: the newest batch that any partition contains, -1: none. ``at_us``: time of its last batch, µs.
     ``partitions``: number of partitions that contain a batch of it. ``retired``: no partition has more of it than a
-    tombstone. ``watermark_us``: the least watermark that it promised; None: none that counts. ``holds``: without this
-    source, some partition's watermark would be further on.
+    tombstone. ``watermark_us``: its least watermark over the partitions; None: none that counts. ``holds``: it holds
+    back the watermark of some partition.
 
     Example: ``[each.source for each in cluster.sources("Count") if each.holds]``
     """
@@ -70,7 +70,7 @@ def sources(router: Router) -> list[SourceReport]:
 
 
 def _holder(views: Iterable[SourceView]) -> str | None:
-    """Returns the source that alone holds back the watermark of a partition; None where there is no single one."""
+    """Returns the only source that holds back the watermark of a partition; None: there are several, or none."""
     promised = sorted((view.watermark_us, view.source) for view in views if view.watermark_us is not None)
     return promised[0][1] if len(promised) > 1 and promised[0][0] < promised[1][0] else None
 
@@ -100,7 +100,7 @@ def retire(router: Router, source: str) -> int:
 
 
 def drop_output(router: Router, source: str, batch: int, apply: bool) -> OutputDropReport:
-    """Makes all partitions drop the output of a batch. Raises InvalidArgument where none keeps any, Unavailable."""
+    """Makes all partitions drop the output of a batch. Raises InvalidArgument if none keeps any, Unavailable."""
     known = _known(router, source)
     found = _everywhere(router, lambda replica, p: replica.drop_output(router.operator, source, batch, p, apply))
     sizes = {partition: size for partition, size in enumerate(found) if size}

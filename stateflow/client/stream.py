@@ -1,7 +1,7 @@
 """``StreamClient``: rows straight into an operator, with latency in milliseconds and without Spark.
 
 Other clients share its parts: checks of what callers pass, the sorting of rows by partition, and questions to all
-partitions of an operator about a source. Partitions on the move, or without an owner, are asked again until they
+partitions of an operator about a source. The client asks partitions that are moving, or have no owner, again until they
 answer. :mod:`~stateflow.client.delivery` decides what the client sends, and this module performs its steps.
 """
 
@@ -45,7 +45,7 @@ GIVEN_MAX = SEQUENCE_MAX // 2
 
 
 def rows_given(rows: object) -> list[Mapping[str, Any]]:
-    """Returns the rows as a list. Raises InvalidArgument, naming the first that is no row."""
+    """Returns the rows as a list. Raises InvalidArgument, naming the first item that is not a row."""
     found = list(iterable_given(rows))
     for index, row in enumerate(found):
         if not isinstance(row, Mapping):
@@ -66,7 +66,7 @@ def iterable_given(rows: object) -> Iterable[Any]:
 
 
 def source_given(source: object) -> str:
-    """Checks the name of a source. Raises InvalidArgument; the source of first state is allowed."""
+    """Checks the name of a source. Raises InvalidArgument. The reserved source of initial state is allowed."""
     if not isinstance(source, str):
         raise InvalidArgument(f"{shown(source)} is not a source name", remedy=LABEL.how)
     if source.startswith((RESERVED, REAL_TIME)) and source != INITIAL:
@@ -108,9 +108,9 @@ def numbered(
 ) -> tuple[pa.RecordBatch, list[int]]:
     """Returns the rows, at least one, in one schema, and the partition of each.
 
-    Clients and the test harness both convert rows to batches here. Without a schema, the batch has every column of any
-    row. A column that a row lacks is null; values are taken exactly as they are, or refused. Arguments and errors as
-    with :func:`by_partition`.
+    Clients and the test harness both convert rows to batches here. Without a schema, the batch has all columns that
+    occur in any row. A column that a row lacks is null; values are taken exactly as they are, or refused. Arguments and
+    errors as with :func:`by_partition`.
     """
     for index, row in enumerate(rows):
         if missing := [column for column in spec.key if column not in row]:
@@ -169,7 +169,7 @@ def _no_key(spec: OperatorSpec, what: str) -> KeyColumnMissing:
 
 
 def positions(router: Router, source: str) -> dict[int, int]:
-    """Returns partition → the last batch of ``source`` it contains; partitions that have seen none are left out."""
+    """Returns partition → the last batch of ``source`` that it contains; partitions without any are left out."""
     return {partition: position.batch for partition, position in look(router, source).items()}
 
 
@@ -193,7 +193,7 @@ def open_source(router: Router, source: str, session: Session, settled: int | No
 
 
 def outputs(router: Router, source: str, after: int) -> dict[int, list[tuple[int, bytes]]]:
-    """Returns the kept outputs of a source, partition → (batch, output) of batches behind ``after``, in order."""
+    """Returns the kept outputs of a source, partition → (batch, output) of batches after ``after``, in order."""
 
     def ask(replica: ReplicaClient, asked: list[int]) -> dict[int, list[tuple[int, bytes]]]:
         found: dict[int, list[tuple[int, bytes]]] = {}
@@ -205,7 +205,7 @@ def outputs(router: Router, source: str, after: int) -> dict[int, list[tuple[int
 
 
 def asked_of_moving(router: Router, partition: int, ask: Callable[[], T]) -> T:
-    """Asks the owner of a partition until one may answer, and returns its answer. Raises Unavailable."""
+    """Asks the owner of a partition until an owner that may answer does, and returns the answer. Raises Unavailable."""
     for pause in backoff(router.settings.unavailable_timeout_s, router.clock):
         try:
             return ask()
@@ -221,7 +221,7 @@ def asked_of_moving(router: Router, partition: int, ask: Callable[[], T]) -> T:
 
 
 def _everywhere(router: Router, ask: Callable[[ReplicaClient, list[int]], dict[int, T]]) -> dict[int, T]:
-    """Collects what the owners answer for their partitions."""
+    """Asks the owners of all partitions, and collects their answers."""
     found: dict[int, T] = {}
     by_address: dict[str, list[int]] = {}
     for partition, route in enumerate(router.table.routes):
@@ -264,16 +264,16 @@ class StreamClient:
     client notices, asks all partitions what they contain, and sends them again what they lack, from the batches it
     keeps (``STATEFLOW_ROUTER_REWIND_BUFFER_BYTES``). For batches that it no longer keeps, or that a predecessor sent,
     it raises PositionGap: send every batch from the named one on again, in order, with ``rewind=True``. Their outputs
-    were given the first time.
+    were returned the first time.
 
     Args:
         schema: Spark DDL or Arrow schema of the rows; None: types are inferred, batch by batch. Either way a value is
             taken exactly as it is, or refused (InvalidArgument). A column that a row lacks is null, and one that the
             schema does not name is refused.
         acknowledged: the newest batch that, as the application knows, was acknowledged to a predecessor; or a function
-            that looks it up, called when this client has the source, as a predecessor may get acknowledgements until
-            then. Partitions know of each other's losses; but if all that knew of a batch lost it, only the application
-            can tell.
+            that looks it up, called when this client has the source, because a predecessor may get acknowledgements
+            until then. Partitions know of each other's losses; but if all partitions that knew of a batch lost it, only
+            the application can tell.
         site: site that the rows come from, so that ``autopilot`` may bring their state there.
         addresses: replicas' advertised addresses → addresses as seen from here, behind NAT or a tunnel.
 
@@ -339,12 +339,12 @@ class StreamClient:
 
         If it is unknown how far a batch came (Unavailable, Ctrl-C), the next call, from any thread, finishes it first.
         If that is not possible yet, that call fails for the same reason (``unfinished_batch``), and its own rows are
-        not sent. The failed call, made again, returns the outputs, and applies nothing. A batch that is refused for its
-        content (OperatorFailed, EncodeError, …) is not waited for. If its rows are sent again after other batches, they
-        are a new batch, provided that no partition contains any of them. Otherwise partitions that have newer rows
-        raise StaleBatch, and the caller has to send what the state lacks. Up to 1,000 batches later, equal rows are
-        taken for the batch that failed. With ``sequence`` nothing is waited for: that batch goes first, and failed rows
-        are applied once more if they are sent under another number.
+        not sent. Repeating the failed call then returns the outputs, and applies nothing. A batch that is refused for
+        its content (OperatorFailed, EncodeError, …) does not hold up others. If its rows are sent again after other
+        batches, they are a new batch, provided that no partition contains any of them. Otherwise partitions that have
+        newer rows raise StaleBatch, and the caller has to send the rows that the state lacks. For up to 1,000 batches,
+        equal rows are taken for the failed batch. With ``sequence``, that batch goes first, whatever failed before, and
+        failed rows are applied once more if they are sent under another number.
         """
         if sequence is not None:
             number_given(sequence)
@@ -372,10 +372,10 @@ class StreamClient:
             return self._run(steps)
 
     def verify(self) -> None:
-        """Asks every partition whether it contains what it acknowledged, and sends again what it lost.
+        """Asks every partition whether it still contains all batches that it acknowledged, and sends lost ones again.
 
-        A partition that lost something also reports it when the next rows arrive; this asks without rows. Raises
-        SourceTaken when a newer client has the source, PositionGap when lost batches are no longer kept.
+        A partition also reports a loss when the next rows arrive; this method asks without rows. Raises SourceTaken
+        if a newer client has the source, PositionGap if lost batches are no longer kept.
         """
         with self._lock:
             self._run(self._delivery.verify())
@@ -388,7 +388,7 @@ class StreamClient:
             log.warning("source %s: lost batches given up, from batch %d on", self.source, oldest)
 
     def close(self) -> None:
-        """Drops the rows that are kept for a loss. Waits for a batch under way; later ones are refused.
+        """Closes the client: waits for a batch under way, refuses later ones, and drops the rows kept for resending.
 
         The source stays this client's until another client takes it.
         """

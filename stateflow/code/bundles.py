@@ -3,7 +3,7 @@
 A bundle is a zip file, identified by the SHA-256 of its bytes: ``code/`` has the operator's module or package, ``lib/``
 its requirements. Only modules of the bundle search these two folders, before the installed packages. Python knows each
 module of a bundle under a package of its own, whose name has the bundle's digest. So two versions of one module are two
-modules, and neither sees what the other changes in itself.
+modules, and neither sees changes that the other makes to its own contents.
 
 A module of a bundle uses import statements as usual: its ``__import__`` searches the bundle first. An explicit call of
 ``importlib`` does not.

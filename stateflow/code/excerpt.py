@@ -1,4 +1,4 @@
-"""Excerpt of a program: the part that one class needs, which is all that the class uses, directly or not. No I/O.
+"""Excerpt of a program: the part that one class uses, directly or indirectly. No I/O.
 
 An operator written in a script, a notebook or a REPL has no module that a replica could import: importing the script
 would run it. So the class is sent as text, with the imports, functions, classes and assignments of its program that it
@@ -6,8 +6,8 @@ uses. The excerpt leaves out everything else that the program does (``with``, ca
 that the class does not use).
 
 A name that holds plain data has the same value in the excerpt as in the program, no matter how the program computed it
-(from ``sys.argv``, in a loop that filled a dict). Any other name is made by the program's own statements. If the
-program changes such an object in a statement that is not taken, the excerpt would have only half of the object, and is
+(from ``sys.argv``, in a loop that filled a dict). For any other name, the excerpt contains the statements that make it.
+If a statement outside the excerpt changes such an object, the excerpt would have only half of the object, and is
 refused. Nothing is pickled.
 """
 
@@ -57,7 +57,7 @@ class Writer:
     def write(self, value: object) -> str:
         """Returns the text of a value.
 
-        Raises Unwritten, also for a function or class that is in no container: its definition says more.
+        Raises Unwritten, also for a function or class outside a container, for which the excerpt has the definition.
         """
         if callable(value):
             raise Unwritten
@@ -125,7 +125,7 @@ class Writer:
 
 
 def _imported(module: str) -> str:
-    """Returns an import expression for the text, which needs no name of the program."""
+    """Returns an import expression for the text that needs no name of the program."""
     return f"__import__({module!r}, fromlist=['*'])" if "." in module else f"__import__({module!r})"
 
 
@@ -237,9 +237,9 @@ class Statement:
 
 @dataclass(slots=True)
 class Program:
-    """Statements of a program. ``elsewhere``: names that are made only by statements that are not taken → line.
-    ``futures``: annotations are text. ``single``: the program is one text, whose lines are known. ``touches``: places
-    where it may change its objects. ``magics``: names made in cells that are not Python → first word of the cell."""
+    """Statements of a program. ``elsewhere``: names made only by statements outside the excerpt → line. ``futures``:
+    annotations are text. ``single``: the program is one text with known line numbers. ``touches``: places where it may
+    change its objects. ``magics``: names made in cells that are not Python → first word of the cell."""
 
     statements: list[Statement]
     elsewhere: dict[str, int] = field(default_factory=dict)
@@ -263,7 +263,7 @@ class Program:
 def excerpt(program: Program, qualname: str, values: Mapping[str, Any] | None = None) -> str:
     """Makes the source of a module in which ``qualname`` is the same as in the program.
 
-    Args: values: current values of the program's names; None: the program does not run here.
+    Args: values: current values of the program's names; None: the program is not running here.
 
     Raises OperatorNotImportable, naming the object that cannot be sent.
     """
@@ -418,8 +418,8 @@ class _Taking:
         return [] if imported is None else [imported]
 
     def _as_it_is(self, name: str, text: str, uses: set[str], makers: list[Statement]) -> list[Statement]:
-        """Returns the statements that write a value: in place of the statement that made it, or after all statements
-        if the value holds functions or classes of the program."""
+        """Returns the statements that write a value. They stand in place of the statement that made it, or after all
+        statements if the value holds functions or classes of the program."""
         if not uses:
             at = makers[0].order if makers else (-1, 0)
             return [Statement(at, f"{name} = {text}", frozenset({name}))]
@@ -507,7 +507,7 @@ def _first_line(node: ast.stmt) -> int:
 
 
 def _binds(node: ast.stmt) -> set[str] | None:
-    """Returns the names that a statement defines; None: the statement may do anything else."""
+    """Returns the names that a statement defines; None: the statement may do something else."""
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             return {node.name}
@@ -540,7 +540,7 @@ def _all_bind(body: Iterable[ast.stmt]) -> set[str] | None:
 
 
 def _roots(target: ast.expr) -> Iterator[str]:
-    """Yields the names that an assignment target makes or changes: ``a``, ``a, *b``, ``a.x``, ``a["x"]``."""
+    """Yields the names that an assignment target binds or changes: ``a``, ``a, *b``, ``a.x``, ``a["x"]``."""
     match target:
         case ast.Name():
             yield target.id
@@ -627,8 +627,8 @@ def _is_empty(made: ast.expr | None) -> bool:
 
 
 def _import_of(name: str, value: object, program: object) -> Statement | None:
-    """Makes an import for an object of another module that no taken statement binds. None: it cannot be imported by
-    name."""
+    """Returns an import for an object of another module that no statement of the excerpt binds; None: the object cannot
+    be imported by name."""
     if isinstance(value, ModuleType):
         return Statement((-1, 0), f"import {value.__name__} as {name}", frozenset({name}))
     module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)

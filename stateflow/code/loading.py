@@ -8,8 +8,8 @@ load a class from it. The text must have the announced SHA-256, and becomes one 
 Replicas run operators that are sent as text or in a bundle, so a controller that accepted any code would let everyone
 who reaches its port run code on the replicas. Only holders of the controller's key can deploy such code: the controller
 accepts it with an HMAC (RFC 2104, SHA-256) by that key. The key is a file of the user who runs the controller, made by
-the first client that needs it, so that a single machine needs no setup; or ``STATEFLOW_CODE_KEY``, with the same value
-for the controller and for all who deploy. The key itself is never sent.
+the first client that needs it, so that a single machine needs no setup; or it is in ``STATEFLOW_CODE_KEY``, with the
+same value for the controller and all deploying clients. The key itself is never sent.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _REMEDY = (
 _MODULE = "stateflow code "
 #: the operator that is being loaded in this context; empty: none
 _inside: ContextVar[str] = ContextVar("inside", default="")
-#: environment variable that says the same of a whole process and its children, such as a replica
+#: environment variable with the same meaning for a whole process and its children, such as a replica
 INSIDE = "STATEFLOW_INSIDE"
 
 # -- Authentication of deployed code ---------------------------------------------------------------------------------
 
 
 def signed(spec: OperatorSpec) -> OperatorSpec:
-    """Returns the spec with the HMAC of its text or bundle, unchanged if it has neither. Raises InvalidArgument where
+    """Returns the spec with the HMAC of its text or bundle, unchanged if it has neither. Raises InvalidArgument if
     the key cannot be stored or read."""
     if not (spec.source or spec.bundle):
         return spec
@@ -83,7 +83,7 @@ def _mac(key: bytes, spec: OperatorSpec) -> str:
 
 
 def _key(*, make: bool) -> bytes:
-    """Returns the key. Empty: there is none and ``make`` is not set."""
+    """Returns the key; empty: there is none, and ``make`` is not set."""
     given = CodeSettings().key.get_secret_value()
     if given:
         if len(given) < LENGTH_MIN:
@@ -126,7 +126,7 @@ def _read(path: Path) -> bytes:
 def place_of(cls: type) -> tuple[str, str]:
     """Returns (target, text) by which :func:`find` finds the class again; the text is empty for a class of a module.
 
-    Raises OperatorNotImportable for a class inside a function, and where the text is missing or too long.
+    Raises OperatorNotImportable for a class inside a function, and if the text is missing or too long.
     """
     name = cls.__qualname__
     if "<locals>" in name:
@@ -225,7 +225,8 @@ def _loading(target: str) -> Iterator[None]:
 
 
 def check_outside(what: str) -> None:
-    """Checks that this is not called while an operator's code is loaded or inside a replica. Raises InvalidArgument.
+    """Checks that this call is not made inside a replica or while an operator's code is being loaded. Raises
+    InvalidArgument.
 
     A replica that imports a script, or whose operator calls one, would otherwise start a cluster, whose replicas import
     the script again, and so on.
@@ -255,7 +256,7 @@ def _text_of_file(path: Path, qualname: str) -> str:
 
 
 def _check_whose(path: Path) -> None:
-    """Refuses a file that other users of this machine can write. Raises PermissionError."""
+    """Checks that no other user of this machine can write to a file. Raises PermissionError."""
     found = path.stat()
     if found.st_mode & stat.S_IWOTH:
         raise PermissionError(f"{path} is world-writable: remove that permission (chmod o-w)")

@@ -95,8 +95,8 @@ def compiled(code: CodeType) -> Program:
 def _touches(
     code: CodeType, instructions: Sequence[dis.Instruction], statement_at: Mapping[int, Statement]
 ) -> Iterator[Touch]:
-    """Finds the places where a name's object may be changed: instructions that load the name, then call a method of
-    its object or store into something soon after."""
+    """Finds the places where a name's object may be changed: instructions that load the name, and soon after call a
+    method of the object or store into it."""
     functions = {each.co_name: each for each in code.co_consts if isinstance(each, CodeType)}
     for at, instruction in enumerate(instructions):
         statement = statement_at.get(at)
@@ -221,7 +221,7 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 def running(needed_by: str) -> tuple[str, Program, Mapping[str, Any]]:
     """Returns the program of ``__main__``: (its file, or its kind in angle brackets; the program; its present names).
 
-    Raises OperatorNotImportable when nothing of its text is left.
+    Raises OperatorNotImportable if its text is no longer available.
     """
     main = sys.modules["__main__"]
     values = vars(main)
@@ -252,7 +252,8 @@ def running(needed_by: str) -> tuple[str, Program, Mapping[str, Any]]:
 
 
 def _notebook() -> Any:
-    """Returns IPython's shell, in a terminal or behind a notebook, which keeps the cells it ran. None: no IPython."""
+    """Returns IPython's shell, which keeps the cells that it ran, in a terminal or behind a notebook; None: this is not
+    IPython."""
     if "IPython" not in sys.modules:
         return None
     return sys.modules["IPython"].get_ipython()
@@ -278,9 +279,8 @@ def _of_command(arguments: Sequence[str]) -> str:
 
 
 def _of_standard_input() -> str:
-    """Returns the program of ``python - < file``, from the beginning of the file however far the interpreter has read
-    it. Empty: standard input is no regular file.
-    """
+    """Returns the program of ``python - < file``, from the beginning of the file, however far the interpreter has read
+    it; empty: standard input is not a regular file."""
     if not stat.S_ISREG(os.fstat(0).st_mode):
         return ""
     return os.pread(0, os.fstat(0).st_size, 0).decode()
@@ -289,7 +289,7 @@ def _of_standard_input() -> str:
 def _typed() -> list[str]:
     """Returns what was typed into this REPL, and into earlier ones before it, as statements. The last definition wins.
 
-    From Python 3.13 on the interpreter keeps it, as files of that name; before, the line editor keeps it.
+    From Python 3.13 on the interpreter keeps the text, as numbered files; before that, the line editor does.
     """
     kept = sorted((int(name[14:-1]), name) for name in linecache.cache if re.fullmatch(r"<python-input-\d+>", name))
     if kept:

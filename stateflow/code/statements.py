@@ -1,4 +1,5 @@
-"""Finds a program's statements that change what others made, without which that would be incomplete. No I/O."""
+"""Finds the statements of a program that change objects made by other statements; without them an excerpt would be
+incomplete. No I/O."""
 
 from __future__ import annotations
 
@@ -41,11 +42,11 @@ class Touch:
     """A place where a name's value may be changed.
 
     Attributes:
-        order: of the statement that the program runs there, as :class:`~stateflow.code.excerpt.Statement` has it.
-        path: attributes from the value to the method that is called; empty where the name itself is bound anew.
+        order: position of the statement, as in :class:`~stateflow.code.excerpt.Statement`. path: attributes from the
+        value to the called method; empty if the name itself is bound anew.
         stores: whether it is an assignment, or a deletion.
         discards: whether it is a call whose result is not used.
-        guarded: whether it happens only where the program is the main one.
+        guarded: whether it runs only if the program is the main one.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Touch:
 
 
 def only_looks(path: tuple[str, ...]) -> bool:
-    """Tells whether the method that is called there changes nothing."""
+    """Tells whether the called method only reads the object."""
     return bool(path) and _LOOKS.fullmatch(path[-1]) is not None
 
 
@@ -92,7 +93,7 @@ def functions_of(bodies: Iterable[list[ast.stmt]]) -> dict[str, _Function]:
 def touches(
     node: ast.stmt, order: tuple[int, int], binds: Iterable[str], functions: Mapping[str, _Function]
 ) -> Iterator[Touch]:
-    """Yields where a statement at the top level may change what it does not bind itself.
+    """Yields the places where a top-level statement may change objects that it does not bind itself.
 
     Args:
         binds: names that the statement binds.
@@ -119,9 +120,8 @@ _Found = tuple[str, int, tuple[str, ...], bool, bool]
 
 
 def _found(nodes: list[ast.AST], functions: Mapping[str, _Function], called: set[str]) -> Iterator[_Found]:
-    """Yields (name, line, path, stores, discards) of what these nodes do. Adds the names of the functions that they
-    call to ``called``.
-    """
+    """Yields (name, line, path, stores, discards) for each change or call in these nodes. Adds the names of called
+    functions to ``called``."""
     discarded = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     inner = {id(n) for node in nodes if isinstance(node, _COMPREHENSIONS) for n in ast.walk(node)}
     for node in nodes:
@@ -160,7 +160,7 @@ def _of_call(
 
 
 def _run_by(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields the nodes that run with a statement: not the bodies of functions."""
+    """Yields the nodes that run when a statement runs, which excludes the bodies of functions."""
     yield node
     if isinstance(node, _INNER):
         left: list[ast.AST] = [*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None)]

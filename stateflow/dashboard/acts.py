@@ -92,8 +92,8 @@ def host_of(header: str) -> str:
 def check_host(header: str, hosts: Collection[str]) -> None:
     """Checks the host that the page was requested by. Raises NotAllowed.
 
-    Another site may let its own name point here, and its page would then read the answers (DNS rebinding). So a name is
-    accepted only if it is configured as this page's. An address cannot be made to point elsewhere.
+    Another website may let its own name point to this address, and its page could then read the answers (DNS
+    rebinding). So a name is accepted only if it is configured as this page's. An IP address needs no such check.
     """
     host = host_of(header)
     if host == "localhost" or host.endswith(".localhost") or _is_address(host) or host in hosts:
@@ -115,7 +115,7 @@ def check_same_page(headers: Mapping[str, str], scheme: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The contents of a token that a user has shown: the identity, its serial number, and how long it counts."""
+    """The contents of a token that a user has presented: identity, serial number, and end of validity."""
 
     identity: Identity
     serial: int
@@ -123,7 +123,7 @@ class Shown:
 
 
 def shown_by(text: str, ca: bytes, revoked: Collection[int], now: datetime) -> Shown:
-    """Checks a token, against this process's authority, not the one in the token. Raises BadCertificate."""
+    """Checks a token against this process's certificate authority, not the one in the token. Raises BadCertificate."""
     _, cert, key = decoded_token(text)
     found = checked_pair(ca, cert, key, now, "the token")
     if found.serial in revoked:
@@ -133,7 +133,7 @@ def shown_by(text: str, ca: bytes, revoked: Collection[int], now: datetime) -> S
 
 
 class Sessions:
-    """Sessions of users that have shown a token. The token is not kept; the browser gets a random number in its
+    """Sessions of users that have presented a token. The token is not kept; the browser gets a random number in its
     place."""
 
     def __init__(self, new_id: Callable[[], str] = lambda: secrets.token_urlsafe(32)) -> None:
@@ -149,7 +149,8 @@ class Sessions:
         return number
 
     def find(self, number: str, revoked: Collection[int], now: datetime) -> Identity | None:
-        """Returns the user of a session; None: there is none, or its token no longer counts, which ends the session."""
+        """Returns the user of a session; None: there is no such session, or its token has expired, which ends the
+        session."""
         shown = self._sessions.get(number)
         if shown is None:
             return None
@@ -186,7 +187,7 @@ class Access:
         return self.signed_in
 
     def check(self, act: str) -> None:
-        """Checks that the user may do something, and that this process may, as it does so for the user.
+        """Checks that the user may do something, and that this process, which acts for the user, may do it too.
 
         Raises NotAllowed, SignInRequired.
         """
@@ -208,7 +209,7 @@ class Access:
                 raise NotAllowed(f"{each} may not reach the operator {operator!r}", remedy="use another token")
 
     def may(self) -> dict[str, bool]:
-        """Returns, by function, whether the page offers it to the user."""
+        """Returns function → whether the page offers it to the user."""
         return {act: self._allows(act) for act in CALLS}
 
     def _allows(self, act: str) -> bool:
@@ -277,13 +278,13 @@ def read_body(kind: type[B], data: bytes) -> B:
 
 
 class Acts:
-    """The requests that the page offers. Methods raise NotAllowed, and what the cluster refuses with."""
+    """The requests that the page offers. Methods raise NotAllowed, and the cluster's errors."""
 
     def __init__(self, cluster: Cluster, records: Records | None) -> None:
         self._cluster, self._records = cluster, records
 
     def plan(self, access: Access, move: Move) -> dict[str, Any]:
-        """Returns what would move. Moves nothing."""
+        """Returns the moves that a request would make. Moves nothing."""
         access.check("plan")
         cluster = self._cluster
         if move.do == "migrate":

@@ -268,8 +268,8 @@ async def _events(watching: Watching, check: Callable[[], None]) -> AsyncIterato
     """Yields events in the format of a browser's EventSource.
 
     Args:
-        check: raises NotAllowed when the user may no longer look. Then the stream ends, and the page, which opens it
-            again, is told why.
+        check: raises NotAllowed when the user may no longer look. Then the stream ends. The page opens it again and is
+            told the reason.
     """
     yield "retry: 1000\n\n"
     changes = watching.changes()
@@ -311,7 +311,7 @@ class DashboardOptions:
     Args:
         controller: host:port, or comma-separated addresses of several; empty: ``start`` gets it.
         listen: host:port; port 0 takes a free one.
-        cert, key: PEM files of a certificate that browsers accept; None: plain text.
+        cert, key: PEM files of a certificate that browsers accept, and its key; None: plain text.
         hosts: names under which browsers reach the page, in addition to those in the certificate.
         ledger: SQLAlchemy URL of the ledger whose batches are shown and records searched; None: neither.
         checkpoints: URL of the checkpoint store whose contents are shown; None: not shown.
@@ -327,7 +327,7 @@ class DashboardOptions:
 
 
 class _Server(uvicorn.Server):
-    """A server that reports when it answers. Signals are the process's own business."""
+    """A server that reports when it is ready. It leaves signal handling to the process."""
 
     def __init__(self, config: uvicorn.Config, ready: Future[None]) -> None:
         super().__init__(config)
@@ -341,8 +341,8 @@ class _Server(uvicorn.Server):
 class Dashboard:
     """A context manager that serves the page from ``start`` to ``close``. ``url``: address of the page.
 
-    Raises InvalidArgument, PortInUse, BadCertificate; InsecureRefused where it would be served in plain text beyond
-    this machine.
+    Raises InvalidArgument, PortInUse, BadCertificate; InsecureRefused if it would be served in plain text to other
+    machines.
     """
 
     def __init__(self, options: DashboardOptions) -> None:

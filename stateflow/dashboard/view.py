@@ -1,8 +1,8 @@
 """The snapshot that the page draws, made from a cluster's reports, and the rates in it.
 
 :class:`Rates` computes rows a second and durations of requests from the counts that replicas report: it compares each
-report with earlier ones. :func:`snapshot` returns plain data, which grow by a few bytes with each replica and
-partition. Long lists are cut; most come with their full length.
+report with earlier ones. :func:`snapshot` returns plain data, a few bytes for each replica and partition. Long lists
+are truncated; most of them come with the number of all their items.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Milliseconds of ``count`` requests, from their first message to their last output; None: there were none."""
+    """Latency of ``count`` requests, in milliseconds, from first message to last output; None: there were none."""
 
     p50_ms: float | None
     p99_ms: float | None
@@ -171,7 +171,7 @@ class Rates:
             self._entries |= {
                 (each.operator, each.partition): each.entries for each in said.partitions if each.state in SERVED
             }
-        if before is not None:  # work from before the first look is no current rate
+        if before is not None:  # work from before the first look does not count as a current rate
             for request in said.requests:
                 self._requests.append((at_s, request))
                 self._note(replica, at_s, request)
@@ -186,7 +186,7 @@ class Rates:
         del slow[SLOW_KEPT:]
 
     def keep(self, replicas: Collection[str], operators: Collection[str], now_s: float) -> None:
-        """Forgets all other replicas and operators, and what is too old."""
+        """Forgets all other replicas and operators, and values that are too old."""
         self._counted = {name: each for name, each in self._counted.items() if name in replicas}
         self._bytes = {each: size for each, size in self._bytes.items() if each[0] in operators}
         self._entries = {each: count for each, count in self._entries.items() if each[0] in operators}
@@ -219,7 +219,7 @@ class Rates:
         return self._bytes.get(partition)
 
     def entries_of(self, partition: Partition) -> int | None:
-        """Returns the number of entries that the owner last estimated; None: it cannot, or has not yet."""
+        """Returns the owner's last estimate of the number of entries; None: it has given none."""
         return self._entries.get(partition)
 
     def latencies(self, now_s: float) -> defaultdict[str, Latency]:
@@ -257,8 +257,8 @@ HOT_MIN_PER_S = 0.5
 class Seen:
     """The answers of a cluster.
 
-    ``history``: reconfigurations, newest first. ``batches``: as the ledger's board has them; None: no ledger is
-    configured. ``jobs``, ``orders``: None: this process may not ask for them.
+    ``history``: reconfigurations, newest first. ``batches``: from the ledger's board; None: no ledger is configured.
+    ``jobs``, ``orders``: None: this process is not allowed to ask for them.
     """
 
     status: ClusterStatus
@@ -276,7 +276,7 @@ def error_view(error: StateflowError) -> dict[str, Any]:
 
 
 def snapshot(seen: Seen, rates: Rates, now_s: float) -> dict[str, Any]:
-    """Returns all that the page shows, except its time lines.
+    """Returns all data that the page shows, except its time lines.
 
     Args:
         now_s: time of the clock that ``rates`` uses.
@@ -331,7 +331,8 @@ def snapshot(seen: Seen, rates: Rates, now_s: float) -> dict[str, Any]:
 
 
 def _together(seen: Seen) -> list[Reconfiguration]:
-    """Returns the reconfigurations under way, as the status has them, which is newer, and earlier ones."""
+    """Returns the reconfigurations under way, taken from the status, which is newer, and earlier ones from the
+    history."""
     found = {each.id: each for each in seen.history}
     found |= {each.id: each for each in seen.status.reconfigurations}
     return sorted(found.values(), key=lambda each: (each.over, -each.created_us))
@@ -476,7 +477,8 @@ def _move(of: Reconfiguration, move: MoveReport) -> dict[str, Any]:
 
 
 def marks(ended: Iterable[tuple[Reconfiguration, MoveReport]], since_us: int) -> list[dict[str, Any]]:
-    """Returns the completed moves for the time lines, oldest first; those of one second and operator are one mark."""
+    """Returns the completed moves for the time lines, oldest first; moves of one operator in the same second share a
+    mark."""
     found: dict[tuple[int, str], list[MoveReport]] = defaultdict(list)
     for of, move in ended:
         at_us = move.fenced_us or move.started_us
@@ -525,7 +527,7 @@ def _job(job: JobReport) -> dict[str, Any]:
 
 
 def _batch(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a batch as the board has it, without the fields about its runner."""
+    """Returns the view of a batch: its fields on the board, without those about its runner."""
     names = ("bid", "name", "status", "created_us", "total_entities", "succeeded", "failed", "cancelled", "pace", "eta")
     return {name: batch.get(name) for name in names}
 
@@ -538,7 +540,7 @@ def lines(points: Iterable[Point]) -> dict[str, list[Any]]:
 
 
 def plan_view(placement: Placement) -> dict[str, Any]:
-    """Returns what would move, and its cost, for confirmation."""
+    """Returns the view of a plan that the user must confirm: its moves and their cost."""
     return {
         "count": len(placement.moves),
         "bytes": sum(move.bytes for move in placement.moves),

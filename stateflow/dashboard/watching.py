@@ -72,7 +72,7 @@ class Records:
     """The ledger as the page reads it. Used by several threads.
 
     Args:
-        url: of an existing ledger; it is opened at first use.
+        url: URL of an existing ledger; opened at first use.
     """
 
     def __init__(self, url: str, author: str) -> None:
@@ -156,9 +156,9 @@ HISTORY_MAX = 60
 
 
 class Seldom:
-    """An answer that is asked for now and then, and kept meanwhile.
+    """A question that is asked at intervals, and its last answer (``value``).
 
-    ``value``: the last answer. ``refused``: why there is no newer one; empty: there is.
+    ``refused``: why the newest attempt failed; empty: it did not.
     """
 
     def __init__(self, every_s: float, value: Any) -> None:
@@ -182,7 +182,7 @@ class Seldom:
 
 
 class Looking:
-    """A sequence of looks at a cluster, each of which gives a snapshot. Used by one thread."""
+    """A sequence of looks at a cluster, each of which yields a snapshot. Used by one thread."""
 
     def __init__(self, cluster: Cluster, records: Records | None, clock: Clock = SYSTEM_CLOCK) -> None:
         self._cluster, self._records, self._clock = cluster, records, clock
@@ -236,7 +236,7 @@ class Looking:
         return Seen(status, self._history.value, self._jobs.value, self._batches.value, self._orders.value)
 
     def _ask(self, replicas: Sequence[ReplicaStatus]) -> None:
-        """Asks up to ``ASKED`` replicas, in turn: those that were not asked for longest first."""
+        """Asks up to ``ASKED`` replicas, in turn: first those whose last answer is oldest."""
         there = [each for each in replicas if each.alive is not False and each.address]
         first, self._turn = self._turn % max(1, len(there)), self._turn + ASKED
         asked = (there[first:] + there[:first])[:ASKED]
@@ -287,7 +287,7 @@ class Watching:
         self._news.set()
 
     def look_now(self) -> None:
-        """Looks at once, so that a viewer who changed something need not wait for the next look."""
+        """Takes a look now, so that a viewer who changed something need not wait for the next one."""
         self._wanted.set()
 
     async def changes(self) -> AsyncIterator[tuple[str, str]]:
@@ -341,7 +341,7 @@ class Watching:
 
 
 def _rounded(value: Any) -> Any:
-    """Rounds numbers to three digits, as each look has thousands of them, and replaces infinite ones by None.
+    """Rounds numbers to three digits, because each snapshot has thousands of them, and replaces infinite ones by None.
 
     JSON cannot express infinity, such as a pause without a known end.
     """

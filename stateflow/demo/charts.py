@@ -246,7 +246,7 @@ _INCIDENT_COLOURS = {"SIGKILL": "var(--bad)"}
 
 
 def figures(result: DemoResult) -> dict[str, Figure]:
-    """Figures by the id of the element that shows them."""
+    """Charts by the id of the element that shows them."""
     moves = sorted(result.moves, key=lambda move: move.pause_at_s)
     return {"timeline": timeline(result), "pauses": pauses(moves), "bytes": transferred(moves)}
 
@@ -556,7 +556,7 @@ def _incident_marks(
 
 
 def outages(incidents: Sequence[Incident]) -> Iterator[tuple[Incident, Incident]]:
-    """Pairs of a SIGKILL and what next happened to the same replica."""
+    """Pairs of a SIGKILL and the next event of the same replica."""
     ordered = sorted(incidents, key=lambda incident: incident.at_s)
     for index, start in enumerate(ordered):
         later = (other for other in ordered[index + 1 :] if other.replica == start.replica)

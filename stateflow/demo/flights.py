@@ -78,7 +78,7 @@ def load_flights() -> pd.DataFrame:
     """Returns all 336,776 flights in event-time order.
 
     Columns are those of :data:`SCHEMA`; ``seq`` counts 0…n-1. Order: scheduled hour (UTC), scheduled minute,
-    carrier, flight, origin, dest and at last the row of the original file, which makes it total.
+    carrier, flight, origin, dest and last the row of the original file, which makes the order total.
 
     Raises:
         ExtraMissing: the data package, or pandas, is not installed.
@@ -167,8 +167,8 @@ DDL = (
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The flights as a stream. ``read``: returns it, with a slice in each micro-batch. ``feed(n)``: lets the first n
-    slices come; None: all of them have come."""
+    """The flights as a stream. ``read``: returns a streaming DataFrame with one slice in each micro-batch. ``feed(n)``:
+    makes the first n slices available; None: all are available from the start."""
 
     read: Read
     feed: Callable[[int], None] | None = None
@@ -176,7 +176,7 @@ class Replay:
 
 def replay(flights: pd.DataFrame, slices: int, work: Path, nats_url: str | None) -> AbstractContextManager[Replay]:
     """Provides the flights as a stream of ``slices`` micro-batches. Raises ExtraMissing, Unavailable, or
-    InvalidArgument where PySpark is too old for a stream."""
+    InvalidArgument if PySpark is too old for a stream."""
     return _files(flights, slices, work) if nats_url is None else _stream(flights, slices, nats_url)
 
 
@@ -198,7 +198,7 @@ def _files(flights: pd.DataFrame, slices: int, work: Path) -> Iterator[Replay]:
 
 @contextmanager
 def _stream(flights: pd.DataFrame, slices: int, url: str) -> Iterator[Replay]:
-    """Provides a stream of the demonstration's own, which is deleted when it ends."""
+    """Provides a stream for the demonstration alone, and deletes it at the end."""
     from stateflow.spark import register_jetstream
     from stateflow.spark.session import JETSTREAM, require
 

@@ -29,10 +29,10 @@ class DelayByAircraft(Operator):
 
 
 class Trips(Operator):
-    """Counts the rows of a vehicle and sums its metres, by the way that they came, and keeps the sites where it was.
+    """Counts the rows of a vehicle and sums its metres, separately for each path, and keeps the sites that it visited.
 
-    Telemetry comes through Spark, readings come from gateways, and no order between them is defined. Each way therefore
-    has its own numbers, and the sites are a set: every order gives the same result.
+    Telemetry comes through Spark, readings come from gateways, and no order between these two paths is defined. Each
+    path therefore has its own numbers, and the sites are a set: every order gives the same result.
     """
 
     key = "vehicle"

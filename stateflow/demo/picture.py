@@ -102,8 +102,8 @@ def _mark_incidents(axes: Any, result: DemoResult) -> None:
 
 
 def _side(incident: Incident, duration_s: float) -> str:
-    """Returns where the label of a mark ends: a kill is told left of its line, and what followed right of its own, so
-    that they stand in the order in which they came."""
+    """Returns the side of a mark's line for its label: left for a kill, right for the event that followed, so that
+    labels stand in order of time."""
     share = incident.at_s / max(duration_s, 1e-9)
     if incident.kind == "SIGKILL":
         return "right" if share > 0.2 else "left"
@@ -165,7 +165,7 @@ def _draw_pauses(axes: Any, result: DemoResult) -> None:
 
 
 def plain(axes: Any) -> None:
-    """Removes from axes all ink that they do not need."""
+    """Removes unnecessary lines from axes."""
     axes.set_facecolor(CARD)
     axes.set_axisbelow(True)
     axes.grid(True, color=GRID, lw=0.8)

@@ -46,9 +46,8 @@ class Expected:
 class Comparison:
     """Outcome of a comparison.
 
-    ``compared`` counts what was found on both sides, ``missing`` what was expected and did not come,
-    ``extra`` what came and was not expected (a second copy included), ``different`` what came with another
-    value. ``differences`` describes the first ten.
+    ``compared`` counts items found on both sides, ``missing`` expected items that did not come, ``extra`` unexpected
+    items (a second copy included), ``different`` items with another value. ``differences`` describes the first ten.
     """
 
     equal: bool
@@ -60,7 +59,7 @@ class Comparison:
 
 
 def expected(flights: pd.DataFrame) -> Expected:
-    """Outputs and final state for ``flights`` (columns seq, tailnum, carrier, dest, arr_delay)."""
+    """Returns the expected outputs and final state for ``flights`` (columns seq, tailnum, carrier, dest, arr_delay)."""
     key = flights["tailnum"].astype(object).where(flights["tailnum"].notna(), UNKNOWN).to_numpy()
     delay = flights["arr_delay"].astype("Float64").fillna(0.0).to_numpy(dtype=np.float64)
     carrier, names = pd.factorize(flights["carrier"].to_numpy(dtype=object), sort=True)
@@ -179,7 +178,7 @@ def _explain_state(wanted: FinalState, actual: FinalState) -> Iterable[str]:
 
 
 def _cells_differ(wanted: pd.Series[Any], actual: pd.Series[Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """One flag per row. A null never equals an expected cell, as no expected cell is null."""
+    """Returns one flag per row. A null always differs, because no expected cell is null."""
     if wanted.name == "carriers":
         pairs = zip(wanted.to_numpy(), actual.to_numpy(), strict=True)
         return np.fromiter((_as_tuple(got) != want for want, got in pairs), dtype=bool, count=len(wanted))

@@ -16,7 +16,7 @@ from stateflow.errors import ExtraMissing
 
 HTML_NAME = "demo.html"
 PNG_NAME = "demo.png"
-#: beside the page, which would be fifty times as large with it
+#: a separate file: inside it, the page would be fifty times as large
 PLOTLY_NAME = "plotly.min.js"
 
 
@@ -121,7 +121,7 @@ def card(title: str, value: str, tone: str, note: str) -> str:
 
 
 def differences(found: Sequence[str]) -> str:
-    """Returns a panel of the differences; empty where there are none."""
+    """Returns a panel of the differences; empty if there are none."""
     if not found:
         return ""
     items = "".join(f"<li><code>{escape(line)}</code></li>" for line in found)

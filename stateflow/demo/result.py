@@ -1,5 +1,5 @@
-"""Measurements of a run of the demonstration, and what its charts show of them. Plain data: the run fills it in, the
-report draws it.
+"""Measurements of a run of the demonstration, and the figures that its charts derive from them. Plain data: the run
+fills it in, the report draws it.
 
 All times ending in ``_s`` without a further word are seconds since the stream's start.
 """
@@ -108,7 +108,7 @@ class DemoResult:
 
     @property
     def pause_ms_max(self) -> float | None:
-        """Longest pause of the completed moves; None when there was none, as 0 would be a claim."""
+        """Longest pause of the completed moves; None: there was no move, so nothing can be claimed."""
         return max(self._pauses_ms(), default=None)
 
     @property
@@ -179,7 +179,7 @@ def latency_windows(requests: Sequence[RequestSample]) -> list[LatencyWindow]:
 def throughput(
     requests: Sequence[RequestSample], batches: Sequence[BatchRow], width_s: float | None = None
 ) -> Throughput:
-    """Rows per second by replica; by the whole query where no request was sampled."""
+    """Returns rows per second by replica, or of the whole query if no request was sampled."""
     arrivals = [(request.at_s, request.replica, request.rows) for request in requests]
     arrivals = arrivals or [(batch.at_s, "query", batch.rows) for batch in batches]
     if not arrivals:
@@ -194,7 +194,7 @@ def throughput(
 
 
 def round_step(at_least: float) -> float:
-    """The smallest 1, 2 or 5 times a power of ten that is not below ``at_least``, and not below 0.5."""
+    """Returns the smallest 1, 2 or 5 times a power of ten that is at least ``at_least``, and at least 0.5."""
     wanted = max(at_least, 0.5)
     decade: float = 10.0 ** math.floor(math.log10(wanted))
     return next(step * decade for step in (1, 2, 5, 10) if step * decade >= wanted * (1 - 1e-9))
@@ -207,7 +207,7 @@ def log_extent(values: Sequence[float]) -> tuple[float, float]:
 
 
 def lanes(moves: Sequence[MoveRow]) -> list[int]:
-    """A lane for each move such that moves of one lane do not overlap in time; as few lanes as possible."""
+    """Assigns a lane to each move so that moves of one lane do not overlap in time, with as few lanes as possible."""
     free_from: list[float] = []
     chosen = [0] * len(moves)
     for index in sorted(range(len(moves)), key=lambda position: moves[position].started_s):

@@ -2,8 +2,8 @@
 then every row of state and output compared with an independent computation.
 
 Limits keep it short on any machine. A machine that is slow streams fewer flights (:class:`Stretch`). A machine whose
-pauses scatter cannot promise the usual budget (:class:`Budget`); a move is then refused before its partition stops, so
-that only the time is lost that the move waited for a better moment.
+pauses scatter cannot promise the usual budget (:class:`Budget`). Then a move is refused before its partition stops, and
+only the time for which it waited is lost.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ PATIENCE_S, PATIENCE_THEN_S = 3.0, 1.0
 @dataclass(slots=True)
 class Stretch:
     """A stream of ``slices`` slices, until ``until_s``. ``began_s``: when its first slice was done; before that there
-    is nothing to move. Every time is on one clock."""
+    is nothing to move. All times are on one clock."""
 
     slices: int
     until_s: float
@@ -72,7 +72,7 @@ class Stretch:
     closed: bool = False  # no more slices will be allowed
 
     def look(self, done: int, now_s: float) -> None:
-        """Takes note of how many slices are done, and of the time; allows more slices until the stream is closed."""
+        """Notes the number of slices done, and the time; allows more slices until the stream is closed."""
         if done and self.began_s is None:
             self.began_s, self.until_s = now_s, max(self.until_s, now_s + STREAM_LEAST_S)
         self.closed = self.closed or (self.began_s is not None and now_s >= self.until_s)
@@ -84,7 +84,7 @@ class Stretch:
         return done >= self.slices or (self.closed and done >= self.allowed)
 
     def share(self, done: int, now_s: float) -> float:
-        """Returns how far the story is: by what was read, or by the time that it has, whichever is further."""
+        """Returns the progress of the story, from 0 to 1: by slices read or by time used, whichever is further."""
         if self.began_s is None:
             return 0.0
         return max(done / self.slices, (now_s - self.began_s) / (self.until_s - self.began_s))
@@ -101,8 +101,8 @@ def stretch_of(slices: int, demo_began_s: float, *, whole: bool = False) -> Stre
 
 @dataclass(slots=True)
 class Budget:
-    """Budget of each move's pause, in milliseconds; None: any pause will do. ``asked``: the user asked for it, and it
-    stays as it is."""
+    """Budget of each move's pause, in milliseconds; None: any pause will do. ``asked``: the user set it, so it does not
+    change."""
 
     ms: float | None = BUDGET_MS
     asked: bool = False
@@ -110,12 +110,12 @@ class Budget:
     former: list[float] = field(default_factory=list)  # budgets that were refused
 
     def __str__(self) -> str:
-        """Returns each budget that was asked for, in order."""
+        """Returns the budgets used so far, in order."""
         return ", then ".join([*(f"{ms:g}" for ms in self.former), "none" if self.ms is None else f"{self.ms:g}"])
 
     def after(self, moves: Sequence[MoveReport]) -> str:
-        """Learns from moves that have ended. Returns what there is to say where moves were refused and are to be made
-        again; else nothing."""
+        """Learns from moves that have ended. Returns a sentence for the user if refused moves must be repeated;
+        otherwise an empty text."""
         refused = [move for move in moves if is_refused(move)]
         if not refused:
             return ""
@@ -166,10 +166,10 @@ CRASHES = "LGA-0"
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """Options of a run. ``rows``: how many of the first flights; None: as many as there is time for. ``max_pause_ms``:
-    budget of every move; None: what this machine can promise. ``nats_url``: the flights come through a JetStream stream
-    of this server, instead of files. ``before_compare`` is handed the cluster when the stream has ended: tests use it
-    to spoil what was computed."""
+    """Options of a run. ``rows``: number of flights, from the first on; None: as many as there is time for.
+    ``max_pause_ms``: budget of every move; None: what this machine can promise. ``nats_url``: the flights come through
+    a JetStream stream of this server, instead of files. ``before_compare`` is called with the cluster when the stream
+    has ended: tests use it to spoil the result."""
 
     out: Path = Path("demo-out")
     rows: int | None = None
@@ -179,8 +179,8 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions, tell_stderr: bool = False) -> DemoResult:
-    """Runs the demonstration, and tells its story on stdout, or on stderr. Raises JavaMissing, ExtraMissing,
-    DataDirLocked, or what the cluster or Spark failed with."""
+    """Runs the demonstration, and reports its progress on stdout or stderr. Raises JavaMissing, ExtraMissing,
+    DataDirLocked, or the error of the cluster or of Spark."""
     began_s, console = SYSTEM_CLOCK.monotonic(), console_of(tell_stderr)
     work = fresh(options.out)
     console.print(
@@ -210,7 +210,7 @@ def run_demo(options: DemoOptions, tell_stderr: bool = False) -> DemoResult:
             source = running.enter_context(replay(flights, files, work, options.nats_url))
         with telling.of("starting the processes"):
             running.enter_context(local)
-            # the replica that is killed comes back, and has all of its state: no other is to take over from an older
+            # the killed replica comes back with all of its state: no other replica should take over from an older
             # checkpoint meanwhile, however slow this machine is
             local.cluster.deploy(DelayByAircraft, PARTITIONS, failover="manual")
         running.enter_context(live_page(local, console))
@@ -257,7 +257,7 @@ def _start(spark: SparkSession, local: LocalCluster, work: Path, source: Replay)
 
 
 class _Story:
-    """Runs the plot beside the stream, and keeps what was seen."""
+    """Makes the moves and the crash while the stream runs, and keeps the observations."""
 
     def __init__(
         self,
@@ -324,7 +324,7 @@ class _Story:
         return move
 
     def _moved(self, wanted: dict[str, list[int]]) -> dict[str, list[int]]:
-        """Moves partitions. Returns those that are to be tried again, as the budget became larger."""
+        """Moves partitions. Returns those to try again because the budget has become larger."""
         budget = self._budget
         started = {
             to: self._local.migrate(OPERATOR, partitions, to, max_pause_ms=budget.ms, patience_s=budget.patience_s)
@@ -374,7 +374,7 @@ class _Story:
 
     @contextmanager
     def _feeding(self, query: StreamingQuery) -> Iterator[None]:
-        """Feeds the stream in a thread: moves take their time, and the stream is to go on meanwhile."""
+        """Feeds the stream in a thread, so that the stream goes on during moves, which take time."""
 
         def go_on(stop: threading.Event) -> None:
             while not stop.is_set() and query.isActive:
@@ -462,14 +462,14 @@ def _beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
 
 
 def _batches(query: StreamingQuery) -> int:
-    """Returns how many batches are done. Progress without rows means that the stream waits: it has the number of the
-    next batch."""
+    """Returns how many batches are done. Progress without rows means that the stream waits; it then carries the number
+    of the next batch."""
     progress = query.lastProgress
     return int(progress["batchId"]) + (progress["numInputRows"] > 0) if progress else 0
 
 
 def _standing(report: Reconfiguration) -> str:
-    """Returns how far a reconfiguration is, and the first of its moves that goes on."""
+    """Returns the progress of a reconfiguration, and the first of its running moves."""
     done = sum(move.state == "COMPLETED" for move in report.moves)
     going = [move for move in report.moves if move.state not in ("COMPLETED", "ABORTED", "WAITING")]
     said = f"{done} of {len(report.moves)}"
@@ -477,7 +477,7 @@ def _standing(report: Reconfiguration) -> str:
 
 
 def _group(number: int) -> list[int]:
-    """Partitions 0, 3, 6, … for group 0; one partition stays in the cloud throughout."""
+    """Returns the partitions of a group: 0, 3, 6, … for group 0. One partition stays in the cloud throughout."""
     return list(range(number, PARTITIONS - 1, len(EDGES)))
 
 

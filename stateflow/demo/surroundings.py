@@ -1,5 +1,5 @@
-"""Parts that every demonstration has: its cluster's live page, its progress, a directory to work in, moves as its
-report shows them, versions."""
+"""Parts that all demonstrations share: the live page of the cluster, progress, a working directory, moves for the
+report, versions."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def console_of(tell_stderr: bool) -> Console:
 
 
 class ProgressPrinter:
-    """Says what goes on, and in a thread of its own that it still goes on. Only one thread may use it."""
+    """Prints what the demonstration is doing, and from a thread of its own that it is still running. Only one thread
+    may use it."""
 
     def __init__(self, console: Console, clock: Clock = SYSTEM_CLOCK) -> None:
         self._console, self._clock = console, clock
@@ -74,7 +75,7 @@ class ProgressPrinter:
 
     @contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """Says that something which may take long goes on, until the block is left."""
+        """Shows, until the block is left, that a step which may take long is running."""
         self._said, self._began = what, self._clock.monotonic()
         self._said_at = self._began
         over = threading.Event()
@@ -104,7 +105,7 @@ class ProgressPrinter:
             self.tick()
 
     def tick(self) -> None:
-        """Draws the line anew, or prints it where it is time to."""
+        """Redraws the line; without a terminal, prints it when it is due."""
         now = self._clock.monotonic()
         if self._status is not None:
             self._status.update(self._line())
@@ -117,8 +118,8 @@ class ProgressPrinter:
 
 
 def fresh(out: Path) -> Path:
-    """Makes an empty directory to work in, where the report will go. Raises InvalidArgument, and DataDirLocked while
-    replicas of a demonstration that goes on there, or was killed, are running."""
+    """Makes an empty working directory, which will also hold the report. Raises InvalidArgument, and DataDirLocked
+    while replicas of another or a killed demonstration still run there."""
     if out.exists() and not out.is_dir():
         raise InvalidArgument("the report path is not a directory", remedy="pass a directory with --out", path=out)
     work = out / "work"

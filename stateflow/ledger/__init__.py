@@ -1,4 +1,4 @@
-"""The append-only record of what was decided and done, in SQL.
+"""The ledger: the append-only record, in SQL, of all decisions and their outcomes.
 
 Three views of one set of records: items that are processed in steps (``Ledger``), stages of pipelines
 (``StateManager``), and batches of work with their entities and jobs (``Board``).

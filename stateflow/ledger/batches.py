@@ -146,7 +146,7 @@ def check_transition(what: str, name: str, table: Mapping[S, frozenset[S]], now:
 
 @dataclass(frozen=True, slots=True)
 class RetryPlan:
-    """Plan of a retry. ``relist``: the stored list was incomplete and is made again. ``entities``: statuses of the
+    """Plan of a retry. ``relist``: the stored list is incomplete and must be made again. ``entities``: statuses of the
     entities that are tried again."""
 
     relist: bool
@@ -154,7 +154,7 @@ class RetryPlan:
 
 
 def plan_retry(bid: str, status: BatchStatus, *, listed: bool, allow_cancelled: bool = False) -> RetryPlan:
-    """Decides what a retry of this batch does. Raises InvalidTransition when a batch in this status is not retried."""
+    """Decides what a retry of this batch does. Raises InvalidTransition if a batch in this status is not retried."""
     cancelled = frozenset({EntityStatus.CANCELLED} if allow_cancelled else ())
     if status is BatchStatus.DONE:
         return RetryPlan(False, cancelled | {EntityStatus.FAILED})
@@ -172,15 +172,14 @@ def worked_us(worked: int | None, resumed_us: int | None, now_us: int) -> int:
     end and a retry.
 
     Args:
-        worked: time that it had been IN_PROGRESS when it last stopped; None: it never was.
-        resumed_us: time at which it went on; None while it is stopped.
+        worked: time that it had been IN_PROGRESS when it last stopped; None: never.
+        resumed_us: time at which it resumed; None while it is stopped.
     """
     return (worked or 0) + (0 if resumed_us is None else max(0, now_us - resumed_us))
 
 
 def eta_us(now_us: int, remaining: Remaining | None) -> tuple[int, int, int] | None:
-    """Returns when a batch will have ended: expected, earliest and latest time with 95 % confidence. None when that is
-    unknown."""
+    """Estimates the end of a batch: expected time, and earliest and latest time with 95 % confidence; None: unknown."""
     if remaining is None:
         return None
     expected, low, high = (now_us + round(each * 1e6) for each in (remaining.s, remaining.low_s, remaining.high_s))

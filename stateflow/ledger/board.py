@@ -29,8 +29,8 @@ S = TypeVar("S", bound=StrEnum)
 
 
 class Board:
-    """Batches, entities and jobs in a ledger. Raises InvalidTransition for what a state machine forbids, IllegalRecord
-    for what does not exist."""
+    """Batches, entities and jobs in a ledger. Raises InvalidTransition for a step that a state machine forbids,
+    IllegalRecord for an unknown item."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -60,7 +60,7 @@ class Board:
         return bid
 
     def batch(self, bid: str) -> dict[str, Any]:
-        """Returns a batch's columns, the counts of its entities, its pace, when it will end (``eta``; with 95 %
+        """Returns a batch's columns, the counts of its entities, its pace, its expected end (``eta``; with 95 %
         confidence between ``eta_sooner`` and ``eta_later``), and its slowest entities."""
         with self.ledger.database.reading() as connection:
             found = select(BATCH).where(BATCH.c.bid == bid)
@@ -119,8 +119,8 @@ class Board:
         self._append([seen.to(batches.RECORD_STATE[to], columns)])
 
     def list_entities(self, bid: str, entities: Iterable[str], *, complete: bool = True) -> None:
-        """Stores the entities that the batch has to do; ``complete`` once these are all. Entities already listed stay
-        as they are."""
+        """Stores entities that the batch must process. ``complete``: the list is complete with these. Entities already
+        listed stay unchanged."""
         seen = self._seen(Kind.BATCH, bid)
         if seen.row["status"] != BatchStatus.GENERATE_IID:
             raise InvalidTransition(
@@ -142,7 +142,7 @@ class Board:
         """Moves an entity to IN_PROGRESS, COMPLETED, FAILED or CANCELLED. Returns False when it is completed or in that
         status already: a late duplicate is counted once.
 
-        Raises InvalidTransition when it has failed and is not to be done again; Locked when another holds it.
+        Raises InvalidTransition if it has failed and no retry was requested, and Locked if another process holds it.
         """
         to, item_id = _status(EntityStatus, status), entity_id(bid, entity)
         if ms is not None and not 0 <= ms < 2**63:
@@ -175,8 +175,8 @@ class Board:
 
         After a crash, or to continue a paused batch, run it again: entities that have ended are not done again, and the
         one that was under way is. One process at a time runs a batch. When another process pauses or cancels the batch,
-        the run stops after the present entity. Raises InvalidTransition for a batch that cannot become IN_PROGRESS, as
-        without a complete list.
+        the run stops after the present entity. Raises InvalidTransition for a batch that cannot become IN_PROGRESS, for
+        example without a complete list.
         """
         if self._seen(Kind.BATCH, bid).row["status"] != BatchStatus.IN_PROGRESS:
             self.move_batch(bid, BatchStatus.IN_PROGRESS)
@@ -203,7 +203,7 @@ class Board:
             return [dict(row) for row in rows.mappings()]
 
     def retry_batch(self, bid: str, *, allow_cancelled: bool = False) -> tuple[RetryPlan, list[str]]:
-        """Takes a batch up again: failed entities wait once more. Returns the plan and the entities to do."""
+        """Retries a batch: failed entities wait again. Returns the plan and the entities to do."""
         seen = self._seen(Kind.BATCH, bid)
         plan = batches.plan_retry(
             bid, BatchStatus(seen.row["status"]), listed=bool(seen.row["listed"]), allow_cancelled=allow_cancelled
@@ -234,7 +234,7 @@ class Board:
         """Creates a job and returns its id. With ``fire_us`` it is a run of a scheduled job: a name and a fire time
         make one job, for ever.
 
-        Raises IllegalRecord when another controller made the same run first.
+        Raises IllegalRecord if another controller made the same run first.
         """
         check_names(255, name=name)
         if fire_us is not None and not is_time(fire_us):
@@ -259,7 +259,7 @@ class Board:
             return [dict(row) for row in connection.execute(listed_jobs(_status(JobStatus, status))).mappings()]
 
     def claim_job(self, job_id: str, worker: str) -> dict[str, Any]:
-        """Moves a job to IN_PROCESS by this worker, and counts one more try. Raises Locked when another worker was
+        """Moves a job to IN_PROCESS by this worker, and counts one more try. Raises Locked if another worker was
         first."""
         check_names(255, worker=worker)
         seen = self._seen(Kind.JOB, job_id)
@@ -274,7 +274,7 @@ class Board:
             worker: worker that has done the job, or failed to; only the job's present worker may report this. Anyone
                 may move a job to WAITING or TERMINATED without it.
 
-        Raises LeaseLost where the job is another worker's by now.
+        Raises LeaseLost if the job belongs to another worker by now.
         """
         to, seen = _status(JobStatus, to), self._seen(Kind.JOB, job_id)
         if to in (JobStatus.PROCESSED, JobStatus.FAILED) and worker is None:
@@ -297,7 +297,7 @@ class Board:
     # -- parts --------------------------------------------------------------------------------------------
 
     def _seen(self, kind: Kind, item_id: str) -> _Seen:
-        """Reads the item before its row: a row older than the item would pass the check of ``_append``."""
+        """Reads the item, then its row. In the other order, an outdated row could pass the check of ``_append``."""
         item = next(iter(self.ledger.items([item_id])), None)
         table, key = VIEWS[kind].table, VIEWS[kind].key
         row = None
@@ -309,7 +309,7 @@ class Board:
         return _Seen(item, dict(row))
 
     def _append(self, changes: Sequence[_Change], fresh: Sequence[Entry] = ()) -> None:
-        """Appends all of these, or raises Locked when one of the items has changed since it was seen."""
+        """Appends all of these entries, or raises Locked if one of their items has changed since it was read."""
         for change in changes:
             theirs = change.item.records[0].app.name
             if theirs != APP.name:
@@ -334,7 +334,8 @@ class _Seen:
     row: dict[str, Any]
 
     def to(self, state: RecordState, columns: dict[str, Any]) -> _Change:
-        """Returns the shortest legal sequence of records of the item to this state; the last one sets the columns."""
+        """Returns the shortest legal sequence of records that brings the item to this state; the last one sets the
+        columns."""
         steps = rules.path(self.item.state, state)
         entries: list[Entry] = []
         previous: Any = self.item.blocking

@@ -105,9 +105,9 @@ class Database:
             raise _too_large() from error
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        """Runs ``work`` in one transaction, all of it or nothing, and again when it conflicted with another writer.
+        """Runs ``work`` in one transaction, all of it or nothing, and repeats it after a conflict with another writer.
 
-        Raises what ``work`` raises; Unavailable when the database does not answer or stays busy, LedgerReadOnly,
+        Raises the errors of ``work``; Unavailable when the database does not answer or stays busy, LedgerReadOnly,
         LedgerReplaced, WriteUncertain.
         """
         engine = self.engine.execution_options(stateflow_begin="BEGIN IMMEDIATE")
@@ -167,8 +167,8 @@ class Database:
     # -- errors -------------------------------------------------------------------------------------------
 
     def _retryable(self, error: SQLAlchemyError) -> bool:
-        """Tells whether a retry may succeed, as it may when another writer inserted the same key first: reading again
-        shows whose it is."""
+        """Tells whether a retry may succeed. It may, for example, after another writer inserted the same key first: the
+        retry reads that row."""
         if isinstance(error, IntegrityError):
             return True
         return isinstance(error, DBAPIError) and _code(self.dialect, error.orig) in _RETRYABLE[self.dialect]
@@ -219,7 +219,7 @@ class Database:
         return line[:300]
 
     def cause(self, error: Exception) -> Exception | None:
-        """Returns the error to chain to; None when a traceback would print a secret with it."""
+        """Returns the error to chain to; None: a traceback would print a secret with it."""
         return None if any(secret in str(error) for secret in self._secrets) else error
 
 
@@ -253,7 +253,7 @@ def _is_uri(url: URL) -> bool:
 
 
 def _read_only_url(file: Path) -> str:
-    """Builds a URL that opens a SQLite file read-only: a URI within a URL, each of which has escapes of its own."""
+    """Builds a URL that opens a SQLite file read-only: a URI within a URL, each with its own escapes."""
     query = {"mode": "ro", "immutable": "1", "uri": "true"}
     return URL.create("sqlite", database=f"file:{quote(str(file.absolute()))}", query=query).render_as_string()
 
@@ -327,8 +327,8 @@ def _prepare_sqlite(connection: Any, _: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """Begins a transaction. A writer takes the lock before it reads: of two that read first, only one could go on to
-    write."""
+    """Begins a transaction. A writer takes the lock before it reads: if two writers read first, only one of them could
+    go on to write."""
     begin = connection.get_execution_options().get("stateflow_begin", "BEGIN")
     if begin:  # empty for a statement that cannot be in a transaction
         connection.exec_driver_sql(begin)
@@ -353,8 +353,8 @@ def _too_large() -> InvalidArgument:
 
 
 def _check_texts(connection: Connection, _: Any, __: str, parameters: Any, ___: Any, ____: bool) -> None:
-    """Refuses invalid text in queries on every database alike: some refuse it, others just find nothing. Writers check
-    what they write. Raises InvalidArgument."""
+    """Checks texts in queries for validity, on every database alike: some refuse invalid text, others just find
+    nothing. Writers check what they write. Raises InvalidArgument."""
     if "stateflow_begin" in connection.get_execution_options():
         return
     for value in parameters.values() if isinstance(parameters, Mapping) else parameters or ():
@@ -381,9 +381,9 @@ def prepare(database: Database, *, create: bool) -> Opened:
     """Prepares the schema of a database.
 
     Args:
-        create: makes what is missing and upgrades what is older; otherwise nothing is written.
+        create: makes a missing schema and upgrades an older one; otherwise nothing is written.
 
-    Raises InvalidArgument when the database cannot be opened or has no ledger, LedgerTooNew, LedgerTooOld,
+    Raises InvalidArgument if the database cannot be opened or has no ledger, LedgerTooNew, LedgerTooOld,
     LedgerCorrupt.
     """
     if not create and database.is_missing():  # connecting would make the SQLite file
@@ -483,7 +483,7 @@ def _lock(connection: Connection, dialect: str) -> None:
 
 def _clear_rest_of_killed_upgrade(connection: Connection) -> None:
     """Drops the tables that a killed upgrade left, as MySQL commits each DDL statement by itself. Raises LedgerCorrupt
-    when they hold records: a schema without a version cannot."""
+    if they hold records: a schema without a version cannot."""
     present = set(inspect(connection).get_table_names())
     for table in reversed(METADATA.sorted_tables):
         if table.name not in present:

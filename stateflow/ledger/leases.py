@@ -3,14 +3,14 @@
 One process at a time has the hold and decides by the ledger, under a lease.
 
 The hold is one row, with a term that rises by one each time it is taken. Every write of a ledger that was opened to
-decide checks, in its own transaction, that the row still has the writer's term and id. A former holder that was stopped
-or cut off, and does not know of the takeover, therefore writes nothing. The check locks the row: a process that takes
-the hold waits for every write that passed the check, and then reads what it wrote.
+decide checks, in its own transaction, that the row still has the writer's term and id. So a former holder that was
+suspended or cut off, and does not know that it was replaced, writes nothing. The check locks the row: a process that
+takes the hold waits for every write that passed the check, and then reads what these wrote.
 
 A hold ends in one of these ways:
 
 - Its lease was not renewed: by the database's clock, or by the clock of a process that waits for the hold and has
-  watched the row, as the database's clock may have been put back by an hour.
+  watched the row, because the database's clock may have been put back by an hour.
 - Its holder gave it back.
 - Its holder was a process of this machine and is gone.
 
@@ -50,8 +50,8 @@ from stateflow.ledger.schema import HOLD, IDENTITY, now_us
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that may decide. ``boot``, ``namespace``, ``pid`` and ``started`` identify it to a process that can see
-    its processes, and so can tell whether it is gone. ``address``: address at which it takes requests."""
+    """A process that may decide. ``boot``, ``namespace``, ``pid`` and ``started`` identify it to processes of the same
+    machine, which can so tell whether it is gone. ``address``: address at which it takes requests."""
 
     id: str
     host: str = ""
@@ -85,7 +85,7 @@ class LeaderLease:
 
 
 def identity(connection: Connection) -> str:
-    """Returns the ledger's id, which is made once. Raises LedgerCorrupt when it is missing."""
+    """Returns the ledger's id, which is made once. Raises LedgerCorrupt if it is missing."""
     found = connection.execute(select(IDENTITY.c.id)).scalar()
     if found is None:
         raise LedgerCorrupt("the ledger's id is missing", remedy="restore its tables from a backup")
@@ -93,7 +93,7 @@ def identity(connection: Connection) -> str:
 
 
 def current(connection: Connection) -> LeaderLease:
-    """Returns the hold as it is; its holder is NOBODY when it is not held."""
+    """Returns the present hold; its holder is NOBODY if no process has it."""
     row = connection.execute(_hold()).one()
     return _of(row)
 
@@ -101,7 +101,7 @@ def current(connection: Connection) -> LeaderLease:
 def take(
     connection: Connection, holder: Holder, lease_s: float, gone: Callable[[Holder], bool], over_us: int | None = None
 ) -> LeaderLease:
-    """Takes the hold if it can be taken. Returns the hold afterwards: the caller's, or the present holder's."""
+    """Takes the hold if it is free or over. Returns the hold afterwards: the caller's, or the present holder's."""
     row = connection.execute(_hold().with_for_update().with_hint(HOLD, "WITH (UPDLOCK, ROWLOCK)", "mssql")).one()
     before = _of(row)
     clean = not before.holder.id or before.holder.id == holder.id or gone(before.holder)
@@ -135,8 +135,8 @@ def give_back(connection: Connection, term: int, holder: str) -> None:
 
 
 def check(connection: Connection, ledger: str, term: int, holder: str) -> None:
-    """Checks, in the transaction of a write, that it is this ledger and that the writer holds it. Raises
-    LedgerReplaced, HoldLost."""
+    """Checks, in the transaction of a write, that the ledger is still the same one and that the writer has its hold.
+    Raises LedgerReplaced, HoldLost."""
     if identity(connection) != ledger:
         raise replaced(ledger)
     held = select(HOLD.c.term, HOLD.c.holder).with_for_update(read=True)
@@ -195,7 +195,7 @@ class Ledger(Protocol):
 def held(ledger: Ledger, lock: Record, work: Callable[[Item], Any]) -> Record:
     """Calls ``work(item)``, then releases the lock. Returns the PROCESSED record. Raises ApplicationError, LeaseLost.
 
-    However the lock was lost, another application may do the work again.
+    After LeaseLost, another application may do the work again.
     """
     item = ledger.item(lock.item_id)
     assert item is not None

@@ -5,7 +5,7 @@ still has the hold (``hold``). Work on an item runs under the item's lock, a PRO
 
 The ledger also keeps the code bundles of operators beside the records that name them, so that every leader has them. A
 bundle is stored in parts, because databases limit the length of a statement. Its digest identifies it, so writes carry
-no term. Putting a part again changes only its age: the record that will name the bundle is about to come.
+no term. Putting a part again only renews its age, because a record that names the bundle is about to follow.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def part(connection: Connection, digest: str, number: int) -> tuple[bytes, int] 
 
 
 def drop_others(connection: Connection, digests: Collection[str], older_than_us: int) -> int:
-    """Deletes all bundles but these whose newest part is at least that old. Returns how many parts it deleted."""
+    """Deletes bundles whose newest part is at least that old, except these. Returns how many parts it deleted."""
     known = connection.execute(
         select(BUNDLE.c.digest, func.max(BUNDLE.c.stored_us), now_us()).group_by(BUNDLE.c.digest)
     ).all()
@@ -141,9 +141,9 @@ class Ledger:
         run_id: id of one run of a program; made up when left out.
         lease_s: seconds after which a lock whose holder is silent may be taken over.
         create: makes the ledger where there is none and upgrades an older one; ``opened`` says what was done. Otherwise
-            the database is left as it is.
+            the database is left unchanged.
 
-    Raises InvalidArgument when it cannot be opened or is not there, LedgerTooNew, LedgerTooOld, LedgerReadOnly.
+    Raises InvalidArgument if it cannot be opened or does not exist, LedgerTooNew, LedgerTooOld, LedgerReadOnly.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Ledger:
             lease_s: lease of a PROCESSING, in seconds; None: the ledger's; ``math.inf``: a lock that only a record
                 ends.
 
-        Raises IllegalRecord, InvalidPayload, Locked when another holds the item or answered first, LeaseLost,
+        Raises IllegalRecord, InvalidPayload, Locked if another holds the item or answered first, LeaseLost,
         Unavailable; nothing was written then.
         """
         return self.put_many([Entry(item_id, app, state, previous, payload, payload_schema, lease_s)])[0]
@@ -217,13 +217,13 @@ class Ledger:
     def put_many(
         self, entries: Iterable[Entry], term: int | None = None, check: Callable[[], None] | None = None
     ) -> list[Record]:
-        """Appends records in this order in one transaction: all of them, or none, and raises the error of the first
-        refused.
+        """Appends records in this order in one transaction, all of them or none. Raises the error of the first record
+        that is refused.
 
         Args:
-            term: term of the hold under which this was decided. Raises HoldLost when that term is over, even if this
-                ledger has taken a later one.
-            check: called in the transaction, which may have waited long for other writers; when it raises, nothing is
+            term: the leader's term in which this was decided. Raises HoldLost if that term is over, even if this ledger
+                has taken the hold again since.
+            check: called within the transaction, which may have waited long for other writers; if it raises, nothing is
                 written.
         """
         ordered = list(entries)
@@ -243,7 +243,7 @@ class Ledger:
         term: int | None = None,
         author: str = "",
     ) -> list[Record]:
-        """Appends records as ``put_many`` does, and also those of the views of this package, which have kinds of their
+        """Appends records as ``put_many`` does, including records of this package's views, which have kinds of their
         own.
 
         Args:
@@ -259,8 +259,8 @@ class Ledger:
         return self._write(lambda connection: statements.append(connection, entries, stamp, guard), term)
 
     def _write(self, work: Callable[[Any], T], term: int | None = None) -> T:
-        """Runs ``work`` in a transaction; a ledger that has taken its hold does so only while it has it. Raises
-        HoldLost, LedgerReplaced."""
+        """Runs ``work`` in a transaction. A ledger that has taken its hold writes only while it still has the hold.
+        Raises HoldLost, LedgerReplaced."""
         held = self._held
         if term is not None and (held is None or held[0] != term):
             raise HoldLost(
@@ -276,7 +276,7 @@ class Ledger:
         return self.database.write(guarded)
 
     def resolve(self, item_id: str, note: str) -> Record:
-        """Resolves an item after a person dealt with what blocks it. Raises IllegalRecord when nothing does."""
+        """Resolves a blocked item after a person has removed the cause. Raises IllegalRecord if nothing blocks it."""
         item = self._known(item_id)
         if item.blocking is None:
             raise IllegalRecord("nothing blocks the item", remedy="leave it as it is", item=item_id)
@@ -327,7 +327,7 @@ class Ledger:
     # -- who decides --------------------------------------------------------------------------------------
 
     def hold(self) -> LeaderLease:
-        """Returns the hold on this ledger as it is now; its holder has no id when the ledger is not held."""
+        """Returns the present hold on this ledger; its holder has no id if no process has it."""
         with self.database.reading() as connection:
             return leases.current(connection)
 
@@ -341,7 +341,7 @@ class Ledger:
         """Takes the hold on this ledger for ``lease_s`` seconds at a time, if no other process has it.
 
         Returns the hold afterwards: the caller's, whose term is greater than all before, or the present holder's. Once
-        it is the caller's, every record that is put here is checked against the hold, in its own transaction.
+        the caller has it, every record put here is checked against the hold, in the record's own transaction.
 
         Args:
             gone: tells whether a former holder is a process that has ended.
@@ -365,7 +365,7 @@ class Ledger:
         self._write(lambda connection: leases.renew(connection, *held, lease_s))
 
     def give_back_leadership(self) -> None:
-        """Gives the hold back. Does nothing where this ledger has not taken it."""
+        """Gives the hold back. Does nothing if this ledger has not taken it."""
         if self._held is not None:
             held, self._held = self._held, None
             self.database.write(lambda connection: leases.give_back(connection, *held))
@@ -468,7 +468,7 @@ class Ledger:
         predicate: Callable[[Item], bool] | None = None,
         on_blocked: OnBlocked = "skip",
     ) -> list[Item]:
-        """Returns the items that ``requester`` has still to process. Blocked items are left out, or raise Locked."""
+        """Returns the items that ``requester`` still has to process. Blocked items are left out, or raise Locked."""
         if on_blocked not in ("skip", "raise"):
             raise InvalidArgument(f"on_blocked cannot be {on_blocked!r}", remedy="use 'skip' or 'raise'")
         with self.database.reading() as connection:
@@ -487,20 +487,20 @@ class Ledger:
     # -- work ---------------------------------------------------------------------------------------------
 
     def process_new_item(self, item_id: str, app: App, work: Work, acquire_payload: Any = None) -> Record:
-        """Adds an item and works on it; see ``process_item``. Raises IllegalRecord when the item is there already."""
+        """Adds an item and works on it; see ``process_item``. Raises IllegalRecord if the item is there already."""
         new = Entry(item_id, app, RecordState.NEW)
         lock = self.append([new, Entry(item_id, app, RecordState.PROCESSING, new, acquire_payload)])[1]
         return held(self, lock, work)
 
     def process_item(self, item_id: str, app: App, work: Work, acquire_payload: Any = None) -> Record:
-        """Acquires an item, calls ``work(item)`` and records how it ended, even if this application has processed it
-        before.
+        """Acquires an item, calls ``work(item)`` and records the outcome, even if this application has processed the
+        item before.
 
         ``work`` may return a payload for the PROCESSED record, which is returned. While ``work`` runs, the lock is
         renewed.
 
-        Raises Locked when the item is held, IllegalRecord when it is to be skipped or is not there, ApplicationError
-        when ``work`` raised (FAILED is recorded), LeaseLost when the lock was resolved meanwhile.
+        Raises Locked if the item is held, IllegalRecord if it must be skipped or does not exist, ApplicationError
+        if ``work`` raised (FAILED is recorded), LeaseLost if the lock was resolved meanwhile.
         """
         return held(self, self.put(item_id, app, RecordState.PROCESSING, None, acquire_payload), work)
 
@@ -518,7 +518,7 @@ class Ledger:
         do this.
 
         An item whose work fails, or whose lock is lost meanwhile, does not hold up the others. The first failure is
-        raised when all were tried: ApplicationError, or LeaseLost for work that another may do again.
+        raised when all were tried: ApplicationError, or LeaseLost for work that another process may do again.
         """
         done: list[Record] = []
         failures: list[Exception] = []
@@ -542,8 +542,8 @@ class Ledger:
         return done
 
     def _acquire_unprocessed(self, item_id: str, app: App, payload: Any) -> Record | None:
-        """Acquires an item. Returns None when another process of this application was done with it first, or the
-        application is to skip it by now."""
+        """Acquires an item. Returns None if another process of this application finished it first, or the application
+        must skip it by now."""
         done = False
 
         def still_to_do(heads: Mapping[str, Head]) -> None:
@@ -597,7 +597,7 @@ class Ledger:
             return part(connection, digest, number)
 
     def drop_other_bundles(self, digests: Collection[str], older_than: timedelta) -> int:
-        """Deletes all older bundles but these. Returns how many parts it deleted."""
+        """Deletes all older bundles except these. Returns how many parts it deleted."""
         older_us = round(older_than / timedelta(microseconds=1))
         return self.database.write(lambda connection: drop_others(connection, digests, older_us))
 

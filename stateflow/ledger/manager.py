@@ -1,7 +1,8 @@
-"""``StateManager``: what moved from which source to which sink, and where it stopped.
+"""``StateManager``: stages of pipelines, which record what moved from which source to which sink, and where it stopped.
 
 A stage is an item of the ledger. Each change of it is the shortest legal sequence of records to its new status. An
-update is written only if no other record of the stage came in between; otherwise it is made again on top of that.
+update is written only if no other record of the stage came in between; otherwise the update is repeated on top of that
+record.
 
 A pipeline declares its state manager in YAML. ``state_manager:`` names a class of this module and a connection profile.
 Secrets come from the environment::
@@ -94,8 +95,8 @@ class StateManager:
         """Changes columns of a stage. Updates made at the same time are all applied. One argument alone is the
         ``state_id``.
 
-        A ``run_id`` that was made up becomes this ledger's: that of the run that went on with the stage. Raises
-        IllegalRecord when there is no such stage.
+        A generated ``run_id`` is replaced by this ledger's, which is that of the run that continued the stage. Raises
+        IllegalRecord if there is no such stage.
         """
         alone = len(positional) == 1 and "state_id" not in fields
         given = {**fields, "state_id": positional[0]} if alone else rules.stage_fields(positional, fields)
@@ -142,8 +143,8 @@ class StateManager:
         return None if row is None else rules.stage_answer(row)
 
     def get_columns(self, state_id: str) -> dict[str, Any]:
-        """Returns all 26 columns of a stage, and its ``error`` where it has failed, as in ``get_failures``. Raises
-        IllegalRecord when there is no such stage."""
+        """Returns all 26 columns of a stage, and, if it has failed, its ``error`` as in ``get_failures``. Raises
+        IllegalRecord if there is no such stage."""
         row, item = self.get_state(state_id), self.ledger.item(state_id)
         if row is None or item is None:
             raise IllegalRecord("there is no such stage", remedy="insert it first", stage=shown(state_id))
@@ -154,12 +155,12 @@ class StateManager:
         return self._first(select(STAGE).where(STAGE.c.state_id == state_id))
 
     def get_last_record(self, entity: str) -> str | None:
-        """Returns the ``last_record_pulled`` of the stage that ``get_last_stage`` returns: the place to go on from."""
+        """Returns the ``last_record_pulled`` of the stage that ``get_last_stage`` returns: the place to resume from."""
         last = self.get_last_stage(entity)
         return None if last is None else last["last_record_pulled"]
 
     def get_last_stage(self, entity: str) -> dict[str, Any] | None:
-        """Returns the newest stage that pulled this entity and was pushed with success; None when there is none."""
+        """Returns the newest stage that pulled this entity and pushed it successfully; None: there is none."""
         row = self._first(last_done(entity)) if rules.is_item_id(entity) else None
         return None if row is None else rules.stage_answer(row)
 
@@ -250,8 +251,8 @@ def _error_in(record: Record | None) -> dict[str, Any] | None:
 
 
 def preceding(row: Mapping[str, Any]) -> list[Select[Any]]:
-    """Returns queries for the stage that a new one goes on from, the most specific first: the newest that pushed what
-    this one pulls; of its job and run; of its run; of its job, in an earlier run."""
+    """Returns queries for the stage that a new one goes on from, the most specific first: the newest stage that pushed
+    the entity which this one pulls; the newest of its job and run; of its run; of its job, in an earlier run."""
     queries: list[Select[Any]] = []
     if row.get("source_entity"):
         pushed = [STAGE.c.sink_entity == row["source_entity"], *_DONE]
@@ -290,8 +291,8 @@ class _Declared(StateManager):
         environment: values for ``${NAME}`` in the profile; by default this process's environment.
         create: makes the ledger where there is none and upgrades an older one, see ``Ledger``.
 
-    Raises InvalidArgument for what is missing, misspelt or not set in the environment, never showing a secret, and the
-    errors of opening a ledger.
+    Raises InvalidArgument for settings that are missing, misspelt or not set in the environment, without showing a
+    secret, and the errors of opening a ledger.
     """
 
     driver: ClassVar[str]
@@ -347,7 +348,8 @@ def state_manager_from_yaml(
 ) -> StateManager:
     """Opens the ledger that a file, or a document already read, declares, and returns its state manager.
 
-    Raises InvalidArgument for what is missing, misspelt or not set in the environment, never showing a secret.
+    Raises InvalidArgument for settings that are missing, misspelt or not set in the environment, without showing a
+    secret.
     """
     kind, profile, _ = _declared(_document(source))
     return TYPES[kind](profile, environment=environment, create=create)

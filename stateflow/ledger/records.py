@@ -1,6 +1,6 @@
 """The ledger's data types: applications, records, and the state of an item that follows from its records.
 
-A record's payload is stored as JSON, and is checked against the schema that it names, if it names one.
+A record's payload is stored as JSON. If it names a schema, it is checked against that.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """The part of an application that records are matched by: name and instance."""
+    """The part of an application by which records are matched: name and instance."""
 
     name: str
     instance: str | None
@@ -136,7 +136,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong in a ledger. ``code`` is stable, ``what`` is for people."""
+    """One thing that is wrong in a ledger. ``code`` is stable, ``what`` is a sentence for people."""
 
     code: str
     what: str
@@ -181,7 +181,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 def encode(payload: Any, item_id: str) -> str | None:
-    """Returns a payload as JSON text; None stays None. Only halves of characters (lone surrogates) are escaped. Raises
+    """Returns a payload as JSON text; None stays None. Only lone surrogates are escaped. Raises
     InvalidPayload for a payload that is not JSON, NaN included, or is too large."""
     if payload is None:
         return None

@@ -185,7 +185,7 @@ def check_app(app: App, state: RecordState) -> None:
 def check(head: Head | None, item_id: str, app: App, state: RecordState, previous: Record | None) -> None:
     """Checks that this record may be the item's next.
 
-    Raises IllegalRecord for what the table above forbids, Locked when another application holds the item or a record
+    Raises IllegalRecord for what the table above forbids, Locked if another application holds the item or a record
     has answered ``previous`` already. The caller fills in the blocking record, and raises LeaseLost where that answer
     is a RESOLVED.
     """
@@ -272,7 +272,7 @@ _NEXT: dict[RecordState, tuple[RecordState, ...]] = {
 def path(now: RecordState, to: RecordState) -> tuple[RecordState, ...]:
     """Returns the shortest legal sequence of one or more records after ``now`` whose last is ``to``.
 
-    Raises ValueError when there is none: no sequence leads to NEW.
+    Raises ValueError if there is none: no sequence leads to NEW.
     """
     reached: list[tuple[RecordState, ...]] = [(each,) for each in _NEXT[now]]
     for sequence in reached:
@@ -415,5 +415,5 @@ def stage_answer(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_done(row: Mapping[str, Any]) -> bool:
-    """Tells whether everything was pulled and pushed."""
+    """Tells whether a stage is done: everything was pulled and pushed."""
     return (row["action"], row["status"]) == (Action.POST_PUSH, Status.SUCCESS)

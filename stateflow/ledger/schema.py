@@ -59,7 +59,7 @@ def is_time(us: object) -> bool:
 
 
 def to_time(us: Any) -> Any:
-    """Converts to a datetime in UTC. Other values, which only a damaged or an earlier ledger has, are returned
+    """Converts to a datetime in UTC. Other values, which occur only in damaged or older ledgers, are returned
     unchanged."""
     return _EPOCH + us * _MICROSECOND if is_time(us) else us
 

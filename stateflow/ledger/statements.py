@@ -1,6 +1,6 @@
 """SQL statements that read and write records and their projections, and the conversion of rows.
 
-``rules`` decides what may be written. :func:`append` goes these steps in the caller's transaction:
+``rules`` decides what may be written. :func:`append` takes these steps in the caller's transaction:
 
 1. Lock the heads of the items, and call the guard.
 2. Take the turn, so that ids of records are in the order of commits.
@@ -55,8 +55,8 @@ _BIGGEST = 2**63 - 1
 
 
 def record_of(row: Row[Any] | Mapping[str, Any], *, strict: bool = True) -> Record:
-    """Converts a row. Raises LedgerCorrupt for values that no ``put`` wrote; when not ``strict``, keeps them as they
-    are."""
+    """Converts a row. Raises LedgerCorrupt for values that no ``put`` can have written; if not ``strict``, keeps them
+    unchanged."""
     it: Any = row if isinstance(row, Mapping) else row._mapping
     state, payload = it["state"], it["payload"]
     try:
@@ -100,8 +100,9 @@ def heads_for_update(ids: list[str]) -> Select[Any]:
 
 
 def turn() -> Select[Any]:
-    """Locks a row that each writer locks until its commit before it numbers its records. Ids are therefore in the order
-    of commits: a reader that has seen one has seen all below it. SQLite has one writer at a time by itself."""
+    """Locks the row that every writer locks before it numbers its records, and keeps until its commit. Ids are
+    therefore in the order of commits: a reader that has seen an id has seen all lower ones. SQLite has one writer at a
+    time by itself."""
     query = select(IDENTITY.c.only).where(IDENTITY.c.only == 1).with_for_update()
     return query.with_hint(IDENTITY, "WITH (UPDLOCK, ROWLOCK)", "mssql")
 
@@ -351,7 +352,7 @@ def append(connection: Connection, entries: Sequence[Entry], stamp: Stamp, guard
 
 
 def _resolve_expired(connection: Connection, entries: Sequence[Entry], heads: Mapping[str, Head]) -> list[Entry]:
-    """Returns entries that resolve the expired locks of items that are to be acquired. A failure is never resolved
+    """Returns entries that resolve the expired locks of items that are to be acquired. Failures are never resolved
     here."""
     wanted = {
         entry.item_id: entry
@@ -565,7 +566,8 @@ class _Append:
 
 
 def _portions(rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yields the rows of one statement each: its payloads together are no larger than one payload may be."""
+    """Yields portions of rows, one for each statement; the payloads of a portion together stay within the limit of one
+    payload."""
     start = size = 0
     for place, row in enumerate(rows):
         bytes_ = payloads.stored_bytes(row["payload"]) if row["payload"] else 0

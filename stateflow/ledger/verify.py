@@ -117,7 +117,7 @@ def faults_of(item_id: str, records: Sequence[Record]) -> list[Fault]:
 
 
 def _may_stand(record: Record, by_id: Mapping[int, Record], head: Head | None, fault: Any) -> bool:
-    """Tells whether the record may follow those that ``head`` is the fold of."""
+    """Tells whether the record may follow the records folded into ``head``."""
     try:
         rules.check_app(record.app, record.state)
     except StateflowError as error:
@@ -195,7 +195,7 @@ def load_schemas(connection: Connection) -> dict[str, Mapping[str, Any]]:
 def _elsewhere(
     connection: Connection, item_id: str, found: Sequence[Fault], records: Sequence[Record]
 ) -> Iterator[Fault]:
-    """Yields a fault for each unknown previous record that is one of another item."""
+    """Yields a fault for each ``previous`` that is a record of another item."""
     by_id = {record.record_id: record for record in records}
     for fault in found:
         if fault.code == "unknown_previous" and fault.record_id is not None:

@@ -1,1 +1,1 @@
-"""Clusters whose processes run on this machine, started by the program that uses them, and ending with it."""
+"""Clusters whose processes run on this machine, which the program that uses them starts, and which end with it."""

@@ -35,7 +35,7 @@ from stateflow.types import check_name, worker_name
 
 
 class Certificates:
-    """An authority in ``directory``, and beside it a directory for each identity that has a certificate."""
+    """A certificate authority in ``directory``, and beside it a directory for each identity that has a certificate."""
 
     def __init__(self, directory: Path) -> None:
         from stateflow.security.authority import Authority
@@ -67,7 +67,7 @@ class Certificates:
         return sorted(path.parent for path in self._directory.glob(f"*/{OWN_CERT}"))
 
     def begin(self) -> None:
-        """Makes this process an administrator until :meth:`end`."""
+        """Gives this process an administrator's certificate until :meth:`end`."""
         self.end()
         self._own.enter_context(environment(self.issue("local", "admin")))
 
@@ -114,7 +114,7 @@ class LocalCluster:
         workers: processes of each replica.
         controllers: number of controllers, ``controller``, ``controller-1``, …; the first one leads, and another one
             takes over when it is gone.
-        tls: the cluster has an authority of its own and certificates for its processes; this process is ``admin``
+        tls: the cluster has its own certificate authority and certificates for its processes; this process is ``admin``
             while the cluster runs.
 
     Raises InvalidArgument inside a replica, and while an operator's code is being loaded.
@@ -181,7 +181,7 @@ class LocalCluster:
             self._process(name, self._replica_arguments(name)).start()
         for name in names:
             self.processes[name].wait_ready()
-            if self._workers == 1:  # with more, the ports behind it may be taken when it is started again
+            if self._workers == 1:  # with more, the following ports may be taken when it is started again
                 self._stay(name)
         self._wait_for_members({worker_name(name, number) for name in names for number in range(self._workers)})
         for operator in self._operators:
@@ -196,7 +196,7 @@ class LocalCluster:
         return self._stay(name)
 
     def _stay(self, name: str) -> str:
-        """Makes a process listen at the same address when it is started again. Returns the address."""
+        """Arranges that a process listens at the same address after a restart. Returns the address."""
         process = self.processes[name]
         process._arguments[process._arguments.index(self._listen(name))] = process.address
         return process.address
@@ -212,7 +212,7 @@ class LocalCluster:
         return process
 
     def _listen(self, name: str) -> str:
-        """Returns the address at which a process is to listen. Subclasses use other networks than loopback."""
+        """Returns the address at which a process should listen. Subclasses use other networks than loopback."""
         return "127.0.0.1:0"
 
     def _within(self, name: str) -> Sequence[str]:
@@ -290,7 +290,7 @@ class LocalCluster:
     def replace(self, name: str) -> None:
         """Starts a killed replica again with an empty data directory, and makes the cluster accept it.
 
-        What the former replica had is lost. Raises DataDirLocked, with nothing lost, where workers of the former
+        What the former replica had is lost. Raises DataDirLocked, with nothing lost, if workers of the former
         replica do not end.
         """
         process = self._named(name)
@@ -313,7 +313,7 @@ class LocalCluster:
         self._wait_for_members(set(workers))  # each asks again after a while
 
     def _is_in(self, name: str) -> bool:
-        """Tells whether a worker was admitted without a command, as its predecessor had nothing."""
+        """Tells whether a worker was admitted without a command because its predecessor had no partitions."""
         if self._workers == 1:
             return False
         status = self.cluster.status()
@@ -321,7 +321,7 @@ class LocalCluster:
         return not refused and any(each.name == name and each.alive for each in status.replicas)
 
     def freeze(self, name: str) -> None:
-        """Stops a process with SIGSTOP: it does nothing, and does not know it."""
+        """Freezes a process with SIGSTOP: it does nothing, and cannot notice that."""
         os.kill(self._named(name).pid, signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:

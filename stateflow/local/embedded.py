@@ -35,7 +35,7 @@ _REPLICAS_MAX = 64
 
 
 class Embedded(LocalCluster):
-    """A program's own cluster, made by :func:`embedded`. ``cluster``: a client of it."""
+    """A program's own cluster, as returned by :func:`embedded`. ``cluster``: a client of it."""
 
     def __init__(self, directory: Path, replicas: int, lock: TextIO) -> None:
         super().__init__(sites={SITE: replicas}, data_dir=directory)
@@ -74,13 +74,13 @@ def embedded(directory: str | Path | None = None, replicas: int | None = None, *
 
     Args:
         directory: made if need be; None: ``STATEFLOW_EMBEDDED_DIRECTORY``, or ``./stateflow-data``.
-        replicas: number of replicas; None: ``STATEFLOW_EMBEDDED_REPLICAS``; without it, as many as the cluster was
-            made with, or one for each core where it is new.
+        replicas: number of replicas; None: ``STATEFLOW_EMBEDDED_REPLICAS``; without that, as many as the cluster had
+            before, or one for each core for a new cluster.
         create: False: makes no cluster where there is none, for callers that only read.
 
-    Raises DataDirLocked where another program uses the directory; InvalidArgument where the directory has something
-    else in it, where the cluster has another number of replicas, or where there is none and none is to be made;
-    Unavailable where the cluster cannot be started.
+    Raises DataDirLocked if another program uses the directory; InvalidArgument if the directory contains other
+    files, if the cluster has another number of replicas, or if there is none and ``create`` is False; Unavailable where
+    the cluster cannot be started.
 
     Example: ``embedded("stateflow-data").address``
     """
@@ -120,7 +120,7 @@ def _end(pid: int, place: Path) -> None:
 
 
 def _check_place(place: Path, create: bool) -> None:
-    """Checks that the directory may be used: it has nothing else in it, and callers that only read make none.
+    """Checks that the directory may be used: it contains nothing else, and callers that only read do not create it.
 
     Raises InvalidArgument.
     """
@@ -137,7 +137,7 @@ def _check_place(place: Path, create: bool) -> None:
 def _claimed(place: Path) -> TextIO:
     """Claims a directory. Waits for the processes of a program that has ended, which end by themselves.
 
-    Raises DataDirLocked while another program runs there, or where those processes do not end.
+    Raises DataDirLocked while another program runs there, or if those processes do not end.
     """
     deadline = SYSTEM_CLOCK.monotonic() + ENDING_S
     while True:
@@ -158,7 +158,7 @@ def _claimed(place: Path) -> TextIO:
 
 
 def _wait_for_ends(place: Path, count: int) -> None:
-    """Waits for replicas of a program that was killed: they notice that, and finish their running batches."""
+    """Waits for the replicas of a program that was killed, which finish their running batches and end."""
     for directory in (place / f"{SITE}-{number}" for number in range(count)):
         if directory.is_dir():
             with nobody_in(directory, ReplicaSettings().stop_timeout_s):

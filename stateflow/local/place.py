@@ -1,4 +1,4 @@
-"""Reads, from the directory of a program's own cluster, which program runs it."""
+"""Reads, from the directory of an embedded cluster, which program runs the cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ FILE = "embedded.json"
 def said_in(place: Path) -> dict[str, Any]:
     """Returns what a directory says of its cluster; empty: nothing.
 
-    ``replicas``: their number. ``pid``, ``program``: program that ran the cluster last. ``address``: of its controller.
+    ``replicas``: their number. ``pid``, ``program``: program that ran the cluster last. ``address``: address of its
+    controller.
     """
     try:
         found = json.loads((place / FILE).read_text())
@@ -25,7 +26,7 @@ def said_in(place: Path) -> dict[str, Any]:
 
 
 def running_in(directory: str | Path | None = None) -> str | None:
-    """Returns the controller's address of the cluster that a program runs in a directory now; None: no program does.
+    """Returns the address of the controller that a program runs in a directory now; None: no program does.
 
     Args:
         directory: see :func:`~stateflow.local.embedded.embedded`.

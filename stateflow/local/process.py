@@ -119,11 +119,11 @@ class ForkServer:
 
     @property
     def usable(self) -> bool:
-        """Tells whether the fork server runs, and its processes would have this process's present environment."""
+        """Tells whether the fork server is running with the environment that this process has now."""
         return self._process.poll() is None and self._environment == _from_the_beginning()
 
     def start(self, name: str, arguments: list[str], environment: dict[str, str], log: IO[str]) -> Forked:
-        """Forks a process, with ``log`` as its standard error. Raises Unavailable."""
+        """Forks a process with ``log`` as its standard error. Raises Unavailable."""
         request = json.dumps(asdict(Request(name, arguments, environment, str(Path.cwd())))).encode()
         (their_in, stdin), (stdout, their_out), (life, their_life) = os.pipe(), os.pipe(), os.pipe()
         try:
@@ -157,7 +157,7 @@ _lock = threading.Lock()
 def fork_server() -> ForkServer:
     """Returns this process's fork server.
 
-    It is replaced when variables have changed that a process may need when it begins.
+    It is replaced if environment variables have changed that a process may need at its start.
     """
     global _fork_server  # noqa: PLW0603 - one for all clusters of a process
     with _lock:
@@ -178,7 +178,7 @@ class ForkLauncher(Processes):
 
 
 def _forget() -> None:
-    """Drops the fork server in a process that was forked from this one, as it belongs to the parent."""
+    """Drops the fork server in a process that was forked from this one, because it belongs to the parent."""
     global _fork_server, _lock
     _fork_server, _lock = None, threading.Lock()
 
@@ -192,7 +192,8 @@ def _from_the_beginning() -> dict[str, str]:
 
 
 def readable(files: Iterable[int], timeout_s: float | None = None) -> set[int]:
-    """Returns the files that have something to read, or are at their end; empty: none within the timeout.
+    """Returns the files that can be read without blocking, which includes files at their end; empty: none within the
+    timeout.
 
     ``timeout_s``: None: waits for ever.
     """
@@ -258,7 +259,7 @@ def _reap(lives: dict[int, int]) -> None:
 
 
 def _say(life: int, number: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # no process reads any more
+    with contextlib.suppress(BrokenPipeError):  # no process reads it any more
         os.write(life, _EXIT.pack(number))
 
 
@@ -309,9 +310,9 @@ START_TIMEOUT_S = 60.0
 
 
 def python_path(paths: Iterable[str]) -> str:
-    """Returns the PYTHONPATH of a process that is to import from these directories.
+    """Returns the PYTHONPATH for a process that must import from these directories.
 
-    Raises InvalidArgument for a directory that PYTHONPATH cannot express: its modules would silently not be found.
+    Raises InvalidArgument for a directory that PYTHONPATH cannot express, so that its modules would not be found.
     """
     found = list(dict.fromkeys(filter(None, paths)))
     for path in found:
@@ -329,7 +330,7 @@ class Process:
 
     Args:
         within: command that starts the process, such as ``ip netns exec NAME``.
-        environment: variables beside those of this process.
+        environment: variables in addition to those of this process.
     """
 
     def __init__(

@@ -23,8 +23,8 @@ def answer(targets: Iterable[Target], asked: str) -> bytes:
     """Returns the targets as JSON.
 
     Args:
-        asked: host or host:port at which the caller reached this process. It stands in for the host of targets that
-            listen at all addresses of this machine, as the caller reaches those there, too.
+        asked: host or host:port at which the caller reached this process. It replaces the host of targets that listen
+            at all addresses of this machine, because the caller can reach those there, too.
     """
     found = [{"targets": [_reached(each.address, asked)], "labels": dict(each.labels)} for each in targets]
     return json.dumps(found).encode()

@@ -1,8 +1,8 @@
 """Metrics that operators declare: ``ctx.metrics``, and the values of a whole process.
 
-What an operator counts while it processes a batch is kept with the partition, and added to the values only when the
-batch commits. If the batch is not applied, it is forgotten. So a batch that fails and is sent again counts once. The
-same holds for a batch that is sent again because its answer was lost, as it is found applied and skipped.
+Counts made while a batch is processed are kept with the partition, and added to the values only when the batch commits.
+If the batch is not applied, they are forgotten. So a batch that fails and is sent again counts once. So does a batch
+that is sent again because its answer was lost: it is recognised and skipped.
 
 Names, labels and values of labels are bounded: a metric per key would be as large as the state.
 """
@@ -85,7 +85,7 @@ class Family:
     """A metric of an operator in this process.
 
     ``version``: version of the operator that declared it. ``series``: values, by the values of the labels; None: a
-    gauge that was not set.
+    gauge without a value.
     """
 
     declared: Declared
@@ -112,8 +112,8 @@ class OwnFigures:
     def declare(self, operator: str, version: object, declared: Declared) -> Family:
         """Returns the metric with this declaration, and makes it if there is none.
 
-        A metric that another version of the operator declared otherwise begins anew. Raises DeclarationError, also
-        where this version declared it otherwise, and InvalidArgument where there are too many metrics.
+        A metric that another version of the operator declared differently begins anew. Raises DeclarationError, also if
+        this version has declared it differently before, and InvalidArgument if there are too many metrics.
         """
         declared.check(operator)
         with self._lock:
@@ -151,7 +151,7 @@ class OwnFigures:
     def admit(self, operator: str, family: Family, values: Labels) -> None:
         """Makes a series for these values of the labels, if there is none.
 
-        Raises InvalidArgument where there are too many series, or a value is too long.
+        Raises InvalidArgument if there are too many series, or a value is too long.
         """
         for label, value in zip(family.declared.labels, values, strict=True):
             if len(value) > VALUE_MAX:
@@ -175,7 +175,7 @@ class OwnFigures:
             family.series[values] = family.nothing()
 
     def add(self, pending: Sequence[tuple[Family, Labels, _Pending]]) -> None:
-        """Adds what a batch has counted, in one atomic step."""
+        """Adds the counts of a batch in one atomic step."""
         with self._lock:
             for family, values, (amount, base) in pending:
                 now = family.series[values]
@@ -199,7 +199,7 @@ class OwnFigures:
             ]
 
     def value(self, operator: str, name: str, labels: Mapping[str, str]) -> float | Histogram:
-        """Returns one value, for tests. Raises InvalidArgument where there is none."""
+        """Returns one value, for tests. Raises InvalidArgument if there is none."""
         for of, declared, series in self.read():
             if of == operator and declared.name == name and labels.keys() == set(declared.labels):
                 values = tuple(labels[label] for label in declared.labels)
@@ -230,7 +230,7 @@ def _wrong(operator: str, name: str, what: str, remedy: str) -> DeclarationError
 
 
 class _Series:
-    """A metric of one partition. ``values``: values of its labels; None: :meth:`labels` must give them first."""
+    """A metric of one partition. ``values``: values of its labels; None: call :meth:`labels` first."""
 
     kind: Kind
 
@@ -271,7 +271,7 @@ class _Series:
             self._metrics.touched.append(self)
 
     def take(self) -> tuple[Family, Labels, _Pending]:
-        """Returns what was counted since the last call, and forgets it."""
+        """Returns the counts since the last call, and resets them."""
         assert self._values is not None
         self._is_touched = False
         return self._family, self._values, self._taken()
@@ -301,7 +301,7 @@ class Counter(_Series):
 
 
 class Gauge(_Series):
-    """A value that rises and falls: what any partition of the process set last, plus what was added since."""
+    """A value that rises and falls: the value last set by any partition of the process, plus additions since then."""
 
     kind = "gauge"
     _amount = 0.0
@@ -348,8 +348,8 @@ class HistogramSeries(_Series):
 class Metrics:
     """``ctx.metrics``: an operator's own counters, gauges and histograms, for one partition.
 
-    Only the operator's methods may use it, not threads that the operator starts. What is counted takes effect when the
-    running batch commits. Each process has one value for all of its partitions.
+    Only the operator's methods may use it, not threads that the operator starts. Counts take effect when the running
+    batch commits. Each process has one value for all of its partitions.
     """
 
     def __init__(self, figures: OwnFigures, operator: str, version: object) -> None:
@@ -364,11 +364,11 @@ class Metrics:
 
         Args:
             what: description for users.
-            labels: names of its labels, whose values are given by ``.labels``.
+            labels: names of its labels; pass their values to ``.labels``.
 
         Both may be left out once the counter is declared.
 
-        Raises DeclarationError, and InvalidArgument where the operator has too many metrics.
+        Raises DeclarationError, and InvalidArgument if the operator has too many metrics.
         """
         return self._series(Counter, name, what, labels, None)
 
@@ -419,12 +419,12 @@ class Metrics:
         self._figures.admit(self.operator, family, values)
 
     def count(self) -> None:
-        """Adds what the batch counted, as the batch was applied."""
+        """Adds the batch's counts after the batch was applied."""
         if self.touched:
             self._figures.add(self._taken())
 
     def forget(self) -> None:
-        """Forgets what the batch counted, as the batch was not applied."""
+        """Discards the batch's counts after the batch was not applied."""
         self._taken()
 
     def _taken(self) -> list[tuple[Family, Labels, _Pending]]:
@@ -435,8 +435,8 @@ class Metrics:
 def by_name(figures: OwnFigures) -> Iterator[tuple[Declared, list[tuple[str, Declared, Mapping[Labels, Any]]]]]:
     """Yields each metric with the operators that have it, and their values.
 
-    Prometheus allows one kind per name. Where operators give one name to metrics of different kinds, only those of the
-    first operator's kind are shown, as the log says.
+    Prometheus allows one kind per name. If operators use one name for metrics of different kinds, only those of the
+    first operator's kind are shown, and the log says so.
     """
     found: dict[str, list[tuple[str, Declared, Mapping[Labels, Any]]]] = {}
     for each in figures.read():

@@ -42,7 +42,7 @@ PATIENCE_S = 10.0
 
 
 def _asked(made: Callable[[], Awaitable[T]], loop: asyncio.AbstractEventLoop) -> T:
-    """Returns what the event loop computes, to a thread that answers HTTP. Raises TimeoutError."""
+    """Returns, to a thread that answers HTTP, a result that the event loop computes. Raises TimeoutError."""
 
     async def make() -> T:
         return await made()
@@ -77,7 +77,7 @@ def families(values: Values) -> Iterator[Any]:
 
 
 class _Own(Collector):
-    """Collects the metrics that operators declare. Of several descriptions of one metric, the first one is shown."""
+    """Collects the metrics that operators declare. If a metric has several descriptions, the first one is shown."""
 
     def __init__(self, figures: OwnFigures) -> None:
         self._figures = figures
@@ -138,7 +138,7 @@ def _with_discovery(
 
 
 class _Tls:
-    """Wraps connections in TLS, by the files as they are when a client connects. Raises BadCertificate when made."""
+    """Wraps connections in TLS with the files as they are when a client connects. Raises BadCertificate if made."""
 
     def __init__(self, files: TlsFiles, settings: ConnectionSettings) -> None:
         self._files, self._settings, self._lock = files, settings, threading.Lock()
@@ -146,9 +146,9 @@ class _Tls:
         self._context = self._made()
 
     def met(self, client: socket.socket) -> ssl.SSLSocket:
-        """Shakes hands with a client, within its timeout.
+        """Performs the TLS handshake with a client, within its timeout.
 
-        Raises OSError, and NotAllowed where the client's certificate was revoked.
+        Raises OSError, and NotAllowed if the client's certificate was revoked.
         """
         with self._lock:
             if self._files.current().number != self._number:
@@ -184,7 +184,7 @@ class _Tls:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Serves each client in a thread, the handshake included, so that a silent client keeps no other waiting."""
+    """Serves each client in a thread, handshake included, so that a silent client does not delay others."""
 
     daemon_threads = True
     tls: _Tls | None = None
@@ -211,7 +211,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Logs nothing, as requests are no news."""
+        """Logs nothing, because requests are routine."""
 
 
 class Page:

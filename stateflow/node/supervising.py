@@ -1,4 +1,5 @@
-"""Decides for a node's workers when one is started again, which partitions move between them, and when one can go.
+"""Decides, for a node's workers, when one is restarted, which partitions move between them, and when one can be
+removed.
 
 Sans-io.
 """
@@ -14,7 +15,7 @@ from stateflow.partition.lifecycle import State as Kept
 from stateflow.reports import PartitionReport
 from stateflow.types import PartitionId
 
-#: a worker that was ready for so long, in seconds, is healthy: it is started again at once
+#: a worker that was ready for this many seconds is healthy: it is restarted at once
 WELL_S = 30.0
 BACKOFF_S, BACKOFF_S_MAX = 0.5, 30.0
 #: deaths in a row, without having been healthy, after which a worker is said to die at every start
@@ -44,7 +45,7 @@ class _Worker:
 
 @dataclass(slots=True)
 class Supervision:
-    """Decides when the workers of one node are started again. Times are monotonic seconds.
+    """Decides when the workers of one node are restarted. Times are monotonic seconds.
 
     Args:
         wanted: number of workers, which are numbered from 0.
@@ -63,7 +64,7 @@ class Supervision:
         self._workers[number].ready_at = now
 
     def died(self, number: int, now: float) -> float:
-        """Notes that a worker ended unasked. Returns in how many seconds it is started again."""
+        """Notes that a worker ended unexpectedly. Returns the seconds until it is started again."""
         worker = self._workers[number]
         was_well = worker.ready_at is not None and now - worker.ready_at >= WELL_S
         worker.deaths = 1 if was_well else worker.deaths + 1
@@ -72,7 +73,7 @@ class Supervision:
         return pause
 
     def ended(self, number: int) -> None:
-        """Notes that a worker that owned nothing any more has left."""
+        """Notes that a worker which owned no more partitions has left."""
         self._workers[number].state = State.ENDED
 
     def due(self, now: float) -> list[int]:
@@ -80,7 +81,7 @@ class Supervision:
         return [n for n, worker in self._workers.items() if worker.state is State.WAITS and worker.again_at <= now]
 
     def leaving(self) -> list[int]:
-        """Returns the workers that run until they own nothing."""
+        """Returns the surplus workers, which run until they own nothing."""
         return [number for number, worker in self._workers.items() if worker.state is State.LEAVES]
 
     def gone(self) -> list[int]:
@@ -91,7 +92,7 @@ class Supervision:
         return self._workers[number].deaths >= HOPELESS
 
     def is_hopeless(self) -> bool:
-        """Tells whether no wanted worker runs, and each dies at every start."""
+        """Tells whether no wanted worker is running and each of them dies at every start."""
         wanted = [worker for number, worker in self._workers.items() if number < self.wanted]
         return bool(wanted) and all(w.state is State.WAITS and w.deaths >= HOPELESS for w in wanted)
 
@@ -114,7 +115,7 @@ class Seen:
     used_s: Mapping[str, float] = field(default_factory=dict)
 
     def follows(self, before: Seen) -> bool:
-        """Tells whether the same processes owned the same partitions since ``before``, as far as can be told."""
+        """Tells whether, as far as is known, the same processes have owned the same partitions since ``before``."""
         if self.committed.keys() != before.committed.keys() or self.used_s.keys() != before.used_s.keys():
             return False
         for worker, now in self.committed.items():
@@ -143,8 +144,8 @@ class Seen:
 class Balance:
     """Keeps a node's workers about equally busy.
 
-    The more rounds in a row have moved partitions, the longer it compares before the next one, so that it does not
-    follow short-lived loads.
+    After each round in a row that moved partitions, it measures longer before the next one, so that it does not follow
+    short-lived loads.
     """
 
     _before: Seen | None = None
@@ -153,7 +154,8 @@ class Balance:
     _handed_on: dict[PartitionId, int] = field(default_factory=dict)  # round in which each was moved last
 
     def look(self, seen: Seen) -> dict[PartitionId, str]:
-        """Returns the partitions to move now: partition → worker. Not to be called while some of them are moving."""
+        """Returns the partitions to move now: partition → worker. Do not call it while partitions of the node are
+        moving."""
         if not all(seen.committed.values()):  # a worker owns nothing: it gets some by number, and at once
             self._before = None
             return self._moves({worker: dict.fromkeys(owned, 0.0) for worker, owned in seen.committed.items()})
@@ -187,8 +189,8 @@ def spread(
 
     Args:
         loads: worker → its partitions and the load of each, in any unit; those without load are spread by number.
-        handed_on: partition → when it was moved last, in any unit. Of equal loads, one that was not moved goes first:
-            where one partition makes its worker busy and cannot be told from the others, the others leave it.
+        handed_on: partition → when it was moved last, in any unit. Among equal loads, one that was not moved goes
+            first: if one partition makes its worker busy and cannot be identified, the others move away from it.
     """
     floor = max((load for each in loads.values() for load in each.values()), default=0.0) / 100 or 1.0
     left = {worker: {p: max(load, floor) for p, load in each.items()} for worker, each in loads.items()}
@@ -214,14 +216,14 @@ def spread(
 
 
 def is_spare(partitions: Iterable[PartitionReport], epochs: Mapping[PartitionId, int]) -> bool:
-    """Tells whether the directory of a worker that is to leave may be deleted.
+    """Tells whether the directory of a leaving worker may be deleted.
 
-    It may not while the worker serves a partition, or has one that it sealed for an owner that the ledger does not know
-    yet: that may be the newest copy.
+    It may not while the worker serves a partition, or has a copy that it sealed for an owner that the ledger does not
+    know yet: that copy may be the newest.
 
     Args:
-        partitions: what the worker has.
-        epochs: epoch at which each partition is owned, by the ledger.
+        partitions: the partitions that the worker has.
+        epochs: epoch at which each partition is owned, according to the ledger.
     """
     for each in partitions:
         if each.state in (Kept.OWNED, Kept.FENCING):

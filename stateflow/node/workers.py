@@ -77,7 +77,7 @@ def directory_of(data_dir: Path, number: int) -> Path:
 
 
 def left_behind(data_dir: Path, count: int) -> list[int]:
-    """Returns the numbers of surplus workers, from a time with more workers, that may own partitions."""
+    """Returns the numbers of surplus workers, which the node had in an earlier run, that may own partitions."""
     folder = data_dir / WORKERS
     found = [int(path.name) for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
     return sorted(number for number in found if number >= count)
@@ -92,9 +92,9 @@ def claim_node(data_dir: Path) -> TextIO:
 
 
 def claim_workers(data_dir: Path) -> TextIO:
-    """Claims the workers of a node, as proof that no worker of a former node is alive, even one that just starts.
+    """Claims the workers of a node. The claim proves that no worker of a former run is alive, or just starting.
 
-    Callers have claimed the node, and pass the claim on to each process that they start. Raises DataDirLocked,
+    Callers have claimed the node, and pass this claim on to each process that they start. Raises DataDirLocked,
     InvalidArgument.
     """
     try:
@@ -111,7 +111,7 @@ def claim_workers(data_dir: Path) -> TextIO:
 def _holders(data_dir: Path) -> str | None:
     """Returns the numbers of the processes that have claimed a worker's directory; None: none has.
 
-    A process that has just begun has not claimed it yet.
+    A process that has just started may not have claimed it yet.
     """
     found: list[str] = []
     for number in [0, *left_behind(data_dir, 1)]:
@@ -146,9 +146,9 @@ def nobody_in(data_dir: Path, stop_timeout_s: float, clock: Clock = SYSTEM_CLOCK
 
 
 def behind(address: str, number: int) -> str:
-    """Returns the address of the worker ``number``, given that of the first one: so many ports further.
+    """Returns the address of the worker ``number``, given that of the first one: the port is higher by ``number``.
 
-    An address without a port, or with port 0, stays as it is. Raises InvalidArgument where there is no such port.
+    An address without a port, or with port 0, stays unchanged. Raises InvalidArgument if there is no such port.
     """
     host, _, port = address.rpartition(":")
     if not port.isdigit() or not int(port):
@@ -188,10 +188,10 @@ class Workers:
         """Runs the workers until ``stop``. Callers have claimed the node.
 
         Args:
-            ready: told the first worker's address once that worker is ready and each other one was tried, and again
-                when metrics are served elsewhere.
+            ready: called with the first worker's address when that worker is ready and every other one was tried, and
+                again when metrics are served elsewhere.
 
-        Raises DataDirLocked where workers of a former node do not end, and Unavailable where every worker dies at every
+        Raises DataDirLocked if workers of a former node do not end, and Unavailable if every worker dies at every
         start.
         """
         stopping = asyncio.ensure_future(stop.wait())
@@ -227,7 +227,7 @@ class Workers:
     async def _wait_for_former(self, stop: asyncio.Event) -> bool:
         """Waits for workers of a node that was killed, which end by themselves, but not at once.
 
-        Returns False where this node is asked to stop meanwhile. Raises DataDirLocked where they do not end.
+        Returns False if this node is asked to stop meanwhile. Raises DataDirLocked if they do not end.
         """
         until = self._clock.monotonic() + self._node.stop_timeout_s + KILL_AFTER_S
         while not stop.is_set():
@@ -289,7 +289,7 @@ class Workers:
         return await process.wait()
 
     def _hear(self, number: int, line: bytes) -> None:
-        """Takes in a worker's first line of output: where it listens, or why it does not."""
+        """Reads a worker's first line of output: its address, or the error that keeps it from listening."""
         self._errors.pop(number, None)
         name, said = worker_name(self._node.name, number), heard(line)
         if isinstance(said, Listening):
@@ -321,9 +321,9 @@ class Workers:
     # -- partitions ---------------------------------------------------------------------------------------
 
     async def _look_again_and_again(self) -> None:
-        """Moves partitions from busy workers to others, and away from those that leave, every ``LOOK_S``.
+        """Moves partitions from busy workers to others, and away from leaving workers, every ``LOOK_S``.
 
-        What cannot be done now is tried again at the next look.
+        Moves that cannot be made now are tried again at the next look.
         """
         while True:
             await asyncio.sleep(LOOK_S)
@@ -335,7 +335,7 @@ class Workers:
         """Logs the error of work that is tried again later, once per error.
 
         Args:
-            name: worker that the work is about; empty: the whole node.
+            name: worker concerned; empty: the whole node.
         """
         said = ""
         try:

@@ -5,7 +5,7 @@ these. It checks every offset and every character: 8 µs for 1,000 rows of four 
 of the time to decode them. (The cheap ``validate()`` checks the last offset only.) It does not bound the decoded size,
 so compressed rows are refused, and types by which a few bytes stand for many values.
 
-Times are translated to what Python has: to zones by names that Python knows, and to microseconds.
+Times are converted for Python: to zones with names that Python knows, and to microseconds.
 
 Schemas are declared as Arrow's own, or as Spark DDL such as ``"k string, n long, tags array<string>"``, which is parsed
 without a JVM.
@@ -86,12 +86,12 @@ _FIRST_US, _LAST_US = ((end - _EPOCH) // _MICROSECOND for end in (datetime.min, 
 
 @functools.lru_cache(maxsize=256)
 def python_zone(name: str) -> str:
-    """Returns the name that Python and Arrow have for a zone of ``java.time.ZoneId`` or of the tz database.
+    """Returns Python's and Arrow's name for a zone of ``java.time.ZoneId`` or of the tz database.
 
     >>> python_zone("GMT+2"), python_zone("PST"), python_zone("Europe/Berlin")
     ('+02:00', 'America/Los_Angeles', 'Europe/Berlin')
 
-    Raises InvalidArgument for a zone that Python does not have.
+    Raises InvalidArgument for a zone that Python lacks.
     """
     found = _SHORT.get(name, name)
     if found in ("Z", "UT"):
@@ -119,7 +119,8 @@ def _offset(read: re.Match[str]) -> str | None:
 
 
 def in_python_zones(schema: pa.Schema) -> pa.Schema:
-    """Returns the schema with the zones of its times, also nested ones, as Python has them. Raises InvalidArgument."""
+    """Returns the schema with Python's names for the zones of its times, also of nested ones. Raises
+    InvalidArgument."""
     fields = []
     for field in schema:
         try:
@@ -131,9 +132,9 @@ def in_python_zones(schema: pa.Schema) -> pa.Schema:
 
 
 def time_of(scalar: pa.Scalar) -> datetime:
-    """Returns a time in its zone when its year there is in Python's range, even if its year in UTC is not; else in UTC.
+    """Returns a time in its zone if its year there is in Python's range, otherwise in UTC.
 
-    Raises OverflowError when neither year is.
+    Raises OverflowError if neither year is in range.
     """
     try:
         plain: datetime = scalar.as_py()
@@ -150,7 +151,7 @@ def time_of(scalar: pa.Scalar) -> datetime:
 
 
 def in_micros(kind: pa.DataType) -> pa.DataType:
-    """Returns the type with its times, also nested ones, in microseconds where they are in nanoseconds."""
+    """Returns the type with nanoseconds replaced by microseconds in its times, also in nested ones."""
     return _with_times(kind, _in_micros)
 
 
@@ -279,8 +280,8 @@ class BatchReader:
         return batch
 
     def read_message(self, message: pa.ipc.Message, size: int) -> pa.RecordBatch:
-        """Returns the rows of a message that belongs to a stream of ``size`` bytes. Raises InvalidArgument, and what
-        pyarrow raises."""
+        """Returns the rows of a message that belongs to a stream of ``size`` bytes. Raises InvalidArgument, and
+        pyarrow's errors."""
         _check_plain(message.metadata.to_pybytes(), 0)
         return self._proved(pa.ipc.read_record_batch(message, self.schema), size)
 
@@ -336,7 +337,7 @@ def _check_values(array: pa.Array, limit: int, size: int) -> None:
 
 
 def _check_plain(data: bytes, start: int) -> None:
-    """Refuses a message of compressed rows, which pyarrow would inflate to any size before a check is possible.
+    """Checks that a message is not compressed: pyarrow would inflate it to any size before a check is possible.
 
     Reads the flatbuffer itself, from ``start`` on (format/Message.fbs), as pyarrow does not expose the compression.
     Raises InvalidArgument for compressed rows, ValueError for anything but a record batch.
@@ -400,8 +401,8 @@ _TOKEN = re.compile(r"\s*(`(?:[^`]|``)+`|'(?:[^'\\]|\\.)*'|[A-Za-z_0-9]+|[<>(),:
 def schema_of(declared: str | pa.Schema) -> pa.Schema:
     """Returns the schema that a user has declared.
 
-    Raises DeclarationError for a text that cannot be parsed and for a repeated name, which could not be read back;
-    InvalidArgument for types that are not accepted.
+    Raises DeclarationError for a text that cannot be parsed, and for a repeated name, whose columns could not be told
+    apart; InvalidArgument for types that are not accepted.
     """
     schema = parse_ddl(declared) if isinstance(declared, str) else declared
     check_types(schema)
@@ -411,7 +412,7 @@ def schema_of(declared: str | pa.Schema) -> pa.Schema:
 
 
 def _twice(fields: Iterable[pa.Field], what: str) -> str:
-    """Describes the first two fields, at any level, with the same name; empty where all names differ."""
+    """Describes the first two fields, at any level, with the same name; empty: all names differ."""
     seen: set[str] = set()
     for field in fields:
         if field.name in seen:
@@ -426,7 +427,7 @@ def _twice(fields: Iterable[pa.Field], what: str) -> str:
 
 
 def parse_ddl(text: str) -> pa.Schema:
-    """Parses Spark DDL. Raises DeclarationError that shows the part that was not understood."""
+    """Parses Spark DDL. Raises DeclarationError, which quotes the part that was not understood."""
     tokens = _tokens(text)
     fields = []
     while tokens:

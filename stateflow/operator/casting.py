@@ -13,8 +13,8 @@ from stateflow.operator.exact import RAISED, Misfit, column_of, line_of
 
 
 def taken(given: pa.ChunkedArray, field: pa.Field) -> pa.Array:
-    """Converts an Arrow column to the type of ``field``. Raises Misfit for the first row that does not fit, and what
-    pyarrow raises where the values are too many for one array."""
+    """Converts an Arrow column to the type of ``field``. Raises Misfit for the first row that does not fit, and
+    pyarrow's error if there are too many values for one array."""
     _check_kinds(given.type, field.type, "")
     chunks, before = [], 0
     for chunk in given.chunks:
@@ -81,7 +81,8 @@ def _first_misfit(array: pa.Array, field: pa.Field, error: Exception, before: in
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Casts an array level by level, as each level has its own rule. Args: kind: type that ``_check_kinds`` allows."""
+    """Casts an array level by level, because each level has its own rule. Args: kind: type that ``_check_kinds``
+    allows."""
     if array.type == kind:
         return array
     if t.is_dictionary(array.type):
@@ -140,7 +141,7 @@ def _ends(array: pa.Array, width: pa.DataType) -> pa.Array:
 
 
 def _lacks_value(array: pa.Array, field: pa.Field) -> bool:
-    """Tells whether there is a null where the field, or a field inside it, is declared NOT NULL."""
+    """Tells whether there is a null in a field, or in a field inside it, that is declared NOT NULL."""
     if array.null_count and not field.nullable:
         return True
     kind = field.type

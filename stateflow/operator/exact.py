@@ -4,7 +4,8 @@ pyarrow converts silently: it truncates 1.5 to 1 inside a list, takes a naive da
 of its characters, and drops fields that a struct does not name. So the types of a column's values are checked first,
 all values of one level at once; for plain values that costs little compared with making the array.
 
-``float`` is the only type that rounds, as its 32 bits imply. A value that would become infinite or zero is refused.
+``float`` is the only type that rounds, because its 32 bits imply. A value that would become infinite or zero is
+refused.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Column:
         return Misfit(f"is declared {self.type} but got {shown(value)}{': ' if why else ''}{why}", how)
 
     def _one(self, value: Any) -> Any:
-        """Converts a value that may not be of a plain type to one that is. Raises Misfit, and the errors in RAISED."""
+        """Converts a value of any type to one of a plain type. Raises Misfit, and the errors in RAISED."""
         if type(value) in self.plain:
             return value
         raise self._misfit(value)
@@ -148,8 +149,8 @@ class _Float64(Column):
 
 
 class _Float32(Column):
-    """Column of 32-bit floats. Args: key: it holds keys of a map, which must not round, as two of them might become
-    equal."""
+    """Column of 32-bit floats. Args: key: the column holds keys of a map, which must not be rounded: two of them might
+    become equal."""
 
     plain = frozenset({float})
 
@@ -264,7 +265,7 @@ class _Timestamp(Column):
 
 
 def _is_whole(zone: Any) -> bool:
-    """Tells whether a zone's offsets are whole seconds, as pyarrow reads no fractions."""
+    """Tells whether a zone's offsets are whole seconds; pyarrow cannot read fractions."""
     return (
         zone is UTC or isinstance(zone, ZoneInfo) or (type(zone) is timezone and not zone.utcoffset(None).microseconds)
     )
@@ -434,7 +435,7 @@ def _is_there(value: Any) -> bool:
 
 
 def _offsets(values: list[Any], has_nulls: bool, kind: pa.DataType) -> pa.Array:
-    """Returns where each value begins among the items of all values; null for a null value."""
+    """Returns the index at which each value begins among the items of all values; null for a null value."""
     ends = np.zeros(len(values) + 1, np.int64)
     lengths = (0 if value is None else len(value) for value in values) if has_nulls else map(len, values)
     np.cumsum(np.fromiter(lengths, np.int64, len(values)), out=ends[1:])
@@ -447,7 +448,8 @@ def _offsets(values: list[Any], has_nulls: bool, kind: pa.DataType) -> pa.Array:
 
 
 def _in_one_of(values: list[Any], misfit: Misfit, path: Callable[[Any, int], str]) -> Misfit:
-    """Places a misfit in the value whose item it is. Args: misfit: its row is an index into the items of all values."""
+    """Adds to a misfit the value that contains the item. Args: misfit: its row is an index into the items of all
+    values."""
     if misfit.row is None:
         return misfit
     ends = list(accumulate(0 if value is None else len(value) for value in values))
@@ -475,10 +477,12 @@ def items_of(value: Any) -> list[Any]:
 
 
 def type_of(values: list[Any], key: bool = False) -> pa.DataType:
-    """Returns the type that takes all values as each would be taken alone. Raises Misfit where there is none.
+    """Returns the type that takes every value as it would be taken alone. Raises Misfit if there is none.
 
-    Only ints beside floats or Decimals become another type, as they equal what they become. Args: key: the values are
-    keys, where ints do not become another type, as that would be another key.
+    Only ints beside floats or Decimals change their type, because the converted values are equal.
+
+    Args:
+        key: the values are keys, where ints keep their type, because another type would be another key.
     """
     kinds = {kind: _family(kind) for kind in set(map(type, values))}
     families = frozenset(kinds.values()) - {"null"}
@@ -542,7 +546,7 @@ def _family(kind: type) -> str:
 
 
 def _unlike(values: list[Any], of: Callable[[Any], Any]) -> Misfit:
-    """Makes the misfit for the first value of another kind than the first one."""
+    """Returns the misfit for the first value whose kind differs from the first value's."""
     there = [(row, value) for row, value in enumerate(values) if value is not None]
     first = there[0][1]
     row, value = next((row, value) for row, value in there if of(value) != of(first))
@@ -563,8 +567,8 @@ def _type_of_lists(values: list[Any]) -> pa.DataType:
 
 
 def _type_of_dicts(values: list[Any]) -> pa.DataType:
-    """Returns a struct type where all dicts have the same keys, otherwise a map type: in a struct, each dict would gain
-    the keys of the others."""
+    """Returns a struct type if all dicts have the same keys, otherwise a map type: a struct would add the other dicts'
+    keys to each dict."""
     rows, there = zip(*((row, value) for row, value in enumerate(values) if value is not None), strict=True)
     names = there[0].keys()
     if not all(isinstance(name, str) for name in names) or any(value.keys() != names for value in there):

@@ -1,6 +1,6 @@
-"""Instance of an operator on a partition: calls its methods, and reports what they raise as the operator's error.
+"""Instance of an operator on a partition: calls its methods, and reports their exceptions as the operator's errors.
 
-The texts of such errors are bounded in length for any exception, even where the exception's own ``str`` fails.
+The texts of such errors are bounded in length for any exception, even if the exception's own ``str`` fails.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def failure(method: str, error: BaseException, remedy: str, **where: Any) -> Ope
     """Makes the error to report for an exception from an operator's method; OperatorStuck for Interrupted.
 
     Args:
-        method: name of the method as it is called, ``process()``.
+        method: the method as shown in the error, such as ``process()``.
         where: operator, partition and further places; objects are shown by their ``repr``.
     """
     place = {name: value if name in ("operator", "partition") else shown(value) for name, value in where.items()}
@@ -82,7 +82,7 @@ def shown(value: Any) -> str | None:
 
 
 def trace_of(error: BaseException) -> str:
-    """Formats the operator's frames, innermost last, and the error."""
+    """Formats the traceback: the operator's frames, innermost last, and the error."""
     return "\n" + frames_of(error, FRAMES_SHOWN)[: 4 * TEXT_MAX] + f"{type(error).__name__}: {text_of(error)}"
 
 
@@ -100,7 +100,7 @@ class Produced(NamedTuple):
 
 class OperatorInstance:
     """Calls an operator's methods for one partition. Not thread-safe. Raises OperatorFailed for exceptions of the
-    operator, and StateflowErrors as they are.
+    operator; StateflowErrors pass unchanged.
 
     Args:
         watermark_us: current watermark of the partition; None: there is none yet.
@@ -165,12 +165,12 @@ class OperatorInstance:
             raise self._failed("open", error, remedy="fix the operator; no batch was applied") from error
 
     def count(self) -> None:
-        """Counts what the operator has added to its metrics, once the batch is applied."""
+        """Publishes the operator's counts of the batch, after the batch was applied."""
         if self._ctx._metrics is not None:
             self._ctx._metrics.count()
 
     def forget(self) -> None:
-        """Drops what the operator has added to its metrics, as the batch is not applied."""
+        """Discards the operator's counts of the batch, because the batch was not applied."""
         if self._ctx._metrics is not None:
             self._ctx._metrics.forget()
 
@@ -222,8 +222,8 @@ class OperatorInstance:
         return len(batch)
 
     def _produce(self, method: Callable[[Any, Context], Any], argument: Any, row: Callable[[], Any]) -> None:
-        """Calls a batch operator's method and keeps the columns that it returns. Args: row: returns what an error shows
-        of the input."""
+        """Calls a batch operator's method and keeps the columns that it returns. Args: row: returns the part of the
+        input that an error shows."""
         try:
             produced = method(argument, self._ctx)
         except StateflowError as error:
@@ -237,7 +237,7 @@ class OperatorInstance:
             self._columns.append(self._writer.columns(produced, method.__name__))
 
     def _extend(self, outputs: list[Any], produced: Iterable[Any]) -> None:
-        """Freezes each row as soon as it is produced, as the operator's next step may change the objects in it."""
+        """Freezes each row as soon as it is produced, because the operator's next step may change the objects in it."""
         assert self._freeze is not None
         outputs.extend(map(self._freeze, produced))
 
@@ -266,8 +266,8 @@ class OperatorInstance:
                 self.state.unbind(self.operator)
 
     def produced(self, outputs: list[Any]) -> Produced:
-        """Returns the whole output of the batch. Output in buffers or containers of the operator is encoded at once, as
-        the operator may reuse them in its next call. Raises OutputMismatch."""
+        """Returns the whole output of the batch. Output in the operator's own buffers or containers is encoded at once,
+        because the operator may reuse them in its next call. Raises OutputMismatch."""
         side = {tag: self._side_writers[tag].write(emitted) for tag, emitted in self._ctx._side.items() if emitted}
         if self._columns:
             return Produced([], self._writer.write(outputs, self._columns), side)
@@ -304,8 +304,8 @@ class OperatorInstance:
         """Releases the operator.
 
         Args:
-            aside: gets a call that closes the operator, where the operator has ``close`` or ``__del__``, and runs it
-                where no batch waits for it.
+            aside: called with a function that closes the operator, if that has ``close`` or ``__del__``; runs it where
+                no batch waits for it.
         """
         operator, ctx, name = self.operator, self._ctx, self._partition
         self.operator = Operator()

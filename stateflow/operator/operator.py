@@ -52,13 +52,13 @@ GLOBAL = Namespace()
 
 
 class Helper:
-    """Base of helpers that store something under their name, by default that of the class attribute: windows."""
+    """Base of helpers, such as windows, that store data under a name; by default the name of the class attribute."""
 
     name: str
 
 
 class Context:
-    """Time, timers, metrics and side outputs, as an operator uses them beside its row and its state.
+    """Time, timers, metrics and side outputs, for use in an operator's methods.
 
     Attributes:
         key: key of the current row or timer; None outside of them.
@@ -101,7 +101,7 @@ class Context:
     def metrics(self) -> Metrics:
         """The operator's own counters, gauges and histograms, in its replica's ``/metrics``.
 
-        What a batch records counts when the batch is applied.
+        Changes made during a batch take effect when the batch is applied.
         """
         if self._metrics is None:
             self._metrics = self._figures()
@@ -117,7 +117,7 @@ class Context:
             domain: ``event``: fires when the watermark passes ``at``; ``processing``: fires with the first batch after
                 that time, with rows or without.
 
-        Raises InvalidArgument for another domain or an invalid time, outside of a row or timer, and where the operator
+        Raises InvalidArgument for another domain or an invalid time, outside of a row or timer, and if the operator
         has no ``on_timer``.
         """
         key, named = self._current(), check_timer_name(name)
@@ -129,7 +129,7 @@ class Context:
         self._timers.delete(self._current(), check_timer_name(name), domain)
 
     def set_timers(self, keys: pa.Array, at: Any, *, name: str = "", domain: str = "event") -> None:
-        """Sets a timer for each of these keys, in a batch operator, whose ``on_timers`` is called; see
+        """Sets a timer for each of these keys, in a batch operator; ``on_timers`` is called when they are due. See
         :meth:`set_timer`.
 
         Args:
@@ -137,7 +137,7 @@ class Context:
             at: one time for all of them, as for :meth:`set_timer`; or an Arrow array as long as ``keys``, of timestamps
                 with a time zone or of microseconds since 1970.
 
-        Raises InvalidArgument, also where the operator has no ``on_timers``; NullKey.
+        Raises InvalidArgument, also if the operator has no ``on_timers``; NullKey.
         """
         named = check_timer_name(name)
         self._check_heard()
@@ -153,7 +153,8 @@ class Context:
         self._timers.set(self._current(), name, at_us, "event")
 
     def _check_heard(self) -> None:
-        """Refuses timers where the operator has no method for them: every batch would fail once the timer is due."""
+        """Checks that the operator has a method for timers: without one, every batch would fail once the timer is
+        due."""
         if self._unheard:
             raise InvalidArgument(
                 f"a timer is set, but the operator has no {self._unheard}()",
@@ -176,8 +177,8 @@ class Context:
     def state(self, tag: T, namespace: Namespace = GLOBAL) -> T:
         """Returns the current key's state for a tag, ``state.counter(name="n")`` for example, in a namespace.
 
-        Tags of one name that differ in kind or type share nothing. Raises DeclarationError for a tag without a name,
-        InvalidArgument without a current key and in a batch operator.
+        Tags with the same name and another kind or type are separate states. Raises DeclarationError for a tag without
+        a name, InvalidArgument without a current key and in a batch operator.
         """
         key = self._current()
         return cast(T, self._keyed().at(key, namespace, tag))
@@ -228,14 +229,13 @@ class Operator:
     state_version: ClassVar[int] = 1
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses to assign to a state, which is changed and never replaced: a value assigned in its place would belong
-        to no key and be stored nowhere. Raises AttributeError.
-        """
+        """Refuses an assignment to a state. A state is changed, never replaced: an assigned value would belong to no
+        key and would not be stored. Raises AttributeError."""
         state = getattr(type(self), name, None)
         if isinstance(state, Declaration):
             if value is state:  # a dataclass assigns the defaults of its fields
                 return
-            # a set's |= and a list's += end in an assignment of what they changed
+            # a set's |= and a list's += end by assigning the changed object
             if name not in self.__dict__ or value is not self.__dict__[name]:
                 how = _CHANGES[state.kind].format(name)
                 raise AttributeError(f"self.{name} is a state and cannot be assigned: use {how}")
@@ -256,7 +256,7 @@ class Operator:
         """Called for each row of ``initial_state=``, before any other row, with the states bound to its key.
 
         By default each column named like a state goes into that state: a value is assigned, a map updated (from a dict
-        or a list of pairs), a set updated, a list extended; null adds nothing. Raises InvalidArgument when no column is
+        or a list of pairs), a set updated, a list extended; null adds nothing. Raises InvalidArgument if no column is
         named like a state, and for a column that is neither a state's nor part of the key.
         """
         for name in _states_among(type(self), columns_of(row)):
@@ -275,8 +275,8 @@ class Operator:
         """Called once for each stored key, with its states bound, when the stored ``state_version`` is older.
 
         Args:
-            old: the plain values (dict, set, list, …) of the key's states as they were stored, by stored name: None or
-                empty where nothing is stored; a record is a dict of its fields.
+            old: the plain values (dict, set, list, …) of the key's states as they were stored, by stored name; None or
+                empty if nothing is stored; a record is a dict of its fields.
 
         States whose declaration is unchanged are as they were, all others empty. The states of a partition are
         migrated in one commit, in memory.
@@ -290,7 +290,7 @@ class Operator:
 class BatchOperator(Operator):
     """An operator that processes all rows of a partition's batch at once, in Arrow columns.
 
-    Its states are read and written for many keys at a time. Of a value state, ``self.n.get_many(keys)`` returns an
+    Its states are read and written for many keys at a time. For a value state, ``self.n.get_many(keys)`` returns an
     Arrow array in the order of ``keys``, and ``self.n.put_many(keys, values)`` stores one; maps, sets, counters and
     reducing states are :class:`~stateflow.state.columns.MapColumn`, ``SetColumn`` and ``AddedColumn``.
     ``ctx.set_timers(keys, at)`` sets timers. Methods that need a current key (``ctx.set_timer``, ``ctx.state``) are not
@@ -325,7 +325,7 @@ class BatchOperator(Operator):
     def init_batch(self, batch: pa.RecordBatch, ctx: Context) -> None:
         """Called with the rows of ``initial_state=``. By default each column named like a state goes into that state.
 
-        Raises InvalidArgument when no column is named like a state, and for a column that is neither a state's nor part
+        Raises InvalidArgument if no column is named like a state, and for a column that is neither a state's nor part
         of the key.
         """
         states = declarations_of(type(self))
@@ -348,7 +348,7 @@ def _fill(tracked: Any, given: Any, declared: Declaration) -> None:
     """Puts one value of an initial row into a state.
 
     Args:
-        given: the value as an Arrow column of the declared type gives it, or already as the state holds it.
+        given: the value as read from an Arrow column of the declared type, or already in the state's own form.
     """
     value, key = partial(taken, declared.coder), partial(taken, declared.key_coder)
     match tracked:
@@ -366,9 +366,8 @@ def _fill(tracked: Any, given: Any, declared: Declaration) -> None:
 
 
 def check_initial_columns(cls: type[Operator], columns: tuple[str, ...]) -> None:
-    """Refuses initial rows with a column that no state takes, unless the class fills its states itself. Raises
-    InvalidArgument.
-    """
+    """Checks that a state takes each column of the initial rows, unless the class fills its states itself. Raises
+    InvalidArgument."""
     own = (
         cls.init_batch is not BatchOperator.init_batch
         if issubclass(cls, BatchOperator)
@@ -404,7 +403,7 @@ def _states_among(cls: type[Operator], columns: tuple[str, ...]) -> list[str]:
 
 
 def key_columns(cls: type[Operator]) -> tuple[str, ...]:
-    """Returns the names of the key columns. Raises DeclarationError when the operator names no key."""
+    """Returns the names of the key columns. Raises DeclarationError if the operator names no key."""
     key = getattr(cls, "key", None)
     columns = (key,) if isinstance(key, str) else key
     if not isinstance(columns, tuple) or not columns or not all(isinstance(c, str) and c for c in columns):
@@ -417,7 +416,7 @@ def key_columns(cls: type[Operator]) -> tuple[str, ...]:
 
 
 def output_schema(cls: type[Operator]) -> pa.Schema:
-    """Returns the schema of the main output. Raises DeclarationError when ``output`` is missing or cannot be read."""
+    """Returns the schema of the main output. Raises DeclarationError if ``output`` is missing or cannot be read."""
     return _schema(cls, getattr(cls, "output", None))
 
 
@@ -459,9 +458,8 @@ def describe(cls: type[Operator], partitions: int = DEFAULT_PARTITIONS, name: st
 
 
 def check_whole(cls: type[Operator]) -> None:
-    """Checks an operator's declaration. Raises DeclarationError when the method for its rows is missing, when windows
-    would share what they store, and when outputs could not be told apart.
-    """
+    """Checks an operator's declaration. Raises DeclarationError if the method for its rows is missing, if two windows
+    would share stored data, or if outputs could not be told apart."""
     if issubclass(cls, BatchOperator):
         missing = "process_batch(batch, ctx)" if cls.process_batch is BatchOperator.process_batch else ""
     else:
@@ -473,10 +471,9 @@ def check_whole(cls: type[Operator]) -> None:
 
 
 def check_outputs(cls: type[Operator]) -> None:
-    """Checks the names of side outputs. Raises DeclarationError for one that another side output or a column of the
-    main output has: in Spark a side output is a column beside those, and could not be read. Case is ignored, as in
-    Spark.
-    """
+    """Checks the names of side outputs. Raises DeclarationError for a name that another side output or a column of the
+    main output has: in Spark a side output is a column beside these, and could not be read. Case is ignored, as in
+    Spark."""
     seen = {name.lower(): f"the main output's column {name!r}" for name in output_schema(cls).names}
     for tag in side_schemas(cls):
         if not isinstance(tag, str) or not tag:
@@ -492,8 +489,7 @@ def check_outputs(cls: type[Operator]) -> None:
 
 def _check_windows(cls: type[Operator]) -> None:
     """Checks the window helpers. Raises DeclarationError for windows of a batch operator or without an event time, and
-    when two would share what they store.
-    """
+    if two would share stored data."""
     seen: dict[str, str] = {}
     for attribute in dir(cls):
         helper = inspect.getattr_static(cls, attribute)
@@ -531,9 +527,8 @@ _EMPTY = _Empty()
 
 
 def class_of(spec: OperatorSpec, bundles: BundleStore) -> type[Operator]:
-    """Loads the class that a deployment names. A text or bundle is loaded only when it is the one that was deployed,
-    and the file or module of its name never takes its place. Raises OperatorNotImportable, among them BundleMissing.
-    """
+    """Loads the class that a deployment names. A text or bundle is loaded only if it is the one that was deployed; a
+    file or module of its name never takes its place. Raises OperatorNotImportable, or its subclass BundleMissing."""
     check_digest(spec.source, spec.source_digest)
     if not spec.source and is_text(spec.target):
         raise OperatorNotImportable(

@@ -24,7 +24,7 @@ VERSION = 1
 
 
 class Outputs(NamedTuple):
-    """Output ``rows`` of one partition, as its ``writer`` has settled them."""
+    """Output ``rows`` of one partition, frozen by its ``writer``."""
 
     writer: OutputWriter
     rows: list[Any]
@@ -86,11 +86,10 @@ def split_output(data: bytes) -> tuple[bytes, dict[str, bytes]]:
 
 
 class OutputReader:
-    """Reads outputs as rows, which are dictionaries. A map becomes a dictionary, too, as in the rows that an operator
-    is given.
+    """Reads outputs as rows, which are dictionaries. A map becomes a dictionary, too, as in an operator's input rows.
 
     A value that Python cannot represent, such as a time in the year 12000 from a batch operator, raises InvalidArgument
-    when it is looked at: the value is committed, and the rows beside it stay readable.
+    only when it is accessed: the value is committed, and the other rows stay readable.
 
     Args:
         side: schema of each side output by its tag.

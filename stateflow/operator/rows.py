@@ -55,7 +55,7 @@ _KINDS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
 
 
 def kind_of(type_: pa.DataType) -> str:
-    """Returns the kind of keys that a column's values make; empty: it depends on the values."""
+    """Returns the kind of key that a column's values have; empty: it depends on the values."""
     return next((kind for told, kind in _KINDS if told(type_)), "")
 
 
@@ -74,7 +74,7 @@ def _kind(value: Any) -> str:
 
 
 def check_keys(schema: pa.Schema, columns: tuple[str, ...], store: PartitionStore, operator: str) -> None:
-    """Checks that the stored keys, of which it reads one, have the types of the key columns. Raises SchemaMismatch.
+    """Reads one stored key, and checks that it has the types of the key columns. Raises SchemaMismatch.
 
     Keys of two types are never equal, even where both look like 7.
     """
@@ -96,9 +96,9 @@ def check_keys(schema: pa.Schema, columns: tuple[str, ...], store: PartitionStor
 
 
 class Unreadable:
-    """Stand-in for a value that Python lacks, like a time in the year 12000.
+    """Stand-in for a value that Python cannot represent, like a time in the year 12000.
 
-    All uses but showing it raise InvalidArgument with column and row.
+    Every use except ``repr`` raises InvalidArgument with column and row.
     """
 
     __slots__ = ("_column", "_row", "_type", "_why")
@@ -118,7 +118,7 @@ class Unreadable:
         return f"<a {self._type} that Python cannot represent>"
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # a look-up of what the value can do
+        if name.startswith("__"):  # a look-up of the value's methods
             raise AttributeError(name)
         raise self.refusal()
 
@@ -140,12 +140,12 @@ _value_at = tuple.__getitem__
 
 
 class Row(tuple[Any, ...]):
-    """A row that an operator is given: a tuple of its values, in the order of the input's columns.
+    """An input row of an operator: a tuple of its values, in the order of the input's columns.
 
     ``row.name`` is the column of that name, for every name that is an identifier: also ``_1``, ``count`` and ``µs``,
     which Python reads in its NFKC form. Names of the form ``__x__`` are Python's own. ``row["any name"]`` is the column
     of exactly that name, ``row[0]`` the first one. Reading a name that two columns share raises InvalidArgument.
-    ``_fields``, ``_asdict()`` and ``_replace(name=value)`` are those of a named tuple, unless a column is called so.
+    ``_fields``, ``_asdict()`` and ``_replace(name=value)`` are those of a named tuple, unless a column has that name.
 
     >>> row = row_class(("k", "_2", "a b"))(("x", 7, None))
     >>> row.k, row._2, row["a b"], row[1]
@@ -193,7 +193,7 @@ def _place(row: Row, name: str) -> int:
 
 
 def columns_of(row: Row) -> tuple[str, ...]:
-    """Returns the names of a row's columns, also where a column is named like an attribute of a row."""
+    """Returns the names of a row's columns, even if a column is named like an attribute of a row."""
     return row.__columns__
 
 
@@ -253,19 +253,18 @@ def _shared(name: str, columns: Sequence[str]) -> InvalidArgument:
 
 @functools.cache
 def get_ready() -> None:
-    """Loads what the first batch would otherwise wait for, a quarter of a second: pyarrow imports pandas, where there
-    is one, for the first array that it makes of Python objects. Freezes all that was imported, so that the garbage
-    collector need not scan it between batches, 50 ms.
-    """
+    """Loads modules for which the first batch would otherwise wait a quarter of a second: pyarrow imports pandas, if it
+    is installed, for the first array that it makes of Python objects. Freezes all imported objects, so that the garbage
+    collector need not scan them between batches, which takes 50 ms."""
     pa.array([0])
     gc.freeze()
 
 
 class RowReader:
-    """Decodes record batches of one input schema to rows, see :class:`Row`. A map becomes a
-    dict. A value that Python cannot represent is refused when it is looked at, and as a key at once.
+    """Decodes record batches of one input schema to rows, see :class:`Row`. A map becomes a dict. A value that Python
+    cannot represent is refused when it is accessed; in a key, it is refused at once.
 
-    Raises KeyColumnMissing when the schema lacks a key column.
+    Raises KeyColumnMissing if the schema lacks a key column.
     """
 
     def __init__(self, schema: pa.Schema, key: tuple[str, ...], operator: str) -> None:
@@ -283,15 +282,14 @@ class RowReader:
 
     @classmethod
     def of(cls, schema: bytes, key: tuple[str, ...], operator: str) -> RowReader:
-        """Returns the reader of an IPC schema message, the same one as before: making one takes as long as some
-        thousand rows.
-        """
+        """Returns the reader of an IPC schema message, from a cache: making one takes as long as reading some thousand
+        rows."""
         return _reader(schema, key, operator)
 
     def getter(self, column: str | None) -> Callable[[Any], Any] | None:
         """Returns a function that reads one field of a row; None: no column.
 
-        Raises KeyColumnMissing when the input lacks it.
+        Raises KeyColumnMissing if the input lacks it.
         """
         if column is None:
             return None
@@ -315,7 +313,7 @@ class RowReader:
         )
 
     def keyed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Replaces keys of -0.0 by 0.0, as they are stored: grouping by them would part the two."""
+        """Replaces keys of -0.0 by 0.0, the stored form: grouping would otherwise separate the two."""
         for index in self._key:
             column = batch.column(index)
             if pa.types.is_float32(column.type) or pa.types.is_float64(column.type):
@@ -323,20 +321,19 @@ class RowReader:
         return batch
 
     def check_keys(self, batch: pa.RecordBatch) -> None:
-        """Refuses null keys. Raises NullKey."""
+        """Checks that no key is null. Raises NullKey."""
         for index in self._key:
             if count := batch.column(index).null_count:
                 raise null_key(self.schema.names[index], count, self.operator)
 
     def read(self, batch: pa.RecordBatch) -> tuple[list[Any], Iterator[Any]]:
-        """Returns (keys, rows), in order; the key of several columns is a tuple. Raises one of ``NOT_PYTHONS`` where
-        Python cannot represent a value.
-        """
+        """Returns (keys, rows), in order; the key of several columns is a tuple. Raises one of ``NOT_PYTHONS`` for a
+        value that Python cannot represent."""
         return self._rows([self._plain(batch.column(index), index) for index in range(batch.num_columns)])
 
     def read_each(self, batch: pa.RecordBatch) -> tuple[list[Any], Iterator[Any]]:
         """Returns what :meth:`read` does, with an :class:`Unreadable` in place of each value that Python cannot
-        represent. Raises InvalidArgument where a key has such a value.
+        represent. Raises InvalidArgument if a key has such a value.
         """
         columns = [self._values(batch.column(index), index) for index in range(batch.num_columns)]
         for index in self._key:
@@ -385,7 +382,7 @@ NOT_PYTHONS = (pa.ArrowException, ValueError, ArithmeticError, LookupError, Type
 
 
 def _part_by_part(scalar: pa.Scalar) -> Any:
-    """Reads a value of which some part is a time near the ends of what Python can represent."""
+    """Reads a value that contains a time near the limits of what Python can represent."""
     kind = scalar.type
     if not scalar.is_valid:
         return None
@@ -418,7 +415,7 @@ _WAYS: tuple[Callable[[pa.Scalar], Any], ...] = (
 
 
 def readable(scalar: pa.Scalar, column: str, row: int) -> Any:
-    """Returns a value as Python has it, or an :class:`Unreadable` where Python cannot represent it."""
+    """Returns a value as a Python object, or an :class:`Unreadable` if Python cannot represent it."""
     why: Exception | None = None
     for read in _WAYS:
         try:
@@ -446,7 +443,7 @@ class OutputWriter:
     """Encodes output rows as one record batch message in the operator's declared schema.
 
     Args:
-        tag: of the side output; None: the main output.
+        tag: the side output's tag; None: the main output.
     """
 
     def __init__(self, schema: pa.Schema, operator: str, tag: str | None = None) -> None:
@@ -483,13 +480,12 @@ class OutputWriter:
         return message
 
     def write_each(self, several: Sequence[list[Any]]) -> list[bytes]:
-        """Encodes several lists of rows at once, each to a message that is byte for byte as if it had been encoded
-        alone.
+        """Encodes several lists of rows at once, each to the same bytes as if it had been encoded alone.
 
         Args:
-            several: rows that are settled, see :meth:`settled`.
+            several: frozen rows, see :meth:`settled`.
 
-        Raises OutputMismatch, and what pyarrow may raise of so many rows.
+        Raises OutputMismatch, and pyarrow's error for too many rows.
         """
         whole = self._encode([row for rows in several for row in rows] if len(several) > 1 else several[0])
         messages, start = [], 0
@@ -499,13 +495,13 @@ class OutputWriter:
         return messages
 
     def settled(self, rows: list[Any]) -> list[Any]:
-        """Returns rows that stay as they are when the operator goes on. Raises OutputMismatch."""
+        """Returns a frozen copy of rows, which later changes by the operator do not affect. Raises OutputMismatch."""
         if rows and set(map(type, rows)) != {tuple}:
             return [self._as_tuple(row, number) for number, row in enumerate(rows)]
         return rows
 
     def _encode(self, rows: list[Any]) -> pa.RecordBatch | None:
-        """Encodes settled rows; None: there are none. Raises OutputMismatch."""
+        """Encodes frozen rows; None: there are none. Raises OutputMismatch."""
         if not rows:
             return None
         width = len(self._names)
@@ -526,7 +522,7 @@ class OutputWriter:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def columns(self, produced: Any, method: str) -> pa.RecordBatch:
-        """Returns what ``method`` returned, with the declared columns in order. Raises OutputMismatch."""
+        """Returns the result of ``method`` with the declared columns in order. Raises OutputMismatch."""
         if not isinstance(produced, (pa.RecordBatch, pa.Table)):
             raise self._mismatch(f"{method} must return a RecordBatch or Table, not {type(produced).__name__}")
         if set(produced.schema.names) != set(self._names) or produced.num_columns != len(self._names):
@@ -578,9 +574,8 @@ class OutputWriter:
 
 
 def _message(part: pa.RecordBatch) -> bytes:
-    """Serializes a slice. Copies it first: pyarrow also sends what lies behind a slice, up to 64 bytes a buffer, which
-    belongs to another partition.
-    """
+    """Serializes a slice. Copies it first, because pyarrow also sends up to 64 bytes per buffer that follow the slice
+    and belong to another partition."""
     message: bytes = pa.concat_batches([part]).serialize().to_pybytes()
     return message
 

@@ -6,7 +6,7 @@ model). Two entries each::
     t  domain (1)  at (8, ordered)  varint(len(key)) key  name      → b"\\x01"       in the order of firing
     u  domain (1)  varint(len(key)) key  name                       → at (8, ordered)
 
-``key`` is the encoded stream key. What a batch sets, deletes and fires is pending until the batch commits.
+``key`` is the encoded stream key. Timers that a batch sets, deletes and fires are pending until the batch commits.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def to_us(moment: datetime | int) -> int:
 
 
 def to_datetime(us: int) -> datetime:
-    """Returns a datetime; for a time outside the years 1 to 9999 the nearest end, as a watermark may be 'for ever'."""
+    """Returns a datetime. A time outside the years 1 to 9999 becomes the nearest representable one, because a watermark
+    may mean "for ever"."""
     try:
         return _EPOCH + timedelta(microseconds=us)
     except OverflowError:
@@ -189,7 +190,7 @@ class Timers:
             self._pending[_domain(domain), encode_row_key(key), name] = None
 
     def due(self, domain: Domain, until_us: int) -> Iterator[Timer]:
-        """Fires, in order of time, key and name, every timer at or before ``until_us``, also those set meanwhile."""
+        """Fires every timer at or before ``until_us``, also those set meanwhile, in order of time, key and name."""
         if not self._any:
             return
         self._soon = [
@@ -225,11 +226,11 @@ class Timers:
         self._next_us[domain] = math.inf
 
     def next_us(self, domain: Domain) -> float:
-        """Returns a time before which no timer is due, µs. Called between batches."""
+        """Returns a time before which no timer is due, in µs. Call it between batches."""
         return self._next_us.get(domain, -math.inf) if self._any else math.inf
 
     def pending(self, key: Hashable) -> list[Timer]:
-        """Returns the timers of one key, by time, with what the running batch has changed."""
+        """Returns the timers of one key, by time, with the running batch's changes."""
         wanted = encode_row_key(key)
         found: dict[_Identity, int] = {}
         for domain in Domain:
@@ -267,13 +268,13 @@ class Timers:
         self._pending.clear()
 
     def rollback(self) -> None:
-        """Drops pending changes: what fired in the batch fires again in the next one."""
+        """Drops pending changes: timers that fired in the batch fire again in the next one."""
         self._pending.clear()
         self._next_us.clear()
 
 
 def keys_of(keys: pa.Array) -> list[Any]:
-    """Returns keys as an operator of rows has them. Raises NullKey."""
+    """Returns keys in the form in which a row operator sees them. Raises NullKey."""
     if keys.null_count:
         raise NullKey("a key is null", remedy="filter out such rows before the operator")
     plain: list[Any] = keys.to_pylist()

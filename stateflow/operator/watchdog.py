@@ -2,13 +2,13 @@
 
 One thread runs a batch. When the batch takes longer than it may, :class:`Interrupted` is raised in the operator's code,
 where that is Python: the batch fails, its partition goes on. Code that waits in a call of C cannot be interrupted. Then
-the batch is *taken away*: it can never commit, whenever that call returns, and its partition is not served here until
-it does; everything else goes on in a new thread.
+the batch is *taken away*: it can never commit, whenever that call returns. Its partition is not served here until the
+call returns; everything else goes on in a new thread.
 
 Rules:
 
 * Interrupted is raised only where the innermost frame is not stateflow's own and the first one of stateflow's below it
-  is where operators are called. No bookkeeping is cut in two.
+  is where operators are called. So no bookkeeping is interrupted halfway.
 * A commit is shielded: from ``begin_commit`` on nothing is raised, and nothing is taken away. ``begin_commit`` and the
   watchdog decide under one lock, so that exactly one of them is first.
 * An operator's instance that was interrupted serves no more batches: the next batch gets a new one.
@@ -34,7 +34,7 @@ FRAMES_SHOWN = 12
 
 
 class Interrupted(BaseException):
-    """Raised in the middle of an operator that does not come back."""
+    """Raised in the middle of an operator that does not return."""
 
 
 class Discardable(Protocol):
@@ -77,7 +77,7 @@ class RunningBatch:
     Attributes:
         began: monotonic seconds.
         left: no caller waits for its thread any more.
-        taken: it can never commit; the thread that took it away has ended it.
+        taken: the batch can never commit; the thread that took it away has ended it.
         processor: the partition's processor, once the batch was taken away; discarded when the batch's thread returns.
     """
 
@@ -110,7 +110,7 @@ class RunningBatch:
     # -- in its own thread --------------------------------------------------------------------------------
 
     def begin_commit(self) -> None:
-        """Shields the commit, after the operator's last call. Raises Interrupted when the batch was taken away."""
+        """Shields the commit, after the operator's last call. Raises Interrupted if the batch was taken away."""
         self.end_children()
         self.shield()
         if self.taken:
@@ -164,7 +164,7 @@ class RunningBatch:
             self.interrupted = True
             _raise_in(self.thread, Interrupted)
             if sys._current_frames().get(self.thread) is not frame or frame.f_lasti != at:
-                _raise_in(self.thread, None)  # it went on meanwhile, to an unknown place
+                _raise_in(self.thread, None)  # it has run on meanwhile, to an unknown place
 
     def take_away(self) -> bool:
         """Takes the batch away: from now on it cannot commit. False: it has ended, or is being committed."""
@@ -186,7 +186,7 @@ class RunningBatch:
         )
 
     def _stack_now(self) -> str:
-        """Returns where the operator's code is now, innermost last."""
+        """Returns the stack of the operator's code as it is now, innermost last."""
         frame = sys._current_frames().get(self.thread)
         if frame is None:
             return ""
@@ -196,18 +196,18 @@ class RunningBatch:
 
 
 def frames_of(error: BaseException, most: int) -> str:
-    """Returns where an error was raised, innermost last, at most ``most`` frames.
+    """Returns the stack of an error, innermost last, at most ``most`` frames.
 
-    In this module, which calls no operator: reading source text may take so long that elsewhere it would be taken for
-    the operator's code.
+    It is in this module, which calls no operator: reading source text may take so long that elsewhere it would be taken
+    for the operator's code.
     """
     return "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-most:]))
 
 
 def stalled_s(busy_since: float | None, has_batch: bool, served_at: float, now: float) -> float:
-    """Returns for how long the thread for batches has run none, though there is work, in seconds.
+    """Returns for how many seconds the thread for batches has run no batch although there is work.
 
-    It waits for a partition that another thread holds, or it is held up by an operator's ``__del__``. All times are
+    It waits for a partition that another thread holds, or an operator's ``__del__`` holds it up. All times are
     monotonic seconds.
 
     Args:
@@ -219,7 +219,7 @@ def stalled_s(busy_since: float | None, has_batch: bool, served_at: float, now: 
 
 
 def in_operator(frame: FrameType | None) -> bool:
-    """Tells whether the frame is in the operator's code, or in what that has called."""
+    """Tells whether the frame is in the operator's code, or in code that it has called."""
     # the thread runs meanwhile: its frame, or that frame's caller, may be gone; CPython 3.11 then gives another object
     if not isinstance(frame, FrameType) or frame.f_code.co_filename.startswith(_PACKAGE):
         return False

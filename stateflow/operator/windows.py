@@ -1,7 +1,7 @@
-"""Event-time windows: helpers over namespaces, which hold a window's states, and timers, which end it.
+"""Event-time windows: helpers built on namespaces, which hold a window's states, and on timers, which end it.
 
-A window is ``[start, end)``; it ends, once, when the watermark has passed its end and the allowed lateness. Session
-windows merge as in Akidau et al., "The Dataflow Model" (VLDB 2015).
+A window is ``[start, end)``. It ends exactly once, when the watermark has passed its end plus the allowed lateness.
+Session windows merge as in Akidau et al., "The Dataflow Model" (VLDB 2015).
 
 ::
 
@@ -66,7 +66,8 @@ class Windows(Helper, ABC):
 
     Args:
         allowed_lateness: how long after its end a window still takes rows; it ends that much later.
-        name: part of what is stored, by default the attribute's; any text, different for each helper of an operator.
+        name: part of the stored entries, by default the attribute's name; any text, different for each helper of an
+            operator.
     """
 
     def __init__(self, allowed_lateness: timedelta = timedelta(), *, name: str | None = None) -> None:
@@ -78,29 +79,29 @@ class Windows(Helper, ABC):
         self.name = self.name or attribute
 
     def _timer(self, *numbers: int) -> str:
-        """Returns the name of a window's timer. The helper's name is one word of it, even if it has spaces."""
+        """Returns the name of a window's timer. The helper's name counts as one word of it, even with spaces."""
         word = self.name.replace("%", "%25").replace(" ", "%20")
         return " ".join([f"{WINDOW}{word}", *map(str, numbers)])
 
     def _numbers(self, timer: Timer) -> list[int] | None:
-        """Returns what :meth:`_timer` was called with; None for a timer of something else."""
+        """Returns the arguments of :meth:`_timer` for a timer's name; None: the timer is not a window's."""
         word, *numbers = timer.name.removeprefix(WINDOW).split(" ")
         mine = timer.name.startswith(WINDOW) and self._timer() == WINDOW + word
         return [int(number) for number in numbers] if mine else None
 
     @abstractmethod
     def of(self, ctx: Context) -> list[Window]:
-        """Returns the windows of the current row that have not ended; none for a row that is too late."""
+        """Returns the windows of the current row that have not ended; empty: the row is too late."""
 
     @abstractmethod
     def is_late(self, ctx: Context) -> bool:
-        """Tells whether the current row comes after every window of its time has ended: ``of`` gives none."""
+        """Tells whether the current row is too late: every window of its time has ended, and ``of`` returns none."""
 
     @abstractmethod
     def ended(self, timer: Timer, ctx: Context) -> Iterator[Window]:
-        """Yields the window that a timer ends; none when the timer is no window's.
+        """Yields the window that a timer ends; nothing if the timer is not a window's.
 
-        The window's states are cleared when the loop goes on.
+        The window's states are cleared when the loop continues.
         """
 
     def _open(self, end_us: int, ctx: Context) -> bool:
@@ -197,8 +198,8 @@ class SessionWindows(Windows):
     """Windows that last until ``gap`` passes without a row of their key.
 
     Args:
-        merge: called with (the window that goes on, the window that ends in it) when a row joins two; it adds the
-            states of the second to the first.
+        merge: called with (the remaining window, the window merged into it) when a row joins two; it adds the states of
+            the second to the first.
 
     Example: ``visits = SessionWindows(timedelta(minutes=30), merge=add_up)``
     """
@@ -217,7 +218,7 @@ class SessionWindows(Windows):
 
     @cached_property
     def _tag(self) -> Any:
-        """State of the open sessions of a key: event time of the first row → (start, end)."""
+        """Returns the tag of the state with a key's open sessions: event time of the first row → (start, end)."""
         return state_map(int, tuple[int, int], name=f"sessions of {self.name}")
 
     def of(self, ctx: Context) -> list[Window]:

@@ -1,1 +1,2 @@
-"""Partitions of operators on a replica: one's lifecycle, batches, copies and checkpoints, and the registry of all."""
+"""Partitions of operators on a replica: the lifecycle, batches, copies and checkpoints of each, and the registry of
+all."""

@@ -65,20 +65,20 @@ log = logging.getLogger(__name__)
 HOLD_S_MAX = 10.0
 T = TypeVar("T")
 #: outcome of a part: ``Applied``; the replica that the partition moved to; None: the partition is on its way here, or
-#: its requests are held: ask again after the next ``on_change``; or an error: LeaseLost, or what is wrong with sender,
-#: rows, operator or this program
+#: its requests are held: ask again after the next ``on_change``; or an error: LeaseLost, or a fault of sender, rows,
+#: operator or this program
 Outcome: TypeAlias = Applied | ReplicaInfo | BaseException | None
 
 
 class Answers(Protocol):
-    """A caller that is told of outcomes, in the thread that applies. ``number``: number of the part, from 0."""
+    """Receiver of outcomes, called in the thread that applies. ``number``: number of the part, from 0."""
 
     def begun(self, number: int) -> None:
-        """Called when this part is begun, as all parts before it are."""
+        """Called when this part is begun; all parts before it are begun, too."""
         ...
 
     def committing(self) -> None:
-        """Called before some of the parts are committed as one group. The outcome of each follows."""
+        """Called before some parts are committed as one group. The outcome of each of them follows."""
         ...
 
     def told(self, number: int, outcome: Outcome) -> None:
@@ -94,7 +94,7 @@ class RunningBatches:
     """Running batches of one replica. Thread-safe.
 
     Each thread has the batch of one partition, and a group of processed batches of others to be committed together with
-    it. All are taken away from the thread when the operator does not return.
+    it. All of these are taken away from the thread if the operator does not return.
     """
 
     def __init__(self, registry: PartitionRegistry, sender: Sender) -> None:
@@ -131,8 +131,8 @@ class RunningBatches:
         self._with[run.thread] = run
 
     def end(self, local: LocalPartition, run: RunningBatch) -> None:
-        """Ends a batch that is committed or rolled back, or that was taken away and whose operator returns at last.
-        Seals the partition if a seal waited for the batch, and raises what that raises."""
+        """Ends a batch: it is committed, rolled back, or was taken away and its operator has returned at last. Seals
+        the partition if a seal waited for the batch, and raises the error of sealing."""
         self._with.pop(run.thread, None)
         if run.end():
             with local.mutex:
@@ -175,7 +175,7 @@ class RunningBatches:
 
         The batch will never commit, and this replica does not serve the partition before the thread returns from the
         operator. In the state before the batch, the partition may move away, be checkpointed and be taken over. Returns
-        False where the batch has ended, or is just being committed.
+        False if the batch has ended, or is just being committed.
         """
         local, group = self._registry.local(run.partition), self._groups.get(run.thread)
         members: list[Member] = []
@@ -194,7 +194,7 @@ class RunningBatches:
         return True
 
     def leave_behind(self) -> None:
-        """Takes all groups away, when a thread does not return though it has no running batch."""
+        """Takes all groups away from a thread that does not return although it has no running batch."""
         self._leave([member for group in list(self._groups.values()) for member in group.take(ends=True)])
 
     def keeps_waiting(self, limit_s: float) -> bool:
@@ -203,8 +203,8 @@ class RunningBatches:
         return any(group.has_waited(before) for group in list(self._groups.values()))
 
     def spare(self, limit_s: float) -> None:
-        """Drops processed batches that have waited for ``limit_s``, as a move may need their partitions. They are sent
-        again after the slow batch."""
+        """Drops processed batches that have waited for ``limit_s``, because a move may need their partitions. Clients
+        send them again after the slow batch."""
         before = self._clock.monotonic() - limit_s
         self._leave([member for group in list(self._groups.values()) for member in group.take(before=before)])
 
@@ -242,7 +242,7 @@ class Batches:
     """Applies batches on one replica. Thread-safe. ``running``: the running batches of all threads.
 
     Args:
-        sender: seals a partition after its running batch, where a fence asked for that meanwhile.
+        sender: seals a partition after its running batch if a fence asked for that meanwhile.
     """
 
     def __init__(self, registry: PartitionRegistry, lease: Lease, sender: Sender, cache: CachePool) -> None:
@@ -278,8 +278,8 @@ class Batches:
             self._commit(group, answers)
 
     def skip(self, frame: Frame) -> list[int]:
-        """Lets a batch skip the partitions that need no visit, and returns their places in the frame. Where skipping is
-        not possible the list is empty, and the batch visits all partitions."""
+        """Lets a batch skip the partitions that need no visit, and returns their indices in the frame. Empty: skipping
+        is not possible, and the batch visits all partitions."""
         began = self._clock.monotonic()
         if self._is_held(frame.operator) or not self._lease.holds(began, frame.operator):
             return []
@@ -299,12 +299,12 @@ class Batches:
             log.warning("batch %s of %s skips no partitions: %s", frame.batch.number, frame.batch.source, error)
             return []
         self._registry.served_at = now = self._clock.monotonic()
-        # the process may have been stopped meanwhile: partitions skipped after the lease lapsed are not reported
+        # the process may have been suspended meanwhile: partitions skipped after the lease lapsed are not reported
         return places if self._lease.holds(now, frame.operator) else []
 
     def _part(self, slices: BatchSlices, number: int, part: Part, group: Group, answers: Answers) -> bool:
-        """Applies one part and reports its outcome, unless it waits for the group's commit. Returns False where the
-        group was taken away from this thread."""
+        """Applies one part and reports its outcome, unless it waits for the group's commit. Returns False if the group
+        was taken away from this thread."""
         local = self._registry.look(PartitionId(slices.operator, part.partition))
         try:
             self._lease.check(self._clock.monotonic(), slices.operator)
@@ -326,8 +326,8 @@ class Batches:
     def _admit(
         self, local: LocalPartition, slices: BatchSlices, number: int, part: Part, group: Group, answers: Answers
     ) -> Outcome | Member:
-        """Applies one part if its partition is served here. Returns its outcome, or its group member where the group
-        commits it."""
+        """Applies one part if its partition is served here. Returns its outcome, or its group member if the group will
+        commit it."""
         with local.mutex:
             if local.lost is not None and local.lifecycle.state is State.ABSENT:
                 raise local.lost
@@ -378,7 +378,7 @@ class Batches:
                 raise _Taken(None)
             local.timing.ended(now)
             self._grant(local, processor, now)
-            # the process may have been stopped meanwhile: a commit after the lease lapsed is not reported
+            # the process may have been suspended meanwhile: a commit after the lease lapsed is not reported
             self._lease.check(now, local.id.operator)
             return ran
         except Interrupted as error:
@@ -393,7 +393,7 @@ class Batches:
                 self.running.end(local, run)
 
     def _commit(self, group: Group, answers: Answers) -> None:
-        """Commits the group and reports the outcomes. Does nothing where the group was taken away."""
+        """Commits the group and reports the outcomes. Does nothing if the group was taken away."""
         members = group.members
         encoded = encode([member.ran.outputs for member in members])
         if not members or not group.begin_commit(members):
@@ -414,7 +414,7 @@ class Batches:
                 self._registry.served_at = now = self._clock.monotonic()
                 member.local.timing.ended(now)
                 self._grant(member.local, member.processor, now)
-                # the process may have been stopped meanwhile: a commit after the lease lapsed is not reported
+                # the process may have been suspended meanwhile: a commit after the lease lapsed is not reported
                 self._lease.check(now, member.local.id.operator)
             except BaseException as error:  # noqa: BLE001 - it is reported
                 outcome = error
@@ -428,7 +428,7 @@ class Batches:
         self, staged: list[tuple[Member, Commit]], outcomes: list[tuple[Member, Outcome]]
     ) -> list[tuple[Member, Commit]]:
         """Appends staged commits to the commit log, if there is one, with one durable write. Returns the commits to be
-        written to their databases: all of them, or none where the log failed."""
+        written to their databases: all of them, or none if the log failed."""
         log = self._registry.commits.log
         if log is None or not staged:
             return staged
@@ -452,7 +452,7 @@ class Batches:
         return outcome
 
     def refusal(self, partition: PartitionId) -> OperatorStuck | None:
-        """Returns the error with which a partition's batches are refused since one of them was taken away. None: they
+        """Returns the error with which a partition's batches are refused since one of them was taken away; None: they
         are not refused."""
         stuck = self._registry.look(partition).stuck
         return None if stuck is None else stuck.refusal()
@@ -506,11 +506,11 @@ class Batches:
                 self.running.end(local, run)
 
     def judge(self, local: LocalPartition, error: Exception) -> None:
-        """Acts on an error of the store, and raises the error it stands for, if that is another one.
+        """Acts on an error of the store, and raises the error to report instead, if it is another one.
 
         A partition that cannot be read is given up as lost, so that another replica takes it over instead of failing
-        again and again. A partition that could not be written is closed and opened again, as its database accepts no
-        more writes.
+        again and again. A partition that could not be written is closed and opened again, because its database accepts
+        no more writes.
         """
         meant = meaning(error)
         if isinstance(meant, StateDamaged) and meant is not local.lost:
@@ -522,7 +522,7 @@ class Batches:
             raise meant from error
 
     def _judged(self, local: LocalPartition, error: BaseException) -> BaseException:
-        """Returns the error to report for a part: what :meth:`judge` raises, or else ``error`` itself."""
+        """Returns the error to report for a part: the one that :meth:`judge` raises, otherwise ``error`` itself."""
         if isinstance(error, Exception):
             try:
                 self.judge(local, error)
@@ -531,9 +531,9 @@ class Batches:
         return error
 
     def evolve(self, local: LocalPartition) -> None:
-        """Evolves a partition's stored states to those declared now, ahead of its first batch, which would do the same.
+        """Evolves a partition's stored states to those declared now, so that its first batch need not.
 
-        Callers hold ``work``. Raises LeaseLost, and what :meth:`.PartitionProcessor.evolve` raises.
+        Callers hold ``work``. Raises LeaseLost, and the errors of :meth:`.PartitionProcessor.evolve`.
         """
         self._lease.check(self._clock.monotonic(), local.id.operator)
         processor = self._processor(local)
@@ -541,8 +541,8 @@ class Batches:
         processor.evolve(self._clock.now_us())
 
     def _take_up(self, local: LocalPartition, processor: PartitionProcessor) -> None:
-        """Stops batches from skipping the partition, and hands it the positions of those that did: they become durable
-        in it with its next commit. Callers hold ``work``."""
+        """Stops batches from skipping the partition, and hands it the positions of those that did; its next commit
+        makes these durable in it. Callers hold ``work``."""
         self._registry.skipped_batches.revoke(local)
         processor.adopt(self._registry.skipped_batches.held(local, processor.epoch, processor.sequence))
 
@@ -577,7 +577,8 @@ class Batches:
         return local.processor
 
     def hold(self, operator: str, seconds: float) -> None:
-        """Lets requests of an operator wait for at most so many seconds; 0: lets them go on. Raises InvalidArgument."""
+        """Makes requests of an operator wait for a number of seconds at most; 0: lets them go on. Raises
+        InvalidArgument."""
         if not 0 <= seconds <= HOLD_S_MAX:
             raise InvalidArgument(
                 f"requests cannot be held for {seconds:g} s",

@@ -1,19 +1,20 @@
-"""Change feed of a partition: content-addressed base files, the change log that a follower reads, and how it follows.
+"""Change feed of a partition: content-addressed base files, the change log that a follower reads, and the rules of
+following.
 
-Base: the files of a snapshot, each named by the xxh3_128 of its content, so that a target asks only for those that it
+Base: the files of a snapshot, each named by the xxh3_128 of its content, so that a target asks only for files that it
 lacks. Log: every change set committed since that snapshot, in order, then a seal when the partition is fenced.
 
 A follower is the target of a move, or a standby. It reads the log after the last sequence that it has, applies what it
 reads, and from time to time confirms a sequence (:class:`Confirming`); the source then drops the log up to there. A log
-that grows beyond its limit overflows and is of no use any more: the follower starts over with a new snapshot, as it
-does when a snapshot is gone or arrived damaged. :class:`Persistence` limits how often, and how long it retries a broken
+that grows beyond its limit overflows and becomes useless: the follower starts over with a new snapshot, as it does when
+a snapshot is gone or arrived damaged. :class:`Persistence` limits how often, and how long it retries a broken
 connection.
 
 Source and follower chain the change sets, each on its own. The seal has the :func:`cutover_digest` of base and chain.
-By a seal a follower owns the partition only if its copy ends at the seal's sequence with the same digest.
+After a seal, a follower may own the partition only if its copy ends at the seal's sequence with the same digest.
 
-A partition that moves back needs no files. Its former owner kept what it sealed; the new owner began with exactly that,
-and keeps the change sets since, up to a limit. Their net effect is the base.
+A partition that moves back needs no files. Its former owner kept its sealed copy. The new owner began with exactly that
+copy, and keeps the change sets since then, up to a limit; their net effect is the base.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Persistence:
         self._restarts = 0
 
     def goes_on(self, silent_s: float) -> bool:
-        """Tells whether to connect again after the connection broke, when nothing was received for ``silent_s``."""
+        """Tells whether to connect again after the connection broke, given the seconds since the last received byte."""
         return self._standby or silent_s <= self._resume_timeout_s
 
     def begins_anew(self) -> bool:
@@ -114,7 +115,7 @@ class SnapshotInfo:
     epoch: int
     digest: str
     files: tuple[BaseFile, ...]
-    kept: str = ""  # digest of what the target sealed when the partition left it; the one file has the changes since
+    kept: str = ""  # digest of the target's sealed copy; the only file has the changes since then
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class Kept:
 @dataclass(frozen=True, slots=True)
 class Seal:
     """The source's last word on a move, to its target and to every standby. ``epoch``: granted to ``owner``, the
-    target; ``digest``: of what this follower was sent."""
+    target; ``digest``: digest of all data sent to this follower."""
 
     move_id: str
     epoch: int
@@ -177,7 +178,7 @@ class FileDigests:
 
 
 def base_digest(files: Iterable[BaseFile], sequence: int) -> str:
-    """Returns the digest of a base: every file's name and content, and the sequence it is at."""
+    """Returns the digest of a base: every file's name and content, and the sequence of the snapshot."""
     listing = "\n".join(f"{file.name} {file.size} {file.digest}" for file in files)
     return xxhash.xxh3_128_hexdigest(f"{sequence}\n{listing}".encode())
 
@@ -187,12 +188,14 @@ CHANGES = "CHANGES"
 
 
 def kept_digest(kept: str, files: Iterable[BaseFile], sequence: int) -> str:
-    """Returns the digest of a base that is a sealed copy, named by its seal's digest, and the changes in files."""
+    """Returns the digest of a base that consists of a sealed copy, identified by its seal's digest, and of changes in
+    files."""
     return base_digest((BaseFile("", 0, kept), *files), sequence)
 
 
 def cutover_digest(base: str, changes: bytes) -> str:
-    """Returns the digest that both ends must agree on: of a base and the chain of change sets since. Hexadecimal."""
+    """Returns the digest that both ends must agree on: of a base and the chain of change sets since then;
+    hexadecimal."""
     return xxhash.xxh3_128_hexdigest(base.encode() + changes)
 
 
@@ -201,11 +204,11 @@ class ChangeLog:
 
     ``wake`` is called, from any thread, when there is more.
 
-    Invariant: entries follow on each other without a gap, from the first that was not confirmed; ``changes`` chains all
-    there ever were.
+    Invariant: entries are consecutive, from the first unconfirmed one on; ``changes`` is the chain of all change sets
+    ever.
 
     Args:
-        standby: the follower stays, and confirms what is durable there.
+        standby: the follower stays, and confirms change sets that are durable there.
     """
 
     def __init__(
@@ -253,9 +256,9 @@ class ChangeLog:
         self.wake()
 
     def confirm(self, sequence: int) -> None:
-        """Forgets everything up to ``sequence``, which the follower has as durably as it ever will.
+        """Forgets everything up to ``sequence``, which the follower has confirmed.
 
-        Sending alone proves nothing, as the connection may break afterwards.
+        Sending alone proves nothing, because the connection may break afterwards.
         """
         with self._lock:
             self.confirmed = max(self.confirmed, sequence)
@@ -268,7 +271,8 @@ class ChangeLog:
         self.wake()
 
     def read(self, after: int, bytes_max: int) -> Reading:
-        """Returns what comes after sequence ``after``. Raises MoveUnknown when that was confirmed and forgotten."""
+        """Returns the change sets after sequence ``after``. Raises MoveUnknown if these were confirmed and
+        forgotten."""
         with self._lock:
             if after < self._forgotten:
                 raise MoveUnknown(
@@ -292,9 +296,8 @@ class ChangeLog:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Part of a change log. ``lag_bytes``: what is left after ``change_sets``; ``seal`` and ``chain``, which covers
-    every change set up to here, come with the last of them.
-    """
+    """Part of a change log. ``lag_bytes``: bytes left after ``change_sets``. ``seal`` and ``chain``, which covers every
+    change set up to here, come with the last change sets."""
 
     change_sets: list[bytes]
     head_sequence: int

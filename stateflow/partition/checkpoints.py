@@ -53,7 +53,7 @@ _CACHE_BYTES = 32 << 20
 
 
 class Checkpointer:
-    """Takes checkpoints of this replica's partitions. Thread-safe. Raises what the store raises."""
+    """Takes checkpoints of this replica's partitions. Thread-safe. Raises the errors of the store."""
 
     def __init__(self, registry: PartitionRegistry) -> None:
         self._registry = registry
@@ -66,12 +66,12 @@ class Checkpointer:
 
         Args:
             savepoint: name under which the checkpoint is kept; empty: none.
-            on_demand: a caller waits for the checkpoint: it is taken even when nothing changed since the last one, the
-                state digest is computed, and no bandwidth limit applies.
+            on_demand: a caller waits for the checkpoint: it is taken even if nothing has changed since the last one,
+                the state digest is computed, and no bandwidth limit applies.
 
         Returns None when the partition is no longer owned here, or unchanged since the last checkpoint and not
-        ``on_demand``. Raises StaleCheckpoint when the store has one of a later owner, Unavailable when no snapshot can
-        be taken.
+        ``on_demand``. Raises StaleCheckpoint if the store has a later owner's checkpoint, Unavailable if no snapshot
+        can be taken.
         """
         local = self._registry.local(partition)
         with contextlib.suppress(Exception):  # outside the lock, where the store may be closed at any moment
@@ -110,7 +110,7 @@ class Checkpointer:
             self._registry.environment.remove_tree(directory)
 
     def published(self, store: CheckpointStore) -> set[tuple[PartitionId, tuple[int, int]]]:
-        """Returns the checkpoints that this process published last in a store, as (partition, (epoch, sequence))."""
+        """Returns this process's newest checkpoints in a store, as (partition, (epoch, sequence))."""
         last = ((local.id, local.checkpointed) for local in self._registry.local_partitions())
         return {(partition, (epoch, sequence)) for partition, (url, epoch, sequence) in last if url == store.url}
 
@@ -165,7 +165,7 @@ class Checkpointer:
         return local.checkpointed == last and not (local.skipped is not None and local.skipped.held)
 
     def _state_digest(self, directory: Path) -> str:
-        """Computes the state digest from the snapshot's own files, which are what a restore gets."""
+        """Computes the state digest from the snapshot's own files, which a restore will use."""
         copy = self._registry.environment.open_read_only(directory)
         worked_from = self._registry.clock.monotonic()
 
@@ -192,7 +192,7 @@ class Checkpointer:
 
     @staticmethod
     def _unhurried(sent: int) -> None:
-        """Applies no bandwidth limit, as a caller waits."""
+        """Applies no bandwidth limit, because a caller waits."""
 
 
 # -- Verifying -------------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def verify(store: CheckpointStore, manifest: Manifest) -> Verified:
     """Reads every blob, opens the database, compares sequence, positions and state digest, and looks at every cell.
     Loads no code of the operator: a writer of the store must not decide what runs here.
 
-    Faults are reported in the result. Raises only what the store raises, and WrongKey.
+    Reports faults in the result; raises only the store's errors, and WrongKey.
     """
     found = Verified(manifest.operator, manifest.partition, manifest.epoch, manifest.sequence, manifest.size)
     with tempfile.TemporaryDirectory(prefix="stateflow-verify-") as folder:
@@ -258,10 +258,10 @@ def verify(store: CheckpointStore, manifest: Manifest) -> Verified:
 
 
 def drop_damaged(store: CheckpointStore, manifests: Iterable[Manifest], blobs: Collection[str]) -> list[str]:
-    """Deletes those of these blobs that are damaged, and returns them.
+    """Deletes the damaged blobs among these, and returns them.
 
-    Verifying takes long, and meanwhile a checkpoint may have mended a blob, or begun to rely on it. Each blob is
-    therefore read once more right before it is deleted, and kept when it was rewritten during that read.
+    Verifying takes long, and meanwhile a checkpoint may have repaired a blob, or begun to rely on it. So each blob is
+    read once more right before it is deleted, and kept if it was rewritten during that read.
     """
     files = {file.blob: (manifest, file) for manifest in manifests for file in manifest.files if file.blob in blobs}
     dropped = []
@@ -345,7 +345,7 @@ def read_checkpoint(
     Args:
         savepoint: name of the savepoint; empty: the newest checkpoint of each partition.
         key: reads only this key; None: all.
-        cls: the operator's class, when it is not where the checkpoint says; None: load it from there.
+        cls: the operator's class, if it is not at the import path in the checkpoint; None: load it from there.
         lacking: called with the error of each partition that cannot be read, which is then left out; None: the error is
             raised.
         partitions: reads only these; None: all.
@@ -368,9 +368,8 @@ def read_checkpoint(
 
 
 def _fetched(store: CheckpointStore, manifest: Manifest, folder: Path, *, moves_on: bool) -> tuple[Manifest, Path]:
-    """Fetches a checkpoint's files and returns its manifest with their directory. With ``moves_on``, the newest
-    checkpoint is fetched when this one is garbage-collected meanwhile. Raises CheckpointMissing, CheckpointCorrupt.
-    """
+    """Fetches a checkpoint's files and returns its manifest with their directory. ``moves_on``: fetch the newest
+    checkpoint instead if this one is garbage-collected meanwhile. Raises CheckpointMissing, CheckpointCorrupt."""
     for attempt in itertools.count():
         directory = folder / f"files-{attempt}"
         try:
@@ -406,9 +405,8 @@ def _manifests(
     lacking: Callable[[StateflowError], None],
     partitions: Collection[int] | None = None,
 ) -> Iterator[Manifest]:
-    """Yields the manifests of all partitions, or of the one that has ``key``. Tells ``lacking`` of each partition
-    without a checkpoint, so that none is left out silently.
-    """
+    """Yields the manifests of all partitions, or of the one that has ``key``. Calls ``lacking`` for each partition
+    without a checkpoint, so that none is left out silently."""
     store.check()
     if savepoint:
         manifests = {manifest.partition: manifest for manifest in store.savepoint(savepoint, operator)}
@@ -442,9 +440,8 @@ def _newest(
     lacking: Callable[[StateflowError], None],
     partitions: Collection[int] | None,
 ) -> dict[int, Manifest]:
-    """Returns the newest manifests by partition. Leaves out a partition whose newest checkpoint cannot be read: an
-    older state is of another time than the others.
-    """
+    """Returns the newest manifests by partition. Leaves out a partition whose newest checkpoint cannot be read: its
+    older state would not match the time of the others."""
     listed = store.catalog.checkpoints()
     numbers = {found.partition.partition for found in listed if found.partition.operator == operator}
     if not numbers:

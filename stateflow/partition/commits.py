@@ -1,19 +1,18 @@
-"""Commits of a partition, and the replica's commit log with those that databases may not have durably yet.
+"""Commits of a partition, and the replica's commit log, which holds commits that databases may not have durably yet.
 
 Each commit is one atomic write under the next sequence. :class:`Committer` makes it in four steps:
 
 1. ``stage`` prepares it. It may still be dropped.
 2. ``log`` appends it to the commit log, if the replica has one. It is now committed: the database must get it, whatever
    happens.
-3. ``write`` writes it to the database and reports it to followers. Without a commit log this is what commits it.
-4. ``known`` says that memory has all of it, too. From the beginning of 3 until then the commit is unsure: when it
-   fails, no other one follows before the database is opened again.
+3. ``write`` writes it to the database and reports it to followers. Without a commit log, this step commits it.
+4. ``known`` says that memory has all of it, too. From the beginning of step 3 until then the commit is unsure: if it
+   fails, the database must be opened again before another commit.
 
 :class:`Commits` is the commit log as the rest of the replica uses it. At start the replica completes every database
 with the logged commits that it lacks, and begins a new log. A copy that goes to quarantine takes its logged commits
 along in a file COMMITS. A copy that is being completed has that file, too: completing may drop the end of the
-database's own write-ahead log, and with the file a start that was cut short can be repeated, even when the commit log
-is gone.
+database's own write-ahead log, and with the file an interrupted start can be repeated even if the commit log is gone.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ class Committer:
 
     Args:
         log: commit log that makes each commit survive a power loss before :meth:`write`. None: a commit survives a
-            power loss only where ``sync`` asks for it.
-        on_commit: called after each commit with its sequence and a thunk that encodes its change set, so that nothing
-            is encoded when no copy follows.
+            power loss only if ``sync`` asks for it.
+        on_commit: called after each commit with its sequence and a function that encodes its change set, so that
+            nothing is encoded if no copy follows.
     """
 
     def __init__(
@@ -86,8 +85,10 @@ class Committer:
     def stage(self, source: str, number: int, mutations: Mutations) -> Staged:
         """Prepares the next commit, without writing anything. A staged commit may be dropped until it is logged.
 
-        Args: source, number: the batch that followers see with it. Raises Unavailable after :meth:`end`, and when the
-        last commit :attr:`is_unsure`.
+        Args:
+            source, number: the batch that followers see with the commit.
+
+        Raises Unavailable after :meth:`end`, and if the last commit :attr:`is_unsure`.
         """
         if self._ended:
             raise self._closed()
@@ -137,7 +138,7 @@ class Committer:
             self._on_commit(self.sequence, changes.encode if logged is None else lambda: logged.change_set)
 
     def adopt(self, held: Mapping[str, layout.Position]) -> None:
-        """Takes over positions held for the partition while batches skipped it, to be written with the next commit."""
+        """Accepts positions held for the partition while batches skipped it; the next commit writes them."""
         for source, position in held.items():
             name = source.encode()
             self._adopted |= {layout.POSITION + name: position.encode(), layout.OUTPUT + name: b""}
@@ -172,7 +173,7 @@ class Commits:
 
     Attributes:
         log: log in which commits are durable before they are written to databases; None: the replica does not
-            acknowledge commits as durable, or has not yet called :meth:`begin`.
+        acknowledge commits as durable, or :meth:`begin` was not called yet.
     """
 
     def __init__(
@@ -196,7 +197,8 @@ class Commits:
         self._found = recover(self._files)
 
     def begin(self) -> None:
-        """Begins a new log. Every database or quarantined copy must have the commits that were found, durably."""
+        """Begins a new log. Before that, every database or quarantined copy must durably have the commits that were
+        found."""
         if self._settings.acknowledge != "wal":
             self.log = CommitLog(
                 self._files,
@@ -216,7 +218,7 @@ class Commits:
         return bool(self._found.logged.of(partition)) or (directory / KEPT).exists()
 
     def lacking(self, partition: PartitionId, directory: Path, epoch: int, sequence: int) -> list[Commit]:
-        """Returns the commits that were found and this copy lacks. Raises StateDamaged, and CommitLogDamaged for a gap
+        """Returns the found commits that this copy lacks. Raises StateDamaged, and CommitLogDamaged for a gap
         in the log."""
         return self._known(partition, directory).lacking(partition, epoch, sequence)
 
@@ -227,8 +229,8 @@ class Commits:
         StateDamaged.
 
         Args:
-            up_to_damage: drop the end of the database's own write-ahead log from the first damage on, as the database
-                cannot be opened otherwise.
+            up_to_damage: drop the end of the database's own write-ahead log from the first damage on, because the
+                database cannot be opened otherwise.
         """
         if not self.knows(partition, directory):
             return
@@ -283,7 +285,7 @@ class Commits:
             self.log.forget(partitions)
 
     def left(self, partition: PartitionId) -> None:
-        """Makes the logged commits of a partition void, once another replica or another copy here durably owns it."""
+        """Voids the logged commits of a partition, once another replica or another copy here durably owns it."""
         if self.log is not None:
             try:
                 self.log.forget([partition], sync=False)
@@ -318,7 +320,7 @@ class Commits:
 
     @staticmethod
     def _kept(directory: Path) -> list[Commit]:
-        """Reads the commits in a copy's file COMMITS; empty where there is none. Raises StateDamaged."""
+        """Reads the commits in a copy's file COMMITS; empty if there is none. Raises StateDamaged."""
         kept = directory / KEPT
         if not kept.exists():
             return []

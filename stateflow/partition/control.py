@@ -1,9 +1,9 @@
-"""Control of a replica: its authority, the requests of a controller to it, and its answers.
+"""Control of a replica: the check of commands and answers, a controller's requests, and the replica's answers.
 
 A replica obeys one controller at a time, fenced by the term of its leader lease on the ledger. A leading controller
 holds the leader lease of its ledger, and each lease has a term, greater than all terms before. A replica stores the
 greatest term it has seen durably before it acts on it. A command or an answer with a smaller term comes from a
-controller that was stopped and does not know that another one leads by now; the replica refuses it.
+controller that was suspended and does not know that another one leads by now; the replica refuses it.
 
 A command also names the session: the ticket with which this process registered. Only the controller and the replica
 know it, so no other process can command the replica. Commands from before the last registration are void: the
@@ -30,9 +30,9 @@ from stateflow.types import How, OperatorSpec, PartitionId, ReplicaInfo
 
 @dataclass(frozen=True, slots=True)
 class DiskView:
-    """Disk space that a replica has for its partitions. ``disk``: replicas that name the same one share it, empty:
-    unknown; ``disk_free_bytes``: beyond the reserve; ``room_bytes``: limit for its partitions, 0: no limit of its own.
-    """
+    """Disk space that a replica has for its partitions. ``disk``: name of the disk, which replicas with the same name
+    share; empty: unknown. ``disk_free_bytes``: free bytes beyond the reserve; ``room_bytes``: limit for its partitions,
+    0: no limit of its own."""
 
     disk: str = ""
     disk_free_bytes: int = 0
@@ -42,11 +42,10 @@ class DiskView:
 @dataclass(frozen=True, slots=True)
 class PartitionView:
     """A partition on one replica. ``move_id``: the move that warms, fenced or sealed it. ``batch_rate``: batches per
-    second. ``bytes``: size of its files, incoming copies included, 0: not measured. ``rows``,
-    ``row_bytes``, ``origins``: see :class:`~stateflow.partition.slices.Traffic`. ``entries``: see
-    :meth:`~stateflow.storage.store.PartitionStore.entries`; None also where the store is not open, or it was not asked
-    for.
-    """
+    second. ``bytes``: size of its files, incoming copies included, 0: not measured. ``rows``, ``row_bytes``,
+    ``origins``: see :class:`~stateflow.partition.slices.Traffic`. ``entries``: see
+    :meth:`~stateflow.storage.store.PartitionStore.entries`; None also if the store is not open, or the number was not
+    requested."""
 
     partition: PartitionId
     state: State
@@ -104,13 +103,13 @@ class FencingGuard:
         return self._seen
 
     def check_answer(self, ledger: str, term: int, adopted: str = "") -> None:
-        """Checks that an answer is from this replica's ledger, in a term no older than the newest seen. Raises
+        """Checks that an answer comes from this replica's ledger, in a term not older than the newest one seen. Raises
         StaleTerm, ForeignLedger.
 
         Args:
-            adopted: a former ledger whose replicas may go over to this one: a lost ledger after `stateflow adopt`, or
-                the replica's own where the replica holds nothing. Each ledger counts its own terms, so the term is not
-                checked where the replica knew that ledger.
+            adopted: a former ledger whose replicas may change to this one: a lost ledger after `stateflow adopt`, or
+                the replica's own ledger if the replica holds nothing. Each ledger counts its own terms, so the term is
+                not checked for a replica of that ledger.
         """
         known, newest = self._seen
         if known and ledger != known:
@@ -132,8 +131,8 @@ class FencingGuard:
             )
 
     def obey(self, command: Command, adopted: str = "") -> None:
-        """Obeys only this controller from now on, and makes its term durable first. Raises what :meth:`check_answer`
-        does."""
+        """Obeys only this controller from now on, and makes its term durable first. Raises the errors of
+        :meth:`check_answer`."""
         self.check_answer(command.ledger, command.term, adopted)
         if (command.ledger, command.term) != self._seen:
             self._keep(command.ledger, command.term)
@@ -166,11 +165,11 @@ def _same(one: Command, other: Command) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """A move as its target knows it. ``bandwidth_max``: bytes per second for the base copy; 0: no limit.
+    """A move, as requested from its target. ``bandwidth_max``: bytes per second for the base copy; 0: no limit.
 
     ``standby``: the copy follows its source permanently. ``on_demand``: the partition is copied when a batch needs it;
-    otherwise partitions are copied one after another. ``newest_epoch``: newest epoch granted to any replica by then; it
-    may have been given up since.
+    otherwise partitions are copied one after another. ``newest_epoch``: newest epoch granted to any replica when the
+    move was planned; that grant may have been given up since.
     """
 
     move_id: str
@@ -255,8 +254,8 @@ class Cancellation:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Answer to a cancellation. ``sealed``: too late, the move goes forward. ``owned``: the replica owns the partition
-    by this move, at ``epoch``."""
+    """Answer to a cancellation. ``sealed``: too late, the move goes forward. ``owned``: through this move the replica
+    owns the partition, at ``epoch``."""
 
     sealed: bool = False
     owned: bool = False
@@ -292,8 +291,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """State that the replica serves after a takeover. ``checkpoint``: the one it was restored from; None: it was taken
-    from a copy on the replica."""
+    """Origin of the state that the replica serves after a takeover. ``checkpoint``: the checkpoint that it was restored
+    from; None: it comes from a copy on the replica."""
 
     epoch: int
     sequence: int
@@ -333,8 +332,8 @@ NEWEST = Wanted()
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Request to restore a partition from a checkpoint. ``epoch``: least epoch to own it at. ``url``: checkpoint store;
-    empty: the replica's own. ``stop_sources``: the owner refuses all clients that have sent so far."""
+    """Request to restore a partition from a checkpoint. ``epoch``: least epoch at which to own it. ``url``: checkpoint
+    store; empty: the replica's own. ``stop_sources``: the owner refuses all clients that have sent so far."""
 
     restore_id: str
     spec: OperatorSpec
@@ -363,7 +362,7 @@ class Restored:
 class Verification:
     """Verification of a partition's copy as of ``sequence``: its progress, and its result once it is ``done``.
 
-    ``digest``: state digest, empty where not all of the copy could be read; ``cells``: number of cells decoded by their
+    ``digest``: state digest (empty: not all of the copy could be read); ``cells``: number of cells decoded by their
     declaration; ``faults``: errors found.
     """
 

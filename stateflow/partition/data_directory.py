@@ -1,4 +1,4 @@
-"""Data directory of a replica: whose it is, which checkpoint store its replica uses, and its quarantine.
+"""Data directory of a replica: its identity, the checkpoint store that its replica uses, and its quarantine.
 
 Identity of a data directory: the file ``REPLICA`` in it, JSON ``{"id", "name"}``.
 
@@ -8,8 +8,8 @@ serves from the directory. Earlier versions stored the bare name; such a file is
 Checkpoint store: the file ``CHECKPOINTS``, JSON, notes the store that the replica uses. The replica writes it at the
 first use. With the note, the replica does not mistake a missing mount for a new store.
 
-Quarantine: ``evidence/<operator>/<partition>/<copy>-<number>`` are copies that cannot be served and may be state. They
-stay there, unused, until a user removes them.
+Quarantine: ``evidence/<operator>/<partition>/<copy>-<number>`` holds copies that cannot be served but may contain
+state. They stay there, unused, until a user removes them.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ OWNED = "OWNED-"
 
 
 class Quarantine:
-    """Quarantined copies of one data directory. The replica never removes one, except in ``transfers``: copies that
-    arrived damaged, while their source serves on; a few are kept."""
+    """Quarantined copies of one data directory. The replica never removes one, except copies in ``transfers``, which
+    arrived damaged while their source goes on serving; it keeps only a few of these."""
 
     def __init__(self, root: Path, environment: Environment) -> None:
         self._root, self._environment = root, environment
@@ -90,14 +90,14 @@ class Quarantine:
 
     @property
     def any(self) -> bool:
-        """Tells whether any copy that belonged to a partition is in quarantine. True where that cannot be read."""
+        """Tells whether any copy of a partition is in quarantine. True if the quarantine cannot be read."""
         try:
             return self._folder.is_dir() and any(path != self.transfers for path in self._folder.iterdir())
         except OSError:
             return True  # there may be one
 
     def of_move(self, move_id: str, *place: str) -> list[Path]:
-        """Returns quarantined copies that this move brought, or that a standby brought and this move made owned."""
+        """Returns quarantined copies that this move brought, or that a standby brought and this move came to own."""
         folder, mark = self._at(*place), owned_mark(move_id)
         copies = sorted(folder.iterdir()) if folder.is_dir() else []
         return [
@@ -112,7 +112,7 @@ class Quarantine:
 
     def undeployed(self, epoch: int, *place: str) -> None:
         """Renames the quarantine of an undeployed partition, so that the partition can be deployed again. Does nothing
-        where a copy was created at an epoch newer than ``epoch``, by its name."""
+        if a copy's name says that it was created at an epoch newer than ``epoch``."""
         home = self._at(*place)
         if all(_created_at(copy) <= epoch for copy in home.iterdir()):
             home.rename(home.parent / f"{home.name}-undeployed-{epoch}")
@@ -157,8 +157,9 @@ FILE = "REPLICA"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Identity of a data directory. ``place``: the machine and the lock file on it, not stored. Two processes with one
-    place cannot both have the directory open; two processes with one ``id`` and different places have copies of it."""
+    """Identity of a data directory. ``place``: the machine and the lock file on it; not stored. Two processes with the
+    same place cannot both have the directory open; two processes with one ``id`` and different places have copies of
+    it."""
 
     id: str
     name: str
@@ -168,8 +169,8 @@ class Identity:
 def identify(environment: Environment, root: Path, name: str) -> Identity:
     """Returns the identity of a claimed data directory, made or upgraded if necessary. Raises InvalidArgument.
 
-    A directory without operators may get another name, as a replica that was refused under its first name has nothing
-    to lose. State in the directory, however, would look like unfinished transfers under another name.
+    A directory without operators may get another name: a replica that was refused under its first name has nothing to
+    lose. If the directory had state, it would look like unfinished transfers under another name.
     """
     file = root / FILE
     place = environment.place(root)

@@ -21,7 +21,7 @@ SCAN_BYTES = 3 << 20
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Time as of which a state is read, µs since 1970: what had expired by then is left out.
+    """Time as of which a state is read, µs since 1970: entries that had expired by then are left out.
 
     ``event_us``: the partition's watermark; None before the first one, when nothing expires in event time.
     """
@@ -45,7 +45,7 @@ def declaration_of(cls: type[Operator], state: str, operator: str) -> Declaratio
 def entries_of(
     declaration: Declaration, store: CellReader, at: At, keys: Iterable[bytes] = ()
 ) -> Iterator[tuple[object, object, object]]:
-    """Yields (key, entry key or None, value) of one state, for these stored keys; for all when none is given."""
+    """Yields (key, entry key or None, value) of one state, for these stored keys; None: for all."""
     only = [CELL + declaration.tag + row_part(key) for key in keys]
     readers: list[CellReader] = [_Below(store, prefix) for prefix in only] or [store]
     for reader in readers:
@@ -69,8 +69,8 @@ class _Below:
 class StateColumns:
     """Entries of a state as columns: key, map_key, value, partition.
 
-    Types come from the declaration, except those of keys, which nothing declares: they come from what is stored. One
-    key column is that column, several are a struct.
+    Types come from the declaration, except those of keys, which are not declared and come from the stored keys. A
+    single key column is a column of that type; several form a struct.
     """
 
     def __init__(self, cls: type[Operator], state: str, operator: str) -> None:
@@ -143,7 +143,7 @@ def several_kinds(operator: str, *kinds: str) -> SchemaMismatch:
 
 
 def joined(pages: list[pa.Table]) -> pa.Table:
-    """Joins pages to one table. Raises SchemaMismatch when partitions have keys of several types."""
+    """Joins pages to one table. Raises SchemaMismatch if partitions have keys of several types."""
     if not pages:
         return pa.table({"key": [], "map_key": [], "value": [], "partition": pa.array([], pa.int32())})
     kinds = {str(page.schema.field("key").type): None for page in pages if page.num_rows}

@@ -56,7 +56,8 @@ class WorkLock:
         self.release()
 
     def acquire(self, wait_s: float) -> bool:
-        """Waits at most ``wait_s`` seconds for the lock. Returns whether it was acquired, and must be released."""
+        """Waits at most ``wait_s`` seconds for the lock. Returns whether it was acquired; then the caller must release
+        it."""
         while True:
             lock, look_s = self._lock, min(wait_s, self.LOOK_S)
             if lock.acquire(timeout=look_s):
@@ -108,8 +109,9 @@ def claim(directory: Path, file_name: str) -> TextIO:
 
 
 def place_of(directory: Path) -> str:
-    """Identifies a claimed directory by machine boot and lock file: no two processes with the same place hold the claim
-    at once. Copies of a directory, on this machine or another, have other places; a reboot changes the place, too."""
+    """Identifies a claimed directory by machine boot and lock file: two processes with the same place cannot hold the
+    claim at once. Copies of a directory, on this machine or another, have other places; a reboot changes the place,
+    too."""
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -138,7 +140,7 @@ class Environment:
         return self._engine.open(directory, create=create, up_to_damage=up_to_damage)
 
     def expect(self, databases: int) -> None:
-        """Checks that so many databases can be open at once. Raises TooFewFiles."""
+        """Checks that this number of databases can be open at once. Raises TooFewFiles."""
         self._engine.expect(databases)
 
     def open_read_only(self, directory: Path, *, up_to_damage: bool = False) -> PartitionStore:
@@ -200,8 +202,8 @@ class Environment:
         return uuid.uuid4().hex
 
     def write_durably(self, path: Path, content: str | bytes) -> None:
-        """Replaces a file atomically and durably: a power loss leaves the old content or the new one, and the new one
-        once this returns."""
+        """Replaces a file atomically and durably: a power loss leaves the old or the new content, and the new one once
+        this returns."""
         write_durably(path, content)
 
     def sync(self, paths: Iterable[Path]) -> None:
@@ -228,7 +230,7 @@ WITHIN_A_BATCH: Final = (100_000, 20, 50)
 
 
 class Garbage:
-    """Runs Python's cyclic collector between batches, so that it does not pause them. To be called from one thread at a
+    """Runs Python's cyclic collector between batches, so that it does not pause them. Call it from one thread at a
     time.
 
     A replica holds hundreds of thousands of tracked objects, none of them in a cycle. The collector would examine all
@@ -237,7 +239,7 @@ class Garbage:
     number, cached state apart, has doubled.
 
     Args:
-        known: returns the number of objects held by something that is known to have no cycles.
+        known: returns the number of objects, such as cached state, that are known to have no cycles.
     """
 
     def __init__(self, known: Callable[[], int] = lambda: 0) -> None:
@@ -290,8 +292,8 @@ KEPT_FREE_BYTES: Final = 64 << 20
 
 
 def keep_buffers() -> bool:
-    """Makes this process keep the memory of freed buffers for later ones. Returns False where the C library is not
-    glibc, and nothing was set.
+    """Makes this process keep the memory of freed buffers for later ones. Returns False if the C library is not glibc;
+    then nothing was set.
 
     glibc takes large buffers from the kernel and gives them back when they are freed; the kernel clears each page at
     its first touch. A batch needs several such buffers per megabyte of rows, of similar sizes from batch to batch.

@@ -1,7 +1,7 @@
-"""Evolution of a partition's stored states to those that are declared now, once for each deployment.
+"""Evolution of a partition's stored states to the declared ones, once for each deployment.
 
 A partition stores the version and the declarations of its states. :class:`Evolver` compares them with the deployed ones
-before a batch, when the deployment has changed. Where the stored cells can stay as they are, or nothing is stored yet,
+before a batch, when the deployment has changed. If the stored cells can stay unchanged, or nothing is stored yet,
 the new declarations are written with the next commit. Otherwise one commit of the whole partition converts the cells
 and writes the new declarations. Its source is ``MIGRATION``, its batch number the new state version.
 """
@@ -37,13 +37,13 @@ def read_schema(stored: bytes) -> dict[str, Any]:
 
 
 def schema_after(stored: bytes | None, version: int, states: list[dict[str, Any]], deployed: DeployedStates) -> bytes:
-    """Returns the schema to store once a partition's states are those that are declared."""
+    """Returns the schema to store once a partition's states match their declaration."""
     before = [] if stored is None else read_schema(stored)["states"]
     return json.dumps({"version": version, "states": deployed.schema(before, states)}, sort_keys=True).encode()
 
 
 def evolution_of(operator: str, cls: type[Operator], stored: bytes, deployed: DeployedStates) -> Evolution:
-    """Returns the evolution from what a partition has stored to what ``cls`` declares. Raises SchemaMismatch."""
+    """Returns the evolution from a partition's stored states to those that ``cls`` declares. Raises SchemaMismatch."""
     before, migrates = read_schema(stored), cls.migrate_state is not Operator.migrate_state
     declared = declarations_of(cls)
     return Evolution(operator, before["states"], before["version"], declared, cls.state_version, migrates, deployed)
@@ -62,7 +62,7 @@ class Evolver:
     """Evolves the stored states of one partition.
 
     Args:
-        deployed: returns the states as they are deployed now; a new object when that has changed.
+        deployed: returns the states of the present deployment; a new object after each change.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Group commit: the batches of several partitions share one commit, and none waits long for the others.
 
 A thread holds the ``work`` lock of each member from before its batch until after the commit. A thread that has to wait
-for another partition's ``work`` commits its group first, so that no thread waits for a thread that waits. If the thread
+for another partition's ``work`` commits its group first, so that no thread waits for a waiting thread. If the thread
 spends long on one partition, or does not return from its operator, the other members are taken from it: their
 uncommitted batches are dropped, and their partitions are served again at once.
 """
@@ -16,7 +16,7 @@ from stateflow.operator.watchdog import RunningBatch
 from stateflow.partition.local_partition import LocalPartition
 from stateflow.partition.processor import PartitionProcessor, Ran
 
-#: a group is committed when it has been open for so many seconds, or has so many rows of input and output
+#: a group is committed when it has been open for this many seconds, or has this many rows of input and output
 GROUP_S, GROUP_ROWS = 0.005, 2048
 #: if the operator took longer than this for a partition's last batch (µs), the group is committed before its next one,
 #: so that other partitions do not wait for it with their commits and fences
@@ -48,7 +48,7 @@ class Group:
         self._committing = self._taken = False
 
     def add(self, member: Member) -> bool:
-        """Adds a member. Returns False where the whole group was taken, and the member is not in it."""
+        """Adds a member. Returns False if the whole group was taken; the member is not added then."""
         with self._lock:
             if self._taken:
                 return False
@@ -70,7 +70,7 @@ class Group:
         return id(local) in self._ids
 
     def begin_commit(self, members: list[Member]) -> bool:
-        """Protects the members from :meth:`take` until :meth:`end_commit`. Returns False where they were taken."""
+        """Protects the members from :meth:`take` until :meth:`end_commit`. Returns False if they were taken before."""
         with self._lock:
             self._committing = self.members is members
             return self._committing
@@ -81,7 +81,7 @@ class Group:
             self._clear()
 
     def take(self, *, ends: bool = False, before: float = math.inf) -> list[Member]:
-        """Takes the members away from the group's thread, which will not commit them. Returns no members where they are
+        """Takes the members away from the group's thread, which will not commit them. Returns no members if they are
         just being committed, or were taken before.
 
         Args:

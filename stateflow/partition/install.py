@@ -199,7 +199,7 @@ class Copies:
     # -- installing ---------------------------------------------------------------------------------------
 
     def record(self, lifecycle: Lifecycle, store: PartitionStore, transition: Transition, also: Entries = ()) -> None:
-        """Makes durable what the lifecycle will be after a transition. Raises what the transition and the disk do."""
+        """Makes the lifecycle after a transition durable. Raises the errors of the transition and of the disk."""
         after = replace(lifecycle, running=False)  # a running batch will have ended
         transition(after)
         to = after.successor
@@ -227,8 +227,8 @@ class Copies:
     def install(self, local: LocalPartition, copy: Copy) -> list[Path]:
         """Makes a copy the partition, durably, in place of what was here. Callers hold ``work`` and ``mutex``.
 
-        Returns what is left over for :meth:`tidy`. Raises what the transition and the disk do; the partition is then as
-        it was.
+        Returns what is left over for :meth:`tidy`. Raises the errors of the transition and of the disk; the partition
+        is then as it was.
         """
         copy.transition(replace(local.lifecycle))
         if not copy.recorded:
@@ -300,7 +300,8 @@ class Copies:
         self.remove(copy.directory)
 
     def remove(self, directory: Path) -> None:
-        """Removes a copy of a partition. Renames it first: the next start would try to open a half removed one."""
+        """Removes a copy of a partition. Renames it first: the next start would otherwise try to open a half removed
+        copy."""
         if not directory.name.endswith(PART) and directory.exists():
             directory = directory.rename(directory.parent / (directory.name + PART))
             self._environment.sync([directory.parent])

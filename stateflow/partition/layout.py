@@ -21,7 +21,7 @@ key       value
 ``mx``    declared state schema, JSON
 ========  =============================================================================
 
-All entries but ``mw`` belong to the partition and move with it. ``mw`` says what *this copy* is: a copy whose ``mw``
+All entries except ``mw`` belong to the partition and move with it. ``mw`` describes *this copy*: a copy whose ``mw``
 names another replica is an unfinished transfer.
 """
 
@@ -65,7 +65,8 @@ T = TypeVar("T")
 
 @contextmanager
 def decoding(what: str) -> Iterator[None]:
-    """Turns errors of decoding an entry into DecodeError: entries may come with a copy from another process."""
+    """Turns errors of decoding an entry into DecodeError. Entries may be invalid: a copy may come from another
+    process."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -84,7 +85,7 @@ def typed(found: T, *kinds: type) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Sender of a batch, which tells a retry from another sender under the same source name.
+    """Sender of a batch; it distinguishes a retry from another sender under the same source name.
 
     ``run``: run of the query; ``use``: one application of the operator in it; ``task``: one attempt of one task;
     ``call``: one pass of that task over its rows.
@@ -101,10 +102,10 @@ UNKNOWN_ATTEMPT = Attempt()
 
 @dataclass(frozen=True, slots=True, order=True)
 class Session:
-    """One client of a source. The larger session is the newer one, and partitions then refuse the others.
+    """One client of a source. The largest session is the newest, and partitions refuse the others.
 
-    ``generation_us``: when the client began, µs, made later than that of any client before it; ``id`` distinguishes two
-    clients that began at the same time.
+    ``generation_us``: start time of the client, µs, increased if necessary to be later than that of every client before
+    it; ``id`` distinguishes two clients that began at the same time.
     """
 
     generation_us: int
@@ -123,15 +124,15 @@ class Session:
 
 
 class Position(NamedTuple):
-    """The last batch of a source that a partition contains, with the source's watermark then (µs; None: none), the
-    number of its rows here, and its sender.
+    """The last batch of a source that a partition contains, with the source's watermark at that batch (µs; None: none),
+    the number of its rows here, and its sender.
 
     ``event_us``: newest event time (µs) that the source has reported up to this batch; ``event_before_us``: up to the
     batch before. The watermark for this batch is computed from these, with the same result each time it is sent.
 
-    ``at_us``: when the batch was committed. ``digest``: digest of the rows, where the same batch must bring the same
-    rows; None: unknown. ``known``: what the client tells a successor, see :mod:`stateflow.client.history`; ``client``:
-    id of the client.
+    ``at_us``: when the batch was committed. ``digest``: digest of the rows, if the same batch must bring the same rows;
+    None: unknown. ``known``: the client's entry for its successor, see :mod:`stateflow.client.history`; ``client``: id
+    of the client.
     """
 
     batch: int
@@ -168,8 +169,8 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One batch of a source whose outputs are kept. ``bytes_up_to``: bytes of all outputs up to this one, in a run of a
-    batch DataFrame.
+    """One batch of a source that keeps the outputs of several batches. ``bytes_up_to``: bytes of all outputs up to this
+    one, in a run of a batch DataFrame.
 
     The key is ``mq``, the length of the source's name (2 bytes), the name, the batch number (8 bytes), both numbers big
     endian. The value is msgpack ``[version, rows, digest or nil, bytes up to here, output]``.
@@ -220,18 +221,18 @@ def positions(store: PartitionStore) -> dict[str, int]:
 
 
 def lapsing(store: PartitionStore) -> list[tuple[bytes, bytes]]:
-    """Returns what to write to a copy that is served in place of a newer one that may be lost.
+    """Returns the entries to write to a copy that is served in place of a newer, perhaps lost one.
 
-    The newer copy may have known a newer client of a source, and without it the former client would be accepted. So the
-    copy accepts no client of a source until that client has opened the source on all partitions again: other partitions
-    know the newer client, and refuse the former one.
+    The newer copy may have known a newer client of a source; without that knowledge, the former client would be
+    accepted. So the copy accepts no client of a source until that client has opened the source on all partitions again:
+    other partitions know the newer client, and refuse the former one.
     """
     return [(LAPSED + key[len(SESSION) :], b"") for key, _ in store.scan(SESSION)]
 
 
 def stopping(stores: Iterable[PartitionStore], now_us: int) -> list[tuple[bytes, bytes]]:
-    """Returns what to write to a copy that is to refuse every client so far, even a client whose clock is ahead if one
-    of the partition's ``stores`` knows it. An earlier stop is never lowered."""
+    """Returns the entries to write to a copy that must refuse every client so far, including a client whose clock is
+    ahead, if one of the partition's ``stores`` knows it. An earlier stop is never lowered."""
     known_us = [now_us]
     for store in stores:
         known_us += [Session.decode(value).generation_us for _, value in store.scan(SESSION)]

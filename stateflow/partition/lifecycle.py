@@ -2,14 +2,14 @@
 
 ``TABLE`` below alone decides who may commit; docs/state-machines.md shows it as a page and a diagram.
 
-Rules the table keeps:
+Rules that the table enforces:
 
 * A commit is allowed exactly between ``begin`` returning SERVE and ``finish``, and ``begin`` serves only in OWNED.
 * A move that was cancelled here can never seal or warm here afterwards, however late its fence or prepare arrives. A
   replica that has lost the data of a partition it owned refuses to cancel: it cannot tell whether it had sealed.
 * Epochs rise: a fence that does not grant a newer epoch is refused. (A grant whose move was rolled back burns its
-  epoch, so the next one may be more than one ahead.) A step longer than ``EPOCH_STEP_MAX``, which no history reaches,
-  is refused as well, since no epoch could be granted after it.
+  epoch, so the next one may be more than one ahead.) A step longer than ``EPOCH_STEP_MAX``, which never occurs in
+  practice, is refused as well, since no epoch could be granted after it.
 
 The shell makes every answer durable *before* it calls ``sealed`` or ``own``.
 """
@@ -63,7 +63,7 @@ class FenceAnswer(StrEnum):
     SEALED_BEFORE = "SEALED_BEFORE"  # this move sealed here already
 
 
-# -- events: what is asked of the partition ------------------------------------------------------------------
+# -- events: requests to the partition ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ WAS_SEALED: Guard[Lifecycle] = Guard(
 AS_OWNED: Guard[Lifecycle] = Guard("the state on disk is OWNED", lambda _, event: event.state is State.OWNED)
 AS_SEALED: Guard[Lifecycle] = Guard("the state on disk is SEALED", lambda _, event: event.state is State.SEALED)
 
-# -- effects: what changes beside the state ------------------------------------------------------------------
+# -- effects: changes other than the state ------------------------------------------------------------------
 
 
 def _at_epoch(here: Lifecycle, event: Create | Own) -> None:
@@ -323,7 +323,7 @@ def _recover(here: Lifecycle, event: Recover) -> None:
 
 
 def _stale(what: str, remedy: str) -> Callable[[Lifecycle, Any], StaleEpoch]:
-    """Returns a function that makes a StaleEpoch; ``what`` is formatted with ``event`` and ``here``."""
+    """Returns a function that creates a StaleEpoch; its text ``what`` is formatted with ``event`` and ``here``."""
 
     def error(here: Lifecycle, event: Event) -> StaleEpoch:
         return StaleEpoch(what.format(event=event, here=here), remedy=remedy, partition=here.partition)
@@ -361,7 +361,7 @@ def _data_is_gone(here: Lifecycle, event: Cancel) -> StateMissing:
 
 
 def _out_of_reach(here: Lifecycle, event: Create | Own | Restore | Fence) -> InvalidArgument:
-    """Refuses an epoch that is further ahead of the one known here than any real grant."""
+    """Returns the refusal of an epoch that is further ahead of the known one than any real grant."""
     return InvalidArgument(
         f"epoch {event.epoch} is too far ahead of {here.epoch}",
         remedy="grant the next epoch; nothing was changed",
@@ -582,14 +582,14 @@ class Lifecycle:
     def create(self, epoch: int) -> None:
         """Makes this replica the first owner.
 
-        Raises StaleEpoch when the partition was owned or warmed here before, at this epoch or a newer one.
+        Raises StaleEpoch if the partition was owned or warmed here before, at this epoch or a newer one.
         """
         self._handle(Create(epoch))
 
     def prepare(self, move_id: str, source_epoch: int, newest_epoch: int = 0) -> None:
         """Makes this replica the target of a move from an owner at ``source_epoch``.
 
-        Raises MoveConflict while another move warms it, MoveAborted when this one was cancelled here, StaleEpoch when
+        Raises MoveConflict while another move warms it, MoveAborted if this one was cancelled here, StaleEpoch if
         this replica knows a newer epoch.
 
         Args:
@@ -603,13 +603,14 @@ class Lifecycle:
         self._handle(Own(move_id, epoch))
 
     def seal_again(self, before: Lifecycle) -> None:
-        """Returns to SEALED, as ``before``, when the ownership of what was sealed here could not be written."""
+        """Returns to SEALED, with the state ``before``, because the ownership of the copy sealed here could not be
+        written."""
         self._handle(SealAgain(before))
 
     def adopt(self, move_id: str, by: str) -> None:
-        """Lets ``by``, a takeover or a move, own the copy that warmed for ``move_id``.
+        """Makes the copy that warmed for ``move_id`` owned by ``by``, a takeover or a move.
 
-        Raises MoveAborted when ``by`` was cancelled here.
+        Raises MoveAborted if ``by`` was cancelled here.
         """
         self._handle(Adopt(move_id, by))
 
@@ -617,7 +618,7 @@ class Lifecycle:
         self._handle(Abandon(move_id))
 
     def keep(self, move_id: str, by: str, epoch: int, successor: ReplicaInfo) -> None:
-        """Seals the copy that warmed for the standby ``move_id``, because its source sealed for the move ``by``.
+        """Seals the copy that warmed for the standby ``move_id``, because its source has sealed for the move ``by``.
 
         ``successor`` owns the partition at ``epoch``. The copy is a warm base from now on, like a former owner's.
         """
@@ -664,8 +665,8 @@ class Lifecycle:
             owned_at: epoch at which this replica owned the partition, when it is asked as the source; 0: asked as the
                 target.
 
-        Raises StateMissing when this replica knows of no ownership at that epoch: its data is lost, and with it whether
-        it sealed.
+        Raises StateMissing if this replica knows of no ownership at that epoch: its data is lost, so it cannot tell
+        whether it sealed.
         """
         possible: bool = self._handle(Cancel(move_id, owned_at))
         return possible
@@ -673,8 +674,8 @@ class Lifecycle:
     def supersede(self, epoch: int, successor: ReplicaInfo, burnt: int = 0) -> bool:
         """Records that the controller gave the partition to ``successor`` at ``epoch``.
 
-        It did so after this replica's lease had lapsed. The copy here is a warm base from now on. False: no copy is
-        here, or it is newer than ``epoch``.
+        The controller did so after this replica's lease had lapsed. The copy here is a warm base from now on. False: no
+        copy is here, or it is newer than ``epoch``.
 
         Args:
             burnt: epoch of a takeover that the controller gave up; no replica owns it, and the partition is back at an
@@ -689,12 +690,13 @@ class Lifecycle:
         return changed
 
     def drop(self, epoch: int) -> bool:
-        """Gives up what is here, up to this epoch: the operator was undeployed. False: what is here is newer."""
+        """Gives up the copy here, up to this epoch, because the operator was undeployed. False: the copy here is
+        newer."""
         changed: bool = self._handle(Drop(epoch))
         return changed
 
     def recover(self, state: State, epoch: int, move_id: str = "", successor: ReplicaInfo | None = None) -> None:
-        """Takes up what the durable ownership says, after a restart."""
+        """Restores the state from the durable ownership, after a restart."""
         self._handle(Recover(state, epoch, move_id, successor))
 
 

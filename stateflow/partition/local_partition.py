@@ -1,4 +1,4 @@
-"""Local partition: one partition as it is on a replica, with what is served, what is incoming, and who follows it.
+"""Local partition: one partition on a replica, with the served copy, the incoming copy, and the followers.
 
 Locks: :class:`LocalPartition` has two. ``work`` is held while the store is written or copied (a batch, a snapshot),
 ``mutex`` for the instant of a lifecycle transition, so that a fence never waits for a batch in order to be *heard*.
@@ -74,7 +74,7 @@ class QuietDisk:
 
     def has_come(self, sync_ms: float, now: float) -> bool:
         """Tells whether the wait is over at ``now``, when a durable write took ``sync_ms``: the disk is quiet, or
-        ``WAIT_S_MAX`` has passed. Raises BudgetUnreachable where the write alone then takes longer than the allowed
+        ``WAIT_S_MAX`` has passed. Raises BudgetUnreachable if the write alone then takes longer than the allowed
         pause."""
         if disk_is_quiet(sync_ms, self.pause_ms):
             return True
@@ -91,7 +91,7 @@ class QuietDisk:
 
 @dataclass(frozen=True, slots=True)
 class QuietMoment:
-    """Waits for the commit after ``sequence`` before fencing, but no longer than ``until``, monotonic seconds."""
+    """Waits for the commit after ``sequence`` before fencing, at most until ``until``, in monotonic seconds."""
 
     sequence: int
     until: float
@@ -135,7 +135,7 @@ class BatchTiming:
         """Returns the seconds that a fence with a pause of ``pause_s`` should wait for the next commit; 0: fence now.
 
         Waiting pays only when batches come regularly, the gap between them is longer than the pause, and the next batch
-        would otherwise fall into the pause.
+        would otherwise arrive during the pause.
         """
         if self.batches < BATCHES_MIN or self.jitter_s > JITTER_MAX * self.interval_s:
             return 0.0
@@ -152,12 +152,12 @@ class BatchTiming:
 
 def acknowledgement(sequence: int, confirmed: bool, lifecycle: Lifecycle) -> int | ReplicaInfo | NotOwner | None:
     """Returns the answer to a commit that a standby must confirm: its ``sequence`` once confirmed, the new owner, or
-    NotOwner. None: not known yet, to be asked again after a change.
+    NotOwner; None: not known yet, ask again after a change.
 
     A later attempt finds the batch applied, whichever replica it is sent to.
 
     Args:
-        confirmed: whether a standby durably has everything up to ``sequence``.
+        confirmed: tells whether a standby durably has everything up to ``sequence``.
         lifecycle: current lifecycle of the partition.
     """
     if confirmed:
@@ -194,7 +194,7 @@ def moved(owner: ReplicaInfo, epoch: int) -> Moved:
 
 
 def late(partition: PartitionId) -> NotOwner:
-    """Makes the answer for rows that arrived ahead of their partition, where the partition did not follow in time."""
+    """Returns the answer for rows that arrived before their partition, if the partition did not arrive in time."""
     return NotOwner("the partition did not arrive in time", remedy="refresh the assignment", partition=partition)
 
 
@@ -211,7 +211,7 @@ def held_up(partition: PartitionId) -> Unavailable:
 
 @dataclass(slots=True)
 class LocalPartition:
-    """A partition on this replica. ``directory``: where ``store`` is; ``incoming``: a copy that is being built."""
+    """A partition on this replica. ``directory``: directory of ``store``; ``incoming``: a copy that is being built."""
 
     id: PartitionId
     lifecycle: Lifecycle
@@ -227,7 +227,7 @@ class LocalPartition:
     restoring: Restoring | None = None
     checkpointed: tuple[str, int, int] = ("", 0, 0)  # store, epoch and sequence of the last checkpoint
     timing: BatchTiming = field(default_factory=BatchTiming)
-    kept: Kept | None = None  # what the copy in ``directory`` is, once it was sealed for a move
+    kept: Kept | None = None  # describes the copy in ``directory`` once it was sealed for a move
     since: Since | None = None  # changes since it moved in, as it might move back
     lost: StateDamaged | None = None  # the damage for which it was given up
     stuck: RunningBatch | None = None  # a batch that was taken away, and has not returned
@@ -287,7 +287,7 @@ class LocalPartition:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """Every change set since a partition moved in. ``digest``: of the seal it moved in with."""
+    """All change sets since a partition moved in. ``digest``: digest of the seal with which it moved in."""
 
     kept: Kept
     digest: str
@@ -311,10 +311,9 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Restoring:
-    """A checkpoint that was fetched and proved. ``adoption``: by the replica's own store, where the ownership is
-    published first; None: it has no store. ``owning``: re-entrant lock, held while the checkpoint becomes the
-    partition.
-    """
+    """A checkpoint that was fetched and proved. ``adoption``: its adoption by the replica's own store, in which the
+    ownership is published first; None: the replica has no store. ``owning``: re-entrant lock, held while the checkpoint
+    becomes the partition."""
 
     id: str
     directory: Path

@@ -1,12 +1,14 @@
-"""Positions of sources: which batches a partition contains, and so what becomes of a batch that is sent to it.
+"""Positions of sources: which batches a partition contains, and therefore whether an incoming batch is applied, skipped
+or refused.
 
 For a partition, a source is in one of these states:
 
-* *unknown*: the partition contains no batch of it. Its first batch is number 0, or any where it is *sparse*.
-* *known*: the partition contains its batches up to its position, and has the output of the newest one. That batch is a
-  replay when it is sent again: its rows are checked, and the stored output is the answer. A run of a batch DataFrame
-  may send any of its batches again. The next number is applied; only a sparse source may skip numbers. Older batches
-  are skipped in a rewind, and otherwise refused.
+* *unknown*: the partition contains no batch of it. Its first batch has number 0, or any number if the source is
+  *sparse*.
+* *known*: the partition contains its batches up to its position, and has the output of the newest one. If that batch is
+  sent again, it is a replay: its rows are checked, and the stored output is the answer. A run of a batch DataFrame may
+  send any of its batches again. The next number is applied; only a sparse source may skip numbers. Older batches are
+  skipped in a rewind, and otherwise refused.
 * *retired*: there is a tombstone in place of its position and its output.
 
 A source costs a partition its position, and the whole output of its newest batch. A run of a batch DataFrame costs the
@@ -14,7 +16,7 @@ output of all its batches, a query in real-time mode that of all batches whose r
 that has been idle for long, or that is one of too many, is therefore retired: its output is removed, its watermark
 holds no other source back, and a tombstone of some bytes says which batch is contained. A retired source may come back
 at any time and goes on after that batch; only the output of that batch is gone. The newest tombstones are kept. Once
-any was dropped, a source that is not known and cannot be new is refused, for it may be one of those.
+any was dropped, an unknown source that cannot be new is refused: it may be one of the dropped.
 
 A retirement is part of a commit, and moves with the partition. Memory follows the commit: callers tell
 :class:`Positions` of a change once it is committed.
@@ -60,11 +62,11 @@ _BITS = (1 << 63) - 1
 
 
 def digests_of(schema: bytes, rows: pa.RecordBatch | None, bounds: Sequence[int]) -> list[int]:
-    """Returns the digest of each part, from one bound to before the next. Args: schema: Arrow IPC schema; rows: None
-    for no rows.
+    """Returns the digest of each part of the rows; a part reaches from one bound to before the next. Args: schema:
+    Arrow IPC schema; rows: None for no rows.
 
     Rows are digested by their values, so that the same rows have the same digest in any message and beside any other
-    rows. A digest covers the buffers of each column, as if the part were alone and its nulls had no bytes behind them.
+    rows. A digest covers the buffers of each column, as if the part were alone and all bytes under nulls were zero.
     """
     seed = _hash(schema)
     found = [seed] * (len(bounds) - 1)
@@ -82,8 +84,8 @@ def digests_of(schema: bytes, rows: pa.RecordBatch | None, bounds: Sequence[int]
 def comparable(one: int, other: int) -> bool:
     """Tells whether two digests are of the same kind.
 
-    Former versions digested the Arrow message, which the values do not determine. Digests of values are negative, so
-    that stored digests of the two kinds can be told apart.
+    Former versions digested the Arrow message, whose bytes may differ for equal values. Digests of values are negative,
+    so that stored digests of the two kinds can be told apart.
     """
     return (one < 0) == (other < 0)
 
@@ -152,7 +154,7 @@ def _add_others(column: pa.Array, bounds: Sequence[int], found: list[int]) -> No
 #: of too many sources, only those silent for this long are retired, µs: their last batch may be asked for again, by a
 #: query that stands still, or (runs of a batch DataFrame: the second) for a frame that is evaluated twice
 SPARED_US, SPARED_RUN_US = 86_400_000_000, 600_000_000
-#: sources retired with one batch, at most; and looked at
+#: maximum number of sources that one batch retires, and that it examines
 PER_BATCH, LOOKED_AT = 8, 64
 #: share of the limit that is freed in addition when tombstones are too many
 SLACK = 0.25
@@ -163,7 +165,7 @@ class Retention:
     """Limits on what a partition keeps of its sources.
 
     Args:
-        idle_us: a source silent for this long is retired, µs; 0: never for that.
+        idle_us: a source silent for this long is retired, µs; 0: never.
         sources_max: sources of one partition; beyond it the longest silent ones are retired.
         retired_max: tombstones of one partition.
         watermark_idle_us: the watermark of a source silent for this long does not count any more, µs; 0: always counts.
@@ -177,7 +179,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """Tombstone of a source. ``batch``: the last one contained, -1: none; ``at_us``: when it came."""
+    """Tombstone of a source. ``batch``: the last batch contained, -1: none; ``at_us``: its arrival."""
 
     batch: int
     at_us: int
@@ -214,7 +216,7 @@ def idle(sources: Iterable[tuple[str, Position]], count: int, now_us: int, reten
     """Returns the sources to retire now.
 
     Args:
-        sources: the first few of ``count``, in order of when their last batch came.
+        sources: the first few of ``count`` sources, in order of their last batch's arrival.
     """
     found: list[str] = []
     excess = count - retention.sources_max
@@ -251,7 +253,7 @@ class Tombstones:
         return None if stored is None else Retired.decode(stored)
 
     def bury(self, sources: Mapping[str, Retired], mutations: Mutations) -> None:
-        """Adds to ``mutations`` what retires sources, and drops the oldest tombstones when there are too many."""
+        """Adds the retirement of sources to ``mutations``, and drops the oldest tombstones if there are too many."""
         for source, retired in sources.items():
             name = source.encode()
             kinds = (layout.POSITION, layout.OUTPUT, layout.SESSION, layout.LAPSED)
@@ -279,9 +281,8 @@ class Tombstones:
 
 @dataclass(frozen=True, slots=True)
 class SourceView:
-    """State of a source in a partition. ``batch``: the last one contained, -1: none; ``at_us``: when it came;
-    ``bytes``: of its output and position; ``session``: its newest client.
-    """
+    """State of a source in a partition. ``batch``: the last batch contained, -1: none; ``at_us``: its arrival;
+    ``bytes``: size of its output and position; ``session``: its newest client."""
 
     source: str
     batch: int
@@ -296,7 +297,7 @@ def sources_in(store: PartitionStore, held: Mapping[str, Position] = MappingProx
     """Returns all sources that a partition knows.
 
     Args:
-        held: positions held for the partition, beyond those it has itself.
+        held: positions held for the partition, in addition to its own.
     """
     sessions = {key[len(layout.SESSION) :].decode(): Session.decode(v) for key, v in store.scan(layout.SESSION)}
     outputs = {key[len(layout.OUTPUT) :].decode(): len(value) for key, value in store.scan(layout.OUTPUT)}
@@ -336,15 +337,15 @@ _NONE = Position(-1)
 class Batch:
     """A batch of a source, apart from its rows. ``number`` rises by one per batch; a *sparse* source may skip numbers.
 
-    ``rewind``: an older batch is sent again, for partitions that lost it. Partitions that contain it skip it, and do
-    not have its output any more.
+    ``rewind``: an older batch is sent again, for partitions that lost it. Partitions that contain it skip it, and no
+    longer have its output.
 
     ``watermark_us``: this source promises no older rows from its next batch on, µs; None: it makes no promise.
     ``event_us``: the newest event time among the rows its sender has, for all partitions, µs. ``attempt``: the attempt
-    that sends it, where known. ``session``: the client's session, where a source belongs to one client at a time; its
-    rows must then be the same every time the batch is sent. ``known``: what the client tells its successor. ``site``:
-    where its rows come from, which decides nothing here; ``site_column``: the column that says so for each row.
-    ``traceparent``: of the span that sends the batch, see :mod:`stateflow.tracing`; it makes no difference between
+    that sends it, if known. ``session``: the client's session, if the source belongs to one client at a time; its rows
+    must then be the same every time the batch is sent. ``known``: the client's entry for its successor. ``site``:
+    origin of its rows, used only for statistics; ``site_column``: the column with the origin of each row.
+    ``traceparent``: id of the span that sends the batch, see :mod:`stateflow.tracing`; it makes no difference between
     batches.
     """
 
@@ -363,12 +364,13 @@ class Batch:
 
     @property
     def is_piece(self) -> bool:
-        """Tells whether the batch is one of a run of a batch DataFrame. A client's is none, by any source name."""
+        """Tells whether the batch is one of a run of a batch DataFrame. A client's batch never is, whatever its
+        source's name."""
         return self.session is None and self.source.startswith(BATCH_RUN)
 
 
 def check_source(source: str) -> None:
-    """Refuses reserved source names. Raises InvalidArgument for a name that its caller may not send under."""
+    """Checks that a source name is not reserved. Raises InvalidArgument for a name that the caller may not use."""
     if source.startswith(RESERVED) and source != INITIAL:
         raise InvalidArgument(f"{source!r} is a reserved name", remedy="choose another name for the source")
 
@@ -406,7 +408,7 @@ class Positions:
         return source in self._known
 
     def recall(self, source: str, retired: Retired) -> None:
-        """Takes back a source that was retired. Its tombstone stays until a batch is committed."""
+        """Takes a retired source back. Its tombstone stays until a batch is committed."""
         self._known[source] = retired.position
         self._recalled.add(source)
         self._lapsed.add(source)
@@ -421,10 +423,10 @@ class Positions:
         return source in self._recalled
 
     def refuse_forgotten(self, batch: Batch, after: int | None, forgotten_us: int) -> None:
-        """Refuses a batch of an unknown source that may be one of those whose tombstones were dropped.
+        """Checks that a batch of an unknown source is not from one whose tombstone was dropped.
 
-        The newest of those had its last batch at ``forgotten_us``. Raises SourceRetired unless the source must be a new
-        one, or the batch begins as a new one does.
+        The newest of those had its last batch at ``forgotten_us``. Raises SourceRetired unless the source must be new,
+        or the batch is a possible first batch.
         """
         later = batch.number > 0 and not batch.sparse
         older = batch.session is not None and batch.session.generation_us <= forgotten_us
@@ -438,7 +440,7 @@ class Positions:
             )
 
     def idle(self, now_us: int, retention: Retention, serving: str) -> dict[str, Retired]:
-        """Returns the tombstones of the sources to retire with a batch of ``serving``."""
+        """Returns the sources to retire with a batch of ``serving``, as tombstones."""
         oldest = next(iter(self._known.values()), None)
         count = len(self._known) + (serving not in self._known)
         if oldest is None or (count <= retention.sources_max and not 0 < retention.idle_us <= now_us - oldest.at_us):
@@ -455,7 +457,7 @@ class Positions:
         return Retired.of(self._known[source], self._sessions.get(source))
 
     def retired(self, sources: Iterable[str]) -> None:
-        """Forgets these sources, once their retirement is committed."""
+        """Forgets these sources after the commit of their retirement."""
         for source in sources:
             self._known.pop(source, None)
             self._sessions.pop(source, None)
@@ -467,8 +469,7 @@ class Positions:
 
     def is_newer(self, source: str, session: Session) -> bool:
         """Returns whether ``session`` must be stored as the source's newest client. Raises SourceTaken for a client
-        that a newer one follows, or that a restore has stopped.
-        """
+        that has a newer successor, or that a restore has stopped."""
         present = self._sessions.get(source)
         if session.generation_us <= self._stopped_us:
             raise SourceTaken(
@@ -495,11 +496,11 @@ class Positions:
         )
 
     def check_client(self, source: str, session: Session) -> None:
-        """Checks the client of a batch. Raises SourceTaken for a client that a newer one follows.
+        """Checks the client of a batch. Raises SourceTaken for a client that has a newer successor.
 
-        Raises PositionGap for a client that was let in, as far as it knows, and is not known here: this copy is older
-        than the one that let it in. Copies of other partitions may be older as well, and may have lost a newer client
-        or batches in the same way. The client has to ask all of them first.
+        Raises PositionGap for a client that has opened the source but is not known here: this copy is older than the
+        one that admitted it. Copies of other partitions may be older as well, and may have lost a newer client or
+        batches in the same way. The client has to ask all of them first.
         """
         if self.is_newer(source, session):
             last = self.last(source)
@@ -513,13 +514,13 @@ class Positions:
             )
 
     def taken(self, source: str, session: Session) -> None:
-        """Notes the source's newest client, once that is committed."""
+        """Notes the source's newest client, after the commit."""
         self._sessions[source] = session
         self._lapsed.discard(source)
         self._known.setdefault(source, Position(-1, at_us=session.generation_us))
 
     def contains(self, batch: Batch) -> bool:
-        """Tells whether a batch of a rewind is contained already, with later ones after it."""
+        """Tells whether the partition already contains a batch of a rewind, and later ones."""
         last = self.last(batch.source)
         return batch.rewind and last is not None and batch.number < last
 
@@ -597,7 +598,8 @@ class Positions:
         )
 
     def _refuse_others(self, earlier: Attempt, now: Attempt) -> None:
-        """Refuses a second sender of the same batch. A retry gets the stored output; another sender has other rows."""
+        """Checks that a repeated batch is a retry. A retry gets the stored output; another sender would have other
+        rows."""
         if not now.run or earlier.run != now.run:
             return
         if earlier.use != now.use:
@@ -616,15 +618,15 @@ class Positions:
     def check_rows(self, batch: Batch, then: int, now: int) -> None:
         """Checks the number of rows of a replay: ``now`` rows, ``then`` when it was applied.
 
-        The stored output belongs to the rows that came first. Were it given to Spark for others, those would be lost
-        silently. A query's replay may lack rows, as its source may skip what is gone; one run of a batch DataFrame may
-        not. Raises BatchChanged.
+        The stored output belongs to the first rows. If Spark got it for other rows, those would be lost silently. A
+        query's replay may lack rows, because its source may skip data that is gone; a run of a batch DataFrame may not.
+        Raises BatchChanged.
         """
         if now > then or (now < then and batch.is_piece):
             raise self._changed(batch, f"batch {batch.number} had {then} row(s) when it was applied, and has {now} now")
 
     def check_digest(self, batch: Batch, then: int | None, now: int | None) -> None:
-        """Checks the rows of a replay by their digest. Raises BatchChanged when other rows were applied.
+        """Checks the rows of a replay by their digest. Raises BatchChanged if other rows were applied.
 
         Digests of two kinds say nothing: a former version applied the batch.
         """
@@ -642,9 +644,10 @@ class Positions:
         return BatchChanged(what, remedy=remedy, **where)
 
     def silent(self, now_us: int, idle_us: int, serving: str) -> dict[str, Position]:
-        """Returns the sources that were silent for ``idle_us`` when a batch of ``serving`` comes, without watermarks.
+        """Returns the positions, without watermarks, of sources that were silent for ``idle_us`` when a batch of
+        ``serving`` comes.
 
-        A silent source's watermark does not count any more, until the source brings another.
+        A silent source's watermark no longer counts, until the source sends another.
 
         Time in which no source sent does not count, nor does time before the partition was opened here: a cluster that
         was down, or restored, must wait for each of its sources.
@@ -663,11 +666,11 @@ class Positions:
         }
 
     def silenced(self, sources: Mapping[str, Position]) -> None:
-        """Takes over the positions of silent sources, once they are committed."""
+        """Adopts the positions of silent sources after their commit."""
         self._known.update(sources)
 
     def watermark_us(self, batch: Batch, without: Collection[str] = ()) -> int | None:
-        """Returns the minimum over the sources that have a watermark, this batch's included; None when none has."""
+        """Returns the minimum over the sources that have a watermark, including this batch's; None: none has."""
         oldest = watermark_of(self._known, {*without, batch.source})
         known = None if batch.source in without else self._known.get(batch.source)
         promised = _later(None if known is None else known.watermark_us, batch.watermark_us)
@@ -678,18 +681,18 @@ class Positions:
         return {**self._known, **held}
 
     def behind(self, batch: Batch, rows: int, now_us: int, digest: int | None = None) -> Position:
-        """Returns the source's position after the batch is applied."""
+        """Returns the source's position as it will be after the batch."""
         return behind(self._known.get(batch.source, _NONE), batch, rows, now_us, digest)
 
     def reached(self, source: str, position: Position) -> None:
-        """Moves a source to a position that is committed."""
+        """Sets a source's position after its commit."""
         self._known.pop(source, None)
         self._known[source] = position  # to the end: its last batch came last
         self._recalled.discard(source)
 
 
 def behind(before: Position, batch: Batch, rows: int, now_us: int, digest: int | None = None) -> Position:
-    """Returns a source's position after a batch is applied."""
+    """Returns a source's position as it will be after a batch."""
     return Position(
         batch.number,
         _later(before.watermark_us, batch.watermark_us),

@@ -51,8 +51,8 @@ class Applied:
     """Result of an applied batch. ``output``: see :mod:`stateflow.operator.output`; ``b""`` for nothing. ``replayed``:
     it had been applied before. ``sequence``: the partition's sequence that includes the batch.
 
-    ``operator_us``: time in the operator, with decoding rows, timers and watermark, in µs; ``commit_us``: time to
-    collect the changes and write them. Both are 0 when the batch was applied before.
+    ``operator_us``: time in the operator, including decoding of rows, timers and watermark, in µs; ``commit_us``: time
+    to collect the changes and write them. Both are 0 when the batch was applied before.
     """
 
     output: bytes
@@ -64,7 +64,7 @@ class Applied:
 
 
 class Ran(NamedTuple):
-    """A batch that the operator has processed and that is not written yet. ``outputs``: rows to be encoded, together
+    """A batch that the operator has processed but that is not written yet. ``outputs``: rows to be encoded, together
     with those of other batches."""
 
     batch: Batch
@@ -81,7 +81,8 @@ class Ran(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """A batch that is ready to be logged, then written. ``output``: all of the batch's output, with earlier parts."""
+    """A batch that is ready to be logged, then written. ``output``: the batch's whole output, including earlier
+    parts."""
 
     output: bytes
     advance: Advance
@@ -158,15 +159,15 @@ class PartitionProcessor:
 
     @property
     def is_unsure(self) -> bool:
-        """Tells whether a commit has begun of which it is not certain that all is on disk and in memory."""
+        """Tells whether a commit has begun and is perhaps not completely on disk and in memory."""
         return self._committer.is_unsure
 
     def runs(self, operator: type[Operator]) -> bool:
-        """Tells whether an instance of this operator class, and so of this version, serves here."""
+        """Tells whether an instance of this class, and so of this version of the operator, serves here."""
         return type(self._instance.operator) is operator
 
     def peek(self, key: Any, now_us: int) -> SimpleNamespace:
-        """Reads the stored states of a key past the cache; for tests and the harness."""
+        """Reads the stored states of a key, bypassing the cache; for tests and the harness."""
         self.state.invalidate()
         self.state.set_time(now_us, self._watermark_us)
         return self.state.peek(key)
@@ -187,12 +188,12 @@ class PartitionProcessor:
     # -- sources ------------------------------------------------------------------------------------------
 
     def reached(self, source: str) -> layout.Position | None:
-        """Returns the position of ``source``: its last batch here and what is known of it; None when there is none."""
+        """Returns the position of ``source``: its last batch here and details of it; None: there is none."""
         return self._sources.positions.reached_by(source)
 
     def open_source(self, source: str, session: layout.Session, settled: int | None = None) -> int:
         """Refuses older clients of a source from now on. Returns the sequence of the last commit, which may be an
-        earlier one. Raises SourceTaken when this client is itself older than the newest. Args: settled: see
+        earlier one. Raises SourceTaken if this client is itself older than the newest. Args: settled: see
         :meth:`~stateflow.partition.sources.Sources.open`."""
         mutations = self._sources.open(source, session, settled)
         if mutations is not None:
@@ -204,8 +205,8 @@ class PartitionProcessor:
         return self.sequence
 
     def retire(self, source: str) -> bool:
-        """Keeps only a tombstone of a source, see :mod:`stateflow.partition.positions`. Returns False where there is
-        nothing to retire, as for an unknown or already retired source."""
+        """Keeps only a tombstone of a source, see :mod:`stateflow.partition.positions`. Returns False if there is
+        nothing to retire: the source is unknown or already retired."""
         retiring = self._sources.retire(source)
         if retiring is None:
             return False
@@ -230,14 +231,14 @@ class PartitionProcessor:
         return self._sources.contained(source)
 
     def adopt(self, held: Mapping[str, layout.Position]) -> None:
-        """Takes over positions of sources whose batches skipped this partition, to be written with the next commit."""
+        """Accepts positions of sources whose batches skipped this partition; the next commit writes them."""
         if held:
             self._sources.adopt(held)
             self._committer.adopt(held)
             self.latest_us = max(self.latest_us, *(position.at_us for position in held.values()))
 
     def settle(self, held: Mapping[str, layout.Position]) -> None:
-        """Calls :meth:`adopt` and commits. Raises what the store raises."""
+        """Calls :meth:`adopt` and commits. Raises the store's errors."""
         self.adopt(held)
         mutations, watermark_us = Mutations(), self.watermark_us({})
         if watermark_us is not None and watermark_us != self._watermark_us:
@@ -252,7 +253,7 @@ class PartitionProcessor:
         return self._later(watermark_of(self._sources.positions.overlaid(held)))
 
     def needs_no_visit(self, until: float) -> SkipGrant:
-        """Returns which batches may skip this partition. Called between batches. Args: until: monotonic seconds."""
+        """Returns which batches may skip this partition. Call it between batches. Args: until: monotonic seconds."""
         event_us, processing_us = (self._timers.next_us(domain) for domain in (Domain.EVENT, Domain.PROCESSING))
         if self._instance.hears_watermarks:
             event_us = -math.inf if self._watermark_us is None else min(event_us, self._watermark_us + 1)
@@ -270,7 +271,7 @@ class PartitionProcessor:
         guard: Guard = UNGUARDED,
         digest: int | None = None,
     ) -> Applied:
-        """Applies one batch, or returns the stored output when it was applied before.
+        """Applies one batch, or returns the stored output if the batch was applied before.
 
         Args:
             input_schema: Arrow IPC schema of ``rows``.
@@ -278,7 +279,7 @@ class PartitionProcessor:
             now_us, after, guard, digest: see :meth:`run`. A missing digest is computed from the rows where the batch
                 names a client.
 
-        Raises what :meth:`run`, :meth:`stage` and :meth:`write` raise; the state is then as it was before the call.
+        Raises the errors of :meth:`run`, :meth:`stage` and :meth:`write`; the state is then as it was before the call.
         """
         arrived, read = None, None
         if rows:
@@ -308,7 +309,7 @@ class PartitionProcessor:
         digest: int | None = None,
         guard: Guard = UNGUARDED,
     ) -> Applied | Ran:
-        """Lets the operator process one batch, or finds that the batch was applied before.
+        """Makes the operator process one batch, or finds that the batch was applied before.
 
         Callers stage and write the result, or roll it back, before they call anything else.
 
@@ -374,9 +375,9 @@ class PartitionProcessor:
         return rows
 
     def _later(self, watermark_us: int | None) -> int | None:
-        """Returns the partition's watermark with a batch that brings its sources to ``watermark_us``. The watermark
-        never goes back when a late source joins. It is the event time of the whole batch: of its rows, its timers and
-        their writes."""
+        """Returns the partition's watermark after a batch with which the minimum of its sources is ``watermark_us``.
+        The watermark never goes back when a late source joins. It is the event time of the whole batch: of its rows,
+        its timers and their writes."""
         if watermark_us is None or (self._watermark_us is not None and watermark_us <= self._watermark_us):
             return self._watermark_us
         return watermark_us
@@ -406,7 +407,7 @@ class PartitionProcessor:
             raise
 
     def write(self, ran: Ran, commit: Commit) -> Applied:
-        """Writes a prepared commit. Raises what the store raises; the state is then as it was before the batch, or
+        """Writes a prepared commit. Raises the store's errors; the state is then as it was before the batch, or
         :attr:`is_unsure`."""
         began = self._clock.monotonic()
         try:
@@ -446,8 +447,8 @@ class PartitionProcessor:
         self.state.close()
 
     def end(self) -> None:
-        """Refuses all commits from now on. Called before anything is released: a batch that is still running would be
-        written with its position, but without the released state. Thread-safe."""
+        """Refuses all commits from now on. Call it before anything is released: a batch that is still running would
+        otherwise be written with its position, but without the released state. Thread-safe."""
         self._committer.end()
 
     def discard(self) -> None:

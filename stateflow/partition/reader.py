@@ -1,6 +1,6 @@
-"""Reading of what the partitions owned here hold: states by key, and positions of sources.
+"""Reads from the partitions owned here: states by key, and positions of sources.
 
-:class:`Reader` reads beside the stream. It holds ``work`` only to evolve states that no batch has evolved since a
+:class:`Reader` reads while batches go on. It holds ``work`` only to evolve states that no batch has evolved since a
 deployment. Positions include those of batches that skipped the partition.
 """
 
@@ -31,8 +31,8 @@ class Reader:
     def scan(
         self, partition: PartitionId, state: str, keys: Iterable[bytes] = ()
     ) -> Iterator[tuple[object, object, object]]:
-        """Yields (key, entry key or None, value) of one state as of one moment, without what has expired by then.
-        Raises UnknownState, NotOwner.
+        """Yields (key, entry key or None, value) of one state as of one moment, without entries that have expired by
+        then. Raises UnknownState, NotOwner.
 
         Args:
             keys: in their stored encoding; none: all keys.
@@ -58,16 +58,15 @@ class Reader:
             raise
 
     def scan_pages(self, partition: PartitionId, state: str, keys: Iterable[bytes] = ()) -> Iterator[list[bytes]]:
-        """Yields what :meth:`scan` does as Arrow IPC streams, see :class:`.StateColumns`."""
+        """Yields the results of :meth:`scan` as Arrow IPC streams, see :class:`.StateColumns`."""
         self._owned_store(partition)
         _, cls = self._registry.operator(partition.operator)
         columns = StateColumns(cls, state, partition.operator)
         yield from columns.pages(self.scan(partition, state, keys), partition.partition)
 
     def _evolved(self, partition: PartitionId) -> PartitionStore:
-        """Returns the partition's store with its states as they are declared now, as its first batch would make them.
-        Raises what :meth:`~stateflow.partition.batches.Batches.evolve` does.
-        """
+        """Returns the partition's store, with its states evolved to the present declaration. Raises the errors of
+        :meth:`~stateflow.partition.batches.Batches.evolve`."""
         local = self._registry.local(partition)
         with local.work:
             self._owned_store(partition)
@@ -75,9 +74,9 @@ class Reader:
             return self._owned_store(partition)
 
     def whole_before(self, operator: str, partitions: Iterable[int], source: str, batch: int) -> layout.Position | None:
-        """Returns the position of the batch before ``batch`` where all these partitions contain it, with the newest
-        event time up to it. Reads memory only: None also where one of the partitions is not being served here.
-        """
+        """Returns the position of the batch before ``batch``, with the newest event time up to it; None: not all of
+        these partitions contain it. Reads memory only, so the result is None also if one of the partitions is not being
+        served here."""
         times: list[int] = []
         for number in partitions:
             local = self._registry.local(PartitionId(operator, number))
@@ -93,7 +92,7 @@ class Reader:
         return layout.Position(batch - 1, event_us=max(times, default=None))
 
     def position(self, partition: PartitionId, source: str) -> layout.Position | None:
-        """Returns how far ``source`` has come in the partition; None: no batch of it is known. Raises NotOwner."""
+        """Returns the position of ``source`` in the partition; None: no batch of it is known. Raises NotOwner."""
         store = self._owned_store(partition)
         if (held := self._held(partition).get(source)) is not None:
             return held

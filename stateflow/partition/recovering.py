@@ -22,24 +22,25 @@ from stateflow.types import PartitionId, ReplicaInfo
 
 
 class Recovery:
-    """Recovers a data directory, once, before anything else is asked of it."""
+    """Recovers a data directory. Runs once, before any other use."""
 
     def __init__(self, registry: PartitionRegistry) -> None:
         self._registry = registry
         self._given_up = False
 
     def give_up(self) -> None:
-        """Ends the recovery early, because this process is to end. Called from another thread."""
+        """Ends the recovery early, because this process must end. Called from another thread."""
         self._given_up = True
 
     def run(self) -> None:
-        """Finds what is here. Removes nothing that might be state: what cannot be used is quarantined, and logged."""
+        """Finds the partitions in the directory. Removes nothing that might be state: copies that cannot be used are
+        quarantined and logged."""
         registry = self._registry
         registry.commits.find()
         registry.skipped_batches.find()
         registry.quarantine.say()
         for folder in sorted(path for path in (registry.root / "operators").glob("*") if path.is_dir()):
-            # what is seen here may not be durable yet: the last process may have been killed before it synced
+            # files seen here may not be durable yet: the last process may have been killed before it synced
             registry.environment.sync([folder, folder.parent, registry.root])
             registry.recover_operator(folder)
             for home in sorted(folder.glob("p[0-9][0-9][0-9][0-9][0-9]")):
@@ -59,10 +60,9 @@ class Recovery:
         registry.skipped_batches.begin()
 
     def _recover(self, partition: PartitionId, home: Path) -> None:
-        """Takes up the newest copy on disk that is this replica's own, and completes it with all that was logged.
+        """Chooses the newest copy on disk that this replica owned, and completes it from the commit log.
 
-        The copies are only read here, which takes a third of the time of opening them. They are opened when they are
-        needed.
+        Copies are only read here, which takes a third of the time of opening them; they are opened when needed.
         """
         registry = self._registry
         found: list[_Copy] = []
@@ -85,7 +85,7 @@ class Recovery:
             else:
                 owner = "no replica" if copy.ownership is None else repr(copy.ownership.replica)
                 registry.put_aside(partition, directory, f"its ownership record names {owner}")
-        found.sort(key=lambda copy: (copy.epoch, not copy.incoming))  # a copy of what is sealed ranks below it
+        found.sort(key=lambda copy: (copy.epoch, not copy.incoming))  # a copy made from a sealed one ranks below it
         while found and not self._complete(partition, found[-1]):
             found.pop()
         if not found:
@@ -126,7 +126,7 @@ class Recovery:
             return False
 
     def _look_at(self, partition: PartitionId, directory: Path) -> _Copy:
-        """Reads a copy, up to its damage where the commit log has the rest.
+        """Reads a copy; a damaged copy is read up to the damage if the commit log has the rest.
 
         Raises StateMissing, StateDamaged, DecodeError, CommitLogDamaged.
         """
@@ -165,9 +165,8 @@ class Recovery:
 
 @dataclass(slots=True)
 class _Copy:
-    """A copy of a partition. ``lacking``: commits that its database lacks; ``up_to_damage``: it can only be opened up
-    to its damage.
-    """
+    """A copy of a partition. ``lacking``: logged commits that its database lacks; ``up_to_damage``: its write-ahead log
+    is damaged, and can be read only up to the damage."""
 
     directory: Path
     ownership: layout.Ownership | None
@@ -183,6 +182,6 @@ class _Copy:
 
 
 def _held_nothing(directory: Path) -> bool:
-    """Tells whether the process was killed before anything was written there."""
+    """Tells whether a copy is empty because the process was killed before it wrote anything."""
     names = [path.name for path in directory.iterdir()]
     return not any(name.startswith("MANIFEST-") or name.endswith((".sst", ".log")) for name in names)

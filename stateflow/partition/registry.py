@@ -59,7 +59,7 @@ ALONE = "ALONE"
 class PartitionRegistry:
     """Owns a data directory.
 
-    Raises DataDirLocked when another process owns it, InvalidArgument when it is another replica's.
+    Raises DataDirLocked if another process owns it, InvalidArgument if it is another replica's.
 
     Layout: ``LOCK``, ``NODE`` and ``workers/`` (see :mod:`stateflow.node.workers`), ``REPLICA`` (see
     :mod:`stateflow.partition.data_directory`), ``TERM``, ``ALONE`` (what may be served while no controller answers),
@@ -114,7 +114,7 @@ class PartitionRegistry:
     def recover_operator(self, folder: Path) -> None:
         """Loads an operator's description and code.
 
-        Without them its partitions are recovered all the same: the controller knows the operator, too.
+        Its partitions are recovered even without these: the controller knows the operator, too.
         """
         file = folder / "operator.json"
         self._unloadable[folder.name] = Unavailable(
@@ -154,9 +154,8 @@ class PartitionRegistry:
         log.error("%s is not served from %s, which is quarantined as %s: %s", partition, directory.name, kept, why)
 
     def lose(self, local: LocalPartition, why: StateDamaged) -> None:
-        """Quarantines a partition that cannot be read any more. The replica neither serves it nor promises anything of
-        it from here on.
-        """
+        """Quarantines a partition that cannot be read any more. From then on the replica neither serves it nor makes
+        promises about it."""
         with local.work, local.mutex:
             if not local.lifecycle.lose():
                 return
@@ -206,7 +205,7 @@ class PartitionRegistry:
         self.environment.write_durably(self.root / TERM, json.dumps({"ledger": ledger, "term": term}))
 
     def read_alone(self) -> tuple[int, frozenset[str]]:
-        """Returns (order, operators) that may be served without a controller. No operator where the file is damaged."""
+        """Returns (order, operators) that may be served without a controller; no operators if the file is damaged."""
         file = self.root / ALONE
         if not file.exists():
             return 0, frozenset()
@@ -225,7 +224,7 @@ class PartitionRegistry:
         self.environment.write_durably(self.root / ALONE, json.dumps(kept))
 
     def expect(self, more: int) -> None:
-        """Checks that ``more`` databases can be opened beside those that are here. Raises TooFewFiles otherwise."""
+        """Checks that ``more`` databases can be opened in addition to the existing ones. Raises TooFewFiles."""
         here = sum(
             (local.directory is not None) + (local.incoming is not None) + (local.restoring is not None)
             for local in self.local_partitions()
@@ -233,11 +232,11 @@ class PartitionRegistry:
         self.environment.expect(here + more)
 
     def learn(self, spec: OperatorSpec) -> None:
-        """Learns an operator: loads its code and keeps its description. An older version than the one that is here
-        changes nothing: the request for it was sent, or begun, before the newer one was deployed.
+        """Learns an operator: loads its code and keeps its description. An older version than the present one changes
+        nothing: its request was sent, or begun, before the newer one was deployed.
 
-        Raises OperatorNotImportable, OperatorOutdated, and SchemaMismatch when a partition here has states that cannot
-        become those of this code.
+        Raises OperatorNotImportable, OperatorOutdated, and SchemaMismatch if a partition here has states that cannot
+        evolve to those of this code.
         """
         with self._learning:
             known = self._operators.get(spec.name)
@@ -257,9 +256,9 @@ class PartitionRegistry:
             self._unloadable.pop(spec.name, None)
 
     def follow(self, spec: OperatorSpec) -> StateflowError | None:
-        """Learns what is deployed now. Returns why it cannot; None: it is learnt.
+        """Learns the version that is deployed now. Returns the error that prevents it; None: learnt.
 
-        Where it cannot be learnt, no older version serves in its place; the controller names it again at the next
+        If it cannot be learnt, no older version serves in its place, and the controller names it again at the next
         registration.
         """
         with self._learning:
@@ -275,12 +274,12 @@ class PartitionRegistry:
 
     @contextmanager
     def making(self, spec: OperatorSpec, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Learns an operator, and keeps it from being forgotten while the caller creates something of it here.
+        """Learns an operator, and keeps it from being forgotten while the caller creates its partitions here.
 
-        Raises what :meth:`learn` does.
+        Raises the errors of :meth:`learn`.
 
         Args:
-            check: raises where the request behind the call is void by now.
+            check: raises if the request behind the call is void by now.
         """
         with self._learning:
             check()
@@ -297,13 +296,14 @@ class PartitionRegistry:
         self._operators[spec.name] = spec, cls
 
     def _stored_schemas(self, operator: str) -> set[bytes]:
-        """Returns the schemas that the operator's partitions here are stored with, each once."""
+        """Returns the distinct schemas with which the operator's partitions here are stored."""
         found = {self.stored_schema(local) for local in self.local_partitions() if local.id.operator == operator}
         return {schema for schema in found if schema is not None}
 
     @staticmethod
     def stored_schema(local: LocalPartition) -> bytes | None:
-        """Returns the schema that a partition served here is stored with; None for others, and where nothing is stored.
+        """Returns the schema with which a partition served here is stored; None: it is not served here, or nothing is
+        stored.
 
         Opens no database.
         """
@@ -313,15 +313,13 @@ class PartitionRegistry:
             return local.schema if local.store is None else local.store.get(layout.SCHEMA)
 
     def undeployed(self, operator: str, epoch: int) -> None:
-        """Refuses to create anything of an operator at this epoch or an older one from now on, however late the request
-        comes. For this process only: requests to an earlier process are void.
-        """
+        """Refuses, from now on, requests to create partitions of an operator at this epoch or an older one, however
+        late they arrive. This holds for this process only: requests to an earlier process are void."""
         self._undeployed[operator] = max(epoch, self._undeployed.get(operator, 0))
 
     def check_deployed(self, partition: PartitionId, epoch: int) -> None:
-        """Refuses an epoch at which the operator was undeployed. Callers hold ``mutex``, so that a drop either comes
-        before, or finds what was created. Raises StaleEpoch.
-        """
+        """Checks that the operator was not undeployed at this epoch. Callers hold ``mutex``, so that a drop either
+        comes first, or finds the partitions created. Raises StaleEpoch."""
         undeployed = self._undeployed.get(partition.operator, 0)
         if epoch <= undeployed:
             raise StaleEpoch(
@@ -331,7 +329,8 @@ class PartitionRegistry:
             )
 
     def unlearn(self, operator: str) -> None:
-        """Forgets an operator, unless something of it is here or being made, for example by a later deployment."""
+        """Forgets an operator, unless partitions of it exist here or are being created, for example by a later
+        deployment."""
         with self._learning:
             local_partitions = (local for local in self.local_partitions() if local.id.operator == operator)
             if self._makers[operator] or any(self._has_something(local) for local in local_partitions):
@@ -350,7 +349,7 @@ class PartitionRegistry:
             )
 
     def barrier(self) -> None:
-        """Waits for every call that is changing something: later calls find what was decided before this."""
+        """Waits for every call that is changing something, so that later calls see all earlier decisions."""
         with self._learning:
             pass
         for local in self.local_partitions():
@@ -358,7 +357,8 @@ class PartitionRegistry:
                 pass
 
     def _load(self, spec: OperatorSpec) -> type[Operator]:
-        """Loads the class of a version. Raises OperatorNotImportable, with this replica as the place of the import."""
+        """Loads the class of a version. Raises OperatorNotImportable, which names this replica as the place of the
+        import."""
         try:
             return class_of(spec, self.bundles)
         except OperatorNotImportable as error:
@@ -366,7 +366,8 @@ class PartitionRegistry:
             raise
 
     def check(self, spec: OperatorSpec) -> type[Operator]:
-        """Returns the class of this version, which need not become the serving one. Raises what :meth:`learn` does."""
+        """Returns the class of this version, which need not become the serving one. Raises the errors of
+        :meth:`learn`."""
         cls = self._load(spec)
         _check_version(spec, cls)
         for stored in self._stored_schemas(spec.name):
@@ -386,7 +387,7 @@ class PartitionRegistry:
             ) from None
 
     def deployed(self, operator: str) -> DeployedStates:
-        """Returns what is decided of a known operator's states; the same object until the operator is deployed anew."""
+        """Returns the deployed states of a known operator; the same object until the operator is deployed again."""
         return self._deployed[operator]
 
     def operators(self) -> list[OperatorSpec]:
@@ -430,7 +431,7 @@ class PartitionRegistry:
                     )
 
     def store(self, local: LocalPartition) -> PartitionStore:
-        """Returns a partition's store, which the first caller opens. Raises StateMissing, StateDamaged, Unavailable."""
+        """Returns a partition's store; the first call opens it. Raises StateMissing, StateDamaged, Unavailable."""
         store = local.store
         if store is None:
             with local.mutex:  # readers hold no lock
@@ -446,9 +447,9 @@ class PartitionRegistry:
         return store
 
     def close_store(self, local: LocalPartition) -> None:
-        """Closes a partition's store, which the next caller that needs it opens again.
+        """Closes a partition's store; the next caller that needs it opens it again.
 
-        Followers begin anew: whether the last write is in the store is unknown before it is opened.
+        Followers begin anew, because it is unknown until then whether the store has the last write.
         """
         with local.work, local.mutex:
             if local.lifecycle.running or local.store is None:
@@ -466,9 +467,9 @@ class PartitionRegistry:
 
     @contextmanager
     def reopening(self, local: LocalPartition) -> Iterator[None]:
-        """Closes the store when a write outside of a batch fails; the caller may then ask again.
+        """Closes the store if a write outside of a batch fails; the caller may then try again.
 
-        A database that could not write takes no more writes before it is opened anew. Entered without ``mutex`` held.
+        A database that could not write accepts no more writes before it is reopened. Callers do not hold ``mutex``.
         """
         try:
             yield
@@ -479,14 +480,13 @@ class PartitionRegistry:
             raise
 
     def settle(self, local: LocalPartition) -> None:
-        """Writes what skipped batches left of a partition to its database. Callers hold ``work``, or ``mutex`` with no
-        batch running. Raises what the disk does.
-        """
+        """Writes the positions held for a partition, from skipped batches, to its database. Callers hold ``work``, or
+        ``mutex`` with no batch running. Raises errors of the disk."""
         if local.skipped is not None:
             self.skipped_batches.settle(local, self.store(local), self.commits.log)
 
     def sync(self, store: PartitionStore) -> float:
-        """Forces a store to disk. Returns how long that took, milliseconds."""
+        """Forces a store to disk. Returns the duration in milliseconds."""
         began = self.clock.monotonic()
         store.sync()
         return (self.clock.monotonic() - began) * 1e3
@@ -499,9 +499,8 @@ class PartitionRegistry:
             self.environment.remove_tree(self.snapshots / changes.snapshot_id)
 
     def close(self) -> None:
-        """Closes everything in bounded time. A partition that a thread still writes to is left as after a kill, and
-        commits no batch that is not committed by then.
-        """
+        """Closes everything in bounded time. A partition to which a thread still writes is left as after a kill, and
+        commits no further batch."""
         self._closed = True
         closing: list[Callable[[], None]] = []
         with contextlib.ExitStack() as held:
@@ -542,9 +541,8 @@ def _all(calls: Iterable[Callable[[], None]]) -> None:
 
 
 def _check_version(spec: OperatorSpec, cls: type[Operator]) -> None:
-    """Refuses code that differs from what is deployed. Newer code may have more states than that; with fewer it would
-    lose some. Raises OperatorOutdated.
-    """
+    """Checks that code matches the deployed version. Newer code may have more states than that; with fewer it would
+    lose some. Raises OperatorOutdated."""
     here = describe(cls, spec.partitions, spec.name)
     differs = [name for name in ("key", "output_schema") if getattr(here, name) != getattr(spec, name)]
     have = {each["name"]: each for each in json.loads(here.state_schema)}
@@ -561,5 +559,5 @@ def _check_version(spec: OperatorSpec, cls: type[Operator]) -> None:
 
 
 def _is_same(state: dict[str, Any], here: dict[str, Any] | None) -> bool:
-    """Tells whether two descriptions store a state alike. A description by an earlier version says nothing of types."""
+    """Tells whether two descriptions store a state in the same way. Descriptions by earlier versions have no types."""
     return here is not None and all(state[part] == here.get(part) for part in ("tag", "types") if part in state)

@@ -72,10 +72,10 @@ def create(
     """Creates empty partitions owned from ``epoch`` on. Partitions that are owned here at this epoch stay as they are.
 
     Args:
-        total: number of partitions of the operator that will be here in the end.
-        check_asked: raises where the command to create them is void by now.
+        total: number of the operator's partitions that will be here in the end.
+        check_asked: raises if the command to create them is void by now.
 
-    Raises TooFewFiles, before anything is created; StaleEpoch, and what ``check_asked`` raises, where the operator may
+    Raises TooFewFiles, before anything is created; StaleEpoch, and the error of ``check_asked``, if the operator may
     have been undeployed meanwhile.
     """
     with registry.making(spec, check_asked):
@@ -127,8 +127,8 @@ def drop(registry: PartitionRegistry, operator: str, epoch: int) -> int:
     """Deletes the operator's partitions here at ``epoch`` and older epochs, in any state, and the operator's
     description when no partition is left. Returns the number of deleted partitions.
 
-    Repeated after a crash: the replica names the remaining partitions at its next registration, and deletes them then.
-    Quarantined copies stay, under another name.
+    After a crash it is repeated: the replica names the remaining partitions at its next registration, and deletes them
+    then. Quarantined copies stay, under another name.
     """
     registry.undeployed(operator, epoch)
     local_partitions = [local for local in registry.local_partitions() if local.id.operator == operator]
@@ -143,8 +143,8 @@ def drop(registry: PartitionRegistry, operator: str, epoch: int) -> int:
 
 
 def _quarantine(registry: PartitionRegistry, operator: str, epoch: int) -> None:
-    """Renames the quarantined copies of the dropped deployment. Copies of a later deployment keep their name, and
-    keep preventing that its partition is created empty."""
+    """Renames the quarantined copies of the dropped deployment. Copies of a later deployment keep their name, and still
+    prevent their partition from being created empty."""
     for number in registry.quarantine.partitions(operator):
         local = registry.local(PartitionId(operator, number))
         with local.mutex:
@@ -153,8 +153,8 @@ def _quarantine(registry: PartitionRegistry, operator: str, epoch: int) -> None:
 
 
 def _drop_local(registry: PartitionRegistry, local: LocalPartition, epoch: int) -> bool:
-    """Deletes one partition, after its running batch, whose result is reported to no one. Returns whether there was
-    anything to delete."""
+    """Deletes one partition, after its running batch, whose result is discarded. Returns whether there was anything to
+    delete."""
     with local.work, local.mutex:
         if local.lifecycle.epoch <= epoch:
             local.lost = None  # a later deployment has nothing to do with the lost copy
@@ -186,15 +186,15 @@ def _drop_local(registry: PartitionRegistry, local: LocalPartition, epoch: int) 
 class ReplicaNode:
     """A replica's parts around one data directory. Called from several threads.
 
-    ``batches`` serves, ``reader`` reads what is there; ``sender`` and ``receiver`` are its two sides of a move,
-    ``checkpointer`` and ``restorer`` those of a checkpoint, ``successor`` its part in a takeover; ``verifier`` looks
-    for damage, ``trials`` try a new version.
+    ``batches`` applies batches, ``reader`` reads states; ``sender`` and ``receiver`` are the two sides of a move,
+    ``checkpointer`` and ``restorer`` take and restore checkpoints, ``successor`` takes partitions over; ``verifier``
+    looks for damage, ``trials`` try a new version.
 
     Args:
         lease: None: the replica needs no controller to serve.
         recover: recovers at once; False: the caller calls :meth:`recover`.
 
-    Raises what :class:`~stateflow.partition.registry.PartitionRegistry` raises for its data directory.
+    Raises the errors of :class:`~stateflow.partition.registry.PartitionRegistry` for its data directory.
     """
 
     def __init__(
@@ -232,15 +232,15 @@ class ReplicaNode:
             self.recover()
 
     def recover(self) -> None:
-        """Finds what the data directory holds. Called once, before anything else is asked of the replica."""
+        """Finds the partitions in the data directory. Call it once, before any other use of the replica."""
         self._recovery.run()
 
     def give_up_recovery(self) -> None:
-        """Ends the recovery early, because this process is to end."""
+        """Ends the recovery early, because this process must end."""
         self._recovery.give_up()
 
     def _note_loss(self) -> None:
-        """Notes that a partition was lost. The controller hears of it by a registration without that partition."""
+        """Notes that a partition was lost. The controller learns of it from a registration without that partition."""
         self.lost_some = True
 
     @property
@@ -254,9 +254,8 @@ class ReplicaNode:
         return self._alone_order, self.lease.alone
 
     def serve_alone(self, order: int, operators: frozenset[str]) -> None:
-        """Allows these operators, and no others, to be served while no controller answers. What is newly allowed is
-        kept on disk before it takes effect; what is no longer allowed takes effect before that is kept.
-        """
+        """Allows these operators, and no others, to be served while no controller answers. A new permission is stored
+        on disk before it takes effect; a withdrawal takes effect before it is stored."""
         if (order, operators) == self.alone:
             return
         self.lease.alone &= operators
@@ -281,7 +280,7 @@ class ReplicaNode:
         self._registry.on_change = listener
 
     def remember(self, store: CheckpointStore) -> None:
-        """Keeps checkpoints in this store from now on, and in no other store that is found in its place."""
+        """Binds the replica's checkpoints to this store: another store found at the same URL is refused from now on."""
         remember(self._registry.environment, self._registry.root, store)
 
     # -- operators and partitions -----------------------------------------------------------------------
@@ -309,20 +308,19 @@ class ReplicaNode:
         return self._registry.look(partition).lifecycle
 
     def begin_session(self, command: Command, adopted: str = "") -> None:
-        """Obeys this controller, in this session. What was asked for in an earlier session is refused from now on, or
-        done when this returns. Raises StaleTerm, ForeignLedger.
-        """
+        """Obeys this controller, in this session. When this returns, every request of an earlier session is either
+        done, or will be refused. Raises StaleTerm, ForeignLedger."""
         self.authority.obey(command, adopted)
         self._registry.barrier()
 
     def inventory(self) -> Iterator[tuple[Lifecycle, int]]:
-        """Yields (lifecycle, sequence) of every partition that is here in some form."""
+        """Yields (lifecycle, sequence) of every partition that has a copy here in any form."""
         for local in self._registry.local_partitions():
             if local.lifecycle.state is not State.ABSENT:
                 yield local.lifecycle, local.processor.sequence if local.processor else 0
 
     def view(self, partition: PartitionId) -> PartitionView:
-        """Returns what this replica reports of a partition."""
+        """Returns this replica's report on a partition."""
         local = self._registry.look(partition)
         lifecycle, traffic = local.lifecycle, local.traffic
         return PartitionView(
@@ -338,7 +336,7 @@ class ReplicaNode:
         )
 
     def views(self) -> list[PartitionView]:
-        """Returns a view of every partition that is here in some form."""
+        """Returns a view of every partition that has a copy here in any form."""
         return [self.view(lifecycle.partition) for lifecycle, _ in self.inventory()]
 
     def sized(self, views: Iterable[PartitionView]) -> tuple[list[PartitionView], DiskView]:
@@ -352,15 +350,16 @@ class ReplicaNode:
 
     @property
     def is_empty(self) -> bool:
-        """Tells whether nothing of any partition is here, served or quarantined."""
+        """Tells whether the data directory has no copy of any partition, served or quarantined."""
         return next(self.inventory(), None) is None and not self._registry.quarantine.any
 
     def quiet_in(self, partition: PartitionId, pause_s: float) -> float:
-        """Returns how long a fence that costs ``pause_s`` should wait for the next commit, seconds; 0: fence now."""
+        """Returns the seconds that a fence with a pause of ``pause_s`` should wait for the next commit; 0: fence
+        now."""
         return self._registry.look(partition).timing.wait_s(self._clock.monotonic(), pause_s)
 
     def sealed_at(self, partition: PartitionId) -> float:
-        """Returns when the partition's last seal began, monotonic seconds; 0: never in this process."""
+        """Returns the time at which the partition's last seal began, monotonic seconds; 0: never in this process."""
         return self._registry.look(partition).sealed_at
 
     def batch_rate(self, partition: PartitionId) -> float:
@@ -380,7 +379,7 @@ class ReplicaNode:
         return sum(sizes.values())
 
     def disk(self) -> DiskView:
-        """Returns the space on disk that there is for partitions."""
+        """Returns the disk space available for partitions."""
         environment, settings = self._registry.environment, self.settings
         free = environment.free_bytes(self._registry.root) - settings.disk_reserve_bytes
         return DiskView(disk_of(self.identity.place), max(0, free), settings.room_bytes)

@@ -1,4 +1,5 @@
-"""Restoring a partition from a checkpoint: fetched and proved beside everything else, then owned at a newer epoch.
+"""Restoring a partition from a checkpoint: the target fetches and proves it while the stream goes on, then owns the
+partition at a newer epoch.
 
 There are two steps, so that the present owner is asked to stop only once there is something to go on with. The copy is
 unfinished meanwhile (see :mod:`stateflow.partition.install`): a restart finds either what was there before or the whole
@@ -33,7 +34,7 @@ from stateflow.state import DeployedStates, Evolution, declarations_of
 from stateflow.types import OperatorSpec, PartitionId
 
 log = logging.getLogger(__name__)
-#: how many times a store is listed when what it listed was garbage-collected before it was fetched
+#: number of times a store is listed again if a listed checkpoint was garbage-collected before it was fetched
 LISTED_AGAIN = 3
 
 
@@ -55,12 +56,12 @@ class Restorer:
         """Fetches and proves the newest checkpoint that can be used. Nothing changes for the partition yet.
 
         Args:
-            own: store in which this replica keeps its checkpoints; None: it has none. What is restored, from any store,
-                is published there as the newest checkpoint before it is owned, so that losing the disk right after that
-                loses nothing of it.
+            own: store in which this replica keeps its checkpoints; None: it has none. The restored checkpoint, from
+                whichever store, is published there as the newest one before it is owned, so that nothing of it is lost
+                if the disk fails right afterwards.
 
-        Raises CheckpointMissing when there is none, CheckpointCorrupt when a savepoint is damaged, SchemaMismatch for
-        one of another operator, and what the store raises.
+        Raises CheckpointMissing if there is none, CheckpointCorrupt if a savepoint is damaged, SchemaMismatch for a
+        checkpoint of another operator, and the store's errors.
         """
         local = self._registry.local(partition)
         with self._registry.making(spec):
@@ -129,13 +130,13 @@ class Restorer:
         *,
         stop_sources: bool = False,
     ) -> Restored:
-        """Serves what was prepared, at ``epoch`` or a newer one. The commit point of a restore.
+        """Serves the prepared checkpoint, at ``epoch`` or a newer one. This is the commit point of a restore.
 
         Args:
             stop_sources: refuse the clients that have sent to the partition until now.
 
-        Raises MoveUnknown when nothing was prepared, MoveConflict while the partition is moving, StaleCheckpoint when a
-        later owner published meanwhile, LeaseLost when the controller may have given this restore up.
+        Raises MoveUnknown if nothing was prepared, MoveConflict while the partition is moving, StaleCheckpoint if a
+        later owner has published a checkpoint meanwhile, LeaseLost if the controller may have given this restore up.
         """
         local = self._registry.local(partition)
         restoring = local.restoring
@@ -183,7 +184,7 @@ class Restorer:
             return layout.stopping(stores, self._registry.clock.now_us())
 
     def abandon(self, partition: PartitionId) -> None:
-        """Discards what was prepared."""
+        """Discards the prepared copy."""
         local = self._registry.local(partition)
         with local.mutex:
             restoring, local.restoring = local.restoring, None
@@ -202,7 +203,7 @@ class Restorer:
             )
 
     def _as_it_is(self, local: LocalPartition) -> Restored:
-        """Returns the result of a restore that was done before, whose answer did not arrive."""
+        """Returns the result of a restore that was already done, but whose answer did not arrive."""
         db = self._registry.store(local)
         return Restored(local.lifecycle.epoch, read_sequence(db), layout.positions(db), 0)
 
@@ -253,7 +254,7 @@ def _not_under_way(restore_id: str) -> MoveUnknown:
 
 
 def check_fits(manifest: Manifest, spec: OperatorSpec, cls: type[Operator]) -> None:
-    """Checks that a checkpoint fits an operator. Raises SchemaMismatch when it has other partitions or another key than
+    """Checks that a checkpoint fits an operator. Raises SchemaMismatch if it has other partitions or another key than
     the operator, or states that cannot become the ones it declares.
     """
     if manifest.partitions and (manifest.partitions, manifest.key) != (spec.partitions, spec.key):

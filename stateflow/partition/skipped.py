@@ -1,4 +1,4 @@
-"""Skipped batches: a partition need not be visited by a batch that has no rows for it, where nothing is due.
+"""Skipped batches: a batch need not visit a partition for which it has no rows and in which nothing is due.
 
 A source that visits all partitions with each batch advances its position in each of them. Written partition by
 partition, this costs as much as a row does. The positions of the partitions that a batch skips are therefore kept in
@@ -6,8 +6,8 @@ one place, a database of the replica's own, with one write for all of them. Such
 and becomes the partition's own with its next commit. What a copy of the partition must contain, be it a snapshot, a
 checkpoint or a seal, becomes its own before the copy is taken: :meth:`SkippedBatches.settle`.
 
-A held position belongs to a partition at one epoch and sequence. A commit makes those held before it void. So does
-everything that rolls a copy back: a loss of power that took a commit takes what was held after that commit, too, and
+A held position belongs to a partition at one epoch and sequence. A commit makes the positions held before it void. So
+does everything that rolls a copy back: if a power loss destroys a commit, positions held after it are void, too, and
 the gap is noticed. A start discards void positions before it serves, because other commits may reach the same sequence.
 
 A partition is skipped only where a batch of its own, committed here, said until when nothing is due: see
@@ -45,7 +45,7 @@ FOLDER = "passed"
 #: longest time without a visit, seconds; a partition is visited again after half of it to all of it, so that not all
 #: partitions are visited at once
 VISIT_S_MAX = 60.0
-#: distinct positions kept of one source, before those that no partition has any more are removed
+#: number of distinct positions kept for one source before those that no partition has any more are removed
 KINDS_MAX = 64
 _GOLDEN = 0.6180339887498949
 
@@ -59,7 +59,7 @@ class Serving(Protocol):
     def runs(self, operator: type) -> bool: ...
 
     def contains(self, source: str) -> Position | None:
-        """Returns the source's last batch here; None also where the source's next batch must change more than its
+        """Returns the source's last batch here; None also if the source's next batch must change more than its
         position.
         """
         ...
@@ -69,9 +69,8 @@ class Serving(Protocol):
 
 @dataclass(slots=True)
 class SkipGrant:
-    """Batches that need not visit a partition: up to ``until`` (monotonic seconds), without rows, with a watermark
-    below ``event_us``, at a processing time below ``processing_us``.
-    """
+    """Describes batches that need not visit a partition: they come before ``until`` (monotonic seconds), have no rows
+    for it, a watermark below ``event_us`` and a processing time below ``processing_us``."""
 
     processor: Serving
     until: float
@@ -81,9 +80,8 @@ class SkipGrant:
 
 @dataclass(slots=True)
 class SkippedPositions:
-    """Positions held for one partition at ``epoch`` and ``sequence``. ``held``: by source; ``granted``: the batches
-    that may skip it, None: each batch visits it.
-    """
+    """Positions held for one partition at ``epoch`` and ``sequence``. ``held``: positions by source; ``granted``: the
+    batches that may skip the partition; None: every batch visits it."""
 
     epoch: int
     sequence: int
@@ -109,9 +107,8 @@ class SkippablePartition(Protocol):
 
 @dataclass(slots=True)
 class _Source:
-    """Positions held of one source. ``kinds``: the distinct positions; ``kind``: which of them each partition has, by
-    partition number; void where the partition is at another epoch or sequence.
-    """
+    """Positions held for one source. ``kinds``: the distinct positions; ``kind``: which of them each partition has, by
+    partition number; void where the partition is at another epoch or sequence."""
 
     kinds: list[Position] = field(default_factory=list)
     kind: Any = field(default_factory=lambda: np.zeros(0, np.uint32))
@@ -159,8 +156,8 @@ class _Source:
         """Adds the positions of some partitions.
 
         Args:
-            numbers: of the partitions, ascending.
-            kinds: which of ``positions`` each partition has.
+            numbers: the partitions, ascending.
+            kinds: for each partition, the index of its position in ``positions``.
         """
         if len(self.kinds) > KINDS_MAX:
             used, places = np.unique(self.kind, return_inverse=True)
@@ -194,9 +191,8 @@ class SkippedBatches:
     # -- at start -----------------------------------------------------------------------------------------
 
     def find(self) -> None:
-        """Reads what was left. A database that cannot be read is quarantined: partitions then miss a batch, and its
-        source is asked for it.
-        """
+        """Reads the positions that the last process left. A database that cannot be read is quarantined: partitions
+        then lack batches, and their sources must send these again."""
         if not (self._directory / "CURRENT").exists():
             return
         try:
@@ -217,7 +213,7 @@ class SkippedBatches:
             )
 
     def found(self, partition: PartitionId, epoch: int, sequence: int) -> SkippedPositions | None:
-        """Returns what was left of a partition that is owned here; None: nothing."""
+        """Returns the positions left for a partition that is owned here; None: there are none."""
         number = partition.partition
         held: dict[str, Position] = {}
         for (operator, source), each in self._sources.items():
@@ -232,7 +228,7 @@ class SkippedBatches:
     def begin(self) -> None:
         """Durably discards void positions, except those of quarantined partitions, which may be put back.
 
-        Called once all partitions were looked for. Raises what the disk does.
+        Call it once all partitions were looked for. Raises errors of the disk.
         """
         if not self._void:
             return
@@ -264,7 +260,7 @@ class SkippedBatches:
             self._granted.setdefault(local.id.operator, {})[local.id.partition] = local
 
     def revoke(self, local: SkippablePartition) -> None:
-        """Makes every batch visit the partition again, or wait for it: something else is about to work on it."""
+        """Makes every batch visit the partition again, or wait for it, because other work on it is about to begin."""
         if local.skipped is not None:
             with self._lock:
                 local.skipped.granted = None
@@ -288,8 +284,8 @@ class SkippedBatches:
         now: float,
         now_us: int,
     ) -> list[int]:
-        """Makes a batch skip the partitions that need no visit, as durably as commits are. Returns their places,
-        ascending. Raises what the disk does.
+        """Makes a batch skip the partitions that need no visit, as durably as commits are. Returns their indices,
+        ascending. Raises errors of the disk.
 
         Args:
             cls: the operator's class that is deployed now.
@@ -366,9 +362,10 @@ class SkippedBatches:
             raise
 
     def settle(self, local: SkippablePartition, store: PartitionStore, commits: CommitLog | None) -> None:
-        """Makes what is held for a partition its own. Nothing is held for it any more before its next batch.
+        """Writes the positions held for a partition to the partition itself. No more are held for it before its next
+        batch.
 
-        Callers hold ``work``, or ``mutex`` with no batch running. Raises what the disk does.
+        Callers hold ``work``, or ``mutex`` with no batch running. Raises errors of the disk.
         """
         self.revoke(local)
         skipped, processor = local.skipped, local.processor
@@ -409,7 +406,7 @@ def _key(operator: str, source: str) -> bytes:
 def _may_skip(batch: Batch) -> bool:
     """Tells whether a batch may skip partitions.
 
-    A source whose client names itself, and what partitions must contain, visits only the partitions that it means to.
+    A source with a named client states itself which partitions it visits and what these must contain.
     """
     return not (
         batch.sparse
@@ -421,5 +418,5 @@ def _may_skip(batch: Batch) -> bool:
 
 
 def until(partition: PartitionId, now: float) -> float:
-    """Returns when a partition must be visited again at the latest, monotonic seconds."""
+    """Returns the latest time at which a partition must be visited again, monotonic seconds."""
     return now + VISIT_S_MAX * (1 + (partition.partition * _GOLDEN) % 1) / 2

@@ -1,4 +1,4 @@
-"""Slices of one batch, of several partitions, as they are applied: the rows of all of them in one record batch.
+"""Slices of one batch for several partitions, with the rows of all of them in one record batch.
 
 A :class:`Frame` is what arrived. Its rows are not decoded yet, so slices without rows can be left out first. Decoded,
 it is :class:`BatchSlices`, whose parts lie one after another in the rows. :class:`Waiting` limits the bytes of rows
@@ -29,10 +29,9 @@ SITES_MAX = 64
 
 @dataclass(slots=True)
 class Traffic:
-    """Rows that came for a partition: ``rows`` since this process first served it, ``bytes`` of them as Arrow has them,
-    and ``origins``, how many named which site. The numbers only grow, and are forgotten with the process: two readings
-    give a rate.
-    """
+    """Rows received for a partition: ``rows`` since this process first served it, their ``bytes`` in Arrow, and
+    ``origins``, rows by the site that they name. The numbers only grow, and end with the process; two readings give a
+    rate."""
 
     rows: int = 0
     bytes: float = 0.0
@@ -46,7 +45,7 @@ class Traffic:
             self._add(site, rows)
 
     def came_from(self, origins: Mapping[str, int]) -> None:
-        """Counts how many of the rows that came named which site."""
+        """Counts received rows by the site that they name."""
         for site, rows in origins.items():
             self._add(site, rows)
 
@@ -56,9 +55,8 @@ class Traffic:
 
 
 class Origins:
-    """Sites of rows that came together, as one of their columns names them. The column is read once, and counted part
-    by part. A value that is no site's name does not count, nor does a column that is missing or not text.
-    """
+    """Sites of rows received together, named by one of their columns. The column is read once, and counted part by
+    part. A value that is not a site's name does not count, nor does a column that is missing or not text."""
 
     def __init__(self, rows: pa.RecordBatch, column: str) -> None:
         index = rows.schema.get_field_index(column)
@@ -105,10 +103,9 @@ class Part(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Slices as they came, with rows that are not decoded yet. ``partitions``: ascending; ``epochs``, ``counts`` of
-    rows, ``afters`` (-1: it does not say) and ``digests``: of each slice; the last two may be empty. ``message``: the
-    Arrow record batch message of all rows, ``b""`` for none.
-    """
+    """Slices as received, with rows that are not decoded yet. ``partitions``: ascending; ``epochs``, ``counts`` of
+    rows, ``afters`` (-1: not stated) and ``digests``: of each slice; the last two may be empty. ``message``: the
+    Arrow record batch message of all rows, ``b""`` for none."""
 
     operator: str
     batch: Batch
@@ -124,7 +121,7 @@ class Frame(NamedTuple):
         """Returns the frame without some of its slices.
 
         Args:
-            places: of slices without rows, ascending.
+            places: indices of slices without rows, ascending.
         """
         gone = set(places)
         rest = [place for place in range(len(self.partitions)) if place not in gone]
@@ -141,7 +138,7 @@ class Frame(NamedTuple):
         )
 
     def read(self) -> BatchSlices:
-        """Decodes the rows. Raises InvalidArgument when it is unknown which rows are of which slice."""
+        """Decodes the rows. Raises InvalidArgument if the rows cannot be assigned to slices."""
         rows = BatchReader.of(self.schema).read(self.message) if self.message else None
         bounds = [0, *accumulate(self.counts)]
         if bounds[-1] != (0 if rows is None else rows.num_rows):
@@ -174,8 +171,7 @@ class Frame(NamedTuple):
 @dataclass(slots=True)
 class BatchSlices:
     """Slices of a batch, with their rows. ``schema``: Arrow IPC schema of ``rows``, which are checked; None: no part
-    has any. The rows of each part come after those of the parts before it. Raises InvalidArgument where they do not.
-    """
+    has any. The rows of each part come after those of the parts before it. Raises InvalidArgument if they do not."""
 
     operator: str
     batch: Batch
@@ -224,9 +220,9 @@ class BatchSlices:
         return self._origins.of(part.start, part.stop)
 
     def only(self, places: Sequence[int]) -> BatchSlices:
-        """Returns some of the parts, by place, ascending.
+        """Returns some of the parts, by index, ascending.
 
-        The result holds the rows of all parts, or only its own where these are few.
+        The result keeps the rows of all parts, or only its own if these are few.
         """
         parts = [self.parts[place] for place in places]
         count = sum(part.stop - part.start for part in parts)
@@ -242,7 +238,7 @@ class BatchSlices:
         return BatchSlices(self.operator, self.batch, self.schema, rows, mine)
 
     def arrived(self, part: Part, key: tuple[str, ...]) -> DecodedRows | None:
-        """Returns a part's rows, by these key columns; None: it has none. Raises KeyColumnMissing."""
+        """Returns a part's rows, read with these key columns; None: it has none. Raises KeyColumnMissing."""
         if part.start == part.stop:
             return None
         if self._arriving is None or self._arriving.reader.key != key:
@@ -256,10 +252,11 @@ class BatchSlices:
 
 
 class Waiting:
-    """Limit on the bytes of rows that cannot be applied yet: of slices that are not whole, or ahead of their partition.
+    """Limit on the bytes of rows that cannot be applied yet: of incomplete slices, and of slices that arrived before
+    their partition.
 
     Args:
-        bytes_max: of all callers; one caller may have half of it.
+        bytes_max: limit for all callers together; one caller may use half of it.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -267,9 +264,10 @@ class Waiting:
         self.bytes = 0
 
     def admit(self, more: int, has: int, source: str) -> None:
-        """Lets ``more`` bytes wait, of a caller that ``has`` some waiting already.
+        """Admits ``more`` waiting bytes of a caller that ``has`` some waiting already.
 
-        Raises InvalidArgument for more than one caller may have, Unavailable when all callers together have too many.
+        Raises InvalidArgument if they exceed the share of one caller, Unavailable if all callers together have too
+        many.
         """
         if has + more > self._bytes_max // 2:
             raise InvalidArgument(

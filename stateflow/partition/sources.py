@@ -1,7 +1,7 @@
-"""Sources of a partition: what it contains of each, who its client is, and what is kept when it sends no more.
+"""Sources of a partition: the position and the client of each, and the tombstone of a source that no longer sends.
 
-:mod:`~stateflow.partition.positions` decides, and says what is kept. This module reads both from the
-partition's store and writes them with its commits.
+:mod:`~stateflow.partition.positions` decides what is kept. This module reads this data from the partition's store, and
+writes changes with its commits.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from stateflow.types import PartitionId
 
 
 class Advance(NamedTuple):
-    """Positions of sources after a batch. ``silent``: sources whose watermark does not count any more; ``retired``:
-    sources that are retired with the batch.
-    """
+    """Positions of sources after a batch. ``silent``: sources whose watermark no longer counts; ``retired``: sources
+    that the batch retires."""
 
     source: str
     position: layout.Position
@@ -59,13 +58,13 @@ class Sources:
         return None if self.positions.is_recalled(source) else self.positions.reached_by(source)
 
     def adopt(self, held: Mapping[str, layout.Position]) -> None:
-        """Takes over positions that were held for the partition. They are written with its next commit."""
+        """Accepts positions that were held for the partition; its next commit writes them."""
         for source, position in held.items():
             self.positions.reached(source, position)
         self._passed.update(held)
 
     def _recall(self, source: str) -> bool:
-        """Tells whether the source is known, perhaps by its tombstone, which takes it back."""
+        """Tells whether the source is known. A source known by its tombstone is taken back."""
         if self.positions.knows(source):
             return True
         retired = self._tombstones.of(source)
@@ -83,10 +82,11 @@ class Sources:
             self.positions.check_client(batch.source, batch.session)
 
     def replayed(self, batch: Batch, after: int | None, digest: int | None) -> layout.Piece | None:
-        """Returns what is stored of a batch that was applied before: its source's newest one, or any of a run of a
-        batch DataFrame. None: the batch is new.
+        """Returns the stored result of a batch that was applied before: its source's newest one, or any of a run of a
+        batch DataFrame; None: the batch is new.
 
-        Raises BatchChanged, SourceRetired, and what :meth:`~stateflow.partition.positions.Positions.is_replay` raises.
+        Raises BatchChanged, SourceRetired, and the errors of
+        :meth:`~stateflow.partition.positions.Positions.is_replay`.
         """
         started = batch.source == INITIAL and (self.positions.others or self._tombstones.any)
         if not self.positions.is_replay(batch, after, started):
@@ -113,9 +113,9 @@ class Sources:
         return batch.number == self.positions.last(batch.source)
 
     def takes_rows_later(self, batch: Batch) -> bool:
-        """Tells whether a batch that is contained, and brought no rows, may bring them yet.
+        """Tells whether a contained batch that brought no rows may still bring some.
 
-        In a run of a batch DataFrame it may not: what a task has of the run is all of it.
+        In a run of a batch DataFrame it may not, because a task has all of its rows at once.
         """
         return self.is_newest(batch) and not batch.is_piece
 
@@ -131,7 +131,7 @@ class Sources:
         silent: Mapping[str, layout.Position],
         mutations: Mutations,
     ) -> Advance:
-        """Adds to ``mutations`` what a batch changes of its source, and of sources that are silent or to be retired."""
+        """Adds a batch's changes to ``mutations``: to its source, to silent sources, and to sources that it retires."""
         positions, name = self.positions, source.encode()
         if positions.is_recalled(source):
             mutations.deletes.append(layout.RETIRED + name)
@@ -141,16 +141,16 @@ class Sources:
         if retired := positions.idle(position.at_us, self._retention, source):
             self._tombstones.bury(retired, mutations)
         if silent:
-            # written with the watermark that comes of it: a copy that has the batch keeps to that decision
+            # written with the resulting watermark: a copy that has the batch keeps that decision
             silent = {each: without for each, without in silent.items() if each not in retired}
             mutations.puts += [(layout.POSITION + each.encode(), without.encode()) for each, without in silent.items()]
         return Advance(source, position, silent, retired)
 
     def _stored(self, source: str, position: layout.Position, output: bytes) -> list[tuple[bytes, bytes]]:
-        """Returns what to store of a batch's output.
+        """Returns the mutations that store a batch's output.
 
-        Of a run of a batch DataFrame every output is kept: another evaluation wants them all. Of a query in real-time
-        mode those are kept that its client has not settled: Spark may run an epoch again, and end it elsewhere.
+        A run of a batch DataFrame keeps every output, because another evaluation needs them all. A query in real-time
+        mode keeps those that its client has not settled, because Spark may run an epoch again and end it elsewhere.
         """
         if source.startswith(layout.REAL_TIME):
             piece = layout.Piece(position.rows, position.digest, len(output), output)
@@ -173,11 +173,11 @@ class Sources:
     def open(self, source: str, session: layout.Session, settled: int | None) -> Mutations | None:
         """Returns the mutations that refuse older clients of a source from now on; None: they are refused already.
 
-        Raises SourceTaken when this client is older itself, and SourceRetired for a source without outputs where the
-        client may want any.
+        Raises SourceTaken if this client is older itself, and SourceRetired if the client may need outputs of a source
+        that has none.
 
         Args:
-            settled: outputs of batches up to this one are not wanted any more; None: the client wants none removed.
+            settled: outputs of batches up to this one are no longer needed; None: remove none.
         """
         self._recall(source)
         if settled is not None and self.positions.is_recalled(source):
@@ -196,7 +196,7 @@ class Sources:
         return mutations
 
     def retire(self, source: str) -> tuple[int, Mutations] | None:
-        """Returns (the source's last batch, mutations that leave only its tombstone); None: nothing is known of it."""
+        """Returns (the source's last batch, mutations that leave only its tombstone); None: the source is unknown."""
         if not self.positions.knows(source) or self.positions.is_recalled(source) or source == INITIAL:
             return None
         mutations, tombstone = Mutations(), self.positions.tombstone(source)
@@ -204,9 +204,8 @@ class Sources:
         return tombstone.batch, mutations
 
     def without_output(self, source: str, batch: int) -> tuple[int, Mutations]:
-        """Returns (bytes of the output that is kept of one batch, mutations that remove it); (0, none) where the batch
-        is not here, or its output is not. The batch stays contained, and is answered with no rows.
-        """
+        """Returns (bytes of one batch's stored output, mutations that remove it); (0, no mutations) if the batch or its
+        output is not stored here. The batch stays contained; sent again, it is answered with no rows."""
         mutations, key = Mutations(), layout.piece_key(source, batch)
         stored = self._store.get(key)
         if stored is not None:

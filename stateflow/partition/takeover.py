@@ -1,16 +1,18 @@
-"""Takeover: owning a partition without its old owner's consent: the owner's lease has lapsed, or its data is lost.
+"""Takeover: a replica owns a partition without the old owner's consent, because that owner's lease has lapsed or its
+data is lost.
 
 Lease: without one from the controller a replica does not serve. The controller answers a heartbeat with a duration. The
 replica counts it on its own monotonic clock from when it *sent* that heartbeat, the controller from when it received
 the heartbeat, which is later. If the clocks drift apart by less than the controller's margin, a replica knows that its
-lease has lapsed before the controller acts on it (Gray and Cheriton, "Leases", SOSP 1989). A process that was stopped
-finds its lease lapsed when it continues, as the monotonic clock went on. An operator with manual failover needs no
+lease has lapsed before the controller acts on it (Gray and Cheriton, "Leases", SOSP 1989). A process that was suspended
+finds its lease lapsed when it continues, because the monotonic clock went on. An operator with manual failover needs no
 lease while no controller answers: no other replica gets its partitions then.
 
-Takeover: the controller chooses one of three ways: to serve the copy a standby kept, to serve what was sealed here for
-a move that can never end, or to restore the newest checkpoint. Each is done once, however often it is asked for: an
-ownership at the granted epoch is the answer. The new owner makes its ownership durable before it serves; right before
-that it checks again, with the partition locked, that the controller cannot have given the takeover up.
+Takeover: the controller chooses one of three ways: to serve the copy that a standby kept, to serve the copy sealed here
+for a move that can never end, or to restore the newest checkpoint. Each takes effect once, however often the controller
+asks: if the replica owns the partition at the granted epoch, that is the answer. The new owner makes its ownership
+durable before it serves; right before that it checks again, with the partition locked, that the controller cannot have
+given the takeover up.
 
 The old owner, if it comes back, learns that it was superseded: its copy is only a warm base from then on.
 """
@@ -50,7 +52,7 @@ class Lease:
 
     @classmethod
     def none(cls) -> Lease:
-        """Makes a lease that does not hold before the controller grants it."""
+        """Returns a lease that is not valid before the controller grants it."""
         return cls(-math.inf)
 
     def granted(self, sent_at: float, duration_s: float) -> None:
@@ -59,7 +61,7 @@ class Lease:
         self.cut_off = False
 
     def revoke(self) -> None:
-        """Ends the lease, as the controller does not know this process any more."""
+        """Ends the lease, because the controller no longer knows this process."""
         self.until = -math.inf
         self.cut_off = False
 
@@ -74,7 +76,7 @@ class Lease:
         return now < self.until or (self.cut_off and bool(self.alone))
 
     def check(self, now: float, operator: str = "") -> None:
-        """Checks that the operator may be served. Called before a batch is applied, and again before the batch is
+        """Checks that the operator may be served. Call it before a batch is applied, and again before the batch is
         acknowledged. Raises LeaseLost."""
         if not self.holds(now, operator):
             raise LeaseLost(
@@ -97,7 +99,8 @@ class Successor:
     def from_standby(
         self, partition: PartitionId, move_id: str, epoch: int, standby_move: str, command: Command = NOBODY
     ) -> TakenOver:
-        """Serves the copy that follows for ``standby_move``. Raises MoveUnknown, MoveAborted, StaleEpoch, LeaseLost."""
+        """Serves the standby's copy that ``standby_move`` made. Raises MoveUnknown, MoveAborted, StaleEpoch,
+        LeaseLost."""
         local = self._registry.local(partition)
         with local.work:
             if not self._owns(local, epoch):
@@ -112,7 +115,7 @@ class Successor:
             return self._view(local, epoch)
 
     def from_local(self, partition: PartitionId, move_id: str, epoch: int, command: Command = NOBODY) -> TakenOver:
-        """Serves again what was sealed here. Raises StateMissing, StaleEpoch, LeaseLost."""
+        """Serves the copy sealed here again. Raises StateMissing, StaleEpoch, LeaseLost."""
         local = self._registry.local(partition)
         with local.work:
             if not self._owns(local, epoch):
@@ -124,7 +127,7 @@ class Successor:
                 assert local.directory is not None
                 self._check_asked(command)
                 with local.mutex:
-                    if epoch <= local.lifecycle.epoch:  # before anything changes: what is sealed must stay so
+                    if epoch <= local.lifecycle.epoch:  # before anything changes: the sealed copy must stay sealed
                         raise StaleEpoch(
                             f"epoch {epoch} is not newer than {local.lifecycle.epoch}",
                             remedy="check the status and plan again",
@@ -156,9 +159,9 @@ class Successor:
         owner that comes back can then checkpoint no more.
 
         Args:
-            oldest_epoch: checkpoints of older epochs are of a former deployment of the same name.
+            oldest_epoch: checkpoints of older epochs belong to a former deployment of the same name.
 
-        Raises StateMissing when there is none, CheckpointStoreMissing when there is no store, StaleEpoch when a newer
+        Raises StateMissing if there is none, CheckpointStoreMissing if there is no store, StaleEpoch if a newer
         owner has checkpointed already, LeaseLost.
         """
         local = self._registry.local(partition)
@@ -233,9 +236,9 @@ class Successor:
     # -- the old owner ------------------------------------------------------------------------------------
 
     def supersede(self, partition: PartitionId, epoch: int, owner: ReplicaInfo, burnt: int = 0) -> bool:
-        """Notes that the partition is ``owner``'s at ``epoch``: what is here is only a warm base.
+        """Notes durably that ``owner`` owns the partition at ``epoch``: the copy here is now only a warm base.
 
-        Durable when this returns. False: nothing of it was here, or it is newer.
+        False: there is no copy here, or it is newer.
         """
         local = self._registry.local(partition)
         with self._registry.reopening(local), local.work, local.mutex:

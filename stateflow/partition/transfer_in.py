@@ -1,4 +1,4 @@
-"""Moving in: a copy is built beside the stream, proved at the seal, and then owned."""
+"""Moving in: the target builds a copy while the stream goes on, proves it at the seal, and then owns it."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ class Receiver:
         self, spec: OperatorSpec, partition: PartitionId, move_id: str, source_epoch: int, newest_epoch: int = 0
     ) -> Kept | None:
         """Makes this replica the target of a move. A second call for the same move starts its transfer again. Returns
-        what an earlier stay of the partition left here, sealed; None: nothing.
-        """
+        the sealed copy that an earlier stay of the partition left here; None: there is none."""
         local = self._registry.local(partition)
         with self._registry.making(spec), local.work, local.mutex:
             self._registry.check_deployed(partition, max(source_epoch, newest_epoch))
@@ -63,10 +62,10 @@ class Receiver:
         return local.kept
 
     def lost(self, partition: PartitionId, move_id: str) -> StateMissing | None:
-        """Returns an error when what this move brought here was owned, and was quarantined since; None otherwise.
+        """Returns an error if the copy that this move brought was owned and has been quarantined since; otherwise None.
 
-        It may have taken batches by then. What the source sealed is therefore not the whole state any more, and the
-        move cannot begin anew: it has ended.
+        That copy may have taken batches. So the source's sealed copy may not be the whole state any more, and the move,
+        which has ended, cannot begin anew.
         """
         home = self._registry.local(partition).home
         for copy in self._registry.quarantine.of_move(move_id, partition.operator, home.name):
@@ -81,7 +80,8 @@ class Receiver:
         return None
 
     def warm_base(self, partition: PartitionId) -> dict[str, Path]:
-        """Returns digest → file of what an earlier stay of this partition, or an interrupted transfer, left here."""
+        """Returns digest → file, for files that an earlier stay of this partition, or an interrupted transfer, left
+        here."""
         local = self._registry.local(partition)
         found = {self._registry.digests.of(path): path for path in self._received(local) if path.suffix != PART}
         if local.directory is not None and local.directory.is_dir():
@@ -91,7 +91,7 @@ class Receiver:
         return found
 
     def begun(self, partition: PartitionId) -> dict[str, int]:
-        """Returns digest → bytes of the files that an interrupted transfer has begun here."""
+        """Returns digest → bytes, for files that an interrupted transfer has begun here."""
         parts = (path for path in self._received(self._registry.local(partition)) if path.suffix == PART)
         return {path.stem: path.stat().st_size for path in parts}
 
@@ -101,7 +101,7 @@ class Receiver:
         return [path for path in received.iterdir() if path.is_file()] if received.is_dir() else []
 
     def forget_received(self, partition: PartitionId, digests: Collection[str]) -> None:
-        """Removes what interrupted transfers left here, except files with these digests."""
+        """Removes files that interrupted transfers left here, except files with these digests."""
         local = self._registry.local(partition)
         for path in self._received(local):
             if path.stem not in digests:
@@ -110,9 +110,8 @@ class Receiver:
             self._registry.environment.remove_tree(scratch)
 
     def arriving(self, partition: PartitionId, move_id: str, file: BaseFile) -> Path:
-        """Returns where a base file is built from what arrives. The path may hold the file's beginning, from this
-        attempt or an earlier one; only :meth:`keep_received` proves that it does.
-        """
+        """Returns the path at which a base file is built from received pieces. The path may hold the file's beginning,
+        from this attempt or an earlier one; only :meth:`keep_received` proves the content."""
         if file.size < KEPT_BYTES_MIN:
             return self.incoming_directory(partition, move_id) / file.name
         received = self._registry.local(partition).home / RECEIVED
@@ -121,8 +120,7 @@ class Receiver:
 
     def keep_received(self, partition: PartitionId, move_id: str, file: BaseFile) -> None:
         """Proves a base file that has arrived, and makes it part of the copy. The file stays for the next attempt,
-        however this one ends. Raises TransferCorrupt; what arrived is then gone.
-        """
+        however this one ends. Raises TransferCorrupt; the received data is then removed."""
         if file.size < KEPT_BYTES_MIN:
             return
         arrived = self.arriving(partition, move_id, file)
@@ -135,7 +133,7 @@ class Receiver:
         (self.incoming_directory(partition, move_id) / file.name).hardlink_to(kept)
 
     def check_room(self, partition: PartitionId, bytes_needed: int) -> None:
-        """Checks that ``bytes_needed`` more bytes fit on the disk. Raises DiskFull when they do not."""
+        """Checks that ``bytes_needed`` more bytes fit on the disk. Raises DiskFull if they do not."""
         reserve = self._registry.settings.disk_reserve_bytes
         free = self._registry.environment.free_bytes(self._registry.root)
         if bytes_needed + reserve > free:
@@ -155,7 +153,7 @@ class Receiver:
         return self._incoming(partition, move_id).directory
 
     def open_incoming(self, partition: PartitionId, move_id: str, base: SnapshotInfo) -> None:
-        """Proves the base, whose files are all there, and opens the copy. Raises DigestMismatch."""
+        """Proves the base, once all its files have arrived, and opens the copy. Raises DigestMismatch."""
         incoming = self._incoming(partition, move_id)
         self._copies.sync(incoming.directory)
         files = self._registry.digests.files(incoming.directory)
@@ -175,11 +173,11 @@ class Receiver:
         self._open(partition, move_id, base)
 
     def open_kept(self, partition: PartitionId, move_id: str, base: SnapshotInfo) -> int:
-        """Opens a copy of what an earlier stay left here, sealed, with the changes that arrived: together they are the
-        base. Returns the bytes that were here already.
+        """Opens a copy of the sealed copy that an earlier stay left here, with the received changes: together they are
+        the base. Returns the bytes that were here already.
 
-        What was left stays as it is until the move ends. Raises MoveUnknown or StateMissing when it is gone,
-        TransferCorrupt when the changes are not those that were sent.
+        The sealed copy itself stays unchanged until the move ends. Raises MoveUnknown or StateMissing if it is gone,
+        TransferCorrupt if the changes are not those that were sent.
         """
         local = self._registry.local(partition)
         arrived = self._incoming(partition, move_id).directory
@@ -194,7 +192,7 @@ class Receiver:
             self._registry.environment.copy(local.directory, incoming.directory)
         size = sum(path.stat().st_size for path in incoming.directory.iterdir() if path.is_file())
         self._copies.sync(incoming.directory)
-        changes.deletes.append(layout.OWNERSHIP)  # the record is of what was sealed, not of this copy
+        changes.deletes.append(layout.OWNERSHIP)  # the record belongs to the sealed copy, not to this one
         with local.work:
             store = self._open(partition, move_id, base)
             self._check_kept(store, kept, move_id)
@@ -211,7 +209,11 @@ class Receiver:
             kept.epoch,
             kept.sequence,
         ):
-            raise MoveUnknown("the kept copy is a different one", remedy="the transfer restarts", move=move_id)
+            raise MoveUnknown(
+                "the kept copy is not the one that the source knows",
+                remedy="the transfer restarts by itself",
+                move=move_id,
+            )
 
     def _open(self, partition: PartitionId, move_id: str, base: SnapshotInfo) -> PartitionStore:
         with self._registry.local(partition).work:
@@ -250,9 +252,8 @@ class Receiver:
             return incoming.sequence
 
     def sync(self, partition: PartitionId, move_id: str) -> float:
-        """Forces the copy to disk while it follows, so that owning it only has to write the ownership. Returns how long
-        that took, milliseconds.
-        """
+        """Forces the copy to disk while it follows, so that owning it only has to write the ownership. Returns the
+        duration in milliseconds."""
         incoming = self._incoming(partition, move_id)
         assert incoming.store is not None
         return self._registry.sync(incoming.store)
@@ -274,11 +275,11 @@ class Receiver:
                 )
 
     def own(self, partition: PartitionId, move_id: str, seal: Seal) -> list[Path] | None:
-        """Owns the copy, which is the commit point of a move: proves it, makes the ownership durable, serves.
+        """Owns the copy: proves it, makes the ownership durable, and serves. This is the commit point of a move.
 
-        Returns what is on disk beside the copy, for :meth:`tidy` once no caller waits any more. None: the copy is a
-        standby's, and the seal is for another replica or for a move that was cancelled here; the copy stays, for a
-        takeover. Raises DigestMismatch when the copy is not what the source sealed; nothing is owned then.
+        Returns files on disk that are no longer needed, for :meth:`tidy` to remove once no caller waits. None: the copy
+        is a standby's, and the seal is for another replica or for a move that was cancelled here; the copy stays, for a
+        takeover. Raises DigestMismatch if the copy differs from the one that the source sealed; nothing is owned then.
         """
         local = self._registry.local(partition)
         with local.work:
@@ -319,9 +320,8 @@ class Receiver:
         self._copies.tidy(self._registry.local(partition), leftovers)
 
     def abandon(self, partition: PartitionId, move_id: str) -> None:
-        """Gives an unfinished incoming move up. What was here before stays as a warm base, unless the copy is a
-        standby's that ends with a seal: that copy is then the base, since its owner has the changes from there on.
-        """
+        """Gives up an unfinished incoming move. The copy that was here before stays as a warm base, unless the copy is
+        a standby's that ends with a seal: that copy is then the base, since its owner has the changes from there on."""
         local = self._registry.local(partition)
         if local.incoming is None:  # without waiting for a running batch
             return
@@ -352,9 +352,8 @@ class Receiver:
         self._copies.tidy(local, leftovers)
 
     def _quarantine(self, incoming: Incoming) -> Path:
-        """Quarantines a copy that is not what it should be, for inspection, and returns where. Only the newest are
-        kept: the copy is no replica's state, and its source serves on.
-        """
+        """Quarantines a copy with wrong content, for inspection, and returns its path. Only the newest are kept: the
+        copy does not count as state, and its source goes on serving."""
         if incoming.store is not None:
             incoming.store.close()
             incoming.store = None

@@ -40,12 +40,12 @@ class Sender:
         A sealed partition can only be the base for the move that it was sealed for.
 
         Args:
-            kept: what the target has of the partition. It is the base where every change since is known here.
+            kept: the sealed copy that the target has. It becomes the base if every change since then is known here.
         """
         local = self._registry.look(partition)
         goes_back = kept is not None and local.since is not None and local.since.kept == kept
         if local.lifecycle.state is State.OWNED and local.store is not None and not goes_back:
-            local.store.flush()  # outside the lock: what is left to flush inside is little
+            local.store.flush()  # outside the lock, so that little is left to flush inside it
         with local.work, local.mutex:
             lifecycle = local.lifecycle
             sealed = lifecycle.state is State.SEALED and lifecycle.move_id == move_id
@@ -84,7 +84,7 @@ class Sender:
         except FileNotFoundError:
             if not changes.closed:
                 raise
-        if changes.closed:  # what it was made of is gone, except files written after that
+        if changes.closed:  # the files it was made of are gone, except those written after that
             self._registry.environment.remove_tree(directory)
             raise MoveUnknown("the move was cancelled or restarted", remedy="start it again", move=move_id)
         digest = kept_digest(known, files, sequence) if known else base_digest(files, sequence)
@@ -95,7 +95,7 @@ class Sender:
         return changes.base
 
     def open_file(self, snapshot_id: str, name: str) -> BinaryIO:
-        """Opens a base file for reading. Raises MoveUnknown, also where a cancelled move's files are being removed."""
+        """Opens a base file for reading. Raises MoveUnknown, also if a cancelled move's files are being removed."""
         path = self._registry.snapshots / snapshot_id / name
         try:
             if path.parent.parent == self._registry.snapshots:
@@ -123,9 +123,8 @@ class Sender:
             changes.read_at = self._registry.clock.monotonic()
 
     def drop_unread(self) -> None:
-        """Removes snapshots and logs that no target has read from for ``transfer_timeout_s``: the message that their
-        move is over was lost. A target that comes back after that begins with a new snapshot.
-        """
+        """Removes snapshots and logs from which no target has read for ``transfer_timeout_s``, because the message that
+        their move is over was lost. A target that comes back after that begins with a new snapshot."""
         before = self._registry.clock.monotonic() - self._registry.settings.transfer_timeout_s
         for local in self._registry.local_partitions():
             for move_id, changes in list(local.logs.items()):
@@ -153,8 +152,7 @@ class Sender:
 
     def sync(self, partition: PartitionId) -> float:
         """Forces the partition's store to disk while it is served, so that sealing only has to write the seal. Returns
-        how long that took, milliseconds.
-        """
+        the duration in milliseconds."""
         store = self._registry.look(partition).store
         return 0.0 if store is None else self._registry.sync(store)
 
@@ -169,12 +167,14 @@ class Sender:
         standby_move: str = "",
         command: Command = NOBODY,
     ) -> bool:
-        """Stops serving for this move, after the running batch. True: sealed; False: will be when that batch is done.
+        """Stops serving, after the running batch, for this move. True: sealed; False: it will be sealed when that batch
+        is done.
 
         Args:
-            cold: the target copies after the seal; False: it must follow by now, for the move or as this standby.
+            cold: the target copies after the seal; False: the target must follow by now, for the move or as this
+                standby.
 
-        Raises when the move cannot seal; the partition is then served as before.
+        Raises the error that keeps the move from sealing; the partition is then served as before.
         """
         local = self._registry.local(partition)
         with self._registry.reopening(local), local.mutex:
@@ -201,8 +201,8 @@ class Sender:
     ) -> bool:
         """Stops serving, because the partition is restored elsewhere.
 
-        True: sealed, or not owned here now; False: will be when the running batch is done. Raises InvalidTransition
-        while a move is being fenced, StaleEpoch where it is owned at this epoch or a newer one.
+        True: sealed, or not owned here now; False: it will be sealed when the running batch is done. Raises
+        InvalidTransition while a move is being fenced, StaleEpoch if it is owned at this epoch or a newer one.
         """
         local = self._registry.local(partition)
         with self._registry.reopening(local), local.mutex:
@@ -216,7 +216,7 @@ class Sender:
             return answer is not FenceAnswer.SEAL_AFTER_BATCH
 
     def seal(self, local: LocalPartition) -> None:
-        """Seals: first writes the seal durably, then tells followers. Callers hold ``mutex``, with no batch running."""
+        """Writes the seal durably, then tells followers. Callers hold ``mutex``, with no batch running."""
         lifecycle = local.lifecycle
         local.sealed_at = self._registry.clock.monotonic()
         store = self._registry.store(local)
@@ -254,9 +254,8 @@ class Sender:
         return possible
 
     def release(self, partition: PartitionId, move_id: str) -> None:
-        """Ends a move whose target owns the partition. Nothing of the move is needed any more; its files stay as a warm
-        base for a return.
-        """
+        """Ends a move whose target owns the partition. Nothing else of the move is needed; the files stay as a warm
+        base for a return."""
         local = self._registry.local(partition)
         if local.lifecycle.state is State.SEALED and local.lifecycle.move_id == move_id and local.store is not None:
             local.store.flush()  # else opening it reads its write-ahead log, and holds up every thread

@@ -1,14 +1,14 @@
-"""Verification of a whole partition beside the stream: of what is stored, and of what a new version makes of it.
+"""Verification of a whole partition while batches go on: of the stored data, and of its evolution by a new version.
 
-Both read a snapshot, with a cache of their own: the partition's batches go on, and nothing of it changes.
+Both read a snapshot, with a cache of their own, and change nothing.
 
-:class:`Verifier` finds what is wrong with a partition before the partition is needed: it reads every block and every
-cell. Its state digest can be compared with that of another copy at the same sequence.
+:class:`Verifier` finds damage in a partition before the partition is needed: it reads every block and every cell. Its
+state digest can be compared with that of another copy at the same sequence.
 
 :class:`Trials` try an operator's new version on all stored state, before that version serves. Keys come in pieces, in
-the order in which they are stored. For each piece ``migrate_state`` runs as it will run later, after ``open``; what it
-leaves in the states is encoded, and what the new version reads as another type is decoded. The real migration is one
-commit of the whole partition. Pieces keep the trial's memory small and let it stop between two of them.
+the order in which they are stored. For each piece, ``migrate_state`` runs as it will run later, after ``open``; the
+resulting states are encoded, and cells that the new version reads as another type are decoded. The real migration is
+one commit of the whole partition. Pieces keep the trial's memory small and let it stop between two of them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Copy:
 
 
 class Stopped(Exception):
-    """The verification was stopped: no caller wants it any more."""
+    """The verification was stopped because no caller needs its result any more."""
 
 
 class Verifier:
@@ -100,11 +100,11 @@ class Verifier:
         self._registry, self._sleep = registry, sleep
 
     def begin(self, partition: PartitionId, standby_of: int | None = None, wait_s: float = 1.0) -> Copy | None:
-        """Takes a snapshot, between two batches, of what is owned here; None: it is not.
+        """Takes a snapshot, between two batches, of a partition owned here; None: it is not owned here.
 
         Args:
-            standby_of: the owner's sequence. The copy that follows here is taken instead, when it has reached this
-                sequence, or as it is after ``wait_s``. None: what is owned is taken.
+            standby_of: the owner's sequence. The standby's copy here is taken instead, once it has reached this
+                sequence, or as it is after ``wait_s``. None: the owned copy is taken.
         """
         local = self._registry.look(partition)
         if standby_of is not None:
@@ -181,9 +181,8 @@ class Verifier:
         self._registry.environment.remove_tree(copy.directory)
 
     def _declared(self, partition: PartitionId, db: PartitionStore) -> dict[bytes, Declaration]:
-        """Returns the declarations of states by tag. Empty where the operator cannot be loaded here, or another version
-        of it stored what is there: the first batch makes that what is declared now.
-        """
+        """Returns the declarations of states by tag. Empty if the operator cannot be loaded here, or if another version
+        of it stored the cells, which the first batch would evolve."""
         with contextlib.suppress(StateflowError):
             _, cls = self._registry.operator(partition.operator)
             if is_evolved(cls, db, self._registry.deployed(partition.operator)):
@@ -255,7 +254,7 @@ class Trials:
     """Trials of one replica. Called from several threads; changes nothing.
 
     Args:
-        verifier: takes the snapshots that versions are tried on.
+        verifier: takes the snapshots on which versions are tried.
     """
 
     def __init__(self, registry: PartitionRegistry, verifier: Verifier) -> None:
@@ -271,9 +270,8 @@ class Trials:
         return None if copy is None else Trial(self._registry, spec, cls, copy)
 
     def is_needed(self, spec: OperatorSpec, cls: type[Operator], partition: PartitionId) -> bool:
-        """Tells whether the version changes what the partition stores, or reads it as other types. Opens no database.
-        Raises SchemaMismatch.
-        """
+        """Tells whether the version changes the partition's stored cells, or reads them as other types. Opens no
+        database. Raises SchemaMismatch."""
         stored = self._registry.stored_schema(self._registry.look(partition))
         if stored is None:
             return False
@@ -308,7 +306,7 @@ class Trial:
 
     def close(self) -> None:
         left_behind = inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING
-        if not left_behind:  # else its thread drops it, should it come back
+        if not left_behind:  # otherwise its thread drops it, should it return
             self._pieces.close()
 
     def _run(self) -> Generator[int]:
@@ -322,10 +320,11 @@ class Trial:
 def try_out(
     cls: type[Operator], partition: PartitionId, store: PartitionStore, deployed: DeployedStates, now_us: int
 ) -> Iterator[int]:
-    """Makes a partition's stored states those that ``cls`` declares, piece by piece, and reads them; nothing is
-    written. Yields the number of keys in each piece.
+    """Converts a partition's stored states to those that ``cls`` declares, piece by piece in memory, and reads them;
+    writes nothing. Yields the number of keys in each piece.
 
-    Raises what :meth:`Trial.step` does."""
+    Raises the errors of :meth:`Trial.step`.
+    """
     stored = store.get(layout.SCHEMA)
     if stored is None:
         return
@@ -362,7 +361,7 @@ def _instance(
 class Piece:
     """The cells of some keys, of all states, in memory; everything else is read from the store.
 
-    ``keys``: how many there are.
+    ``keys``: number of these keys.
     """
 
     def __init__(self, store: CellReader, cells: Iterable[_Cell], keys: int) -> None:
@@ -383,7 +382,7 @@ class Piece:
 
 
 def pieces(store: CellReader, tags: Iterable[bytes]) -> Iterator[Piece]:
-    """Yields all keys of the states with these tags, some at a time; each key once, with the cells of all states."""
+    """Yields all keys of the states with these tags in pieces; each key once, with the cells of all its states."""
     scans = [store.scan(space + tag) for tag in tags for space in (CELL, COUNT)]
     cells: list[_Cell] = []
     keys = size = 0

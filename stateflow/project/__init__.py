@@ -1,1 +1,1 @@
-"""A small project that runs at once: ``files`` are what it is made of."""
+"""A small project that runs at once; its contents are in ``files``."""

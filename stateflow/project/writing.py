@@ -1,7 +1,7 @@
 """Projects that ``stateflow init`` writes: a small one that runs at once, or an example.
 
-``stateflow init --example`` writes one of ``EXAMPLES``. Their files are in ``stateflow/examples``, a folder for each,
-just as they are written; docs/examples has a page for each.
+``stateflow init --example`` writes one of ``EXAMPLES``. Their files are in ``stateflow/examples``, one folder for each
+example, and are copied unchanged; docs/examples has a page for each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXAMPLES_DIR = Path(stateflow.__file__).parent / "examples"
 @dataclass(frozen=True, slots=True)
 class Example:
     """An example. ``shows``: what it shows, in a few words. ``uses``: states and other features of operators. ``run``:
-    the command to begin with, in the project's directory. ``files``: all files of the folder."""
+    the first command to run, in the project's directory. ``files``: all files of the folder."""
 
     name: str
     shows: str
@@ -104,7 +104,7 @@ EXAMPLES = (
     ),
     Example(
         "gateway",
-        "an edge gateway without Spark that keeps what it cannot send",
+        "an edge gateway without Spark that keeps rows that it cannot send",
         "counter, value; an outbox",
         "python outage.py",
         ("README.md", "gateway.py", "outage.py", "pumps.py", "readings.jsonl", "test_pumps.py"),
@@ -142,9 +142,9 @@ def write_project(folder: Path, example: Example | None = None) -> list[Path]:
     """Writes a project into a new or an empty directory, whose name is the project's.
 
     Args:
-        example: the example to write; None: the project that everyone begins with.
+        example: the example to write; None: the default project.
 
-    Raises InvalidArgument where the directory is not empty, or cannot be written.
+    Raises InvalidArgument if the directory is not empty, or cannot be written.
     """
     name = folder.resolve().name
     check_name("project", name)

@@ -1,3 +1,3 @@
-"""A replica's server: its gRPC handlers, and the workers they hand the work to."""
+"""A replica's server: its gRPC handlers, and the threads that do their work."""
 
 import stateflow.rpc  # noqa: F401 - before anything imports grpc, see there

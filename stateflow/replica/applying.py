@@ -1,15 +1,16 @@
-"""Application of the batches that Apply streams bring: rows in, committed outputs back.
+"""Applies the batches of Apply streams: receives rows, and returns committed outputs.
 
 A call is an :class:`Exchange`: the pieces of one batch, and their answers. :class:`Applier` serves a call:
 
-1. It receives pieces until the rows of some batch slices are complete. When the sender is silent in the middle of them
-   for ``hold_timeout_s``, the batch fails.
+1. It receives pieces until the rows of some batch slices are complete. If the sender is silent before that for
+   ``hold_timeout_s``, the batch fails.
 2. Slices without rows whose partitions need no visit are answered at once.
 3. The others are applied in the batch thread. A call that has used up its time slice lets other callers go first,
-   between two of its partitions. When the thread does not come back, the slices it had begun are refused.
+   between two of its partitions. If the thread does not return, the slices that it has begun are refused.
 4. With ``acknowledge=standby`` a commit is acknowledged once a standby has it, too.
 5. Each partition is answered, with an output or an error. An error of the batch as a whole ends the call.
-6. Slices that arrived ahead of their partition are held until it is here, for ``hold_timeout_s``, and refused then.
+6. Slices that arrived before their partition are held until it arrives, at most for ``hold_timeout_s``, and then
+   refused.
 
 Rows that wait, in steps 1 and 6, count towards ``waiting_bytes_max``. A replica has one span for each batch, with its
 commit as a child, and one for its part in a move.
@@ -48,13 +49,13 @@ from stateflow.types import PartitionId, ReplicaInfo
 log = logging.getLogger(__name__)
 SAMPLES_KEPT = 100_000
 OPERATORS_MAX, OTHERS = 500, "(others)"
-#: when the replica stops: how long a thread whose batch was interrupted may take to come back, in seconds
+#: seconds that a thread whose batch was interrupted may take to return when the replica stops
 LAST_S = 0.5
 #: a call that takes longer lets other callers go first, between two of its partitions
 SLICE_S = 0.005
 #: what became of one batch slice; None: its partition is still on its way here
 Outcome: TypeAlias = Applied | ReplicaInfo | StateflowError | None
-#: what the sender is told of one partition
+#: the outcome for one partition, as reported to the sender
 Answer: TypeAlias = tuple[PartitionId, Applied | StateflowError]
 
 # -- Durations of requests -------------------------------------------------------------------------------------------
@@ -62,7 +63,7 @@ Answer: TypeAlias = tuple[PartitionId, Applied | StateflowError]
 
 @dataclass(slots=True)
 class OfOperator:
-    """Totals of an operator's requests. ``held_s``: time spent waiting for partitions to come here."""
+    """Totals of an operator's requests. ``held_s``: time spent waiting for partitions to arrive here."""
 
     rows: int = 0
     held_s: float = 0.0
@@ -83,8 +84,8 @@ class Samples:
     def add(self, operator: str, rows: int, started: float, held_from: float | None) -> None:
         """Counts a request that has ended.
 
-        ``started`` and ``held_from`` are monotonic seconds. ``held_from``: since when the request waited for
-        partitions; None: it did not wait.
+        ``started`` and ``held_from`` are monotonic seconds. ``held_from``: start of the request's wait for partitions;
+        None: it did not wait.
         """
         now = self._clock.monotonic()
         self._number += 1
@@ -131,9 +132,9 @@ class Confirmations:
         return self._clock.monotonic() + self._node.settings.hold_timeout_s
 
     async def of(self, partition: PartitionId, sequence: int, deadline: float) -> ReplicaInfo | StateflowError | None:
-        """Waits until a standby has durably everything up to ``sequence``.
+        """Waits until a standby durably has everything up to ``sequence``.
 
-        Returns None then; otherwise the replica that owns the partition now, or the error that explains why not.
+        Returns None then; otherwise the replica that owns the partition now, or the error that prevents a confirmation.
         """
         while True:
             event = self._changed(partition)
@@ -151,7 +152,7 @@ class Confirmations:
 
 
 class BatchSpan:
-    """The span of one batch. The batch thread reports to it, and the call that waits for that thread."""
+    """The span of one batch. The batch thread reports to it, as does the call that waits for that thread."""
 
     def __init__(self, made: Made, clock: Clock) -> None:
         self._made, self._clock = made, clock
@@ -193,7 +194,7 @@ class BatchSpan:
         self._committed_us = self._clock.now_us()
 
     def came(self, outcome: Applied | StateflowError) -> None:
-        """Adds the outcome of one partition, as its sender is told."""
+        """Adds the outcome of one partition, as reported to its sender."""
         spent = self._spent
         spent["partitions"] += 1
         if isinstance(outcome, StateflowError):
@@ -226,8 +227,8 @@ class BatchSpan:
 def followed(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorates a handler, unary or streaming, of a move's part on this replica.
 
-    Lines that it logs name the move. If the move is traced, the handler has a span below that of its caller. Belongs
-    inside ``unary`` or ``streaming``.
+    Lines that the handler logs name the move. If the move is traced, the handler has a span below that of its caller.
+    Apply this decorator inside ``unary`` or ``streaming``.
     """
 
     def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -302,7 +303,7 @@ class Exchange(Protocol):
     async def receive(self, patience_s: float | None = None) -> Piece | None:
         """Returns the next piece; None: the call is complete.
 
-        Raises InvalidArgument for a malformed request, and TimeoutError when the sender was silent for ``patience_s``
+        Raises InvalidArgument for a malformed request, and TimeoutError if the sender was silent for ``patience_s``
         although the replica was reading.
         """
         ...
@@ -310,7 +311,8 @@ class Exchange(Protocol):
     async def answer(self, answers: Sequence[Answer]) -> None: ...
 
     async def passed(self, partitions: Sequence[int]) -> None:
-        """Tells the sender which partitions contain the batch by now, as it has no rows for them."""
+        """Tells the sender which partitions have skipped the batch, which has no rows for them, and so contain it
+        now."""
         ...
 
     async def give_sign_of_life(self) -> None:
@@ -419,7 +421,7 @@ class Applier:
 
     Args:
         changed: returns an event that is set at the next change of a partition's lifecycle.
-        ask: called with each partition that a batch waits for.
+        ask: called with each partition for which a batch waits.
         garbage: collected between batches.
         tracing: of this process; None: off.
     """
@@ -483,7 +485,7 @@ class Applier:
     # -- receiving ----------------------------------------------------------------------------------------
 
     async def _next(self, call: _Call) -> Piece | None:
-        """Receives the next piece. Raises Unavailable when nothing comes while slices wait for the rest of their
+        """Receives the next piece. Raises Unavailable if nothing arrives while slices wait for the rest of their
         rows."""
         if call.begun is None:
             return await call.exchange.receive()
@@ -495,7 +497,7 @@ class Applier:
             raise Unavailable(what, remedy="send the batch again") from error
 
     def _whole(self, call: _Call, came: Piece) -> Frame | None:
-        """Returns the slices that this piece completes; None: more rows are to come."""
+        """Returns the slices that this piece completes; None: more rows will follow."""
         if came.frame is not None:
             if came.is_whole:
                 return came.frame
@@ -524,7 +526,7 @@ class Applier:
     # -- applying and answering ---------------------------------------------------------------------------
 
     async def _skip(self, call: _Call, frame: Frame) -> Frame:
-        """Answers for the slices whose partitions need no visit, and returns the others."""
+        """Answers the slices whose partitions need no visit, and returns the others."""
         if frame.batch.sparse or all(frame.counts) or self.batch_thread.stopping:
             return frame
         with self.watch.telling(call.exchange.give_sign_of_life) as caller:
@@ -583,8 +585,8 @@ class Applier:
     ) -> dict[int, Outcome]:
         """Runs one turn in the batch thread, and returns outcomes by place.
 
-        Places are missing where the turn ended early: the thread was left behind, the replica stops, or other callers
-        went first.
+        Places are missing if the turn ended early: the thread was left behind, the replica stops, or other callers went
+        first.
         """
         with self.watch.telling(call.exchange.give_sign_of_life) as caller:
             try:
@@ -608,7 +610,8 @@ class Applier:
             self.node.batches.apply(slices, turn)
 
     async def _replicated(self, partitions: list[PartitionId], outcomes: list[Outcome]) -> list[Outcome]:
-        """Waits until a standby has durably what was applied; an outcome without that confirmation becomes an error."""
+        """Waits until a standby durably has the applied batches; an outcome without that confirmation becomes an
+        error."""
         deadline = self.confirmations.deadline()
         said: list[Outcome] = []
         for partition, outcome in zip(partitions, outcomes, strict=True):
@@ -619,7 +622,7 @@ class Applier:
         return said
 
     async def _apply_early(self, call: _Call, early: list[BatchSlices]) -> None:
-        """Serves slices that came ahead of their partition as soon as it is here, and refuses them after the hold
+        """Applies slices that arrived before their partition once it has arrived, and refuses them after the hold
         timeout."""
         deadline = self._clock.monotonic() + self.node.settings.hold_timeout_s
         for partition in _partitions(early):

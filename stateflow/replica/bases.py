@@ -1,7 +1,7 @@
 """Sources of a move's base files: the source replica, or the checkpoint store when that is faster.
 
-The speed is measured: the first large enough files try each source, then the faster one is used. Files are addressed
-by digest and verified when the base is complete, so it does not matter which source sent them.
+The speed is measured: the first large enough files try each source, then the faster one is used. Files are addressed by
+digest and verified when the base is complete, so any source may send them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BaseSource(Protocol):
     async def fetch(self, file: BaseFile, path: Path) -> bool:
         """Brings a file to ``path``, which may hold its beginning already. Returns False if the source lacks it.
 
-        Raises Unavailable when the source does not answer, and the errors that it refuses with.
+        Raises Unavailable if the source does not answer, and the source's own errors.
         """
         ...
 

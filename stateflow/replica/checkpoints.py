@@ -3,8 +3,8 @@
 Checkpoints and restores run on threads of their own: a slow or silent store must not keep moves and batches waiting.
 
 The readers are verifications, and trials of an operator's new version. They read one partition at a time, however many
-verifications are asked for. A trial calls the operator's own code, which may not come back: each has a thread of its
-own, and is given up as a batch would be.
+are requested. A trial calls the operator's own code, which may not return: each trial has a thread of its own, and is
+given up as a batch would be.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CheckpointShell:
     """Takes, tidies and restores the checkpoints of one replica.
 
     Args:
-        store: where checkpoints go; None: none are taken, and only restores that name a store are possible.
+        store: store for checkpoints; None: none are taken, and only restores that name a store are possible.
     """
 
     def __init__(self, node: ReplicaNode, store: CheckpointStore | None, clock: Clock, random: Random) -> None:
@@ -195,7 +195,7 @@ class CheckpointShell:
     async def prepare(self, restore: Restore) -> Restored:
         """Fetches and verifies a checkpoint from the named store, or else from the replica's own.
 
-        Raises UnknownPartition, InvalidArgument, and what :class:`~stateflow.partition.restoring.Restorer` raises.
+        Raises UnknownPartition, InvalidArgument, and the errors of :class:`~stateflow.partition.restoring.Restorer`.
         """
         return await self._loop.run_in_executor(self._restores, self._prepare, restore)
 
@@ -226,7 +226,7 @@ class CheckpointShell:
 
 
 def _begin(store: CheckpointStore) -> None:
-    """Checks the store, also when no partition has changed, so that a missing store is noticed."""
+    """Checks the store even if no partition has changed, so that a missing store is noticed."""
     store.check(first_use=True)
 
 
@@ -245,7 +245,7 @@ class VerifyShell:
         self._loop = asyncio.get_running_loop()
 
     async def verify(self, partition: PartitionId, standby_of: int | None) -> AsyncIterator[Verification]:
-        """Yields two reports: which moment is read, and what was found. Yields nothing if the partition is not here.
+        """Yields two reports: the position that is read, and the result. Yields nothing if the partition is not here.
 
         A caller that stops iterating ends the verification.
         """
@@ -254,7 +254,7 @@ class VerifyShell:
         try:
             copy = await asyncio.wrap_future(beginning)
         except asyncio.CancelledError:
-            beginning.add_done_callback(self._unasked)  # its thread goes on, and no other code knows what it made
+            beginning.add_done_callback(self._unasked)  # its thread goes on, and no other code knows of its result
             raise
         if copy is None:
             return
@@ -333,9 +333,9 @@ class TrialShell:
 
 
 class _Pace:
-    """Runs a trial piece by piece, and makes way for batches between two pieces.
+    """Runs a trial piece by piece, and makes way for batches in between.
 
-    The migration will be part of one batch later, so all pieces together may take as long as a batch may.
+    The migration will later be part of one batch, so all pieces together may take as long as one batch.
     """
 
     def __init__(self, node: ReplicaNode, clock: Clock, worker: WorkerThread) -> None:
@@ -344,7 +344,7 @@ class _Pace:
         self._step: asyncio.Future[bool] | None = None
 
     async def run(self, trial: Trial) -> None:
-        """Runs the trial to its end. Raises OperatorStuck, and what :meth:`Trial.step` raises."""
+        """Runs the trial to its end. Raises OperatorStuck, and the errors of :meth:`Trial.step`."""
         limit_s, spent_s, loop = self._node.settings.batch_timeout_s, 0.0, asyncio.get_running_loop()
         more = True
         while more:
@@ -380,7 +380,7 @@ class _Pace:
         )
 
     async def leave(self) -> None:
-        """Ends the piece that is under way, as the caller has stopped iterating."""
+        """Ends the running piece, because the caller has stopped iterating."""
         if self._step is not None:
             with contextlib.suppress(StateflowError):
                 await self._give_up(self._step)
@@ -396,7 +396,7 @@ class _Pace:
             run.end()
 
     async def _give_up(self, step: asyncio.Future[bool]) -> None:
-        """Interrupts the operator. Raises OperatorStuck where that is not possible; its thread is left behind then."""
+        """Interrupts the operator. Raises OperatorStuck if that is not possible; its thread is left behind then."""
         for _ in range(INTERRUPTS):
             if step.done():
                 return

@@ -1,10 +1,10 @@
-"""Thread in which batches are applied, the order of its jobs, and the watchdog of batches that do not come back.
+"""The batch thread, the order of its jobs, and the watchdog for batches that do not return.
 
 The batch thread (:class:`BatchThread`) applies batches one after the other; other jobs run between two of them. Callers
 take turns, by the time that each has had (:class:`FairQueue`).
 
-The watchdog (:class:`Watch`) has two duties. It tells callers, every ``BEAT_S``, that their batches are worked on. And
-no operator delays the others for longer than ``batch_timeout_s``:
+The watchdog (:class:`Watch`) has two duties. Every ``BEAT_S`` it tells callers that their batches are being worked on.
+And it keeps any operator from delaying others for longer than ``batch_timeout_s``:
 
 1. A batch that takes longer is interrupted, again and again. Usually it fails then, and the thread goes on.
 2. A batch that cannot be interrupted is taken away: it can never commit. A batch that is being committed is left to
@@ -13,8 +13,8 @@ no operator delays the others for longer than ``batch_timeout_s``:
    :class:`LeftBehind`, and must not use what the former thread may still produce.
 4. A thread that is busy for as long without a running batch is left behind, too.
 
-Processed batches that wait to be committed together with a slow one are dropped after ``LOOK_S``, as a move may need
-their partitions. :mod:`stateflow.operator.watchdog` says how a batch is ended.
+Processed batches that wait to be committed together with a slow one are dropped after ``LOOK_S``, because a move may
+need their partitions. :mod:`stateflow.operator.watchdog` says how a batch is ended.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ T = TypeVar("T")
 _Job = tuple["Future[Any]", Callable[[], Any]]
 #: callers that are remembered while they have no job waiting
 REMEMBERED_MAX = 1000
-#: pause between portions of what a partition left in the cache; a portion takes about a millisecond
+#: pause between portions of a departed partition's cache; a portion takes about a millisecond
 FREEING_REST_S = 0.02
 #: interval of checking whether the batch thread has ended
 IDLE_LOOK_S = 0.02
 #: interval at which a caller whose batch takes long is told that it is being worked on, in seconds
 BEAT_S = 5.0
-#: interval of checking for batches that do not come back, in seconds
+#: interval, in seconds, at which batches that do not return are looked for
 LOOK_S = 1.0
 INTERRUPT_EVERY_S = 0.02
 INTERRUPTS = 50
@@ -60,13 +60,14 @@ INTERRUPTS = 50
 
 
 class ErrorThrottle:
-    """The errors of one recurring duty: logged, and survived. Each kind is logged once, until a round goes well.
+    """Handles the errors of a recurring duty: logs them and lets the duty go on. Each kind is logged once, until a
+    round goes well.
 
-    A duty that ended with its first error would leave a process that looks alive and no longer performs it.
+    If a duty ended with its first error, the process would look alive without performing it.
 
     Args:
         log: logger of the duty's module.
-        what: begins each line, such as "checkpoints are not taken".
+        what: beginning of each line, such as "checkpoints are not taken".
     """
 
     def __init__(self, log: logging.Logger, what: str) -> None:
@@ -93,7 +94,7 @@ class ErrorThrottle:
         return kind != former
 
     def met(self, error: Exception) -> None:
-        """Logs an error of the environment in one line, and a bug in stateflow with its stack."""
+        """Logs an error of the environment in one line, and a bug in stateflow with its stack trace."""
         meant = meaning(error)
         if meant is None:
             self.unforeseen(error)
@@ -111,20 +112,20 @@ class ErrorThrottle:
 
 
 class LeftBehind(Exception):
-    """The thread that ran this job does not come back; another thread does the following jobs."""
+    """The thread that ran this job does not return; another thread does the following jobs."""
 
 
 class FairQueue:
     """The order of waiting jobs, fair among callers. Not thread-safe.
 
     Jobs of this process itself (caller None) come first, then those of the caller that has had least of the thread's
-    time (weightless start-time fair queueing: Goyal et al., SIGCOMM 1996). A caller that is new or comes back starts
-    level with those who wait, so that no caller saves up time.
+    time (weightless start-time fair queueing: Goyal et al., SIGCOMM 1996). A new or returning caller starts level with
+    the waiting ones, so that no caller saves up time.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, deque[_Job]] = {}
-        self._had: dict[Hashable, float] = {}  # seconds; a caller that comes back begins there
+        self._had: dict[Hashable, float] = {}  # seconds; a returning caller begins there
         self._level = 0.0  # of the caller that had the last turn
 
     def give(self, caller: Hashable, job: _Job) -> None:
@@ -156,8 +157,8 @@ class FairQueue:
 class WorkerThread(Executor):
     """An executor with one thread: jobs of one caller run in order, and callers share the thread's time equally.
 
-    :meth:`leave_behind` continues with the remaining jobs in a new thread; the former thread does nothing more when
-    it comes back. The threads do not keep the process from ending.
+    :meth:`leave_behind` continues with the remaining jobs in a new thread; the former thread does nothing more when it
+    returns. The threads do not keep the process from ending.
     """
 
     _max_workers = 1
@@ -180,7 +181,7 @@ class WorkerThread(Executor):
         """Queues a job.
 
         Args:
-            caller: whose turn the job takes; None: this process's own.
+            caller: the caller whose turn the job uses; None: this process itself.
         """
         future: Future[T] = Future()
         with self._lock:
@@ -242,7 +243,7 @@ class WorkerThread(Executor):
         return thread is None or not thread.is_alive()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Refuses new jobs; those queued until now are done."""
+        """Refuses new jobs; the queued ones are still done."""
         with self._lock:
             self._shut = True
             self._given.put(False)
@@ -281,17 +282,17 @@ class BatchThread:
         self.stopping = False
 
     async def run(self, work: Callable[..., T], *arguments: object, of: Hashable = None) -> T:
-        """Runs ``work`` in the batch thread. Raises LeftBehind when the thread does not come back.
+        """Runs ``work`` in the batch thread. Raises LeftBehind if the thread does not return.
 
         Args:
-            of: the caller whose turn it takes; None: this process's own.
+            of: the caller whose turn it uses; None: this process itself.
         """
         return await self._loop.run_in_executor(CallerExecutor(self.worker, of), work, *arguments)
 
     async def between_batches(self, work: Callable[..., T], *arguments: object) -> T:
         """Runs ``work`` between two batches.
 
-        Raises Unavailable when the thread does not come back, and when the replica stops before the work begins.
+        Raises Unavailable if the thread does not return, or if the replica stops before the work begins.
         """
 
         def do() -> T:
@@ -309,19 +310,19 @@ class BatchThread:
             ) from error
 
     def spare(self, work: Callable[[], object]) -> None:
-        """Runs ``work`` between two batches, without waiting for it. Does nothing when the replica stops."""
+        """Runs ``work`` between two batches, without waiting for it. Does nothing if the replica is stopping."""
         if not self.stopping:
             self.worker.submit(work)
 
     def stop(self) -> None:
-        """Begins nothing new; the running job is finished."""
+        """Begins no new job; the running one is finished."""
         self.stopping = True
         self.worker.shutdown(wait=False)
 
     async def is_over(self, wait_s: float = 0.0) -> bool:
         """Tells, after :meth:`stop`, whether the thread has ended within ``wait_s``.
 
-        To see no running batch is not enough: the next one may be about to begin.
+        Seeing no running batch is not enough: the next one may be about to begin.
         """
         until = self._clock.monotonic() + wait_s
         while not self.worker.is_over and self._clock.monotonic() < until:  # noqa: ASYNC110 - a thread ends it
@@ -368,7 +369,7 @@ class Watch:
 
     @contextlib.contextmanager
     def telling(self, tell: Callable[[], Awaitable[None]]) -> Iterator[Caller]:
-        """Calls ``tell`` now and then, while the batch thread has the work that the caller waits for."""
+        """Calls ``tell`` now and then, while the batch thread has the work for which the caller waits."""
         caller = Caller(tell, self._clock.monotonic())
         self._callers.add(caller)
         try:
@@ -431,7 +432,7 @@ class Watch:
         self._turns.worker.leave_behind()
 
     async def end_all(self) -> None:
-        """Ends all running batches: the replica stops, and they take too long."""
+        """Ends all running batches, because the replica is stopping and they take too long."""
         for run in self._node.batches.running.active():
             with ErrorThrottle(log, "cannot end a running batch").survived():
                 await self.end(run)

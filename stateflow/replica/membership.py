@@ -1,5 +1,5 @@
-"""A replica's membership of its cluster: it registers, seals what was given away meanwhile, and keeps its lease
-alive."""
+"""A replica's membership of its cluster: it registers, seals partitions that were given away meanwhile, and keeps its
+lease alive."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from stateflow.rpc.clients import Round, addresses_of
 from stateflow.types import PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
-#: while there are controllers but no leader, heartbeats in the time of one: the lease runs out, and the next leader
-#: decides nothing that needs this replica before it has heard from it
+#: while there are controllers but no leader, heartbeats during the time of one: the lease runs out, and the next leader
+#: decides nothing that needs this replica before it has heard from the replica
 UNLED = 3
 #: errors of a controller that does not answer as one that decides for this replica
 SILENT = (Unavailable, HoldLost, StaleTerm, ForeignLedger)
@@ -34,7 +34,7 @@ INCOMING_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A replica as its cluster is to know it. ``connect``: opens a channel to a controller's address."""
+    """The description of a replica for its cluster. ``connect``: opens a channel to a controller's address."""
 
     node: ReplicaNode
     info: ReplicaInfo
@@ -46,9 +46,9 @@ class Member:
 
 
 async def say_opening(member: Member, controller: str) -> None:
-    """Sends heartbeats, until cancelled, of a replica that does not know yet which partitions it has.
+    """Sends heartbeats, until cancelled, for a replica that does not know yet which partitions it has.
 
-    They give the replica no lease; they tell the controller that it is worth waiting for.
+    They give the replica no lease, but tell the controller to wait for it.
     """
     node, info = member.node, member.info
     beat = Heartbeat(info, _directory(node), opening=True)
@@ -58,7 +58,7 @@ async def say_opening(member: Member, controller: str) -> None:
         ]
         while True:
             for each in controllers:
-                with contextlib.suppress(Unanswered, StateflowError):  # registration reports what is wrong
+                with contextlib.suppress(Unanswered, StateflowError):  # registration reports the error
                     await each.heartbeat(beat)
             await asyncio.sleep(node.settings.heartbeat_interval_s)
 
@@ -71,11 +71,11 @@ async def stay_registered(member: Member, controller: str, incarnation: str) -> 
 
     A registration whose answer got lost, or could not be carried out, counts for the controller but not here: the
     replica registers again, and until then its heartbeats carry no incarnation. Errors of disks and databases do not
-    end this loop: the replica serves nothing until they are mended, and then serves without a restart. A replica that
+    end this loop: the replica serves nothing until they are fixed, and then serves without a restart. A replica that
     lost a partition registers without it. A replica without partitions follows its controller to another ledger.
 
     Args:
-        controller: address of the controller, or comma-separated addresses of several, of which the leader is asked.
+        controller: address of the controller, or comma-separated addresses of several, of whom the leader is asked.
     """
     node, info, threads = member.node, member.info, member.threads
     throttle, registered = ErrorThrottle(log, "the controller's orders cannot be carried out"), False
@@ -161,7 +161,7 @@ async def _register(
     :func:`_directory`."""
     node, threads = member.node, member.threads
     command = Command(reply.ledger, reply.term, reply.ticket)
-    await threads.in_files(node.begin_session, command, adopted)  # what the replica says now stays true
+    await threads.in_files(node.begin_session, command, adopted)  # the replica's report stays true from here on
     told = await controller.register(member.info, _directory(node, free), incarnation, command, node.views())
     if told is None:
         return False
@@ -195,9 +195,10 @@ def _held(node: ReplicaNode) -> Holding:
 
 
 async def _claim(member: Member, controller: Controller, holding: Holding, said: Holding | None) -> Holding:
-    """Tells a controller which partitions here its ledger does not know, unless it was told the same before (``said``).
+    """Reports to a controller the partitions here that its ledger does not know, unless it has heard the same before
+    (``said``).
 
-    The controller must not create them empty.
+    The controller must not create these empty.
     """
     if holding != said:
         names = {partition.operator for partition in holding}
@@ -208,7 +209,8 @@ async def _claim(member: Member, controller: Controller, holding: Holding, said:
 
 
 def _some(incoming: list[tuple[PartitionId, str]], beats: int) -> list[tuple[PartitionId, str]]:
-    """Returns the copies whose turn it is; all of them, thousands, would make up most of each heartbeat."""
+    """Returns the copies to name in this heartbeat, in turns: all of them, perhaps thousands, would make up most of
+    each heartbeat."""
     first = beats * INCOMING_MAX % max(len(incoming), 1)
     return (incoming[first:] + incoming[:first])[:INCOMING_MAX]
 

@@ -1,8 +1,7 @@
-"""Clients of the processes a replica calls, and thread pools for work that would block its event loop.
+"""Clients of the processes that a replica calls, and thread pools for work that would block its event loop.
 
-A replica calls the replica that a partition comes from, and the controller. Arguments and results are values of
-stateflow's own types. Of the modules of this package only this one makes calls, and so only it knows the stubs of other
-processes.
+A replica calls the replica from which a partition comes, and the controller. Arguments and results are values of
+stateflow's own types. Only this module of the package makes calls, so only it knows the stubs of other processes.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def _named(address: str) -> Iterator[None]:
 
 
 class SourceReplica:
-    """The replica that a partition comes from. Methods raise what the replica refuses with, or Unavailable.
+    """The replica from which a partition comes. Methods raise that replica's errors, or Unavailable.
 
     Args:
         timeout_s: time limit of calls with one answer. A stream may be silent for as long as its reader waits.
@@ -103,8 +102,8 @@ class SourceReplica:
     async def follow(self, snapshot_id: str, after: int, bytes_max: int) -> AsyncGenerator[Reading]:
         """Yields the changes after change set ``after``, up to the seal.
 
-        A change set that comes in pieces is yielded when it is complete; until then it counts as lag. Raises
-        TransferCorrupt for a change set of more than ``bytes_max``, and Unavailable when the stream ends without a
+        A change set that arrives in pieces is yielded when it is complete; until then it counts as lag. Raises
+        TransferCorrupt for a change set of more than ``bytes_max``, and Unavailable if the stream ends without a
         seal.
         """
         begun: list[bytes] = []
@@ -137,7 +136,7 @@ class SourceReplica:
 
 
 def _joined(begun: list[bytes], change_sets: list[bytes], continues: bool) -> list[bytes]:
-    """Returns the change sets that are complete by now; ``begun`` holds the pieces of an incomplete one."""
+    """Returns the change sets that are complete now; ``begun`` holds the pieces of an incomplete one."""
     if change_sets and (len(change_sets) > 1 or not continues):
         change_sets[0] = b"".join([*begun, change_sets[0]])
         begun.clear()
@@ -150,7 +149,7 @@ def _joined(begun: list[bytes], change_sets: list[bytes], continues: bool) -> li
 
 
 class Unanswered(Exception):
-    """A controller did not answer, or refused. ``meant``: why; it is no error of this replica itself."""
+    """A controller did not answer, or refused. ``meant``: the reason; it is not an error of this replica itself."""
 
     def __init__(self, meant: StateflowError) -> None:
         super().__init__(str(meant))
@@ -162,8 +161,8 @@ class Heartbeat:
     """The regular message of a replica to its controller.
 
     ``incarnation``: empty while the replica is not registered. ``incoming``: (partition, move) of copies under way to
-    it. ``term``: the greatest it has heard of. ``opening``: the replica is starting, and registers when it knows which
-    partitions it has. ``alone``: (order, operators) that it may serve without a controller.
+    it. ``term``: the greatest term that it has heard of. ``opening``: the replica is starting, and registers when it
+    knows which partitions it has. ``alone``: (order, operators) that it may serve without a controller.
     """
 
     replica: ReplicaInfo
@@ -179,10 +178,10 @@ class Heartbeat:
 class HeartbeatReply:
     """The answer to a heartbeat.
 
-    ``lease_s``: duration of the lease, from when the heartbeat was sent. ``ended``: those of the named copies whose
-    moves are over. ``ticket``: for one registration. ``claimed``: the controller has been told already what is here of
-    other ledgers. ``adopted``: the ledger that this controller's ledger has taken over. ``alone``: (order, operators)
-    that may be served while no controller answers.
+    ``lease_s``: duration of the lease, from when the heartbeat was sent. ``ended``: the named copies whose moves are
+    over. ``ticket``: valid for one registration. ``claimed``: the controller already has this replica's report on
+    partitions that its ledger does not know. ``adopted``: the ledger that this controller's ledger has taken over.
+    ``alone``: (order, operators) that may be served while no controller answers.
     """
 
     known: bool
@@ -206,7 +205,7 @@ class Registered:
 
 
 class Controller:
-    """A controller as its replicas call it. Methods raise Unanswered, and Unavailable for an impossible answer."""
+    """A controller, called by its replicas. Methods raise Unanswered, and Unavailable for an impossible answer."""
 
     def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
         self._stub = controller_pb2_grpc.ControllerServiceStub(channel)
@@ -279,7 +278,8 @@ class Controller:
             await self._call(self._stub.Claim, request, 2 * CALL_TIMEOUT_S)
 
     async def bundle_part(self, digest: str, number: int) -> tuple[bytes, int]:
-        """Returns (part of a bundle, number of parts). A part has about a MB, and the link may be slow."""
+        """Returns (part of a bundle, number of parts). A part has about 1 MB, so the call's timeout allows for a slow
+        link."""
         request = cpb.BundlePartRequest(bundle=digest, number=number)
         reply: cpb.BundlePart = await self._call(self._stub.GetBundlePart, request, PART_TIMEOUT_S)
         return reply.data, reply.count
@@ -335,8 +335,8 @@ class RoundTrips:
 class Threads:
     """The thread pools of a replica.
 
-    ``files``: long work on files. ``quick``: work that a move's pause waits for. ``sizes``: measurements of disk usage;
-    those who wait for them take a replica without an answer for one without room.
+    ``files``: long work on files. ``quick``: work for which a move's pause waits. ``sizes``: measurements of disk
+    usage; callers treat a replica that does not answer as one without room.
     """
 
     def __init__(self) -> None:
@@ -355,7 +355,7 @@ class Threads:
         return await self._loop.run_in_executor(self.sizes, work, *arguments)
 
     def close(self) -> None:
-        for pool in (self.files, self.quick, self.sizes):  # a thread may wait for a partition that never comes back
+        for pool in (self.files, self.quick, self.sizes):  # a thread may wait for a partition that never returns
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -365,7 +365,7 @@ class Threads:
 class Bundles:
     """Fetches code bundles of operators into the store, before the code is loaded here.
 
-    ``controller``: the leader heard last, which is asked; None: none yet.
+    ``controller``: the last known leader, which is asked; None: none yet.
     """
 
     def __init__(self, store: BundleStore, threads: Threads) -> None:
@@ -374,10 +374,10 @@ class Bundles:
         self._fetching: dict[str, asyncio.Task[None]] = {}
 
     async def ensure(self, spec: OperatorSpec) -> None:
-        """Returns when the operator's bundle is here.
+        """Waits until the operator's bundle is here.
 
-        A running fetch goes on when a caller stops waiting for it. Raises Unavailable, and BundleDamaged for a bundle
-        other than the deployed one.
+        A fetch goes on even if its caller stops waiting. Raises Unavailable, and BundleDamaged for a bundle other than
+        the deployed one.
         """
         digest = spec.bundle
         if not digest or await self._threads.in_files(self._store.has, digest):

@@ -1,7 +1,7 @@
 """A replica's process: one event loop for control, one thread for batches, a few for files.
 
-:func:`serve` finds the partitions that are here, then serves requests and performs the replica's :func:`duties`, until
-it is stopped or a duty ends by itself.
+:func:`serve` finds the partitions in its data directory, then serves requests and performs the replica's
+:func:`duties`, until it is stopped or a duty ends by itself.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from stateflow.types import ReplicaInfo
 log = logging.getLogger(__name__)
 #: shortest interval between two measurements of the sizes on disk, in seconds
 SIZES_S = 30.0
-#: how long a thread may keep the interpreter from the event loop; bounds what a running batch adds to a pause
+#: how long a thread may keep the interpreter from the event loop; limits the time that a running batch adds to a pause
 SWITCH_INTERVAL_S = 0.0005
 
 # -- Metrics ---------------------------------------------------------------------------------------------------------
@@ -128,14 +128,14 @@ async def serve(
 ) -> None:
     """Runs a replica until ``stop``, or until one of its duties ends by itself.
 
-    Then it stops, and raises that duty's error: without its lease, or without a watchdog for stuck batches, it would
-    only seem to be there.
+    In the latter case it stops and raises that duty's error: without its lease, or without a watchdog for stuck
+    batches, it would only look alive.
 
     Raises PortInUse, InvalidArgument, InsecureRefused, BadCertificate, ExtraMissing.
 
     Args:
         random: spreads the periodic checkpoints of replicas that were started together.
-        metrics: address where its figures are served; empty: nowhere.
+        metrics: address at which its metrics are served; empty: they are not served.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_buffers()
@@ -200,9 +200,9 @@ async def _first_to_end(duties: list[asyncio.Task[None]], stop: asyncio.Event) -
 
 
 async def recover(service: ReplicaService, info: ReplicaInfo, controller: str, stop: asyncio.Event) -> bool:
-    """Finds the partitions that are here, and tells the controllers meanwhile that this replica is coming.
+    """Finds the partitions that are here, and meanwhile tells the controllers that this replica is starting.
 
-    Returns False if it was stopped. Raises what :meth:`ReplicaNode.recover` raises.
+    Returns False if it was stopped. Raises the errors of :meth:`ReplicaNode.recover`.
     """
     finding = asyncio.ensure_future(service.threads.in_files(service.node.recover))
     saying = asyncio.create_task(say_opening(service.member(info), controller))
@@ -220,7 +220,7 @@ async def recover(service: ReplicaService, info: ReplicaInfo, controller: str, s
 def duties(
     service: ReplicaService, info: ReplicaInfo, controller: str, incarnation: str
 ) -> list[Coroutine[Any, Any, None]]:
-    """Returns the tasks that a replica performs unasked, for as long as it runs."""
+    """Returns the tasks that a replica performs on its own, for as long as it runs."""
     found: list[Coroutine[Any, Any, None]] = [
         service.applier.watch.run(),
         stay_registered(service.member(info), controller, incarnation),

@@ -1,6 +1,6 @@
 """The replica's gRPC handlers: each translates a request, and hands the work to the object that does it.
 
-Handlers of commands are :func:`commanded`. The work of a takeover is here, too: owning a partition whose owner is gone
+Handlers of commands are :func:`commanded`. It also carries out takeovers, which own a partition whose owner is gone
 (:class:`TakeoverHandler`).
 """
 
@@ -56,10 +56,10 @@ SOURCES_PER_REPLY = 1000
 
 
 def commanded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a handler, unary or streaming, that only the controller this replica obeys may call.
+    """Decorates a handler, unary or streaming, that only the controller which this replica obeys may call.
 
-    The authority of the sender is checked before the handler begins.
-    Belongs inside ``unary`` or ``streaming``, which report the refusal to the caller.
+    The sender's fencing token is checked before the handler begins. Apply this decorator inside ``unary`` or
+    ``streaming``, which report the refusal to the caller.
     """
     if inspect.isasyncgenfunction(method):
 
@@ -91,7 +91,7 @@ class TakeoverHandler:
     async def take_over(self, wanted: TakeOver) -> TakenOver:
         """Owns the partition from a standby's copy, local files or a checkpoint.
 
-        Raises InvalidArgument where there is no checkpoint store, and the errors of the chosen way.
+        Raises InvalidArgument if there is no checkpoint store, and the errors of the chosen way.
         """
         successor, partition = self._node.successor, wanted.partition
         move_id, epoch, command = wanted.move_id, wanted.epoch, wanted.command
@@ -133,9 +133,9 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
     """The gRPC service of one replica.
 
     Args:
-        checkpoints: where periodic and on-demand checkpoints go; None switches them off.
-        garbage: the collector of this process; None: the process looks after it elsewhere.
-        tracing: where its spans go; None: it makes none.
+        checkpoints: periodic and on-demand checkpoints; None: there are none.
+        garbage: the garbage collector of this process; None: it is run elsewhere.
+        tracing: receiver of its spans; None: no tracing.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
         self._loop = asyncio.get_running_loop()
 
     def member(self, info: ReplicaInfo) -> Member:
-        """Returns this replica as its cluster is to know it."""
+        """Returns the description of this replica for its cluster."""
         return Member(self.node, info, self._clock, self._connect, self.threads, self._transfers, self.bundles)
 
     # -- batches ------------------------------------------------------------------------------------------
@@ -414,7 +414,7 @@ class ReplicaService(replica_pb2_grpc.ReplicaServiceServicer):
             self._freeing = self._loop.create_task(free_caches(self.node.cache, self.applier.batch_thread))
 
     def end_streams(self) -> None:
-        """Reads no more batches; those that came whole are answered."""
+        """Reads no more batches; those received completely are answered."""
         for stream in self._streams:
             stream.end()
 

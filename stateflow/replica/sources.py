@@ -25,9 +25,9 @@ class Sources:
     async def positions(
         self, operator: str, source: str, partitions: Collection[int], before: int | None = None
     ) -> Position | dict[int, Position]:
-        """Returns how far a source has come, by partition; partitions that have seen nothing of it are left out.
+        """Returns a source's positions, by partition; partitions without a batch of it are left out.
 
-        Returns one position, from memory, if all partitions contain the batch before ``before``. Every task of a
+        If all partitions contain the batch before ``before``, returns one position, from memory; every task of a
         micro-batch asks this way.
         """
         if before is not None:
@@ -46,8 +46,8 @@ class Sources:
     ) -> Position | dict[int, Position]:
         """Opens a session of a source, and refuses older clients of it from then on. Returns its positions.
 
-        The client takes the batches that partitions contain now for acknowledged. So this call waits for a standby,
-        like an answer, where acknowledgements do. Raises SourceTaken, StandbyMissing, SourceRetired.
+        The client treats the batches that partitions contain now as acknowledged. So if acknowledgements wait for a
+        standby, this call waits, too. Raises SourceTaken, StandbyMissing, SourceRetired.
 
         Args:
             settled: see :meth:`~stateflow.partition.sources.Sources.open`.
@@ -92,7 +92,7 @@ class Sources:
     async def drop_output(
         self, operator: str, source: str, batch: int, partitions: Collection[int], apply: bool
     ) -> dict[int, int]:
-        """Returns the bytes of the output kept of a batch, by partition, and drops it if ``apply``.
+        """Returns the size of a batch's stored output, by partition, and drops the output if ``apply``.
 
         Partitions that kept no output are left out.
         """

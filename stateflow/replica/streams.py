@@ -2,9 +2,10 @@
 
 The calls of a stream run side by side, and each is answered when it ends. The first request of a call has a header and
 a number above those of earlier calls; its other requests have the same number. Reading stops while too many bytes of
-requests were read and not taken up. No call begins while the sender leaves too many bytes of answers untaken.
+requests have been read but not processed. No call begins while the sender has not yet received too many bytes of
+answers.
 
-Messages of batches and change sets are translated here, between protobuf and types that only a replica uses.
+Messages of batches and change sets are translated here, between protobuf and types that only replicas use.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from stateflow.rpc.fields import checked
 from stateflow.rpc.wire import fault_of, message_of, pieces, unexpected
 
 log = logging.getLogger(__name__)
-#: bytes of one stream's requests that were read and not taken up; beyond it, reading stops until some are taken up
+#: bytes of one stream's requests that were read but not processed; beyond it, reading stops until some are processed
 READ_BYTES_MAX = 8 << 20
 #: … of all streams together, divided equally among them, but not below the minimum
 ALL_READ_BYTES_MAX = 256 << 20
 READ_BYTES_MIN = 64 << 10
-#: bytes of answers that the sender has not taken; beyond it, none of its calls begins until it has
+#: bytes of answers that the sender has not received yet; beyond it, none of its calls begins until it has received some
 UNTAKEN_BYTES_MAX = 8 << 20
 #: memory of a request in addition to its bytes
 REQUEST_BYTES = 1_000
@@ -77,7 +78,7 @@ class Piece(NamedTuple):
 
 
 class FrameReader:
-    """Turns the requests of one call into batch slices. The header of the first request counts for all."""
+    """Turns the requests of one call into batch slices. The header of the first request applies to all."""
 
     def __init__(self) -> None:
         self._batch: Batch | None = None
@@ -88,7 +89,7 @@ class FrameReader:
     def read(self, request: rpb.ApplyRequest) -> Piece:
         """Returns the contents of the next request.
 
-        Raises InvalidArgument where the first request has no header, for a field with a forbidden value, and for
+        Raises InvalidArgument if the first request has no header, for a field with a forbidden value, and for
         numbers that contradict each other. These checks come before anything is built from the request.
         """
         checked(request)
@@ -167,11 +168,11 @@ def _results_of(number: int, answer: Applied | StateflowError, bytes_max: int) -
 
 
 def frames_of(reading: Reading, bytes_max: int) -> Iterator[rpb.ChangeFrame]:
-    """Packs a reading into as few messages as the limit allows.
+    """Packs a reading of a change log into as few messages as the limit allows.
 
     The target applies one message at a time, so changes that gathered while the base was copied are applied together,
     not one change set after another while the partition stands still. A change set that continues in the next frame
-    ends its frame. The last frame says how far the source has come.
+    ends its frame. The last frame states the source's position.
     """
     frame, size = rpb.ChangeFrame(), 0
     for change_set in reading.change_sets:
@@ -198,9 +199,9 @@ class CallStream:
     """One Apply stream. A call that waits, for its partition or for the rest of its rows, does not delay the others.
 
     Args:
-        write: sends a response; called for one at a time.
+        write: sends a response; only one call at a time.
         bytes_max: limit of the outputs in one response, in bytes.
-        caller: whose stream it is; see :meth:`Exchange.caller`.
+        caller: owner of the stream; see :meth:`Exchange.caller`.
         streams: returns the number of streams.
     """
 
@@ -229,7 +230,7 @@ class CallStream:
         self._ended = False
 
     async def run(self, requests: AsyncIterator[rpb.ApplyRequest]) -> None:
-        """Returns when all calls came and were answered. Raises InvalidArgument for a request that belongs to no
+        """Runs until all calls have been received and answered. Raises InvalidArgument for a request that belongs to no
         call."""
         reading = self._reading = self._loop.create_task(self._read(requests))
         try:
@@ -248,7 +249,7 @@ class CallStream:
                 task.cancel()
 
     def end(self) -> None:
-        """Reads no more requests; calls that came whole are answered."""
+        """Reads no more requests; calls received completely are answered."""
         self._ended = True
         if self._reading is not None:
             self._reading.cancel()
@@ -289,7 +290,7 @@ class CallStream:
         return call
 
     def taken(self, size: int) -> None:
-        """Notes that ``size`` bytes of the requests that were read have been taken up."""
+        """Notes that ``size`` bytes of the received requests have been processed."""
         self._unread -= size
         if self._unread <= self._read_bytes_max():
             self._room.set()
@@ -325,7 +326,7 @@ class CallStream:
                 await self.say(rpb.ApplyResponse(call=call.number, last=True, fault=fault))
 
     async def say(self, response: rpb.ApplyResponse) -> None:
-        """Sends a response. Raises Unavailable when the sender of the batch is gone."""
+        """Sends a response. Raises Unavailable if the sender of the batch is gone."""
         self._said_at = self._loop.time()
         size = response.ByteSize()
         self._untaken += size
@@ -348,7 +349,7 @@ class CallStream:
 
 
 class _Call:
-    """One exchange. ``told_last``: the sender knows that nothing more comes."""
+    """One exchange. ``told_last``: the sender has said that nothing more follows."""
 
     def __init__(self, stream: CallStream, number: int) -> None:
         self.number = number
@@ -401,7 +402,7 @@ class _Call:
                 async with asyncio.timeout(left_s):
                     return await self._came.get()
             except TimeoutError:
-                pass  # other requests may have come meanwhile, or reading was suspended
+                pass  # other requests may have arrived meanwhile, or reading was suspended
 
     async def answer(self, answers: Sequence[Answer]) -> None:
         self._unanswered -= len(answers)

@@ -68,9 +68,9 @@ class IncomingTransfer:
 
     Args:
         executor: for long work on files.
-        quick: for work that the pause waits for.
+        quick: for work for which the pause waits.
         checkpoints: a second source of base files; None: only the source replica.
-        turns: lets copies that no batch waits for, of moves on demand, run one at a time.
+        turns: makes on-demand copies for which no batch waits run one at a time.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class IncomingTransfer:
                 return
 
     async def _attempt(self) -> AsyncIterator[Progress]:
-        """Continues where the last attempt broke. Raises Unavailable when the connection breaks, and _Restart."""
+        """Continues where the last attempt broke off. Raises Unavailable if the connection breaks, and _Restart."""
         move = self._move
         if self._base is None:
             kept = await self._in_thread(
@@ -172,7 +172,7 @@ class IncomingTransfer:
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Waits until a batch asks for the partition, or the copies that came before it are done."""
+        """Waits until a batch asks for the partition, or the copies queued before it are done."""
         asked = asyncio.ensure_future(self.asked.wait())
         turn = asyncio.ensure_future(self._turns.acquire())
         try:
@@ -214,8 +214,8 @@ class IncomingTransfer:
         self._progress = replace(self._progress, rtt_ms=rtt_ms, stall_ms=max(self._pings) * 1e3 - rtt_ms)
 
     async def _keep_pinging(self) -> None:
-        """Measures round trips as a request sees them, between processes that are at work."""
-        with contextlib.suppress(StateflowError):  # the stream beside it reports the error
+        """Measures round trips as a request experiences them, between busy processes."""
+        with contextlib.suppress(StateflowError):  # the parallel stream reports the error
             while True:
                 await asyncio.sleep(PING_INTERVAL_S)
                 await self._ping()
@@ -336,9 +336,9 @@ class IncomingTransfer:
                     yield self._progress
 
     async def _outlast(self) -> NoReturn:
-        """Keeps a standby's copy, which has reached its source's end, for a takeover.
+        """Keeps a standby's copy that has received everything from its source, for a takeover.
 
-        Raises MoveUnknown when another replica's ownership is recorded.
+        Raises MoveUnknown if another replica's ownership is recorded.
         """
         while True:
             await self._in_quick(self._node.receiver.apply_changes, self._move.partition, self._move.move_id, [])
@@ -404,7 +404,7 @@ class RunningTransfer:
     """A transfer and its listeners.
 
     A transfer without listeners for ``alone_s`` is given up: either its controller has ended the move and the message
-    was lost, or the controller comes back and asks again. ``alone_s`` None: never given up, as the transfer is a
+    was lost, or the controller comes back and asks again. ``alone_s`` None: never given up, because the transfer is a
     standby's.
     """
 
@@ -548,7 +548,7 @@ class IncomingTransfers:
         return self._peers[address]
 
     def ask(self, partition: PartitionId) -> None:
-        """Gives a copy its turn, as a batch came ahead of the partition."""
+        """Gives a copy its turn now, because a batch waits for the partition."""
         if (running := self._running.get(partition)) is not None:
             running.transfer.asked.set()
 
@@ -558,7 +558,7 @@ class IncomingTransfers:
             running.dismiss(move_id)
 
     def stop(self, partition: PartitionId) -> None:
-        """Stops the transfer of a copy that follows no source any more."""
+        """Stops the transfer of a copy that no longer follows a source."""
         running = self._running.pop(partition, None)
         if running is not None:
             running.task.cancel()

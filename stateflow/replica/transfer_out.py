@@ -48,7 +48,7 @@ class Changed:
         node.on_change(self._in_thread)
 
     def next(self, partition: PartitionId) -> asyncio.Event:
-        """Returns the event that is set at the next change. Take it before looking at the state that may change."""
+        """Returns the event that is set at the next change. Get the event before reading the state that may change."""
         return self._events.setdefault(partition, asyncio.Event())
 
     def _in_thread(self, partition: PartitionId) -> None:
@@ -90,7 +90,7 @@ class SnapshotServer:
     async def changes(self, snapshot_id: str, after: int) -> AsyncIterator[Reading]:
         """Yields the changes after change set ``after``, up to the seal.
 
-        While there are none, an empty reading comes every ``FOLLOW_IDLE_S``, so that a silent stream is a broken one.
+        While there are none, an empty reading is sent every ``FOLLOW_IDLE_S``, so that silence means a broken stream.
         Raises MoveUnknown.
         """
         with self._node.sender.reading(snapshot_id) as changes:

@@ -2,8 +2,8 @@
 
 :class:`Router` runs a :class:`~stateflow.router.session.BatchSession` for each batch. It sends to the replicas'
 streams, and the thread that delivers the batch waits for the answers. :class:`Asked` asks the owners of all partitions
-whether they contain a source's batch, or how far the source has come. :data:`SENT` counts by operator what all routers
-of this process sent.
+whether they contain a source's batch, or for the source's position. :data:`SENT` counts, by operator, the batches of
+all routers of this process.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _Arrived = queue.SimpleQueue[tuple[str, Answers]]
 class OfOperator:
     """Metrics of one operator.
 
-    ``took``: seconds of batches that were acknowledged everywhere. ``failed``: number of those that were not.
-    ``replayed``: partitions that contained their batch already.
+    ``took``: durations, in seconds, of batches that all their partitions acknowledged. ``failed``: number of other
+    batches. ``replayed``: number of partitions that contained their batch already.
     """
 
     took: Histogram = field(default_factory=lambda: Histogram(BATCH_BUCKETS))
@@ -95,7 +95,7 @@ class OfOperator:
 
 
 class Sent:
-    """Metrics of all routers of a process, including those that are gone. Thread-safe."""
+    """Metrics of all routers of a process, including closed ones. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -125,15 +125,15 @@ SENT = Sent()
 
 
 class Router:
-    """Sends batches of one operator. Thread-safe. Raises OperatorNotDeployed or Unavailable when made.
+    """Sends batches of one operator. Thread-safe. Creating one raises OperatorNotDeployed or Unavailable.
 
-    Only the constructor waits for a controller that is away, or does not lead. Later requests do not: owners go on
-    without the controller, and their answers must not wait for it.
+    Only the constructor waits for a controller that does not answer or does not lead. Later requests do not: owners go
+    on without the controller, and their answers must not wait for it.
 
     Args:
         controller: its address.
         operator: name of a deployed operator.
-        known: an earlier deployment, used where no controller answers.
+        known: an earlier deployment, used if no controller answers.
         silence_s: seconds of silence, at least the time-out, after which an owner that took a batch counts as having
             lost it.
         addresses: replicas' advertised addresses → addresses as seen from here, where they differ. Raises
@@ -179,7 +179,7 @@ class Router:
         return table_of(self.operator, found.version, found.owners, found.epochs, found.why_unserved(), self._addresses)
 
     def span(self, source: str) -> AbstractContextManager[object]:
-        """Returns the span of a client's call, the parent of all that is sent meanwhile.
+        """Returns the span of a client's call, the parent of all calls made meanwhile.
 
         Without traces, it is an empty context.
         """
@@ -188,14 +188,14 @@ class Router:
         return self.tracing.span("stateflow.send", operator=self.operator, source=source)
 
     def send(self, batch: Batch, rows: BatchRows, after: Mapping[int, int] | None = None) -> dict[int, bytes]:
-        """Applies a batch at every partition it concerns, exactly once; returns when every partition has committed.
+        """Applies a batch at every partition concerned, exactly once; returns when every partition has committed.
 
         Args:
-            rows: rows of every partition that is to be visited.
-            after: partition → newest batch of this source that it acknowledged, as far as it is known.
+            rows: rows of every partition to visit.
+            after: partition → newest batch of this source that it acknowledged, if known.
 
-        Returns partition → Arrow record batch message of outputs, ``b""`` for none. Raises what a replica refused the
-        batch with, or Unavailable after ``unavailable_timeout_s``.
+        Returns partition → Arrow record batch message of outputs, ``b""`` for none. Raises the error of a replica that
+        refused the batch, or Unavailable after ``unavailable_timeout_s``.
         """
         return self.deliver(batch, rows, after).outputs
 
@@ -222,7 +222,7 @@ class Router:
         """Runs a batch session to its end.
 
         Args:
-            made: the span around it, if it is recorded; else None.
+            made: the span around the session; None: it is not recorded.
         """
         settings = self.settings
         session = BatchSession(
@@ -303,7 +303,7 @@ class Router:
         return now
 
     def refresh(self) -> None:
-        """Updates the table from the controller. Raises Unavailable."""
+        """Updates the routing table from the controller. Raises Unavailable."""
         self.table.merge(self._ask())
 
     def _refresh(self, session: BatchSession) -> None:
@@ -327,7 +327,7 @@ class Router:
 
 
 def backoff(timeout_s: float = READ_TIMEOUT_S, clock: Clock = SYSTEM_CLOCK) -> Iterator[float | None]:
-    """Yields the pause after each attempt to reach a partition on the move, in seconds; None when the time is over."""
+    """Yields the pause, in seconds, after each attempt to reach a moving partition; None: the time is over."""
     over_at, pause = clock.monotonic() + timeout_s, 0.01
     while clock.monotonic() < over_at:
         yield pause
@@ -339,7 +339,7 @@ def backoff(timeout_s: float = READ_TIMEOUT_S, clock: Clock = SYSTEM_CLOCK) -> I
 
 
 class Asked:
-    """Questions to all owners, sent when this is made; :meth:`answers` waits for the answers.
+    """Questions to all owners about a source. The constructor sends them; :meth:`answers` waits for the answers.
 
     Args:
         batch: an owner whose partitions all contain the batch before this one answers only that.
@@ -370,9 +370,9 @@ class Asked:
     def answers(self) -> dict[int, Reached]:
         """Returns partition → position that the source has at least reached.
 
-        Partitions that have seen nothing of the source are left out.
+        Partitions without a batch of the source are left out.
 
-        Waits for partitions that are on the move, and for owners that are away. Raises Unavailable.
+        Waits for moving partitions, and for owners that do not answer. Raises Unavailable.
         """
         clock = self._router.clock
         settings = self._router.settings

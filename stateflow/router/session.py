@@ -1,20 +1,20 @@
 """Sans-io part of the router: positions that a source has reached, routing tables, and the delivery of one batch.
 
-A :class:`BatchSession` delivers one batch to the owners of its partitions. The caller does what ``poll`` returns, and
-tells the session what it hears: answers, signs of life, tables. It passes on an output or a refusal only if ``awaits``
-admits it. In the table, a route never replaces one with a newer epoch.
+A :class:`BatchSession` delivers one batch to the owners of its partitions. The caller carries out the steps that
+``poll`` returns, and reports events to the session: answers, signs of life, tables. It passes on an output or a refusal
+only if ``awaits`` admits it. In the table, a route with an older epoch never replaces one with a newer epoch.
 
 Each partition is *outstanding* (sent, no answer yet), *waiting* (to be sent at some time) or *done*. Answers:
 
 * output: the partition is done.
-* silence, without even a sign of work, for as long as the batch may be without an owner: the batch fails.
+* silence, without even a sign of life, for as long as the batch may be without an owner: the batch fails.
 * no answer for a while: the router asks for the table, and sends the partition to its new owner, if it has one by now;
   the old answer is ignored.
 * moved: the table is corrected, and the partition is sent at once to its new owner. If the answer names no newer owner,
   the router asks for the table.
 * refused, retryable (not owner, unavailable): the router asks for the table, and sends the partition after a back-off.
-* any other fault: the batch fails, after every outstanding answer is in. What was applied stays applied, and a retry of
-  the batch finds it.
+* any other fault: the batch fails once every outstanding answer has arrived. Partitions that applied it keep it, and a
+  retry of the batch finds that.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def newest_event_us(reached: Mapping[int, Reached], batch: int) -> int | None:
 def check_whole(operator: str, source: str, batch: int, partitions: int, reached: Mapping[int, Reached]) -> None:
     """Checks that every partition contains the batch before ``batch``.
 
-    For a source that visits all partitions with each batch.
+    It is for a source that visits all partitions with each batch.
 
-    Call it before any part of ``batch`` is sent: a partition that was left out cannot report it while it is left out
-    again. Partitions that have seen nothing of the source are not in ``reached``.
+    Call it before any part of ``batch`` is sent: a partition that was left out cannot report that while it is left out
+    again. Partitions without a batch of the source are not in ``reached``.
 
-    Raises BatchIncomplete where some partitions end with the batch before and the others right before that one, so that
-    it can be sent again; PositionGap where something else is missing: a part of the state was lost.
+    Raises BatchIncomplete if only the batch before is missing, in some partitions, so that it can be sent again;
+    PositionGap if more is missing, because a part of the state was lost.
     """
     last = [reached[partition].batch if partition in reached else -1 for partition in range(partitions)]
     oldest = min(last)
@@ -74,7 +74,7 @@ def check_whole(operator: str, source: str, batch: int, partitions: int, reached
     if oldest == batch - 2 and max(last) == batch - 1:
         raise BatchIncomplete(
             f"batch {batch} was sent, but batch {batch - 1} is in only {have} of {partitions} partitions",
-            remedy="make the query's sink evaluate each batch completely, as take, first, show and isEmpty do not; "
+            remedy="make the query's sink evaluate each batch completely (take, first, show and isEmpty do not); "
             f"then rewind: stateflow spark rewind CHECKPOINT --to-batch {batch - 1} --apply",
             **where,
         )
@@ -97,10 +97,10 @@ class Route:
 
 @dataclass(slots=True)
 class RoutingTable:
-    """Partition → route, as last heard.
+    """Partition → route, as last reported.
 
-    ``version``: the assignment's. ``unserved``: partition → why no replica serves it. ``addresses``: owners' advertised
-    addresses → addresses as seen from here, where they differ.
+    ``version``: the assignment's version. ``unserved``: partition → why no replica serves it. ``addresses``: owners'
+    advertised addresses → addresses as seen from here, where they differ.
     """
 
     operator: str
@@ -130,7 +130,7 @@ class RoutingTable:
     def no_owner(self, partition: int, waited_s: float, last: StateflowError) -> StateflowError:
         """Returns the error for a partition that had no answering owner for too long.
 
-        Where the controller gave a reason, that is the error.
+        If the controller gave a reason, that is the error.
         """
         known = self.unserved.get(partition)
         if known is not None:
@@ -149,7 +149,7 @@ class RoutingTable:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send these partitions, each with the epoch at which its owner is believed to have it."""
+    """Send the rows of these partitions, each with the epoch at which its owner is believed to own it."""
 
     address: str
     parts: tuple[tuple[int, int], ...]
@@ -172,7 +172,7 @@ Instruction = Send | Refresh | Wait
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """``partitions`` of a batch have no owner that answers; ``partition`` has had none for ``seconds``."""
+    """``partitions`` of a batch have no answering owner; ``partition``, for longest, since ``seconds``."""
 
     partitions: int
     partition: int
@@ -186,9 +186,9 @@ class Delivery:
     """A batch that is applied everywhere.
 
     ``outputs``: partition → Arrow record batch message, ``b""`` for none. ``replayed``: number of partitions that
-    contained it already. ``operator_us`` and ``commit_us``: of the replica that spent most on the batch. Replicas work
-    in parallel, and each works on one partition after another, so this is the share of the sending time that replicas
-    account for.
+    contained it already. ``operator_us`` and ``commit_us``: times of the replica that spent most on the batch. Replicas
+    work in parallel, and each works on one partition after another, so this is the share of the sending time that
+    replicas account for.
     """
 
     outputs: dict[int, bytes]
@@ -232,18 +232,18 @@ class BatchSession:
         return not self._outstanding and (self._error is not None or not self._waiting)
 
     def result(self) -> dict[int, bytes]:
-        """Returns partition → output. Raises the error that the batch failed with."""
+        """Returns partition → output. Raises the error of a failed batch."""
         if self._error is not None:
             raise self._error
         return self.outputs
 
     def delivery(self) -> Delivery:
-        """Returns the result with the time that replicas spent. Raises the error that the batch failed with."""
+        """Returns the result with the time that replicas spent. Raises the error of a failed batch."""
         operator_us, commit_us = max(self._spent_us.values(), key=sum, default=(0, 0))
         return Delivery(self.result(), self.replayed, operator_us, commit_us)
 
     def poll(self, now: float) -> list[Instruction]:
-        """Returns what to do at ``now``. Poll again after a Refresh."""
+        """Returns the steps to take at ``now``. Poll again after a Refresh."""
         if self._error is not None or not self._waiting:
             return []
         if self._refresh_wanted:
@@ -263,7 +263,7 @@ class BatchSession:
         return [*sends, Wait(min(self._waiting.values()) - now)] if self._waiting else sends
 
     def waits(self, now: float) -> Waiting | None:
-        """Returns the partition that has been without an owner's answer for longest; None when none is."""
+        """Returns the partition that has been without an owner's answer for longest; None: there is none."""
         since = {p: at for p, at in self._failing_since.items() if p in self._waiting or p in self._outstanding}
         if not since or self._error is not None:
             return None
@@ -282,9 +282,9 @@ class BatchSession:
             self._spent_us[sent.address] = in_operator + operator_us, in_commit + commit_us
 
     def passed(self, partitions: Iterable[int], address: str) -> None:
-        """Completes partitions without output.
+        """Completes partitions that skipped the batch:
 
-        The replica says that they contain the batch, and it has nothing for them.
+        they contain it now and have no output.
         """
         for partition in partitions:
             sent = self._outstanding.get(partition)
@@ -351,11 +351,11 @@ class BatchSession:
         return silent
 
     def reroute(self, now: float) -> None:
-        """Sends what is outstanding at a former owner, which may hang, to the new owner.
+        """Sends parts that are outstanding at a former owner, which may hang, to the new owner.
 
-        Called when the table was refreshed while answers take long.
+        Call it when the table was refreshed while answers take long.
 
-        If both apply the batch, its position shows that it is the same.
+        If both receive the batch, its position shows that it is the same one.
         """
         for partition, sent in list(self._outstanding.items()):
             if self.table.routes[partition].address != sent.address:
@@ -363,7 +363,7 @@ class BatchSession:
                 self._waiting[partition] = now
 
     def not_refreshed(self, error: StateflowError) -> None:
-        """Keeps the known table, as the controller did not answer. Back-off and time-out limit the attempts."""
+        """Keeps the known table, because the controller did not answer. Back-off and time-out limit the attempts."""
         self._refresh_wanted = False
         if not error.retryable:
             self._fail(error)

@@ -1,7 +1,7 @@
 """Blocking clients of controllers and of replicas, for threads and Spark workers; how agents and controllers call each
 other.
 
-Channels are opened at first use, so that a process may fork before. :class:`Round` is the order in which several
+Channels are opened at first use, so that a process may fork before that. :class:`Round` is the order in which several
 controllers are asked, and :class:`Seen` rejects answers older than earlier ones. Both are sans-io.
 """
 
@@ -74,7 +74,7 @@ _OPTIONS = (*CHANNEL_OPTIONS, (ChannelOptions.SingleThreadedUnaryStream, 1))
 BEAT_TIMEOUT_S = 5.0
 #: long enough for a replica that waits for its standbys, for as long as it holds a batch
 OPEN_TIMEOUT_S = 90.0
-#: words by which gRPC says that there was no connection to send on
+#: gRPC's words for a missing connection
 _NOT_CONNECTED = ("failed to connect", "resolution failed")
 
 
@@ -94,7 +94,7 @@ def addresses_of(text: str) -> list[str]:
 
 @dataclass(slots=True)
 class Seen:
-    """The newest term of a leader, and the newest ledger record, that answers to a client rested on."""
+    """The newest leader's term and ledger record on which answers to a client were based."""
 
     term: int = 0
     record: int = 0
@@ -102,9 +102,9 @@ class Seen:
     def takes(self, term: int, record: int) -> bool:
         """Tells whether an answer is no older than those before, and notes it.
 
-        A follower's answer (term 0) always counts, as the follower has read the record that it was asked for. A former
-        leader that does not know that it leads no more is recognised by its term. A new term may have fewer records, if
-        a ledger was restored.
+        A follower's answer (term 0) always counts, because the follower has read the requested record. A former leader
+        that still believes to lead is recognised by its term. A new term may have fewer records, if a ledger was
+        restored.
         """
         if not term:
             self.record = max(self.record, record)
@@ -120,8 +120,8 @@ class Round:
     """One round over the controllers: it asks each once at most, and the leader that they name.
 
     ``asked`` is the controller to ask, first or next. A controller may name a leader that has died. So the round ends
-    only when every address has been asked, as another controller may lead by now. ``unled``: one of them answered that
-    it does not lead.
+    only when every address has been asked: another controller may lead by now. ``unled``: one of them answered that it
+    does not lead.
     """
 
     def __init__(self, addresses: list[str], first: str) -> None:
@@ -209,7 +209,7 @@ def _named(address: str) -> Iterator[None]:
 def _not_begun(meant: StateflowError, error: grpc.RpcError) -> bool:
     """Tells whether the call cannot have begun, so that any call may be repeated.
 
-    That is so when no server, or no leader, received it. A connection that broke later may have carried it.
+    That is certain if no server, or no leader, received it. A connection that broke later may have delivered it.
     """
     details = (error.details() or "").lower()
     unheard = error.code() is grpc.StatusCode.UNAVAILABLE and any(words in details for words in _NOT_CONNECTED)
@@ -224,13 +224,13 @@ class ControllerClient:
 
     It asks the leader, also for what the others know. If no controller leads, or the leader does not answer, another
     controller answers calls that only read, and marks its answer as a follower's. No answer is older than an earlier
-    answer to this client: the client remembers the newest term, and the newest ledger record, that any answer rested
-    on. It rejects answers of a leader of an older term, and a follower answers only when it has read that record.
+    answer to this client: the client remembers the newest term and ledger record on which an answer was based. It
+    rejects answers of a leader of an older term, and a follower answers only when it has read that record.
 
     Args:
         address: one address, or several with commas. Raises InvalidArgument.
-        connect_timeout_s: how long a call waits while no controller listens, or none leads, as during a start or
-            between two terms. It counts from the first such answer.
+        connect_timeout_s: seconds for which a call waits while no controller listens, or none leads, as during a start
+            or between two terms, counted from the first such answer.
     """
 
     def __init__(self, address: str, timeout_s: float = 30.0, connect_timeout_s: float = 0.0) -> None:
@@ -245,8 +245,8 @@ class ControllerClient:
     def call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
         """Calls a method of the leader.
 
-        Asks each address once at most, and the leader that they name. Asks another address only where the earlier
-        attempt cannot have begun, or the method changes nothing.
+        Asks each address once at most, and the leader that they name. Asks another address only if the earlier attempt
+        cannot have begun, or the method changes nothing.
         """
         attempts, following = self._attempts(), False
         turn = Round(self._addresses, self._asked)
@@ -334,10 +334,10 @@ class ControllerClient:
                     raise
 
     def _attempts(self) -> Iterator[bool]:
-        """Yields once for each new round over all addresses, and ends ``connect_timeout_s`` after the first was wanted.
+        """Yields once for each new round over all addresses, and ends ``connect_timeout_s`` after the first request for
+        one.
 
-        Time before that does not count: a controller that is stopping may hold a call for longer, and does not lead
-        then.
+        Time before that does not count: a stopping controller may hold a call for longer, and does not lead then.
         """
         begun, told = SYSTEM_CLOCK.monotonic(), False
         while (waited := SYSTEM_CLOCK.monotonic() - begun) < self._connect_timeout_s:
@@ -361,8 +361,8 @@ class ControllerClient:
 def _link(address: str) -> Link:
     """Returns the Apply stream for an address, one per process.
 
-    There is a new stream when this process shows a new certificate, as the certificate of an open stream may expire.
-    What was sent is answered on the former stream, which closes itself when it has been idle for a while.
+    When this process has a new certificate, a new stream is opened, because the certificate of an open stream may
+    expire. Earlier calls are answered on the former stream, which closes itself when it has been idle for a while.
     """
     number = own_certificate()
     with _LOCK:
@@ -385,9 +385,9 @@ class ReplicaClient:
         return answered(answer, self.address)
 
     def positions(self, operator: str, source: str, partitions: Iterable[int]) -> dict[int, Position]:
-        """Returns how far ``source`` has come, without partitions that have seen nothing of it.
+        """Returns the positions of ``source``, without partitions that have no batch of it.
 
-        Raises NotOwner when a partition is not there, LeaseLost when the replica cannot tell.
+        Raises NotOwner if a partition is not there, LeaseLost if the replica cannot tell.
         """
         asked = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions)
         return positions_of(self.call("Positions", asked))
@@ -397,7 +397,7 @@ class ReplicaClient:
     ) -> Callable[[], dict[int, Position]]:
         """Sends the request of :meth:`positions` at once, and returns a function that waits for the answer.
 
-        If all partitions contain the batch before ``before``, the answer says only that about them.
+        If all partitions contain the batch before ``before``, the answer contains only that fact about them.
         """
         asked = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions, before=before)
         stub = _stub(replica_pb2_grpc.ReplicaServiceStub, self.address)
@@ -419,13 +419,13 @@ class ReplicaClient:
         timeout_s: float = OPEN_TIMEOUT_S,
         settled: int | None = None,
     ) -> dict[int, Position]:
-        """Refuses older clients of ``source`` from now on, and returns how far it has come.
+        """Makes a replica refuse older clients of ``source`` from now on, and returns the source's positions.
 
-        Raises SourceTaken, and StandbyMissing where the replica waited for a standby in vain.
+        Raises SourceTaken, and StandbyMissing if the replica waited for a standby in vain.
 
         Args:
-            settled: for a source whose outputs are kept: outputs of batches up to this one are no longer wanted. Raises
-                SourceRetired where later ones are gone.
+            settled: for a source whose outputs are kept: outputs of batches up to this one are no longer needed. Raises
+                SourceRetired if later ones are gone.
         """
         asked = rpb.PositionsRequest(operator=operator, source=source, partitions=partitions)
         request = message_of(rpb.OpenSourceRequest, asked=asked, session=session, settled=settled)
@@ -459,15 +459,15 @@ class ReplicaClient:
         return [value_of(SourceView, view) for page in pages for view in page.sources]
 
     def retire_source(self, operator: str, source: str, partition: int) -> bool:
-        """Lets a partition keep only a tombstone of a source. Returns False if it had no more than that."""
+        """Reduces a source to a tombstone in a partition. Returns False if the partition had no more than that."""
         request = rpb.PositionsRequest(operator=operator, source=source, partitions=[partition])
         return bool(self.call("RetireSource", request).retired)
 
     def drop_output(self, operator: str, source: str, batch: int, partition: int, apply: bool) -> int:
-        """Lets a partition drop its kept output of a batch. Returns the output's bytes; 0: there is none.
+        """Makes a partition drop its stored output of a batch. Returns the output's size in bytes; 0: there is none.
 
         Args:
-            apply: False: only look.
+            apply: False: only return the size.
         """
         request = rpb.DropOutputRequest(
             operator=operator, source=source, partitions=[partition], batch=batch, apply=apply
@@ -477,10 +477,10 @@ class ReplicaClient:
     def statistics(
         self, after: int, newest: int = 0, sizes: bool = False, timeout_s: float | None = None
     ) -> ReplicaStatistics:
-        """Returns what the replica holds and did, with its requests after number ``after``.
+        """Returns statistics of the replica, with its requests after number ``after``.
 
-        ``newest``: at most this many of the requests, the newest; 0: all. ``sizes``: sizes of partitions, too, for
-        which the replica looks at its files.
+        ``newest``: number of newest requests to return; 0: all. ``sizes``: include sizes of partitions, for which the
+        replica inspects its files.
         """
         request = rpb.StatsRequest(after=after, newest=newest, sizes=sizes)
         return value_of(ReplicaStatistics, self.call("Stats", request, timeout_s))
@@ -510,7 +510,7 @@ class ReplicaClient:
     ) -> None:
         """Sends one batch's rows for these (partition, epoch), and returns at once.
 
-        ``tell`` is called in another thread as answers come, and hears of each partition once.
+        ``tell`` is called in another thread as answers arrive, once for each partition.
         """
         requests = requests_of(operator, batch, rows, parts, chunk_bytes, after)
         replies = Replies(self.address, [partition for partition, _ in parts], tell)
@@ -518,11 +518,12 @@ class ReplicaClient:
 
     @property
     def heard_at(self) -> float | None:
-        """Time at which anything last came about batches sent there, in monotonic seconds; None: there is no stream."""
+        """Time at which the last message about batches sent there arrived, in monotonic seconds; None: there is no
+        stream."""
         return _link(self.address).heard_at
 
     def give_up(self, since: float) -> None:
-        """Fails the batches of a stream that is silent since ``since``; the next batch gets a new stream."""
+        """Fails the batches of a stream that has been silent since ``since``; the next batch gets a new stream."""
         _link(self.address).give_up(since)
 
 
@@ -530,7 +531,7 @@ class ReplicaClient:
 
 
 class ControllerCaller:
-    """A controller, as its agents call it. Raises what it refuses with, or Unavailable."""
+    """A controller, called by its agents. Raises the controller's error, or Unavailable."""
 
     def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
         self.address = address
@@ -545,7 +546,7 @@ class ControllerCaller:
 
 
 class AgentCaller:
-    """An agent, as its controller calls it. Raises what it refuses with, or Unavailable."""
+    """An agent, called by its controller. Raises the agent's error, or Unavailable."""
 
     def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
         self._address = address

@@ -36,9 +36,9 @@ LONG_TIMEOUT_S = 3600.0
 
 
 class ClusterClient:
-    """A controller's commands and queries. Methods raise what the controller refuses with, or Unavailable.
+    """A controller's commands and queries. Methods raise the controller's error, or Unavailable.
 
-    What they do, and the options of a move, are documented for users in :class:`~stateflow.client.cluster.Cluster`.
+    For their effects, and the options of a move, see :class:`~stateflow.client.cluster.Cluster`.
     """
 
     def __init__(self, address: str, connect_timeout_s: float = 0.0) -> None:
@@ -184,10 +184,10 @@ class ClusterClient:
         return value_of(JobRun, self._controller.call("GetJobRun", cpb.JobRunRequest(id=run_id)))
 
     def autopilot(self, orders: AutopilotReport | None) -> AutopilotReport:
-        """Gives the autopilot its orders, and returns those in force.
+        """Changes the autopilot's settings, and returns those in force.
 
         Args:
-            orders: in force from now on; None: only ask.
+            orders: settings in force from now on; None: only ask.
         """
         request = message_of(cpb.AutopilotRequest, orders=orders)
         return value_of(AutopilotReport, self._controller.call("Autopilot", request, PLAN_TIMEOUT_S))
@@ -198,8 +198,8 @@ class ClusterClient:
         """Moves all partitions off a replica.
 
         Args:
-            maintenance: (duration in seconds, or 0: until it is ended; a set of which no two nodes are in maintenance
-                at a time, or empty).
+            maintenance: (duration in seconds, or 0: until it is ended; the name of a set of nodes of which only one may
+                be in maintenance at a time, or empty).
         """
         request = message_of(cpb.DrainRequest, replica=replica, options=options)
         if maintenance is not None:

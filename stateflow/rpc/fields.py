@@ -1,9 +1,8 @@
-"""The values that each field on the wire may hold, checked where a message is taken: :func:`checked`.
+"""The values that each field on the wire may hold, checked on receipt: :func:`checked`.
 
 The table names fields by their name, which means the same in every message, or by ``Message.field`` where it does not.
-It names every text and every bytes field: tests/unit/rpc/test_fields.py enumerates them. A value that a kind lets
-through may become a path, a ledger id, a label on a terminal or a number in SQL, and an epoch or sequence may be
-counted up from there.
+It names every text and every bytes field: tests/unit/rpc/test_fields.py enumerates them. An accepted value may become a
+path, a ledger id, a label on a terminal or a number in SQL, and an epoch or sequence may be incremented.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ WORD = optional(
 )
 STATES = Kind("list of states", "send what KeyedState.schema() gives, as JSON", is_states)
 SCHEMA = Kind("Arrow schema", "send an Arrow IPC schema", is_schema)
-#: what a client tells its successor: at most 9 bytes a partition and its number; only clients read it
+#: a client's entry for its successor: at most 9 bytes a partition and its number; only clients read it
 KNOWN = Kind("client record", "use at most 1 MiB", lambda value: len(value) <= 1 << 20)
 PARTITION = _whole("partition", 0, PARTITIONS_MAX - 1)
 PARTITIONS = _whole("number of partitions", 1, PARTITIONS_MAX)
@@ -178,7 +177,7 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "Link.source": NAMED,
     "Link.target": NAMED,
     "Lacking.replicas": NAMED,
-    "Maintenance.node": optional(NAMED),  # beside a command that names it
+    "Maintenance.node": optional(NAMED),  # in addition to a command that names it
     "EndMaintenanceRequest.node": NAMED,
     "Maintenance.one_of": optional(NAMED),
     # ids
@@ -399,7 +398,7 @@ _WHOLE = {
 def kind_of(field: FieldDescriptor) -> Kind | tuple[Kind, Kind] | None:
     """Returns the table's entry for a field.
 
-    None: the table has no entry, and the field is a text or bytes, which is an error in the table.
+    None: the table lacks an entry for a text or bytes field, which is an error in the table.
     """
     assert field.containing_type is not None
     if field.enum_type is not None:

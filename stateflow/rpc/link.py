@@ -1,7 +1,8 @@
 """One Apply stream to a replica, shared by all threads of a process, and opened when it is needed.
 
 A call (:meth:`Link.call`) begins on the open stream, or on a new one if that is over. Messages of several calls go in
-turn. Each call has a waiter (:class:`Reply`), which gets the responses, and ``broke`` if the call ends early.
+turn. Each call has a waiter (:class:`Reply`), which receives the responses, or a call of ``broke`` if the call ends
+early.
 
 A stream is over when the replica ends it, when it breaks, when it has had no call for a while, or when the caller gives
 it up because it is silent (:meth:`Link.give_up`). Its open calls then break; nothing is sent again here.
@@ -32,8 +33,8 @@ Requests = Iterator[rpb.ApplyRequest]
 class Calls(Generic[T]):
     """The calls under way on one stream. Each has a number, and a waiter for its answers. Sans-io.
 
-    ``heard_at``: since when nothing has come although an answer is due, in monotonic seconds: the time of the last
-    message, or of the begin of a call when none was open. Any message is a sign of life for all calls.
+    ``heard_at``: start of the present silence while an answer is due, in monotonic seconds: the time of the last
+    message, or the begin of a call if none was open before. Any message is a sign of life for all calls.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class Calls(Generic[T]):
         return number in self._open
 
     def came(self, number: int, last: bool, now: float) -> T | None:
-        """Notes a message for a call, and returns its waiter; None: the call is not open, or the message is a mere sign
+        """Notes a message for a call, and returns its waiter; None: the call is not open, or the message is only a sign
         of life."""
         self.heard_at = now
         return self._open.pop(number, None) if last else self._open.get(number)
@@ -66,7 +67,7 @@ class Calls(Generic[T]):
         return self._open.pop(number, None)
 
     def end_all(self) -> list[T]:
-        """Closes all calls, as the stream is over, and returns their waiters."""
+        """Closes all calls, because the stream is over, and returns their waiters."""
         left, self._open = list(self._open.values()), {}
         return left
 
@@ -77,7 +78,7 @@ class Reply(Protocol):
     def came(self, response: rpb.ApplyResponse) -> None: ...
 
     def broke(self, error: StateflowError) -> None:
-        """Ends the call with an error: nothing more comes."""
+        """Ends the call with an error: no more responses follow."""
         ...
 
 
@@ -114,7 +115,7 @@ class Link:
         return None if stream is None else stream.calls.heard_at
 
     def give_up(self, since: float) -> None:
-        """Fails the calls of a stream that is silent since ``since``; the next call gets a new stream."""
+        """Fails the calls of a stream that has been silent since ``since``; the next call gets a new stream."""
         with self._lock:
             stream = self._stream
             if stream is None or stream.calls.heard_at > since:

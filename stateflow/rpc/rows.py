@@ -1,4 +1,4 @@
-"""A batch's rows as they are sent: one record batch in which the rows of each partition are contiguous.
+"""A batch's rows on the wire: one record batch in which the rows of each partition are contiguous.
 
 They go to a replica as one call of its Apply stream, in as few messages as the limit allows (:func:`requests_of`). The
 answers of the partitions come in any order and in pieces, which :class:`Replies` joins.
@@ -26,10 +26,10 @@ PART_BYTES = 32
 
 
 class Frame(NamedTuple):
-    """The rows of some partitions, which ascend.
+    """The rows of some partitions, in ascending order.
 
-    ``counts``: numbers of their rows, which lie in this order. ``digests``: one for each partition, or none.
-    ``message``: an Arrow record batch message; ``b""`` for no rows.
+    ``counts``: number of rows of each, in the same order. ``digests``: one for each partition, or none. ``message``: an
+    Arrow record batch message; ``b""`` for no rows.
     """
 
     partitions: list[int]
@@ -46,8 +46,8 @@ class BatchRows:
         rows: None: no partition has any.
         partitions: those that are visited, ascending.
         ends: for each partition, the position after its last row; its first row is where the previous partition ends.
-        digests: 64-bit digests of each partition's rows, where they must be the same whenever they are sent. A digest
-            of a partition without rows is meaningless.
+        digests: 64-bit digests of each partition's rows, if these must be the same whenever they are sent. A digest of
+            a partition without rows is meaningless.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class BatchRows:
 
     @classmethod
     def visit(cls, partitions: Collection[int]) -> BatchRows:
-        """Returns a batch that visits partitions without rows.
+        """Returns a batch without rows that visits partitions.
 
         Args:
             partitions: ascending.
@@ -84,7 +84,7 @@ class BatchRows:
 
     @cached_property
     def digest(self) -> bytes:
-        """A digest that recognises the batch: equal for the same rows, put together in the same way."""
+        """Digest of the batch: equal for the same rows in the same arrangement."""
         found = hashlib.blake2b(digest_size=16)
         rows = b"" if self.rows is None else self.rows.serialize()
         for part in (self.schema, repr((list(self.partitions), list(self.ends))).encode(), rows):
@@ -99,7 +99,7 @@ class BatchRows:
         return hash(self.digest)
 
     def only(self, partitions: Iterable[int]) -> BatchRows:
-        """Returns the rows of some of its partitions; copied, unless these are all of them."""
+        """Returns the rows of some of its partitions; a copy, unless these are all of them."""
         wanted = sorted(partitions)
         if len(wanted) == len(self.partitions):
             return self
@@ -122,7 +122,7 @@ class BatchRows:
     def merged(self, newer: BatchRows) -> BatchRows | None:
         """Returns these rows, with ``newer`` rows in place of those of their partitions.
 
-        None: the schemas differ, so that one batch cannot hold both.
+        None: one batch cannot hold both, because the schemas differ.
         """
         if len(newer) >= len(self) and set(newer.partitions) >= set(self.partitions):
             return newer

@@ -24,7 +24,7 @@ Options = Sequence[tuple[str, Any]]
 def own_certificate() -> int:
     """Returns the serial number of this process's certificate; 0: plain text.
 
-    A new number means that the files have changed: channels made from then on use the new ones.
+    A new number means that the files have changed; later channels use the new ones.
     """
     files = tls_files()
     return 0 if files is None else files.current().own.serial
@@ -42,8 +42,8 @@ def _of(material: Material) -> grpc.ChannelCredentials:
 def _routed(options: Options) -> Options:
     """Adds the option that lets a channel go directly to its member.
 
-    By default gRPC would ask a proxy of the environment for every address, also for those of this machine, and a proxy
-    that does not know them looks like a member that does not answer.
+    By default gRPC would use the environment's proxy for every address, also for those of this machine; if the proxy
+    cannot reach an address, the member would seem not to answer.
     """
     return [*options, ("grpc.enable_http_proxy", int(connection_settings().http_proxy))]
 
@@ -98,8 +98,7 @@ class _SecureChannel(grpc.aio.Channel):
         self._leave(channel)
 
     def _leave(self, channel: grpc.aio.Channel) -> None:
-        """Closes a former channel that has no calls left. Closing it with a grace period could not be cut short any
-        more."""
+        """Closes a former channel that has no calls left. A close with a grace period could not be shortened later."""
         if self._running[channel] or channel not in self._channels[:-1]:
             return
         self._channels.remove(channel)
@@ -161,17 +160,17 @@ class _Calls:
 
 
 def check_reach(addresses: Iterable[str]) -> None:
-    """Fails early, in a process that will dial these addresses for as long as it runs. Raises as :func:`channel`
-    does."""
+    """Checks early whether channels to these addresses can be opened, for a process that will use them as long as it
+    runs. Raises as :func:`channel` does."""
     if tls_files() is None:
         for address in addresses:
             check_dialled(address)
 
 
 def add_port(server: grpc.aio.Server, listen: str, advertise: str | None) -> int:
-    """Binds a server to an address, and returns the port, or 0 if it cannot be bound.
+    """Binds a server to an address, and returns the port; 0: it cannot be bound.
 
-    Raises InsecureRefused, BadCertificate, InvalidArgument, and what gRPC raises.
+    Raises InsecureRefused, BadCertificate, InvalidArgument, and gRPC's errors.
     """
     files = tls_files()
     if files is None:

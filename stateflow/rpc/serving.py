@@ -55,7 +55,8 @@ _FREE = "/grpc.health.v1.Health/"
 # -- Layers ----------------------------------------------------------------------------------------------------------
 
 Context: TypeAlias = grpc.aio.ServicerContext
-#: a handler of one request and one answer; of one request and a stream; of two streams, which writes responses itself
+#: handlers: of one request and one answer; of one request and a stream of answers; of two streams, which write
+#: responses themselves
 Unary = Callable[[Any, Context], Awaitable[Any]]
 Many = Callable[[Any, Context], AsyncIterator[Any]]
 Both = Callable[[AsyncIterator[Any], Context], Awaitable[Any]]
@@ -122,8 +123,8 @@ class _Unreadable:
 class Understood(Layer):
     """Refuses callers of a release too far away, and requests that cannot be parsed.
 
-    Unparsable requests are refused like any other invalid one; gRPC alone would say ``unknown``, and no more. This
-    layer comes first, for the others look at the contents of requests.
+    Unparsable requests are refused like any other invalid one; gRPC alone would only answer ``unknown``. This layer
+    comes first, because the others read the contents of requests.
     """
 
     def read_by(self, read: Any) -> Any:
@@ -197,7 +198,7 @@ def caller() -> Identity | None:
 
 
 class _Caller:
-    """The caller of one call, which may be revoked, or its certificate expire, while the call runs."""
+    """The caller of one call. Its certificate may be revoked or expire while the call runs."""
 
     def __init__(self, files: TlsFiles, clock: Clock, method: str, pem: bytes) -> None:
         from stateflow.security.certificates import certificate_of
@@ -264,7 +265,7 @@ class Admission(Layer):
 
     def both(self, method: str, inner: Both) -> Both:
         async def call(requests: AsyncIterator[Any], context: Context) -> None:
-            """Checks each request, as the stream may last for days. The handler writes its responses itself."""
+            """Checks each request, because the stream may last for days. The handler writes its responses itself."""
             who = await self._admit(method, None, context)
 
             async def checked() -> AsyncIterator[Any]:
@@ -307,10 +308,9 @@ class Admission(Layer):
 class CallLimits(Layer):
     """Limits the calls under way of each caller. ``refused``: calls refused since the start.
 
-    A caller that asks for more is refused as busy and tries again; other callers go on.
+    A caller with more calls is refused as busy and tries again; other callers go on.
 
-    Belongs behind :class:`Admission`, which knows the callers: they are told apart by their certificates, or in plain
-    text by the host that they come from.
+    It runs after :class:`Admission`, which identifies callers by their certificates, or in plain text by their host.
     """
 
     def __init__(self, settings: ServerSettings, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -386,7 +386,7 @@ class CallLimits(Layer):
 
 
 def _host_of(peer: str) -> str:
-    """Returns ``ipv4:10.0.0.7:51234`` without the port, which differs between connections."""
+    """Returns an address such as ``ipv4:10.0.0.7:51234`` without the port, which differs between connections."""
     return peer.rpartition(":")[0] if peer.startswith("ip") else peer
 
 
@@ -410,8 +410,8 @@ def _asked(request: bytes) -> str | None:
 
 
 def ask_health(address: str, service: str, timeout_s: float) -> bool:
-    """Tells whether a process is well. Raises Unavailable where no process answers, or has no such service;
-    NotAllowed."""
+    """Asks a process whether it is well. Raises NotAllowed, and Unavailable if no process answers or it has no such
+    service."""
     asked = service.encode()
     with blocking_channel(address, CHANNEL_OPTIONS) as channel:
         try:
@@ -426,7 +426,7 @@ def ask_health(address: str, service: str, timeout_s: float) -> bool:
 def add_health(server: Any, is_ready: Callable[[], bool] = lambda: True) -> None:
     """Adds gRPC's own health protocol (``grpc.health.v1``), which Kubernetes and others speak, to a server.
 
-    The service ``live`` is served by a process that answers; ``ready``, or no name, by one that can be given work.
+    The service ``live`` is healthy if the process answers; ``ready``, or no name, if the process can take work.
     """
 
     async def check(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
@@ -466,7 +466,7 @@ def new_server(limits: CallLimits | None = None) -> grpc.aio.Server:
 
 
 def _probe(host: str, port: int) -> None:
-    """Binds the address for a moment. Raises OSError; gRPC would report it only on stderr, and in its own words."""
+    """Binds the address for a moment. Raises OSError, which gRPC would report only on stderr and in its own words."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -492,7 +492,7 @@ def bind(server: grpc.aio.Server, listen: str, advertise: str | None = None) -> 
 
 
 def reached_at(advertise: str | None, bound: str) -> str:
-    """Returns the address where others reach what listens at ``bound``.
+    """Returns the address at which others reach a server that listens at ``bound``.
 
     Args:
         advertise: host:port; port 0 stands for the bound one.

@@ -103,7 +103,8 @@ OPTIONS = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), *_COMMON]  # 
 CHANNEL_OPTIONS = [
     ("grpc.primary_user_agent", OWN.agent),
     ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
-    # otherwise the channel dials a dead peer twice a second for ever, at a port that may be another program's by then
+    # otherwise the channel dials a dead peer twice a second for ever, at a port that may meanwhile belong to another
+    # program
     ("grpc.client_idle_timeout_ms", 10_000),
     *_COMMON,
 ]
@@ -113,8 +114,8 @@ PIECE_BYTES = 1 << 20
 PAGE_BYTES = 32 << 10
 CONNECT_TIMEOUT_S = 2.0
 FAULT_KEY = "stateflow-fault-bin"
-#: with an answer: the newest ledger record that it rests on, and the term of the leader that gave it; with a question:
-#: a follower may answer it, when it has read this record
+#: with an answer: the newest ledger record on which it is based, and the leader's term; with a question: the record
+#: that a follower must have read to answer it
 NEWEST_KEY, TERM_KEY, AFTER_KEY = "stateflow-newest", "stateflow-term", "stateflow-after"
 #: limits in characters, for a fault that is too long for HTTP/2's metadata
 FAULT_TEXT_MAX, FAULT_FACT_MAX, FAULT_FACTS_MAX = 600, 100, 12
@@ -133,24 +134,24 @@ def fault_of(error: StateflowError) -> pb.Fault:
 
 
 def _sendable(text: str) -> str:
-    """Escapes half surrogate pairs, as file names may have: UTF-8 cannot encode them, and an error must not fail on its
-    way."""
+    """Escapes lone surrogates, which may occur in file names: UTF-8 cannot encode them, and sending an error must not
+    fail."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def error_of(fault: pb.Fault) -> StateflowError:
-    """Returns the error of any fault, trusted or not."""
+    """Returns the error of a fault from any sender, trusted or not."""
     wire = {"code": fault.code, "what": fault.what, "remedy": fault.remedy, "where": dict(fault.where)}
     return from_wire(wire)
 
 
 def unexpected(error: BaseException) -> StateflowError:
-    """Returns the environment's error, if it is one, or else a StateflowError that users can report."""
+    """Returns the error of the environment, if it is one; otherwise a StateflowError that users can report."""
     return meaning(error) or StateflowError(f"{type(error).__name__}: {error}", remedy=REPORT_LOG)
 
 
 def remote_error(error: grpc.RpcError, address: str) -> StateflowError:
-    """Returns what a failed call means: the error that the server named, or Unavailable."""
+    """Returns the meaning of a failed call: the error that the server named, or Unavailable."""
     for key, value in error.trailing_metadata() or ():
         if key == FAULT_KEY:
             with contextlib.suppress(NoMessage):
@@ -165,7 +166,7 @@ def remote_error(error: grpc.RpcError, address: str) -> StateflowError:
 
 
 def _mended(details: str) -> str:
-    """Returns the remedy for a failed handshake, by gRPC's words about it."""
+    """Returns the remedy for a failed handshake, chosen by gRPC's message."""
     for word, remedy in _HANDSHAKES.items():
         if word in details:
             return remedy
@@ -185,7 +186,7 @@ _HANDSHAKES = {
 def answered(message: M, address: str) -> M:
     """Returns the answer, if each of its fields holds a valid value.
 
-    Raises Unavailable otherwise: the process that answers is no member of the cluster.
+    Raises Unavailable otherwise: the answering process is not a member of the cluster.
     """
     try:
         return checked(message)
@@ -202,8 +203,8 @@ def connect(address: str) -> grpc.aio.Channel:
 async def connected(channel: grpc.aio.Channel, address: str) -> None:
     """Waits until the channel has a connection.
 
-    Without that wait, calls to a restarted peer are refused while the channel backs off, though the peer is there.
-    Raises Unavailable.
+    Without that wait, calls to a restarted peer would be refused while the channel backs off, although the peer is
+    running. Raises Unavailable.
     """
     try:
         await asyncio.wait_for(channel.channel_ready(), CONNECT_TIMEOUT_S)
@@ -230,8 +231,7 @@ async def abort(context: grpc.aio.ServicerContext, error: StateflowError) -> Non
 
 
 def unary(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """Decorates a unary handler: it checks the request's fields, and sends StateflowErrors to the caller as they
-    are."""
+    """Decorates a unary handler: it checks the request's fields, and sends StateflowErrors to the caller unchanged."""
 
     @functools.wraps(method)
     async def handler(self: Any, request: Any, context: grpc.aio.ServicerContext) -> T:
@@ -264,7 +264,7 @@ def streaming(method: Callable[..., AsyncIterator[T]]) -> Callable[..., AsyncIte
 
 
 def _say(what: str, error: Exception) -> None:
-    """Logs an error: in one line if the environment is to blame, or with its stack if stateflow may be."""
+    """Logs an error: in one line if the environment is to blame, or with its stack trace if stateflow may be."""
     meant = meaning(error)
     log.error("%s failed: %s", what, meant or error, exc_info=None if meant else error)
 
@@ -273,16 +273,16 @@ def _say(what: str, error: Exception) -> None:
 
 
 def tell_newest(context: grpc.aio.ServicerContext, term: int, record: int) -> None:
-    """Attaches what the answer rests on.
+    """Attaches to an answer the term and record on which it is based.
 
     Args:
-        term: of the leader that answers; 0: a follower answers.
+        term: term of the answering leader; 0: a follower answers.
     """
     context.set_trailing_metadata(((NEWEST_KEY, str(record)), (TERM_KEY, str(term))))
 
 
 def newest_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[int, int]:
-    """Returns (term, record) of an answer; 0 for what it does not say."""
+    """Returns (term, record) of an answer; 0: not stated."""
     return _number_of(TERM_KEY, metadata) or 0, _number_of(NEWEST_KEY, metadata) or 0
 
 
@@ -292,7 +292,7 @@ def after_of(context: grpc.aio.ServicerContext) -> int | None:
 
 
 def _number_of(key: str, metadata: Any) -> int | None:
-    """Returns the number under a key; None: there is none, or an invalid one, as any process may send it."""
+    """Returns the number under a key; None: there is none, or it is invalid, because any process may have sent it."""
     said = dict(metadata or ()).get(key, "")
     return int(said) if isinstance(said, str) and said.isdecimal() and len(said) < 19 else None
 
@@ -478,7 +478,7 @@ def follower_of(message: Any) -> FollowerReport | None:
 
 
 def packed_deployment(deployment: Deployment) -> bytes:
-    """Returns a deployment as bytes to be kept; :func:`unpacked_deployment` reads them."""
+    """Returns a deployment as bytes for storage; :func:`unpacked_deployment` reads them."""
     return message_of(cpb.Deployment, deployment).SerializeToString()
 
 
@@ -514,11 +514,11 @@ def positions_to_pb(found: Position | Mapping[int, Position]) -> rpb.PositionsRe
 def positions_of(
     message: rpb.PositionsReply, partitions: Iterable[int] = (), before: int | None = None
 ) -> dict[int, Position]:
-    """Returns positions by partition, without partitions that have seen nothing of the source.
+    """Returns positions by partition, without partitions that have no batch of the source.
 
     Args:
-        partitions: those that were asked about.
-        before: the batch that they were asked about: whether they contain the one before it.
+        partitions: the partitions of the question.
+        before: the batch of the question, which was whether they contain the one before it.
     """
     if message.whole and before is not None:
         newest_us = message.newest_event_us if message.HasField("newest_event_us") else None

@@ -1,1 +1,1 @@
-"""Authentication and permissions: certificates, the roles in them, and where plain text may go."""
+"""Authentication and permissions: certificates, the roles in them, and the rules for plain text."""

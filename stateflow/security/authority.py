@@ -1,8 +1,8 @@
 """A private certificate authority: a directory with its key, and with each certificate that it has issued.
 
 An authority is a directory with its key (``ca.key``), its certificate (``ca.pem``), its revocation list (``crl.pem``),
-and each certificate that it has issued (``issued/SERIAL.pem``). A certificate is recorded there before it is handed
-out, as an unrecorded one could not be revoked.
+and each certificate that it has issued (``issued/SERIAL.pem``). A certificate is recorded there before it is issued,
+because an unrecorded one could not be revoked.
 
 A process's own directory has its certificate (``cert.pem``), its key (``key.pem``), ``ca.pem`` and ``crl.pem``.
 Environment variables tell the process where these files are, see :mod:`stateflow.security.variables`.
@@ -57,7 +57,7 @@ class Issued:
 
 
 class Authority:
-    """A certificate authority. Raises BadCertificate where the directory has none, or where others can read its key."""
+    """A certificate authority. Raises BadCertificate if the directory has none, or if others can read its key."""
 
     def __init__(self, directory: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         self._directory, self._clock = directory, clock
@@ -88,7 +88,7 @@ class Authority:
 
     @classmethod
     def init(cls, directory: Path, name: str, clock: Clock = SYSTEM_CLOCK, days: int = AUTHORITY_DAYS) -> Authority:
-        """Makes an authority. Raises BadCertificate where there is one already."""
+        """Makes an authority. Raises BadCertificate if there is one already."""
         if (directory / KEY).exists() or (directory / CA).exists():
             raise BadCertificate(
                 "an authority already exists", remedy="use it, or pass another directory: --dir", dir=directory
@@ -116,7 +116,7 @@ class Authority:
 
     def issue(self, identity: Identity, hosts: Sequence[str], out: Path, days: int = DAYS) -> Certificate:
         """Issues a certificate into ``out``: certificate, key, the authority's certificate, its revocation list. Raises
-        BadCertificate, also where ``out`` has a certificate of another identity."""
+        BadCertificate, also if ``out`` has a certificate of another identity."""
         there = read_own(out)
         if there is not None and there.identity != identity:
             raise BadCertificate(
@@ -128,7 +128,7 @@ class Authority:
 
     def renew(self, out: Path, days: int = DAYS) -> Certificate:
         """Issues another certificate, with another key, to the identity whose certificate is in ``out``. Raises
-        BadCertificate, also where that one was revoked."""
+        BadCertificate, also if that one was revoked."""
         there = read_own(out)
         if there is None or there.identity is None:
             raise BadCertificate(
@@ -154,8 +154,8 @@ class Authority:
         return described(cert)
 
     def certify(self, identity: Identity, hosts: Sequence[str], request: bytes, days: int = DAYS) -> bytes:
-        """Issues a certificate, as PEM, to a requester that has made its key itself, see :func:`own_request`. Names in
-        the request are ignored. Raises BadCertificate, InvalidArgument."""
+        """Issues a certificate, as PEM, for a request whose key the requester has made itself, see :func:`own_request`.
+        Names in the request are ignored. Raises BadCertificate, InvalidArgument."""
         _check_wanted(identity, hosts, days)
         try:
             asked = x509.load_pem_x509_csr(request)
@@ -174,7 +174,7 @@ class Authority:
         return (self._directory / CA).read_bytes()
 
     def token(self, identity: Identity, lifetime: timedelta) -> tuple[str, Certificate]:
-        """Issues a token. Returns its text, which is kept nowhere, and its certificate. Raises InvalidArgument,
+        """Issues a token. Returns its text, which is stored nowhere else, and its certificate. Raises InvalidArgument,
         BadCertificate."""
         check_token(identity, lifetime)
         key, cert = self._signed(identity, [], lifetime)
@@ -223,7 +223,7 @@ class Authority:
         Args:
             who: ``node/edge-0``, or ``edge-0`` where only one role has that name, or a serial number in hexadecimal.
 
-        Raises BadCertificate where nothing was issued to ``who``, or several roles have that name.
+        Raises BadCertificate if nothing was issued to ``who``, or several roles have that name.
         """
         now, issued = utc(self._clock), self.issued()
         found = [each for each in issued if who in _names(each.certificate)]
@@ -245,7 +245,7 @@ class Authority:
 
     @property
     def crl(self) -> Path:
-        """Path of the revocation list, which servers must be given when it has changed."""
+        """Path of the revocation list. When it has changed, copy it to all servers."""
         return self._directory / CRL
 
     def _revoked(self) -> list[int]:
@@ -278,7 +278,7 @@ def read_own(out: Path) -> Certificate | None:
 def write_own(out: Path, key: bytes, cert: bytes, ca: bytes) -> None:
     """Writes PEM files into ``out``, which it makes; only the owner can read the key. Raises OSError."""
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # a process that reads in between finds a key and a certificate that do not match, and keeps what it has
+    # a process that reads in between finds a key and a certificate that do not match, and keeps its former ones
     write_durably(out / OWN_KEY, key, 0o600)
     write_durably(out / OWN_CERT, cert, 0o644)
     write_durably(out / CA, ca, 0o644)
@@ -338,7 +338,7 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Writes a file that only its owner can read. Raises BadCertificate where it cannot be written."""
+    """Writes a file that only its owner can read. Raises BadCertificate if it cannot be written."""
     try:
         write_durably(path, data, 0o600)
     except OSError as error:

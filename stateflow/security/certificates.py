@@ -25,7 +25,7 @@ from stateflow.errors import BadCertificate, InvalidArgument
 from stateflow.security.roles import Identity, Role
 
 T = TypeVar("T", bound=x509.ExtensionType)
-#: errors of reading bytes that are no certificate, list or key, or one of an unknown kind; binascii.Error is a
+#: errors of reading bytes that are not a certificate, list or key, or are of an unknown kind; binascii.Error is a
 #: ValueError
 UNREADABLE = (
     ValueError,
@@ -159,7 +159,7 @@ def _issued(found: x509.Certificate, by: x509.Certificate) -> bool:
 
 
 def revoked_of(pem: bytes, ca: bytes, where: str) -> frozenset[int]:
-    """Returns the serial numbers of a revocation list. Raises BadCertificate, also where another authority signed
+    """Returns the serial numbers of a revocation list. Raises BadCertificate, also if another authority signed
     it."""
     try:
         found = x509.load_pem_x509_crl(pem)
@@ -182,7 +182,7 @@ def _signed(found: x509.CertificateRevocationList, by: x509.Certificate) -> bool
 
 
 def names_of(host: str) -> x509.GeneralName:
-    """Converts an address or a name of a host. Raises BadCertificate."""
+    """Converts an address or host name to a certificate's form. Raises BadCertificate."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
     except ValueError:

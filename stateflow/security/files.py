@@ -1,4 +1,4 @@
-"""The TLS files of a process, as they are now: they may be replaced while it runs."""
+"""The TLS files of a process, which may be replaced while it runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 #: seconds between two looks at the files, at least
 LOOK_S = 1.0
 #: the first warning comes this long before the certificate expires, or at a quarter of its lifetime if that is less;
-#: the next ones each time half of what was left has passed
+#: each further one when half of the remaining time has passed
 SOON = timedelta(days=7)
 LAST_SAID = timedelta(minutes=1)
 
@@ -41,10 +41,10 @@ def utc(clock: Clock) -> datetime:
 
 
 class TlsFiles:
-    """The TLS files of a process. When replaced files are wrong, those read before stay in use: a certificate and its
-    key are two files, and one of them is replaced first. A token, in a file or in the settings, holds all three.
+    """The TLS files of a process. If replaced files are wrong, those read before stay in use: a certificate and its key
+    are two files, and one of them is replaced first. A token, in a file or in the settings, holds all three.
 
-    Raises BadCertificate where they are wrong at first.
+    Raises BadCertificate if the first files are wrong.
     """
 
     def __init__(self, settings: ConnectionSettings, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -59,7 +59,7 @@ class TlsFiles:
         self._say()
 
     def current(self) -> Material:
-        """Returns the contents in use. Cheap; any thread may call it."""
+        """Returns the contents in use. The call is cheap and thread-safe."""
         if self._clock.monotonic() - self._looked_at >= LOOK_S:
             with self._lock:
                 self._look()
@@ -133,7 +133,7 @@ class TlsFiles:
         return Material(number + changed, ca, cert, key, own, revoked)
 
     def token(self) -> str:
-        """Returns the token as it is now, where the settings have one. Raises BadCertificate."""
+        """Returns the present token, if the settings have one. Raises BadCertificate."""
         settings = self._settings
         if not settings.token_file:
             return settings.token.get_secret_value()
@@ -153,8 +153,8 @@ def _bytes(path: str, which: str) -> bytes:
 
 
 def _check_private(path: str) -> None:
-    """Checks that others cannot read a file. Its group may: that is how Kubernetes hands secrets to a process. Raises
-    BadCertificate."""
+    """Checks that others cannot read a file. Its group may read it, because Kubernetes hands secrets to a process in
+    that way. Raises BadCertificate."""
     try:
         mode = stat.S_IMODE(Path(path).stat().st_mode)
     except OSError:

@@ -1,6 +1,6 @@
-"""Connections of this process: its TLS files by its settings, and the rules for plain text.
+"""Connections of this process: its TLS files, chosen by its settings, and the rules for plain text.
 
-Plain text may go over loopback, and elsewhere only where ``insecure`` is set: :func:`check_served` checks servers,
+Plain text may go over loopback, and elsewhere only if ``insecure`` is set: :func:`check_served` checks servers,
 :func:`check_dialled` channels. With plain text, no library that reads certificates is imported.
 """
 
@@ -40,7 +40,7 @@ _handed = ""
 
 
 def use_token(text: str) -> None:
-    """Sets the token that this process was handed, which comes before its settings; empty: it was handed none."""
+    """Sets the token that this process was given, which takes precedence over its settings; empty: none."""
     global _handed  # noqa: PLW0603 - set in a worker of Spark's, which does one task at a time
     _handed = text
 
@@ -51,7 +51,7 @@ def _settings(handed: str, *_: str | None) -> ConnectionSettings:
 
 
 def of_file(path: Path) -> ConnectionSettings:
-    """Returns the settings of a connection by the token in a file, regardless of other settings."""
+    """Returns the settings of a connection that uses the token in a file, regardless of other settings."""
     return _by_token(token_file=str(path))
 
 
@@ -60,13 +60,13 @@ def _by_token(token: SecretStr = NO_TOKEN, token_file: str = "") -> ConnectionSe
 
 
 def connection_settings() -> ConnectionSettings:
-    """Returns the settings of connections by the environment as it is now, and the file that it names. Raises
+    """Returns the settings of connections from the present environment, and from the file that it names. Raises
     InvalidArgument."""
     return _settings(_handed, *(os.environ.get(name) for name in _NAMES))
 
 
 def own_token() -> str:
-    """Returns the token to hand to processes that work for this one elsewhere; empty: it has none. Raises
+    """Returns the token for processes that work for this one elsewhere; empty: there is none. Raises
     BadCertificate."""
     if not connection_settings().by_token:
         return ""
@@ -112,11 +112,11 @@ def is_loopback(address: str) -> bool:
 
 
 def check_served(listen: str, advertise: str | None, may: str = "control it") -> None:
-    """Checks a server without TLS. Raises InsecureRefused where other machines could reach it; where ``insecure``
-    allows it, logs a warning.
+    """Checks a server without TLS. Raises InsecureRefused if other machines could reach it; if ``insecure`` allows
+    that, logs a warning.
 
     Args:
-        may: what a client that reaches it could do.
+        may: describes what a client that reaches it could do.
     """
     for address, verb in ((listen, "listening on"), (advertise, "advertising")):
         if not address or is_loopback(address):
@@ -133,8 +133,8 @@ _RATHER = "Use TLS: `stateflow certs`"
 
 
 def check_dialled(address: str) -> None:
-    """Checks a channel without TLS. Raises InsecureRefused where it would leave this machine; where ``insecure`` allows
-    it, logs a warning once per address."""
+    """Checks a channel without TLS. Raises InsecureRefused if it leads to another machine; if ``insecure`` allows that,
+    logs a warning once per address."""
     if is_loopback(address):
         return
     if not connection_settings().insecure:

@@ -66,7 +66,7 @@ class Identity:
 
     @classmethod
     def of_uri(cls, text: str) -> Identity | None:
-        """Parses a URI. None: it is no identity of this version."""
+        """Parses a URI. None: it is not an identity of this version."""
         try:
             parts = urlsplit(text)
         except ValueError:
@@ -82,7 +82,7 @@ class Identity:
             return None
 
     def speaks_for(self, name: str) -> bool:
-        """Tells whether it may say what the replica or agent ``name`` is and has. A node may for its workers. An agent
+        """Tells whether this identity may report on the replica or agent ``name``. A node may for its workers. An agent
         may for itself, and for the replicas that it starts, which are named after it and have its certificate."""
         node = node_of(name)
         if node == self.name:
@@ -107,9 +107,8 @@ class Rule:
 
     ``own``: field of the request that names a replica or agent, for which a calling node or agent must speak.
     ``itself``: the caller must have that very name, because an agent may be named as a replica of another agent would
-    be. ``operator``: field that names an operator, which the caller must reach; where there is no such field, a caller
-    that does not reach all operators is refused. ``pieces``: the request comes in pieces, and only the first one names
-    the operator.
+    be. ``operator``: field that names an operator, which the caller must reach; if empty, a caller that does not reach
+    all operators is refused. ``pieces``: the request arrives in pieces, and only the first one names the operator.
     """
 
     roles: frozenset[Role]
@@ -274,7 +273,7 @@ def check_owners(who: Identity, owners: Mapping[int, str]) -> None:
     """Checks that a node takes partitions from its own workers only. Raises NotAllowed.
 
     Args:
-        owners: owners of the partitions that are to move, by partition.
+        owners: owners of the partitions to move, by partition.
     """
     if who.role not in _NODES:
         return
@@ -290,7 +289,7 @@ def check_owners(who: Identity, owners: Mapping[int, str]) -> None:
 
 
 def _field(request: Any, path: str) -> str:
-    """Returns a field of a request; empty, which is no name, where it is not set."""
+    """Returns a field of a request; empty, which is not a name, if it is not set."""
     return str(reduce(getattr, path.split("."), request))
 
 

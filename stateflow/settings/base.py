@@ -1,12 +1,12 @@
-"""The base of all models of settings: where their values come from, and how wrong values are reported.
+"""The base of all models of settings: the sources of their values, and reports of wrong ones.
 
-A field's value comes from the program's argument or a flag, else from the environment, else from the file of settings,
+A field's value comes from the program's argument or a flag, else from the environment, else from the settings file,
 else from the field's default (:class:`Settings`).
 
 *The file* is TOML, read whole and once. Every key is checked before any value is used.
 
 *Variables.* A process looks once for variables ``STATEFLOW_…`` that are set but that no process reads. It warns of
-them, or refuses them where ``STATEFLOW_STRICT`` is set.
+them, or refuses them if ``STATEFLOW_STRICT`` is set.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def read(path: Path, sections: Sections) -> ConfigurationFile:
 
 
 def _text(path: Path) -> tuple[str, bool]:
-    """Returns the text, and whether others than the owner and the group can read it: Kubernetes hands files to a
-    group."""
+    """Returns the text, and whether users besides the owner and the group can read the file. The group does not count,
+    because Kubernetes hands files to a group."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -76,7 +76,7 @@ def _text(path: Path) -> tuple[str, bool]:
         if not stat.S_ISREG(mode):
             raise InvalidArgument(
                 "the settings file is not a regular file, so that processes started from here could not read it again",
-                remedy="write the settings into a file",
+                remedy="write the settings into a regular file",
                 file=path,
             )
         with path.open("rb") as opened:
@@ -116,7 +116,7 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
 
 def checked(found: Mapping[str, Any], sections: Sections, text: str, path: Path) -> dict[str, dict[str, Any]]:
     """Checks that every section and key is known, and every value of the right type and in its range. Returns the
-    values by section and key. Raises InvalidArgument, which names the line of ``text`` where it is found."""
+    values by section and key. Raises InvalidArgument, which names the line of ``text`` if it is found."""
     for section, values in found.items():
         where: dict[str, Any] = {"file": path, "line": line_of(text, section)}
         if section not in sections:
@@ -184,7 +184,7 @@ def _key_meant(section: str, key: str, sections: Sections) -> str:
 
 
 def line_of(text: str, section: str, key: str | None = None) -> int | None:
-    """Returns the line of a section or key, as people usually write it. None: it is written in another way."""
+    """Returns the line number of a section or key in its usual notation; None: it is written in another way."""
     current = ""
     for number, line in enumerate(text.splitlines(), 1):
         table, pair = _TABLE.match(line), _KEY.match(line)
@@ -224,7 +224,7 @@ SECTIONS: dict[str, list[type[Settings]]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """The option of a command line that a field has, beside its variable and key."""
+    """The command-line option of a field, in addition to its variable and key."""
 
     name: str
 
@@ -280,7 +280,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def origin(cls, name: str, given: Mapping[str, Any]) -> str:
-        """Returns where a field's value comes from: a flag, a variable, ``FILE: section.key``, or ``default``.
+        """Returns the source of a field's value: a flag, a variable, ``FILE: section.key``, or ``default``.
 
         Args:
             given: values given by the program or by flags.
@@ -296,7 +296,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def said_as(cls, name: str) -> str:
-        """Returns where a field's value comes from when the program gave none; for a default, the field's variable."""
+        """Returns the source of a field's value if the program gave none; for a default, the field's variable."""
         found = cls.origin(name, {})
         return cls.variable(name) if found == "default" else found
 
@@ -313,7 +313,7 @@ class Settings(BaseSettings):
 
 
 class _Layers(PydanticBaseSettingsSource):
-    """Sources one after the other, key by key: a table from one source is not mixed with a table from another."""
+    """Several sources in order of precedence, key by key: tables from two sources are not merged."""
 
     def __init__(self, kind: type[BaseSettings], sources: Sequence[PydanticBaseSettingsSource]) -> None:
         super().__init__(kind)
@@ -348,7 +348,7 @@ class _FileSource(PydanticBaseSettingsSource):
 
 
 def configured_by() -> ConfigurationFile | None:
-    """Returns the file of settings of this process, as it was when it was first read. None: none is named. Raises
+    """Returns this process's settings file, as it was when first read; None: none is named. Raises
     InvalidArgument."""
     named = os.environ.get(CONFIG, "")
     return _read(Path(named).expanduser()) if named else None
@@ -371,7 +371,7 @@ def check_once() -> None:
 
 
 def leave_unchecked() -> None:
-    """Keeps :func:`check_once` from looking in this process, which reports such variables itself, or not at all."""
+    """Keeps :func:`check_once` from looking in this process, which either reports such variables itself or need not."""
     _looked.add(os.getpid())
 
 
@@ -386,7 +386,7 @@ PREFIX = "STATEFLOW_"
 _TESTS = "STATEFLOW_TEST_"
 #: variable that makes unread variables an error, in this process and those that it starts
 STRICT = "STATEFLOW_STRICT"
-#: variables that are not settings, with what they are for
+#: variables that are not settings, with their purpose
 OTHERS = {
     CONFIG: "path of the settings file, like `--config`",
     STRICT: "1: refuse variables `STATEFLOW_…` that nothing reads, like `--strict`; else warn of them",
@@ -434,10 +434,11 @@ def is_strict(environment: Mapping[str, str]) -> bool:
 
 def check_variables(environment: Mapping[str, str] = os.environ, say: Callable[[str], None] | None = None) -> None:
     """Reports the variables that no process reads, each with the name that may have been meant. Raises InvalidArgument
-    instead where STRICT is set. Otherwise they are no error: a variable may be for another release of the fleet.
+    instead if STRICT is set. Otherwise they are not an error, because a variable may be for another release of the
+    fleet.
 
     Args:
-        say: takes a line; by default it is logged as a warning.
+        say: called with a line; by default it is logged as a warning.
     """
     unknown = unknown_variables(environment)
     for name, meant in unknown.items():

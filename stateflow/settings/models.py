@@ -1,7 +1,7 @@
-"""The models: one for each section of the file, or for the part of it that one process has alone.
+"""The models: one for each section of the file, or for a part of one that only one process reads.
 
-An empty string means not set: the description says what holds then. Descriptions are the texts of docs/settings.md and
-of ``--print-config``.
+An empty string means not set; the description states the effect. Descriptions are the texts of docs/settings.md and of
+``--print-config``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _of(prefix: str) -> SettingsConfigDict:
 
 class ConnectionSettings(Settings):
     """Settings of every process and client; Spark executors take them from their environment. They are paths of files,
-    and at most one secret, which is never shown."""
+    and at most one secret, which is never displayed."""
 
     section: ClassVar[str] = "connection"
     model_config = _of("STATEFLOW_")
@@ -188,7 +188,7 @@ class ControllerProcess(Settings):
 
 
 class DashboardProcess(Settings):
-    """Addresses and certificate of a live page that has a process of its own."""
+    """Addresses and certificate of a live page that runs as its own process."""
 
     section: ClassVar[str] = "dashboard"
     model_config = _of("STATEFLOW_DASHBOARD_")
@@ -265,8 +265,8 @@ class ControllerSettings(CheckedSettings):
     )
     notice_gone: bool = Field(
         default=True,
-        description="whether a leader on this machine whose process has ended is succeeded at once, before its leader"
-        " lease lapses",
+        description="whether to take over at once from a leader on this machine whose process has ended, before its"
+        " leader lease lapses",
     )
     follow_interval_s: float = Field(
         default=0.5,
@@ -491,13 +491,13 @@ class ReplicaSettings(CheckedSettings):
     room_bytes: int = Field(
         default=0,
         ge=0,
-        description="maximum size of the partition files of each worker, in bytes; 0: what the disk has",
+        description="maximum size of the partition files of each worker, in bytes; 0: limited by the disk only",
     )
 
 
 class AgentProcess(Settings):
-    """Place, addresses and resources of an agent. Its replicas have the agent's file and environment; the agent tells
-    them their names and addresses."""
+    """Place, addresses and resources of an agent. Its replicas use the agent's settings file and environment; the agent
+    gives them their names and addresses."""
 
     section: ClassVar[str] = "agent"
     model_config = _of("STATEFLOW_AGENT_")
@@ -592,8 +592,8 @@ class RouterSettings(Settings):
 
 
 class NatsSettings(Settings):
-    """The JetStream source: the server of the demo, and the credentials of clients. These are a user and a password, a
-    token, or a file; or nothing."""
+    """The JetStream source: the server of the demo, and the credentials of clients. The credentials are a user and a
+    password, a token, a file, or nothing."""
 
     section: ClassVar[str] = "nats"
     model_config = _of("STATEFLOW_NATS_")

@@ -23,9 +23,9 @@ def page(before: str) -> str:
     """Returns the page with new tables.
 
     Args:
-        before: the page as it is.
+        before: the present page.
 
-    Raises ValueError where it has no place for the tables.
+    Raises ValueError if the page has no place for the tables.
     """
     prose, found, _ = before.partition(BEGIN)
     if not found:
@@ -55,7 +55,7 @@ def _rows(kind: type[Settings]) -> Iterator[str]:
 
 
 def kind_of(info: FieldInfo) -> str:
-    """Returns the type of a value, with the range that it must be in."""
+    """Returns the type of a value, with its valid range."""
     limits = {name: value for each in info.metadata for name, value in _limits(each)}
     if "pattern" in limits:
         return ", ".join(re.findall(r"\w+", limits["pattern"]))

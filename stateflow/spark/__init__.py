@@ -2,9 +2,9 @@
 
 ``apply_operator(df, Operator)`` works on streaming and on batch DataFrames. ``main_output`` and ``side_output``
 separate its outputs. ``read_state`` reads an operator's state as a DataFrame. ``embedded`` is the cluster that
-``apply_operator`` and ``read_state`` use where none is named. ``register_jetstream`` makes NATS JetStream a source.
+``apply_operator`` and ``read_state`` use if none is named. ``register_jetstream`` makes NATS JetStream a source.
 ``record_queries`` and ``run_stage`` record what pipelines do as stages of a ledger. ``rewind`` puts a query back to a
-batch after its state was restored to an older one. ``query_metrics`` returns what queries did and how long it took.
+batch after its state was restored to an older one. ``query_metrics`` returns the metrics of queries.
 """
 
 from stateflow.local.embedded import embedded

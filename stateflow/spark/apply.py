@@ -4,9 +4,9 @@
 partition to each row, brings each partition to one task, by a shuffle if there are several tasks, and has an
 :class:`~stateflow.spark.task.OperatorTask` send the rows. In real-time mode the tasks that read the rows send them.
 
-A task of a batch DataFrame cuts its rows into pieces, so each attempt needs them in the same order. Behind a shuffle
-rows arrive as the network brings them, each time in another order. So Spark sorts them by ``order_by`` and a hash of
-their contents, see :func:`row_hash`, unless they come in the same order in any case, see :func:`comes_in_order`.
+A task of a batch DataFrame cuts its rows into pieces, so each attempt needs them in the same order. After a shuffle,
+rows arrive in another order each time. So Spark sorts them by ``order_by`` and a hash of their contents, see
+:func:`row_hash`, unless their order is the same in any case, see :func:`comes_in_order`.
 
 Spark's ``mapInArrow`` gives one DataFrame, so ``apply_operator`` returns main rows and the rows of every side output
 together. A side output's row is in the struct column of its tag, and all its other columns are null.
@@ -89,7 +89,7 @@ _MAKING = ("LocalRelation", "Range", "OneRowRelation")
 
 
 def comes_in_order(df: DataFrame) -> bool:
-    """Tells whether the rows of each task certainly come in the same order whenever they are read."""
+    """Tells whether the rows of each task are certain to come in the same order whenever they are read."""
     if is_connect(df):
         return False  # the server makes the plan
     left = [df._jdf.queryExecution().analyzed()]
@@ -110,7 +110,7 @@ def row_hash(df: DataFrame) -> Column:
     """Hashes all columns, whose names must be plain for Spark, to 64 bits.
 
     Rows that differ have different hashes, except one pair in 2 ** 64. Two rows with the same hash could come in either
-    order, and be taken for each other where one of them ends a piece. Equal rows have the same hash, whether their
+    order, and be mistaken for each other if one of them ends a piece. Equal rows have the same hash, whether their
     columns are nullable or not.
 
     Spark's hash ignores nulls, and takes a list for its elements and -0.0 for 0.0; this one distinguishes all of these.
@@ -124,9 +124,9 @@ def row_hash(df: DataFrame) -> Column:
 
 
 def _parts(value: Column, kind: Any) -> list[Column]:
-    """Returns what to hash of a value.
+    """Returns the parts of a value to hash.
 
-    Two different values have different parts, and the parts of one are no prefix of the other's.
+    Two different values have different parts, and the parts of one are not a prefix of the other's.
     """
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql import types as t
@@ -167,7 +167,7 @@ def side_output(frame: DataFrame, tag: str) -> DataFrame:
     """Returns the rows of one side output, with its columns and no others.
 
     Args:
-        frame: as :func:`apply_operator` returned it for a batch, or as ``foreachBatch`` is given it.
+        frame: the frame that :func:`apply_operator` returned for a batch, or that ``foreachBatch`` receives.
 
     Raises InvalidArgument for a tag that the operator does not have, and for a streaming DataFrame: two queries would
     each send all rows to the operator.
@@ -216,7 +216,7 @@ class HasAddress(Protocol):
 
 
 def address_of(cluster: str | HasAddress) -> str:
-    """Returns the controller's address of a cluster. Raises InvalidArgument where there is none."""
+    """Returns the address of a cluster's controller. Raises InvalidArgument if there is none."""
     address = cluster if isinstance(cluster, str) else getattr(cluster, "address", None)
     if not isinstance(address, str) or not address:
         raise InvalidArgument(
@@ -228,7 +228,7 @@ def address_of(cluster: str | HasAddress) -> str:
 def _own(df: DataFrame, operator: type[Operator], name: str | None, directory: str | Path | None) -> str:
     """Starts this program's own cluster, deploys the operator and returns the cluster's address.
 
-    Raises InvalidArgument where Spark's tasks run elsewhere, and whatever starting and deploying raise.
+    Raises InvalidArgument if Spark's tasks run on other machines, and the errors of starting and deploying.
     """
     master = master_of(df.sparkSession)
     if not master.startswith("local"):
@@ -302,10 +302,10 @@ def apply_operator(
         name: name of the deployment, when it is not the class's.
         source: a name that distinguishes two uses of one operator in one query, or makes a batch run repeatable.
         site: a string column with the site that each row comes from, so that ``autopilot`` may bring the rows' state
-            there. Null, and text that is no site's name, give no site.
+            there. Null, and text that is not a site's name, mean no site.
         tasks: Spark tasks per micro-batch; by default Spark's parallelism, at most one for each partition. The number
-            may change at any time. A single task needs no shuffle: it also runs the stages before it, up to the last
-            shuffle in them.
+            may change at any time. A single task needs no shuffle, and also runs the stages before it, up to their last
+            shuffle.
         initial_state: a batch DataFrame with the key columns. :meth:`Operator.init_state` is given its rows before this
             returns; if all partitions have loaded them before, nothing happens.
         unavailable_timeout: seconds for which a task waits for a replica that does not answer, before the task fails.
@@ -319,7 +319,7 @@ def apply_operator(
 
     Raises KeyColumnMissing, UnsupportedKeyType, OperatorNotDeployed, SchemaMismatch, OperatorNotImportable (executors
     lack this package), InvalidArgument (wrong arguments), InsecureRefused (executors may not call) or Unavailable (no
-    controller, or executors do not reach what this program reaches) here. What a replica refuses later fails the Spark
+    controller, or executors do not reach what this program reaches) here. A later refusal by a replica fails the Spark
     task with the error's line in it.
 
     Example: ``apply_operator(flights, DelayByAircraft, cluster="ctl:7070").writeStream.format("console").start()``
@@ -429,9 +429,9 @@ def apply_operator(
         else:
             refuse_batches(task) if real_time else complete_batches(task)
         return with_outputs(out) if spec.side_schemas else out
-    # Spark runs all tasks in front of a shuffle to their ends before the first task behind it. So even a caller who
-    # takes five rows has all rows applied to the operator. The price is that outputs pass through local files; a
-    # micro-batch is spared it.
+    # Spark runs all tasks before a shuffle to their ends before the first task after it. So all rows are applied to the
+    # operator even if the caller takes only five. The price is that outputs pass through local files; a micro-batch
+    # does not pay it.
     out = out.repartitionById(count, F.spark_partition_id())
     remember(out, task.batch_query, observation)
     return with_outputs(out) if spec.side_schemas else out
@@ -443,7 +443,7 @@ def _routed(df: DataFrame, task: OperatorTask) -> DataFrame:
     A single task has all partitions wherever its rows come from. The task exists without rows, too: Spark makes
     ``coalesce(1)`` of nothing one empty task.
 
-    The rows of a batch DataFrame come in an order that is the same for each attempt, as the task cuts them into pieces.
+    The rows of a batch DataFrame come in the same order for each attempt, because the task cuts them into pieces.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -455,8 +455,8 @@ def _routed(df: DataFrame, task: OperatorTask) -> DataFrame:
     routed = numbered.coalesce(1) if plain else numbered.repartitionById(task.tasks, PARTITION_COLUMN)
     if task.piece_bytes is None:
         return routed
-    # Another generator, behind the shuffle: if the shuffle turns out to have brought nothing, Spark would leave it out
-    # together with a sort right behind it.
+    # Another generator, after the shuffle: if the shuffle turns out to be empty, Spark would leave it out together with
+    # a sort right after it.
     hashed = routed.select("*", F.stack(F.lit(1), row_hash(placed)).alias(HASH_COLUMN))
     by = [] if task.order_by is None else [F.asc_nulls_last(_place(df.columns.index(task.order_by)))]
     if plain and not by and comes_in_order(df):
@@ -467,7 +467,7 @@ def _routed(df: DataFrame, task: OperatorTask) -> DataFrame:
 def _ticked(df: DataFrame, task: OperatorTask) -> DataFrame:
     """Adds the partition's number to each row, in the tasks that read the rows, and emits each row twice.
 
-    Spark passes a row on to Python when it has seen the next one; with the copy, the next one is there at once.
+    Spark passes a row on to Python only when it has seen the next one; the copy serves as the next one.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -476,7 +476,7 @@ def _ticked(df: DataFrame, task: OperatorTask) -> DataFrame:
 
 
 def _placed(df: DataFrame) -> DataFrame:
-    """Returns the frame with its columns named by their places; the tasks give them their names back.
+    """Returns the frame with its columns renamed by position; the tasks restore the names.
 
     Spark reads a dot or a backtick in a name as syntax, and cannot tell apart two columns of one name.
     """
@@ -488,7 +488,7 @@ def _place(number: int) -> str:
 
 
 def _partition(df: DataFrame, task: OperatorTask) -> Column:
-    """The number of each row's partition, as a column of the placed frame."""
+    """Returns the number of each row's partition, as a column of the frame from :func:`_placed`."""
     from pyspark.sql import functions as F  # noqa: N812
 
     columns = [_hashable(df, column, task.operator) for column in task.key]
@@ -515,7 +515,7 @@ def _ends_in_operator(df: DataFrame) -> bool:
 
 
 def _load(rows: DataFrame, task: OperatorTask, schema: Any) -> None:
-    """Loads the first state into every partition that has not got it."""
+    """Loads the initial state into every partition that lacks it."""
     loaded = positions(Router(task.controller, task.operator), INITIAL)
     if len(loaded) == task.partitions:
         log.warning("%s already has its initial state, ignoring the rows of initial_state=", task.operator)
@@ -557,7 +557,7 @@ def _micros(lateness: timedelta) -> int:
 
 
 def _hashable(df: DataFrame, column: str, operator: str) -> Column:
-    """Returns the key column in the form that is hashed, of the placed frame.
+    """Returns the key column in the form for hashing, of the frame from :func:`_placed`.
 
     Every integral type becomes a long, so that Python and the JVM agree.
     """

@@ -1,4 +1,4 @@
-"""Checks of what can be recognised as wrong before the first batch: executors, DataFrames and their columns.
+"""Checks that find errors before the first batch: in executors, DataFrames and their columns.
 
 :func:`check_executors` checks, before the first row, that executors on other machines have this package, may call and
 reach the cluster. A job of one short task for each executor slot checks them, once for an application. If a replica
@@ -81,7 +81,7 @@ _STORED: dict[str, Callable[[pa.DataType], bool]] = {
 class Miss:
     """An address that an executor does not reach.
 
-    ``host``: the executor's. ``why``: the operating system's reason.
+    ``host``: the executor's host. ``why``: the operating system's reason.
     """
 
     host: str
@@ -97,9 +97,9 @@ Here = Callable[[Collection[str]], Mapping[str, str]]
 def check_executors(spark: SparkSession, controller: str, owners: Iterable[ReplicaInfo], token: str = "") -> None:
     """Checks that Spark's Python workers can run an operator's tasks.
 
-    Raises OperatorNotImportable where they lack this package, Unavailable where they do not reach the controller or one
-    of the replicas that this program reaches, InsecureRefused or BadCertificate where they may not call. Workers on
-    this machine are asked only if they run another Python than this one.
+    Raises OperatorNotImportable if they lack this package, Unavailable if they do not reach the controller or one of
+    the replicas that this program reaches, InsecureRefused or BadCertificate if they may not call. Workers on this
+    machine are asked only if they run another Python than this one.
 
     Args:
         controller: as for ``apply_operator``.
@@ -130,8 +130,8 @@ def check_reached(ask: Ask, here: Here, controllers: Sequence[str], replicas: Ma
     """Checks that executors reach the controllers and replicas that this program reaches.
 
     Args:
-        ask: returns what executors do not reach.
-        here: returns what this program does not reach.
+        ask: returns the addresses that executors do not reach.
+        here: returns the addresses that this program does not reach.
         controllers: addresses of the controllers.
         replicas: address → name.
 
@@ -220,7 +220,9 @@ class Trying:
     """Check that ``mapInArrow`` runs in each executor.
 
     Yields a row for each address that is not reached from there, or one row for a fault that keeps the executor from
-    calling. Pickled by name, so that a worker that runs it has imported what an operator's task imports.
+    calling.
+
+    It is pickled by name, so that a worker must import the same modules as for an operator's task.
     """
 
     addresses: tuple[str, ...]
@@ -343,10 +345,11 @@ def check_running(spark: SparkSession) -> None:
 
 
 def check_key(df: DataFrame, operator: type[Operator], name: str, controller: ControllerClient) -> None:
-    """Checks that stored keys have the type of the key column. Raises SchemaMismatch, as other keys would never meet.
+    """Checks that stored keys have the type of the key column. Raises SchemaMismatch, because keys of different types
+    never match.
 
-    Checks operators with one key column only, as one stored key shows its type. Replicas that are away are not waited
-    for.
+    Checks operators with one key column only, because one stored key shows its type. Does not wait for replicas that do
+    not answer.
     """
     owners = controller.deployment(name).owners
     key = operator.key if isinstance(operator.key, str) else operator.key[0] if len(operator.key) == 1 else None
@@ -411,7 +414,7 @@ def types_in(kind: Any) -> Iterator[Any]:
 
 
 def check_once(df: DataFrame, column: str, use: str) -> None:
-    """Checks that a column that is named for one use does not occur several times. Raises InvalidArgument."""
+    """Checks that a column with a special use occurs only once. Raises InvalidArgument."""
     if (times := df.columns.count(column)) > 1:
         raise InvalidArgument(
             f"{times} columns are named {column!r}, so {use} is ambiguous",
@@ -469,7 +472,7 @@ def check_real_time(df: DataFrame, position: Sequence[str] | None) -> tuple[str,
 
     They are those of the source partition, then that of the offset.
 
-    Raises InvalidArgument, also for what the session or its Spark lacks.
+    Raises InvalidArgument, also if the session or its Spark lacks something.
     """
     require(REAL_TIME, df.sparkSession)
     if not df.isStreaming:
@@ -533,7 +536,8 @@ def _shuffle_in(df: DataFrame) -> str | None:
 
 
 def check_initial_keys(rows: DataFrame, df: DataFrame, key: tuple[str, ...], operator: str) -> None:
-    """Checks that first state has keys of the input's types. Raises SchemaMismatch, as other keys would never meet."""
+    """Checks that initial state has keys of the input's types. Raises SchemaMismatch, because keys of different types
+    never match."""
     for column in key:
         if column not in rows.columns or column not in df.columns:
             continue  # reported by the code that needs the column

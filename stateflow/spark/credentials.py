@@ -13,8 +13,7 @@ The machines of replicas in Spark's tasks are not known before the tasks run. So
 3. The desk issues one for the replica's name and for the address from which the question came, see :class:`Register`.
    For a name that already has a certificate for one address, the desk refuses any other address.
 
-So a process with the secret can pass for a replica that has not enrolled yet, or for one on its own machine, and for no
-other replica.
+So a process with the secret can impersonate only a replica that has not enrolled yet, or one on its own machine.
 
 A question is one line of JSON with ``secret``, ``name`` and ``request``. The answer is one line with ``cert``, or with
 ``refused``, an error.
@@ -63,7 +62,8 @@ _SECRET, _NAME, _REQUEST, _CERT, _REFUSED = "secret", "name", "request", "cert",
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """Access to the enrolment desk, given to tasks. ``address``: of the desk. ``ca``: PEM."""
+    """Access to the enrolment desk, for tasks. ``address``: the desk's address. ``ca``: its authority's certificate,
+    PEM."""
 
     address: str
     ca: bytes
@@ -72,7 +72,7 @@ class Enrolment:
     def enrol(self, name: str, out: Path) -> None:
         """Writes a key, its certificate and the authority's certificate to ``out``.
 
-        Raises NotAllowed, Unavailable; OSError where ``out`` cannot be written.
+        Raises NotAllowed, Unavailable; OSError if ``out`` cannot be written.
         """
         key, request = own_request()
         said = {_SECRET: self.secret, _NAME: name, _REQUEST: request.decode()}
@@ -156,7 +156,7 @@ class Desk:
     Args:
         answer: (line, address it came from) → answer.
 
-    Raises OSError where it cannot listen there.
+    Raises OSError if it cannot listen there.
     """
 
     def __init__(self, host: str, files: Path, answer: Callable[[bytes, str], bytes]) -> None:
@@ -266,9 +266,9 @@ class Credentials:
         return variables_of(self._controller) | NO_TOKEN
 
     def begin(self) -> None:
-        """Makes this process an administrator of this cluster until :meth:`end`.
+        """Gives this process the certificate of an administrator of this cluster until :meth:`end`.
 
-        The process can talk to no other cluster meanwhile.
+        Meanwhile the process cannot talk to another cluster.
         """
         given = dict.fromkeys(self.of_controller, "") | {"STATEFLOW_TOKEN_FILE": str(self.token_file)}
         self._own.enter_context(environment(given))

@@ -1,4 +1,5 @@
-"""Replicas inside a Spark application: a controller beside its driver, and replicas as tasks that run as long as it.
+"""Replicas inside a Spark application: a controller beside its driver, and replicas as tasks that run as long as the
+application.
 Each replica is a process of its own, which ends with its task.
 """
 
@@ -49,7 +50,7 @@ _NAME = "REPLICA"
 
 
 def base_of(group: str) -> str:
-    """Returns the prefix of the replica names of a group."""
+    """Returns the prefix of the replica names of a job group."""
     return f"{SITE}-{group}"
 
 
@@ -59,8 +60,8 @@ class ReplicaTask:
 
     Yields no rows; runs until killed, and raises if its replica ends.
 
-    ``enrolment``: where the task gets a certificate. None: the replica talks plain text, beyond this machine only if
-    ``insecure``. ``again``: a task of an earlier job may have used this task's name.
+    ``enrolment``: access to a certificate. None: the replica talks plain text, to other machines only if ``insecure``.
+    ``again``: a task of an earlier job may have used this task's name.
     """
 
     controller: str
@@ -113,7 +114,7 @@ class ReplicaTask:
         return Path(local) / f"stateflow-{self.application}-{self.group}" / str(number)
 
     def name(self, folder: Path, number: int, attempt: int | None) -> str:
-        """Returns the name of the replica that has this directory, or gives it a new name.
+        """Returns the name of the replica whose directory this is. For a new directory, chooses a name.
 
         Args:
             attempt: number that no other task of the application has; None: first attempt.
@@ -177,7 +178,7 @@ def _wait_for_former(state: Path) -> None:
 LOOK_S = 1.0
 #: seconds until a replica that still owns partitions is asked again to give them away
 EMPTY_AGAIN_S = 10.0
-#: seconds for which a replica that ends gets no partitions: by then it is gone
+#: seconds for which an ending replica receives no partitions; after that it is gone
 MAINTENANCE_S = 3600.0
 _TASKS_MAX = 1 << 20
 WHY = "its executor is decommissioned, and its replica owns no partitions"
@@ -211,7 +212,7 @@ class Leaving:
 class Steps:
     """Next steps for tasks that leave.
 
-    ``empty``: replicas that are to give away their partitions. ``end``: tasks whose replicas own nothing.
+    ``empty``: replicas whose partitions must be moved away. ``end``: tasks whose replicas own nothing.
     """
 
     empty: tuple[str, ...] = ()
@@ -256,7 +257,7 @@ class Departures:
     def _of(self, number: int, replicas: Sequence[ReplicaStatus]) -> list[ReplicaStatus]:
         """Returns the replicas of a task's number that answer.
 
-        If none answers, returns all that this number ever had, as a replica may be silent for a moment.
+        If none answers, returns all replicas that this number ever had, because a replica may be silent for a moment.
         """
         named = re.compile(rf"{re.escape(self._base)}-{number}(-\d+)?")
         known = [replica for replica in replicas if named.fullmatch(replica.name)]
@@ -306,7 +307,7 @@ class Decommissioning(threading.Thread):
             self._context._jsc.sc().killTaskAttempt(task, True, WHY)
 
     def _empty(self, name: str) -> None:
-        """Moves all partitions of a replica away. Raises StateflowError where no other replica could take them."""
+        """Moves all partitions of a replica away. Raises StateflowError if no other replica can take them."""
         try:
             self._cluster.maintain(name, for_s=MAINTENANCE_S)
         except Unavailable:  # also if a standby would lose its place; this replica ends anyway
@@ -322,7 +323,7 @@ class Decommissioning(threading.Thread):
 
 
 def sources_of(status: ClusterStatus) -> set[str]:
-    """Returns the replicas from which a partition moves away, or is to move."""
+    """Returns the replicas from which partitions are moving away, or will move."""
     under_way = [move for each in status.reconfigurations if not each.over for move in each.moves]
     return {move.source for move in under_way if move.stands in ("waiting", "in_progress")}
 
@@ -363,7 +364,8 @@ def _stages(spark: SparkContext, group: str) -> list[tuple[int, int]]:
 
 
 class SparkCluster:
-    """A running cluster, made by :func:`start_cluster`. ``address``: of its controller. ``cluster``: a client of it.
+    """A running cluster, made by :func:`start_cluster`. ``address``: its controller's address. ``cluster``: a client of
+    it.
 
     Example: ``cluster.stop(savepoint="before-the-upgrade")``
     """
@@ -483,7 +485,7 @@ class SparkCluster:
     ) -> None:
         """Deploys an operator as :meth:`~stateflow.client.Cluster.deploy` does, with this cluster's number of standbys.
 
-        A class of a module is sent to the executors with its package, see :func:`~stateflow.client.packing.pack`,
+        The package of a class in a module is sent to the executors, see :func:`~stateflow.client.packing.pack`,
         unless it is ``installed`` there.
         """
         if (
@@ -556,7 +558,7 @@ def start_cluster(
             True if other machines reach the driver, or it has certificates or a token itself, unless ``insecure``.
         insecure: True allows plain text between machines, as ``--insecure`` does.
 
-    Raises InvalidArgument where the master does not try tasks again, or has too few slots, or for Spark Connect;
+    Raises InvalidArgument if the master does not try tasks again, or has too few slots, or for Spark Connect;
     Unavailable where the replicas do not come up.
 
     Example: ``cluster = start_cluster(spark, replicas=2, standbys=1, checkpoints="s3://bucket/checkpoints")``

@@ -6,11 +6,11 @@ An offset is a sequence number of the stream, with all that defines the batch::
 
 The batch consists of the messages with after < sequence ≤ seq, of which the stream held ``held`` when Spark wrote the
 offset into its log. A replay that finds fewer of them, or another stream under the name, is not the same batch: the
-source refuses it as ``source_gap``. With ``after``, the first batch of a query replays from where the query began then,
-not from where it would begin today.
+source refuses it as ``source_gap``. With ``after``, a replay of the first batch starts where the query began then, not
+where it would begin today.
 
-The driver counts the messages when it divides a batch into slices, and each task again when it has read its slice. With
-``on_gap=skip`` the source skips messages that are missing, but never accepts another stream.
+The driver counts the messages when it divides a batch into slices, and each task counts again when it has read its
+slice. With ``on_gap=skip`` the source skips messages that are missing, but never accepts another stream.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CHUNK = 512
 INACTIVE_S = 60
 #: fewer messages than this are not worth a task of their own
 SLICE_MIN = 1_000
-#: columns without ``value_schema``: the message as it is
+#: columns without ``value_schema``: the unchanged message
 MESSAGE = "seq long, time timestamp, subject string, headers map<string,string>, data binary"
 _UTC = pa.timestamp("us", tz="UTC")
 _NO_STREAM = 10059
@@ -106,10 +106,10 @@ class StreamFacts:
 class Connection:
     """Connection to the first server that answers: facts about a stream, and the messages of a range of it.
 
-    Its calls block, and it lasts only during a request, as Spark reads from processes that come and go. It speaks
+    Its calls block, and it lasts only for one request, because Spark reads from short-lived processes. It speaks
     JetStream's JSON API directly: for the few requests needed here that is clearer than a client library's wrappers.
 
-    Raises Unavailable for errors that may pass, InvalidArgument and SourceMissing for others.
+    Raises Unavailable for temporary errors, InvalidArgument and SourceMissing for others.
     """
 
     def __init__(self, place: Place) -> None:
@@ -173,7 +173,7 @@ class Connection:
         self._delete_consumer(name)
 
     async def _pull(self, name: str, inbox: str, arriving: Any, count: int) -> tuple[list[Msg], bool]:
-        """Returns the next messages, at most ``count``, and whether these are all that were to come."""
+        """Returns the next messages, at most ``count``, and whether these were the last."""
         request = json.dumps({"batch": count, "no_wait": True}).encode()
         await self._nc.publish(f"{self._api_prefix}.CONSUMER.MSG.NEXT.{self._place.stream}.{name}", request, inbox)
         got: list[Msg] = []
@@ -281,7 +281,7 @@ async def connect(servers: Sequence[str]) -> Any:
 
 
 def patiently(place: Place, ask: Callable[[Connection], T], timeout_s: float) -> T:
-    """Returns the answer, asking again while the server is away, for at most ``timeout_s``."""
+    """Returns the answer, repeating the question for at most ``timeout_s`` while the server does not answer."""
     deadline = SYSTEM_CLOCK.monotonic() + timeout_s
     while True:
         try:
@@ -294,9 +294,9 @@ def patiently(place: Place, ask: Callable[[Connection], T], timeout_s: float) ->
 
 
 def read_range(place: Place, first: int, last: int, timeout_s: float) -> Iterator[list[Message]]:
-    """Yields messages as :meth:`Connection.messages` does, and resumes behind the last one after an outage.
+    """Yields messages as :meth:`Connection.messages` does, and resumes after the last one following an outage.
 
-    Raises Unavailable when nothing comes for ``timeout_s``.
+    Raises Unavailable if nothing arrives for ``timeout_s``.
     """
     deadline = SYSTEM_CLOCK.monotonic() + timeout_s
     while first <= last:
@@ -314,7 +314,7 @@ def read_range(place: Place, first: int, last: int, timeout_s: float) -> Iterato
 
 
 def _message(message: Msg) -> tuple[Message, int]:
-    """Returns a message, and the number of messages behind it.
+    """Returns a message, and the number of messages after it.
 
     The reply subject has both. Its parts are counted from the end:
     ``$JS.ACK.[domain.account.]stream.consumer.delivered.sequence.number.time.pending[.token]``.
@@ -334,7 +334,7 @@ def _message(message: Msg) -> tuple[Message, int]:
 def _credentials() -> dict[str, Any]:
     """Returns the credentials from this process's settings.
 
-    Options of a source have none, as Spark shows them.
+    Options of a source contain none, because Spark displays options.
     """
     said = NatsSettings()
     values = {
@@ -347,7 +347,7 @@ def _credentials() -> dict[str, Any]:
 
 
 async def _quiet(_: Exception) -> None:
-    """Ignores the error: the call that waits for an answer raises it."""
+    """Ignores an error, because the call that waits for an answer raises it."""
 
 
 # -- Messages as Arrow record batches --------------------------------------------------------------------------------
@@ -601,7 +601,7 @@ class JetStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _facts(self) -> StreamFacts:
         """Asks the server for facts of the stream.
 
-        The first call requires the server to be there; later calls wait for it.
+        The first call fails if the server does not answer; later calls wait for it.
         """
         options = self._options
         wait_s = options.unavailable_timeout if self._reached else 0

@@ -1,14 +1,14 @@
-"""Metrics of the operators of queries: what they did and how long it took, aggregated from their tasks' reports.
+"""Metrics of the operators of queries: counts and times, aggregated from their tasks' reports.
 
-Each pass of a task over its rows gives a :class:`TaskReport`. Reports come to the driver in one of two ways:
+Each pass of a task over its rows gives a :class:`TaskReport`. Reports reach the driver in one of two ways:
 
 * By an accumulator. Spark adds its update when a task succeeds, before the job that waits for the task goes on: when a
-  micro-batch is done, all its reports are there.
+  micro-batch is done, all its reports have arrived.
 * Over Spark Connect, which has no accumulators, as Spark's observed metrics. A task's last row has its report in a
   column of its own and nothing else. Spark collects that column as an observed metric, part of a micro-batch's progress
   or of a batch's answer, from where the client reads it. The row itself is filtered out.
 
-:class:`Tally` aggregates reports, and what Spark says of its micro-batches, without I/O. :func:`query_metrics` gives
+:class:`Tally` aggregates reports, and Spark's own figures of micro-batches, without I/O. :func:`query_metrics` gives
 the result.
 """
 
@@ -53,12 +53,11 @@ _NOT_NULL = re.compile(r"\s+not\s+null\b", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Time spent, by where it went, in seconds.
+    """Time spent, by activity, in seconds.
 
-    ``spark``: tasks waited for their rows; for a micro-batch also all that Spark did beside the operators' tasks.
-    ``routing``: sorting, slicing and encoding rows in the tasks, and decoding outputs.
-    ``rpc``: round trips to replicas, less their time in the next two: network, queues, moves, standbys.
-    ``operator``: time in the operator, including timers and watermark.
+    ``spark``: tasks waited for their rows; for a micro-batch also all of Spark's other work. ``routing``: sorting,
+    slicing and encoding rows in the tasks, and decoding outputs. ``rpc``: round trips to replicas, less their time in
+    the next two: network, queues, moves, standbys. ``operator``: time in the operator, including timers and watermark.
     ``commit``: collecting the changed state, and writing it.
 
     >>> Seconds(operator=0.25).operator
@@ -109,11 +108,11 @@ class OperatorMetrics:
     """Metrics of one operator of a query, in one micro-batch or in all. ``source``: as given to ``apply_operator``.
 
     ``rows``: input rows. ``tasks``: Spark tasks. ``visits``: partitions that those tasks sent to, with rows or without.
-    None of the three rises when Spark runs a task or a micro-batch again; such tasks are counted as ``repeated``.
+    These three do not rise when Spark runs a task or a micro-batch again; such tasks are counted as ``repeated``.
     ``replayed``: visits that were answered with the stored output, of all tasks including repeated ones. ``seconds``:
     sum over all tasks, including repeated ones, so two tasks in parallel spend two seconds in one. A task's seconds add
-    up to its duration until its first output; their ``operator`` and ``commit`` are those of the replica that took
-    longest for the task, as replicas work in parallel.
+    up to its duration until its first output; their ``operator`` and ``commit`` are those of the slowest replica of the
+    task, because replicas work in parallel.
 
     Example: ``[(each.operator, each.rows) for each in query_metrics(query).operators]``
     """
@@ -163,8 +162,9 @@ class BatchMetrics:
 
     ``input_rows``: rows of the query's sources. ``trigger_s``: seconds from trigger to commit. Both are Spark's
     figures, and None until Spark reports them, or when it has forgotten them. ``seconds``: add up to ``trigger_s``. The
-    time in which tasks of the operators ran is divided as those tasks spent theirs, and the rest is Spark's. Without
-    ``trigger_s`` there is no rest. For a micro-batch that ran again, they are of the newest run.
+    time in which tasks of the operators ran is divided in proportion to their activities, and the rest counts as
+    Spark's. Without ``trigger_s`` there is no rest. For a micro-batch that ran again, the seconds are of the newest
+    run.
 
     Example: ``query_metrics(query).batches[-1].seconds.operator``
     """
@@ -187,7 +187,7 @@ class BatchMetrics:
 
 @dataclass(frozen=True, slots=True)
 class QueryMetrics:
-    """Metrics of one query, since this driver began.
+    """Metrics of one query, since this driver started.
 
     ``id``: Spark's query id; for a batch DataFrame the ``source`` of ``apply_operator``, or a generated id.
     ``batches``: the newest 100, oldest first. ``batches_total``, ``operators`` and ``seconds`` cover all batches.
@@ -222,7 +222,7 @@ class TaskReport:
     ``run``: the run of the query, in which each task number is unique. Empty for a batch DataFrame, whose task numbers
     are unique in ``use``, one call of ``apply_operator``.
 
-    ``began_us``: by the wall clock of its machine; ``seconds.total`` counts from then on.
+    ``began_us``: its begin by its machine's wall clock; ``seconds.total`` counts from then on.
     """
 
     query: str
@@ -267,7 +267,7 @@ class _Use:
 
 @dataclass(slots=True)
 class _Batch:
-    """One batch. ``covered``, ``spans`` and ``spent`` are of the newest run, as its trigger is."""
+    """One batch. ``covered``, ``spans`` and ``spent``, like the trigger, are of the newest run."""
 
     run: str
     uses: dict[tuple[str, str | None], _Use] = field(default_factory=dict)
@@ -317,7 +317,7 @@ class _Batch:
 
 @dataclass(slots=True)
 class _Query:
-    """One query. ``dropped``, ``dropped_seconds`` and ``totals`` are of batches that are no longer kept."""
+    """One query. ``dropped``, ``dropped_seconds`` and ``totals`` cover batches that are no longer kept."""
 
     name: str | None = None
     batches: OrderedDict[int, _Batch] = field(default_factory=OrderedDict)
@@ -362,7 +362,8 @@ class Tally:
                     self._queries.popitem(last=False)
 
     def observed(self, run: str, batch: int, reports: Iterable[TaskReport]) -> None:
-        """Adds the reports of a run's micro-batch, once: batches of a run come in order, and may come again."""
+        """Adds the reports of a run's micro-batch, but only once: batches of a run arrive in order, and may arrive
+        again."""
         with self._lock:
             if self._observed.get(run, -1) >= batch:
                 return
@@ -373,7 +374,7 @@ class Tally:
         self.report(reports)
 
     def triggered(self, triggers: Iterable[Trigger]) -> None:
-        """Adds what Spark says of batches. Unknown batches, and those of other runs, are ignored."""
+        """Adds Spark's figures of batches. Unknown batches, and those of other runs, are ignored."""
         with self._lock:
             for each in triggers:
                 query = self._queries.get(each.query)
@@ -409,7 +410,7 @@ class Tally:
             return None
 
     def batch(self, query: str, number: int) -> BatchMetrics | None:
-        """Returns the metrics of one batch; None when it is not, or no longer, known."""
+        """Returns the metrics of one batch; None: it is not, or no longer, known."""
         with self._lock:
             known = self._queries.get(query)
             batch = None if known is None else known.batches.get(number)
@@ -426,10 +427,10 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def elapsed(running_s: float, spent: Seconds, trigger_s: float | None) -> Seconds:
-    """Converts the time that overlapping tasks spent to time as it passed.
+    """Converts the summed time of overlapping tasks to elapsed time.
 
-    Adds up to ``trigger_s``; if that is None, to ``running_s``, the time in which any of the tasks ran. Tasks use their
-    machines' clocks, so ``running_s`` may seem longer than ``trigger_s``.
+    The result adds up to ``trigger_s``; if that is None, to ``running_s``, the time in which any of the tasks ran.
+    Tasks use their machines' clocks, so ``running_s`` may seem longer than ``trigger_s``.
     """
     if trigger_s is not None:
         running_s = min(running_s, trigger_s)
@@ -449,9 +450,9 @@ _FIELDS = [field.name for field in fields(TaskReport)]
 
 
 def with_report_column(schema: Any) -> Any:
-    """Returns the schema that tasks give, in DDL or as a StructType.
+    """Returns the schema of the tasks' output, in DDL or as a StructType.
 
-    All columns may be null, as those of a report row are.
+    All columns may be null, because those of a report row are.
     """
     if isinstance(schema, str):
         return f"{_NOT_NULL.sub('', schema)}, {REPORT_COLUMN} string"
@@ -464,7 +465,7 @@ def with_report_column(schema: Any) -> Any:
 def with_report(
     outputs: Iterable[pa.RecordBatch], schema: pa.Schema, reports: list[TaskReport]
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the outputs, then the content of ``reports`` at that time. ``schema``: used where there are no outputs."""
+    """Yields the outputs, then the content of ``reports`` at that time. ``schema``: used if there are no outputs."""
     for batch in outputs:
         schema = batch.schema
         yield _joined(batch.columns, schema, pa.nulls(batch.num_rows, pa.string()))
@@ -482,7 +483,7 @@ def _joined(columns: list[pa.Array], schema: pa.Schema, reports: pa.Array) -> pa
 def observed(frame: DataFrame, use: str) -> tuple[DataFrame, Any]:
     """Returns the tasks' outputs without reports, and for a batch DataFrame the Observation with the reports.
 
-    ``use``: name of this application, as Spark refuses two observations of one name in a query.
+    ``use``: name of this application, because Spark refuses two observations of one name in a query.
     """
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.connect.observation import Observation
@@ -555,9 +556,10 @@ class _Reports:
 
 
 def reports_to(spark: SparkSession) -> Accumulator[Any] | None:
-    """Returns the accumulator for tasks' reports, one for each Spark context, as Spark never forgets an accumulator.
+    """Returns the accumulator for tasks' reports, one for each Spark context, because Spark never forgets an
+    accumulator.
 
-    Returns None for sessions of Spark Connect, whose queries are found by name from now on.
+    Returns None for sessions of Spark Connect, whose queries can be found by name from now on.
     """
     if is_connect(spark):
         _SESSIONS.add(spark)
@@ -570,27 +572,27 @@ def reports_to(spark: SparkSession) -> Accumulator[Any] | None:
 
 
 def remember(frame: DataFrame, query: str, observation: Any = None) -> None:
-    """Remembers a batch DataFrame of ``apply_operator`` and the query that its tasks report as.
+    """Remembers a batch DataFrame of ``apply_operator`` and the query name in its tasks' reports.
 
-    ``observation``: holds the reports over Spark Connect; None: they come by accumulator.
+    ``observation``: holds the reports over Spark Connect; None: they arrive by accumulator.
     """
     _FRAMES[frame] = query, observation
 
 
 def query_metrics(query: StreamingQuery | DataFrame | str) -> QueryMetrics:
-    """Returns what the operators of a query did so far: rows, micro-batches, and time by where it went.
+    """Returns the metrics of a query's operators so far: rows, micro-batches, and time by activity.
 
-    The metrics are complete up to the last micro-batch that has ended, and include what is known of one under way. This
-    driver's process keeps them for its 100 newest queries; a query that goes on in another driver begins anew. Over
+    They are complete up to the last micro-batch that has ended, and include the known figures of one under way. This
+    driver's process keeps them for its 100 newest queries; a query that continues in another driver begins anew. Over
     Spark Connect, they cover the micro-batches that Spark still reported at the time of a call (the newest 100), and
     none under way; those of a batch DataFrame are of its newest evaluation, and found by the DataFrame only.
 
     Args:
-        query: a streaming query, running or ended; its id or name; or a batch DataFrame as ``apply_operator`` returned
-            it, or the ``source`` it was given. Spark's own figures of an ended query can be read from the query object
-            only; by name or id, those read earlier are returned.
+        query: a streaming query, running or ended; its id or name; or the batch DataFrame that ``apply_operator``
+            returned, or its ``source`` argument. Spark's own figures of an ended query can be read from the query
+            object only; by name or id, those read earlier are returned.
 
-    Returns metrics without batches for a query that has not finished its first. Raises NoMetrics when the query is not
+    Returns metrics without batches for a query that has not finished its first. Raises NoMetrics if the query is not
     known, or finished a micro-batch without any operator, and InvalidArgument for a streaming DataFrame.
 
     Example: ``query_metrics(query).seconds.to_dict()``
@@ -619,7 +621,7 @@ def query_metrics(query: StreamingQuery | DataFrame | str) -> QueryMetrics:
 
 
 def note(progresses: Sequence[Any]) -> bool:
-    """Adds what Spark says of micro-batches to the tally, oldest first. Tells whether there was a batch with rows."""
+    """Adds Spark's figures of micro-batches to the tally, oldest first. Returns whether there was a batch with rows."""
     done = [each for each in progresses if "addBatch" in each["durationMs"]]  # otherwise Spark found no rows
     for each in done:
         TALLY.observed(str(each["runId"]), int(each["batchId"]), reports_of(each["observedMetrics"] or {}))
@@ -639,7 +641,7 @@ def note(progresses: Sequence[Any]) -> bool:
 
 
 def _input_rows(progress: Any) -> int:
-    """Returns the rows that came from all sources; over Spark Connect only the sources have the figure."""
+    """Returns the number of rows from all sources. Over Spark Connect it sums the sources: there is no total."""
     rows = progress["numInputRows"]
     return int(sum(source["numInputRows"] for source in progress["sources"]) if rows is None else rows)
 

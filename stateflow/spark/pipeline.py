@@ -50,7 +50,7 @@ class Outcome:
     """Result of a run.
 
     ``stopped``: the run was told to stop before its end. ``rows`` and ``batches``: None for a batch pipeline.
-    ``done_before``: by the ledger, an earlier run completed the pipeline, and nothing ran.
+    ``done_before``: according to the ledger, an earlier run completed the pipeline, so nothing ran.
 
     ``operators``: metrics of this run, in the order in which the operators first reported.
     """
@@ -124,7 +124,7 @@ def _run(
 
 
 def _run_batch(spark: SparkSession, file: PipelineFile, manager: StateManager | None) -> Outcome:
-    """Runs a batch pipeline; with a state manager as one stage, which is done once."""
+    """Runs a batch pipeline. With a state manager, it is one stage, which is done only once."""
     config = file.config
     applied: list[DataFrame] = []
     pushed = False
@@ -156,7 +156,7 @@ def _run_batch(spark: SparkSession, file: PipelineFile, manager: StateManager | 
 def end_of(config: PipelineConfig, end: Reading | Sink) -> End:
     """Describes a source or a sink for its stages.
 
-    The name is the connection, or else the format; the entity is what is read or written there; the filter is the
+    The name is the connection, or else the format; the entity is the table or path there; the filter is the
     ``where`` condition of a source.
     """
     options = config.options(end)

@@ -51,7 +51,7 @@ class _Section(BaseModel):
 
 
 class Reading(_Section):
-    """A source, or rows of initial state: any format Spark can read."""
+    """A source, or rows of initial state: any format that Spark can read."""
 
     format: str
     path: str | None = None
@@ -116,7 +116,7 @@ class PipelineConfig(_Section):
     state_manager: dict[str, Any] | None = None
 
     def options(self, end: Reading | Sink) -> dict[str, Option]:
-        """Returns the options of the connection profile, overridden by the end's own."""
+        """Returns the options of the connection profile, overridden by the source's or sink's own."""
         return {**(self.connections[end.connection] if end.connection else {}), **end.options}
 
 
@@ -150,7 +150,7 @@ def load_pipeline(file: Path, settings: Mapping[str, str], environment: Mapping[
 
     Args:
         settings: values of parameters, as given by ``--set``.
-        environment: environment variables that references are replaced from.
+        environment: environment variables for references.
     """
     document = _read(file)
     secrets: list[str] = []
@@ -242,7 +242,8 @@ def _typed(name: str, text: str, default: Any) -> Any:
 
 
 def _resolved(value: Any, parameters: Mapping[str, Any], secret: Callable[[str, str], str], at: str = "") -> Any:
-    """Returns ``value`` with every reference replaced; a text that is one parameter and nothing else keeps its type."""
+    """Returns ``value`` with every reference replaced; a text that consists of one parameter only keeps that
+    parameter's type."""
     if isinstance(value, Mapping):
         for key in value:
             if isinstance(key, str) and _REFERENCE.search(key):
@@ -291,7 +292,7 @@ def _without_secrets(value: Any, key: str = "") -> Any:
     return masked(value) if isinstance(value, str) else value
 
 
-# -- what is wrong with it ------------------------------------------------------------------------------------
+# -- faults ------------------------------------------------------------------------------------
 
 
 def _validated(document: Mapping[str, Any]) -> PipelineConfig:

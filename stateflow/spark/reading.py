@@ -36,13 +36,13 @@ def read_state(
 
     Column types are those that the state declares, see :mod:`stateflow.state.arrays`; several key columns are a struct.
     Entries come from a live ``cluster``, or without any cluster from a ``checkpoint`` store (its newest checkpoint, or
-    a ``savepoint``), or else from this program's own cluster in ``directory`` or ``./stateflow-data``. Reading stops
-    nothing. The entries are those of this moment, and pass through the driver: call it again for newer ones. Expired
-    entries are left out: those of a cluster that have expired by now, those of a checkpoint that had expired when it
-    was taken.
+    a ``savepoint``), or else from this program's own cluster in ``directory`` or ``./stateflow-data``. Reading does not
+    stop processing. The entries are those of this moment, and pass through the driver: call it again for newer ones.
+    Expired entries are left out: those of a cluster that have expired by now, those of a checkpoint that had expired
+    when it was taken.
 
-    Raises OperatorNotDeployed, UnknownState, Unavailable; InvalidArgument for more than one place, or for a directory
-    that never had a cluster; CheckpointMissing or CheckpointCorrupt for a checkpoint.
+    Raises OperatorNotDeployed, UnknownState, Unavailable; InvalidArgument if more than one of these is named, or for a
+    directory that never had a cluster; CheckpointMissing or CheckpointCorrupt for a checkpoint.
 
     Example: ``read_state(spark, operator="DelayByAircraft", state="flights").where("value > 9").show()``
     """

@@ -1,26 +1,27 @@
-"""Operators in queries of Spark's real-time mode, which apply rows as they come within an epoch of seconds or minutes.
+"""Operators in queries of Spark's real-time mode, which apply rows as they arrive, within epochs of seconds or minutes.
 
 At an epoch's end Spark records the offset that each source partition has reached. An epoch that runs again may end
 elsewhere, so rows that were applied within it may come as rows of the next one. Therefore a row is identified by its
 offset in its source partition, and its output follows the row:
 
-* A task sends the rows that have come as a batch of its own, to a sparse source for each source partition. The batch's
-  number is the offset of its last row plus one. Partitions of the state skip rows up to the number that they contain.
-* Partitions keep the outputs of each batch. When Spark gives rows again that a partition contains, the task gives a
-  batch's stored outputs once the batch's last row has come. So an output is given in every epoch in which Spark gives
-  its row, and in no other.
-* The first row of a source partition in an epoch shows how far earlier epochs have ended for good. Outputs up to there
-  are no longer wanted, and are dropped.
+* A task sends the rows that have arrived as a batch of their own, to a sparse source for each source partition. The
+  batch's number is the offset of its last row plus one. Partitions of the state skip rows up to the number that they
+  contain.
+* Partitions keep the outputs of each batch. When Spark delivers rows again that a partition contains, the task emits a
+  batch's stored outputs once the batch's last row has arrived. So an output is emitted in every epoch in which Spark
+  delivers its row, and in no other.
+* The first row of a source partition in an epoch shows where earlier epochs have ended for good. Outputs up to there
+  are no longer needed, and are dropped.
 * An attempt of a task is the newest client of its sources. From then on partitions refuse earlier attempts, whatever
   they still send.
-* Outputs that come of time and of no row, such as those of timers, belong to a source of each task's own. The numbers
-  of its batches begin with the epoch's, and the kept outputs of an epoch are given again when the epoch is opened
-  again.
+* Outputs that are due to time and not to a row, such as those of timers, belong to a separate source for each task. The
+  numbers of its batches begin with the epoch's, and the kept outputs of an epoch are emitted again when the epoch is
+  opened again.
 
 :class:`Feed` sends the rows of one source partition to an operator's partitions, by their offsets. :class:`Visits`
 visits partitions without rows. :class:`Epoch`, one task of one epoch, decides which rows go to which source, and when
-partitions are visited. All three are sans-io, as :mod:`stateflow.client.delivery`: they yield steps.
-:class:`RealTimeTask`, the Spark task, performs the steps: it sends rows to the owners of partitions as they come, and
+partitions are visited. All three are sans-io, like :mod:`stateflow.client.delivery`: they yield steps.
+:class:`RealTimeTask`, the Spark task, performs the steps: it sends rows to the owners of partitions as they arrive, and
 returns outputs.
 """
 
@@ -69,10 +70,9 @@ LOOK_EVERY_S = 1.0
 _TEXT_MAX = 128
 #: column with 1 in the copy that follows each row
 TICK_COLUMN = "__stateflow_tick"
-#: bytes of rows of one source partition that a task keeps after sending them in its epoch, for partitions that lose
-#: them
+#: bytes of rows of one source partition that a task keeps after sending them in its epoch, in case partitions lose them
 KEPT_BYTES = 16 << 20
-#: messages that have come and were not taken; each is a row or a tick. Spark holds as many before it waits, too
+#: messages that have arrived but were not taken; each is a row or a tick. Spark itself holds as many before it waits
 MESSAGES_MAX = 4096
 _LOOK_S = 0.1
 
@@ -82,7 +82,7 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Step that asks for the kept outputs of batches behind ``after``: partition → (batch, output), in order."""
+    """Step that asks for the kept outputs of batches after ``after``: partition → (batch, output), in order."""
 
     after: int
 
@@ -95,8 +95,8 @@ class _Source:
     """A source of one attempt of a task.
 
     Args:
-        settled: batch up to which outputs are no longer wanted.
-        bytes_max: bytes of rows that are kept for partitions that lose them.
+        settled: batch up to which outputs are no longer needed.
+        bytes_max: bytes of rows that are kept in case partitions lose them.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class _Source:
         return deque(sorted((batch, p, output) for p, found in kept.items() for batch, output in found))
 
     def verify(self) -> Steps[None]:
-        """Sends again what partitions lost of what this attempt sent.
+        """Sends rows of this attempt again that partitions have lost.
 
-        Raises PositionGap where those rows are no longer kept: another attempt sends them.
+        Raises PositionGap if they are no longer kept; then another attempt must send them.
         """
         return self._delivery.verify()
 
@@ -129,7 +129,7 @@ class Feed(_Source):
     """Rows of a source partition that one attempt of a task sends in one epoch.
 
     Args:
-        first: offset of the first row that Spark gives in the epoch.
+        first: offset of the first row that Spark delivers in the epoch.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Feed(_Source):
     ) -> FeedSteps[list[Outputs]]:
         """Sends the next rows, with the offset and the partition of each.
 
-        Returns outputs in the order in which they are to be given. Raises InvalidArgument for offsets that do not rise.
+        Returns outputs in the order in which to emit them. Raises InvalidArgument for offsets that do not rise.
         """
         if int(offsets[0]) < self._next or np.any(offsets[1:] <= offsets[:-1]):
             raise InvalidArgument(
@@ -197,7 +197,7 @@ class Visits(_Source):
 
     @property
     def marked(self) -> int:
-        """Batch number of the mark of the epoch before; -1: none."""
+        """Batch number of the previous epoch's mark; -1: none."""
         return self._settled
 
     @property
@@ -208,7 +208,7 @@ class Visits(_Source):
     def visit(self, watermark_us: int | None) -> FeedSteps[list[Outputs]]:
         """Visits all partitions, and returns their outputs.
 
-        Does nothing once an attempt has begun to mark the epoch's end, as the mark has the epoch's last number.
+        Does nothing once an attempt has begun to mark the epoch's end, because the mark has the epoch's last number.
         """
         if self._number > self._last:
             return []
@@ -228,7 +228,7 @@ class Visits(_Source):
 
 
 def sorted_rows(rows: pa.Table, partitions: np.ndarray[Any, Any]) -> BatchRows:
-    """Groups rows by partition, in the order in which they came."""
+    """Groups rows by partition, in order of arrival."""
     order = np.argsort(partitions, kind="stable")
     numbers = partitions[order]
     last = np.flatnonzero(np.r_[numbers[1:] != numbers[:-1], True])
@@ -255,7 +255,7 @@ class Plan:
 
     ``prefix``: prefix of the names of its sources. ``position``: columns of the source partition, then that of the
     offset in it. ``watermark``: a timestamp column; None: there is no watermark. ``visits``: the operator reacts to
-    time alone. ``bytes_max``: bytes of rows of one source partition that a task keeps for partitions that lose them.
+    time alone. ``bytes_max``: bytes of rows of one source partition that a task keeps in case partitions lose them.
     """
 
     operator: str
@@ -272,7 +272,7 @@ class Plan:
         """Returns the name of the source for a source partition.
 
         Args:
-            name: the source partition's values in its columns.
+            name: the values that identify the source partition.
         """
         text = "/".join(map(str, name))
         if len(text) > _TEXT_MAX or not text.isprintable():
@@ -291,7 +291,8 @@ class Epoch:
     Args:
         number: Spark's number of the epoch.
         task: number of the task in its stage.
-        session: newer than that of every earlier attempt; if a partition reports that it is not, it is made newer.
+        session: should be newer than that of every earlier attempt; if a partition reports that it is not, a newer one
+            is used.
     """
 
     def __init__(self, plan: Plan, number: int, task: int, session: Session) -> None:
@@ -306,14 +307,14 @@ class Epoch:
         self._visited_at = -math.inf
 
     def open(self, watermarks_us: Mapping[str, int], now: float) -> EpochSteps[list[Outputs]]:
-        """Opens the epoch. Returns the outputs that came of time in an earlier attempt at it.
+        """Opens the epoch. Returns the outputs due to time from an earlier attempt at it.
 
-        Raises PositionGap where rows of earlier epochs are lost.
+        Raises PositionGap if rows of earlier epochs are lost.
 
         Args:
             watermarks_us: watermark of each source, as a partition knows them. A task that is not among them promises
-                its first watermark at the end of its epoch: partitions go by the sources that have promised one, and
-                would not wait for it.
+                its first watermark only at the end of its epoch: partitions consider only sources that have promised
+                one, and would not wait for this task's rows.
             now: monotonic seconds.
         """
         self._promised_us = watermarks_us.get(self._time_source)
@@ -341,7 +342,7 @@ class Epoch:
             )
 
     def rows(self, table: pa.Table) -> EpochSteps[list[Outputs]]:
-        """Sends the rows that have come, without ticks, and returns outputs."""
+        """Sends the rows that have arrived, without ticks, and returns outputs."""
         plan = self._plan
         for column in plan.key:
             if table[column].null_count:
@@ -388,7 +389,7 @@ class Epoch:
     # -- time ---------------------------------------------------------------------------------------------
 
     def due_in(self, now: float) -> float | None:
-        """Returns the seconds until partitions are to be visited; None: never."""
+        """Returns the seconds until partitions must be visited; None: never."""
         if not self._plan.visits:
             return None
         every = TELL_EVERY_S if self._watermark_us != self._promised_us else LOOK_EVERY_S
@@ -447,7 +448,7 @@ def _later(one: int, other: int | None) -> int:
 
 
 def _by_source(table: pa.Table, columns: tuple[str, ...]) -> list[tuple[tuple[Any, ...], np.ndarray[Any, Any] | None]]:
-    """Returns (values of the columns, places of the rows with these values); places None: all rows."""
+    """Returns (values of the columns, indices of the rows with these values); indices None: all rows."""
     names = list(zip(*(table[column].to_pylist() for column in columns), strict=True))
     found: dict[tuple[Any, ...], list[int]] = {}
     for place, name in enumerate(names):
@@ -465,7 +466,7 @@ class RealTimeTask:
     """Function for ``mapInArrow``.
 
     Each row is followed by a tick, a copy with 1 in :data:`TICK_COLUMN`, which the task drops: Spark passes a row on to
-    Python when it has seen the next one.
+    Python only when it has seen the next one.
 
     ``position``, ``visits``: see :class:`Plan`.
     """
@@ -550,9 +551,9 @@ class RealTimeTask:
         )
 
     def _refuse_micro_batches(self, query: str, router: Router) -> None:
-        """Refuses a query that has run in micro-batches. Raises InvalidArgument.
+        """Checks that a query has not run in micro-batches. Raises InvalidArgument.
 
-        A micro-batch that was begun is in some partitions already, and has other rows than the epoch of its number.
+        A micro-batch that was begun is in some partitions already, and has other rows than the epoch with its number.
         """
         source = self.base.query_source(query)
         if source in _CHECKED:
@@ -593,7 +594,7 @@ def _do(router: Router, of: Of, work: Work) -> Any:
 
 
 def _promised(plan: Plan, router: Router) -> dict[str, int]:
-    """Returns the watermarks of sources, as partition 0 has them."""
+    """Returns the watermarks of sources, as known to partition 0."""
     if plan.watermark is None:
         return {}
     found = asked_of_moving(
@@ -605,7 +606,7 @@ def _promised(plan: Plan, router: Router) -> dict[str, int]:
 class Inbox:
     """Input of a task, read by a thread of its own.
 
-    All that comes while other rows are applied becomes one batch.
+    Rows that arrive while others are applied become one batch.
 
     Holds at most ``messages_max`` messages; the thread waits when it is full.
     """
@@ -635,7 +636,8 @@ class Inbox:
         return False
 
     def take(self, timeout_s: float | None) -> list[pa.RecordBatch]:
-        """Waits for a message, and returns all that have come; none after ``timeout_s``. Raises what reading raised."""
+        """Waits for a message, and returns all that have arrived; none after ``timeout_s``. Raises the error of
+        reading."""
         found: list[pa.RecordBatch] = []
         try:
             came = self._arrived.get(timeout=timeout_s)

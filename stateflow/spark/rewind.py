@@ -1,16 +1,15 @@
 """Puts the checkpoint of a stopped Spark query back to a batch, so that it sends that batch next.
 
-When Spark starts, it reads three folders of the checkpoint. The newest entry of ``offsets/`` is the batch that was
-planned last, the newest entry of ``commits/`` is the batch that was finished last, and ``state/`` has a version per
-finished batch. Rewinding to batch N keeps ``offsets`` up to N, so that N is made of the same rows as before,
-``commits`` below N, and state versions up to N. Batches behind N are planned anew and may be cut otherwise. A file
-sink's entries for those batches have to go too, or Spark would take the batches for written: name the sink's directory
-as ``sink``.
+When Spark starts, it reads three folders of the checkpoint. The newest entry of ``offsets/`` is the last planned batch,
+the newest entry of ``commits/`` is the last finished batch, and ``state/`` has a version per finished batch. Rewinding
+to batch N keeps ``offsets`` up to N, so that N has the same rows as before, ``commits`` below N, and state
+versions up to N. Batches after N are planned anew and may contain other rows. A file sink's entries for those batches
+have to go too, or Spark would take the batches for written: name the sink's directory as ``sink``.
 
-If Spark is killed while it writes one of these entries, the temporary file that it was about to rename stays. As long
-as the logs hold no batch, Spark refuses to start beside such a file (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY),
-whichever of its checkpoint file managers wrote it; later Spark ignores it. Another ``checkpointLocation`` would be
-another query, which in real-time mode would begin anew with rows that were applied. So a rewind takes these files out.
+If Spark is killed while it writes one of these entries, the temporary file that it was about to rename stays. While the
+logs hold no batch, Spark refuses to start beside such a file (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), whichever of
+its checkpoint file managers wrote it; later Spark ignores it. Another ``checkpointLocation`` would be another query,
+which in real-time mode would begin anew with rows that were applied. So a rewind takes these files out.
 
 A machine that loses its power may leave an entry of these logs without bytes, at which Spark refuses to start
 ("Incomplete log file"). A rewind to that batch takes the entry out, and Spark plans the batch anew.
@@ -68,11 +67,11 @@ def plan_rewind(
 
     Args:
         files: files of the checkpoint directory, relative, with ``/``.
-        to_batch: the batch that the query shall send next.
+        to_batch: the batch that the query must send next.
         sink_log: names in the sink's ``_spark_metadata``.
-        empty: those of ``files`` without bytes. As entries of a log they hold nothing, and are taken out.
+        empty: those of ``files`` without bytes; such log entries are taken out.
 
-    Raises InvalidArgument when this is no checkpoint of a query, or the query cannot go back to that batch.
+    Raises InvalidArgument if this is not a checkpoint of a query, or the query cannot go back to that batch.
     """
     names = set(files)
     said = names.difference(empty)
@@ -116,8 +115,8 @@ def _crc(name: str) -> str:
 def _sink(names: set[str], to_batch: int) -> list[str]:
     """Returns the entries of the sink's log from ``to_batch`` on.
 
-    Compact entries include all entries before them. If one goes, the single entries before ``to_batch`` must be there,
-    or InvalidArgument is raised.
+    Compact entries include all entries before them. If one is taken out, the single entries before ``to_batch`` must
+    exist; otherwise it raises InvalidArgument.
     """
     plain = {int(name): name for name in names if _BATCH.match(name)}
     compact = {int(name[: -len(".compact")]): name for name in names if re.fullmatch(r"\d+\.compact", name)}
@@ -146,10 +145,10 @@ def rewind(
 
     Args:
         directory: the query's checkpointLocation, on a file system of this machine.
-        to_batch: the batch that the query shall send next, as a PositionGap names it.
+        to_batch: the batch that the query must send next, as named by a PositionGap.
         sink: directory of a file sink that the query writes to. None: no file sink.
         apply: False only plans.
-        clock: gives the time that names the folder of the files taken out.
+        clock: gives the time for the name of the folder of removed files.
 
     Raises InvalidArgument.
 
@@ -178,7 +177,7 @@ def rewind(
 def take_out_left(directory: str | Path) -> tuple[str, ...]:
     """Takes out the files that keep Spark from starting a query, and returns their names.
 
-    Called when the query is about to start.
+    Call it when the query is about to start.
 
     Returns an empty tuple for a directory that is not on this machine, or if the logs hold batches.
     """
@@ -199,7 +198,7 @@ def _files(root: Path) -> list[str]:
 
 
 def _empty(root: Path) -> set[str]:
-    """Returns the logs' entries without bytes, at which Spark refuses to start.
+    """Returns the logs' entries without bytes, because of which Spark refuses to start.
 
     A machine that loses power leaves them.
     """

@@ -1,11 +1,11 @@
 """Spark sessions: features of PySpark's versions, brief errors, Spark Connect, sessions on this machine, and this
 package for executors.
 
-A feature that an older version of PySpark lacks is refused by name where a caller asks for it, see :func:`require`.
-Otherwise Spark or Python would raise an error about some part of theirs.
+If a caller asks for a feature that the installed PySpark lacks, :func:`require` refuses it by name. Otherwise Spark or
+Python would raise an error about some internal part.
 
-The driver of a session of Spark Connect is in a server, which may be on another machine, and this process has none of
-its objects. Where this package asks a classic session through the JVM, it asks a Connect session by running a plan, or
+The driver of a Spark Connect session is in a server, which may be on another machine, and this process has none of its
+objects. What this package asks a classic session through the JVM, it asks a Connect session by running a plan, or
 cannot ask.
 
 This package is packed as a zip that Spark sends to executors: modules only, each with its compiled code. A Python
@@ -105,7 +105,7 @@ class Feature:
         """Tells whether a version has the feature.
 
         Args:
-            version: as PySpark and Spark give theirs, ``4.2.1`` or ``4.3.0.dev1``.
+            version: in the form of PySpark and Spark, ``4.2.1`` or ``4.3.0.dev1``.
         """
         return _is_at_least(version, self.since)
 
@@ -121,9 +121,9 @@ JETSTREAM = Feature("the JetStream source", (4, 2))
 
 
 def require(feature: Feature, spark: SparkSession | None = None) -> None:
-    """Checks that PySpark has a feature, and the Spark of a session, which over Spark Connect may be another version.
+    """Checks that PySpark and the Spark of a session have a feature; over Spark Connect their versions may differ.
 
-    Raises InvalidArgument where one is too old, ImportError without PySpark.
+    Raises InvalidArgument if one is too old, ImportError without PySpark.
     """
     import pyspark
 
@@ -170,7 +170,7 @@ def _dotted(version: tuple[int, int]) -> str:
 def raised_in(text: str) -> tuple[str, str, str] | None:
     """Returns (line, code, the operator's traceback or an empty text) of the last stateflow error in a text.
 
-    Returns None where there is none.
+    Returns None if there is none.
     """
     found = [match for match in _RAISED.finditer(text) if match[2] in StateflowError.registry]
     if not found:
@@ -198,10 +198,10 @@ def told(text: str) -> str | None:
 def tell_briefly() -> None:
     """Makes PySpark shorten its exceptions in this process, from now on.
 
-    Spark wraps an error in an operator's task in the Python worker's traceback, its own and Java's, three times over
-    for a streaming query. What remains is the error's line, first and last, and between the two the operator's own
-    traceback, if the operator failed. ``STATEFLOW_TRACEBACKS=1`` shows all the rest. Errors that are not stateflow's
-    stay as they are.
+    Spark wraps an error in an operator's task in three tracebacks: the Python worker's, its own and Java's, and for a
+    streaming query three times over. The shortened text has the error's line first and last, and in between the
+    operator's own traceback, if the operator failed. ``STATEFLOW_TRACEBACKS=1`` shows everything. Errors that are not
+    stateflow's stay as they are.
     """
     if find_spec("py4j") is not None:  # a client of Spark Connect may lack py4j
         _tell_briefly_in_classic()
@@ -268,13 +268,13 @@ def _all_said(error: Any) -> str:
 def is_connect(frame_or_session: Any) -> bool:
     """Tells whether this is a frame or a session of Spark Connect.
 
-    The name of the class's module shows it, as a classic session does not need Connect's packages.
+    It goes by the name of the class's module, because a classic session does not need Connect's packages.
     """
     return type(frame_or_session).__module__.startswith("pyspark.sql.connect")
 
 
 def default_parallelism(spark: SparkSession) -> int:
-    """Returns the number of tasks that Spark makes by default. For a session of Connect, a query finds it, once."""
+    """Returns the number of tasks that Spark makes by default. For a Connect session, a query determines it once."""
     if not is_connect(spark):
         return int(spark.sparkContext.defaultParallelism)
     if spark not in _PARALLELISM:
@@ -310,7 +310,7 @@ def in_micro_batch(df: DataFrame) -> bool:
 
 
 def require_java() -> int:
-    """Returns the major version of the Java that Spark will use. Raises JavaMissing when there is none new enough.
+    """Returns the major version of the Java that Spark will use. Raises JavaMissing if there is none new enough.
 
     Example: ``require_java() >= 17``
     """
@@ -358,7 +358,7 @@ def local_session(name: str, master: str = "local[2]", *, real_time: bool = Fals
         real_time: True for queries in real-time mode, see :func:`real_time_settings`.
         settings: Spark settings with ``__`` for the dots, e.g. ``spark__sql__shuffle__partitions="4"``.
 
-    Raises JavaMissing, ExtraMissing without PySpark, or InvalidArgument where it is too old for real-time mode.
+    Raises JavaMissing, ExtraMissing without PySpark, or InvalidArgument if it is too old for real-time mode.
 
     Example: ``spark = local_session("flights", spark__sql__shuffle__partitions="4")``
     """
@@ -404,7 +404,7 @@ def register_state(spark: SparkSession) -> None:
 def register_jetstream(spark: SparkSession) -> None:
     """Registers ``spark.readStream.format("jetstream")`` with a session.
 
-    Raises ExtraMissing, or InvalidArgument where PySpark is older than 4.2.
+    Raises ExtraMissing, or InvalidArgument if PySpark is older than 4.2.
 
     Example: ``register_jetstream(spark)``
     """
@@ -421,7 +421,7 @@ def register_jetstream(spark: SparkSession) -> None:
 #: packages that processes on executors import
 _PACKAGES = ("stateflow", "reconfig")
 _DISTRIBUTION = "stateflow-streams"
-#: files written for users, which are no modules of the package
+#: files written for users, which are not modules of the package
 _NOT_MODULES = ("stateflow/project/files/", "stateflow/examples/")
 _DATE = (1980, 1, 1, 0, 0, 0)
 
@@ -445,7 +445,7 @@ class Written:
 
 
 def write_package(out: Path) -> Written:
-    """Writes the zip. Raises InvalidArgument where it cannot be written, or this package is in a zip itself."""
+    """Writes the zip. Raises InvalidArgument if the zip cannot be written, or if this package is in a zip itself."""
     modules = 0
     try:
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -488,7 +488,8 @@ def _root(package: str) -> Path:
 
 
 def _requires() -> tuple[str, ...]:
-    """Requirements of the distribution and its extra ``spark``; empty where it is on the path but not installed."""
+    """Returns the requirements of the distribution and its extra ``spark``; empty: it is on the path but not
+    installed."""
     try:
         required = importlib.metadata.requires(_DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:

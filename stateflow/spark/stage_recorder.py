@@ -1,13 +1,13 @@
 """Records the stages of Spark pipelines: a listener records streaming queries, a wrapper function batch pipelines.
 
 ``record_queries(spark, manager)`` records each micro-batch of each streaming query of a session as one stage. The
-stage's ``state_id`` is made of the query's id and the batch's, so a batch that is replayed after a restart from its
-checkpoint is the same stage again, not a second one.
+stage's ``state_id`` consists of the query's id and the batch's, so a batch that is replayed after a restart from its
+checkpoint is the same stage, not a second one.
 
 Spark reports a batch after it has committed it, to listeners of the same process. So a committed batch may have no
-stage, because a driver was killed or its ledger was away. Each run of a query looks once for batches that are in the
-query's checkpoint and have no stage. It counts their rows again where the source still knows them: a file source keeps
-the names of a batch's files.
+stage if a driver was killed or its ledger was unavailable. Each run of a query looks once for such batches in the
+query's checkpoint. It counts their rows again if the source still knows them: a file source keeps the names of a
+batch's files.
 
 ``run_stage`` runs one batch pipeline, from a source to a sink. It records the stage before and after each step, does
 not run a completed stage again, and after a crash runs a stage again from its last success.
@@ -48,9 +48,9 @@ _HANDED_ON = frozenset({"Project", "SubqueryAlias", "EventTimeWatermark", "View"
 
 
 def filter_of(execution: Any) -> str | None:
-    """Returns the conditions right behind the only source of a query, as SQL.
+    """Returns the conditions applied directly to the only source of a query, as SQL.
 
-    Returns None where there are no conditions, or several sources.
+    Returns None if there are no conditions, or several sources.
 
     Args:
         execution: the query's execution object in the JVM.
@@ -76,9 +76,9 @@ def filter_of(execution: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Swallowed:
-    """One committed batch.
+    """A committed batch without a stage.
 
-    ``rows``: None where the source no longer knows. ``first``, ``last``: offsets of its sources, JSON or None.
+    ``rows``: None: the source no longer knows. ``first``, ``last``: offsets of its sources, JSON or None.
     """
 
     batch: int
@@ -91,13 +91,13 @@ class Swallowed:
 
 
 def execution_of(spark: SparkSession, query: str) -> Any:
-    """Returns the JVM's object of a query that is starting; the object outlives the query. None where there is none."""
+    """Returns the JVM's object of a query that is starting; the object outlives the query. None if there is none."""
     found = spark.streams.get(query)
     return None if found is None else found._jsq.streamingQuery()
 
 
 def committed(execution: Any, before: int | None) -> list[int]:
-    """Returns the batches that the checkpoint has as committed, newest first: as many as Spark retains."""
+    """Returns the committed batches in the checkpoint, newest first: as many as Spark retains."""
     newest = execution.commitLog().getLatestBatchId()
     number = int(newest.get()) if newest.isDefined() else -1
     if before is not None:
@@ -146,7 +146,7 @@ def _json(offset: Any) -> str | None:
 
 
 def _rows(spark: SparkSession, source: Any, start: Any, end: Any) -> int | None:
-    """Counts the rows of a file source by the relation that it would read again. None for other sources."""
+    """Counts the rows of a file source's batch by reading its files again; None for other sources."""
     from py4j.protocol import Py4JError
 
     if _json(start) == _json(end):
@@ -164,7 +164,7 @@ def _rows(spark: SparkSession, source: Any, start: Any, end: Any) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A source or a sink.
+    """A source or a sink of a stage.
 
     >>> End("warehouse", "parquet", entity="flights").entity
     'flights'
@@ -197,15 +197,15 @@ def record_queries(
 
     Args:
         job_id: job of every query; None: the query's name, or else its id.
-        source: what the queries read; None: Spark's description of it.
-        sink: what they write; None: Spark's description of it.
+        source: the source of the queries; None: Spark's description of it.
+        sink: their sink; None: Spark's description of it.
         manifest: the file that declares the pipeline.
 
-    Returns the listener, for ``spark.streams.removeListener``. A second listener changes nothing: a stage that exists
-    is left as it is. An unavailable ledger never stops a query. Stages that could not be recorded are recorded with the
-    next ones, and the query's next run records what a killed driver did not, see :func:`swallowed`. Over Spark Connect
-    this client records, as long as it lives: what the server commits without it has no stage, and the source's filters
-    are not known.
+    Returns the listener, for ``spark.streams.removeListener``. A second listener changes nothing: an existing stage
+    stays unchanged. An unavailable ledger never stops a query. Stages that could not be recorded are recorded with the
+    next ones, and the query's next run records those that a killed driver missed, see :func:`swallowed`. Over Spark
+    Connect this client records, as long as it lives: batches that the server commits without it have no stage, and the
+    source's filters are not known.
 
     Example: ``record_queries(spark, StateManager(ledger), job_id="tallies")``
     """
@@ -234,7 +234,7 @@ def record_queries(
 
 
 def _heard_at_exit(spark: SparkSession, listener: StreamingQueryListener) -> None:
-    """Removes the listener at the program's end, after recording what has come until then.
+    """Removes the listener at the program's end, after recording all events received by then.
 
     Over Spark Connect a thread listens for events. A process waits for this thread when it ends: for ever, unless its
     session was stopped.
@@ -320,7 +320,7 @@ class _Recorder:
     def _declared(self, run: _Run | None) -> dict[str, Any]:
         """Returns the columns that the query gives, overridden by those that the caller declared.
 
-        None declares nothing.
+        A declaration of None is ignored.
         """
         given: dict[str, Any] = {"manifest_name": self._manifest, "source_filter": run.filter if run else None}
         given |= {} if self._source is None else self._source.columns("source")
@@ -328,7 +328,8 @@ class _Recorder:
         return {name: value for name, value in given.items() if value is not None}
 
     def _record(self, *stages: dict[str, Any]) -> None:
-        """Records the stages that wait, then these, each once. Stages that the ledger cannot take now wait."""
+        """Records the waiting stages, then these, each once. Stages that the ledger cannot take now are kept
+        waiting."""
         self._waiting.extend(stages)
         try:
             while self._waiting:
@@ -467,15 +468,16 @@ def run_stage(
     A completed stage does not run again.
 
     Args:
-        pull: is given the last stage that pulled this entity and was pushed with success, or None; returns a DataFrame.
+        pull: called with the last stage that pulled this entity and pushed it successfully, or None; returns a
+            DataFrame.
         push: writes the DataFrame, such that writing it again does no harm (``mode("overwrite")``, a merge); may return
             the row count. After a crash between the write and its record, the next run pushes again.
         record: column that orders records: an id, a time. Its least and greatest value are recorded as the first and
-            last record pulled, from which a later ``pull`` may go on. Rows beyond them, which arrive meanwhile, are not
-            pushed; rows without a value are. Costs a pass over the pulled rows.
+            last record pulled, from which a later ``pull`` may continue. Rows beyond them, which arrive meanwhile, are
+            not pushed; rows without a value are. Costs a pass over the pulled rows.
         manifest: the file that declares the pipeline.
 
-    Returns the stage. What ``pull`` or ``push`` raises is recorded as a failure, and raised.
+    Returns the stage. An exception of ``pull`` or ``push`` is recorded as a failure, and raised again.
 
     Example: ``run_stage(manager, "load", source=End("raw"), sink=End("clean"), pull=read, push=write)``
     """
@@ -539,7 +541,7 @@ def _failed(manager: StateManager, state_id: str, error: BaseException, **column
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """Least and greatest value of the column that orders records; None where there is none."""
+    """Least and greatest value of the column that orders records; None if there is none."""
 
     first: Any = None
     last: Any = None

@@ -1,11 +1,11 @@
 """State as a data source of Spark, read by executors: ``spark.read.format("stateflow")``.
 
-Each Spark partition covers what one replica owns, or one partition of a checkpoint. Filters on ``key`` and
-``partition`` are pushed down where the session allows it (``spark.sql.python.filterPushdown.enabled``): executors read
+Each Spark partition covers the partitions that one replica owns, or one partition of a checkpoint. Filters on ``key``
+and ``partition`` are pushed down if the session allows it (``spark.sql.python.filterPushdown.enabled``): executors read
 only the partitions that may have such keys, and from replicas only these keys.
 
-With ``since`` the source reads the changes between two savepoints of a store, with ``describe`` a description of what
-can be read.
+With ``since`` the source reads the changes between two savepoints of a store, with ``describe`` a description of the
+readable states.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class StateOptions(BaseModel):
     savepoint: str = Field(default="", description="savepoint in that store; default: its newest checkpoints")
     since: str = Field(default="", description="older savepoint in that store, to read changes since")
     describe: Literal["", "states", "partitions"] = Field(
-        default="", description="read a description of what the place holds instead"
+        default="", description="read a description of the contents instead"
     )
 
     @classmethod
@@ -131,7 +131,7 @@ class StateSource(DataSource):
 def _schema(options: StateOptions) -> pa.Schema:
     """Returns the source's schema.
 
-    Types come from the declaration. The key's type is that of the first stored key; text where none is stored.
+    Types come from the declaration. The key's type is that of the first stored key, or text if there is none.
     """
     if options.describe:
         return DESCRIBED[options.describe]
@@ -202,7 +202,7 @@ class Portion(InputPartition):
 
 @dataclass
 class StateReader(DataSourceReader):
-    """Reader of the source. ``schema``: Spark's. ``token``: the driver's, for executors.
+    """Reader of the source. ``schema``: Spark's schema. ``token``: the driver's token, for executors.
 
     ``keys``: pushed-down keys; None: all. ``numbers``: pushed-down partition numbers; None: all.
     """
@@ -214,7 +214,8 @@ class StateReader(DataSourceReader):
     numbers: frozenset[int] | None = None
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Takes note of filters on key and partition to read less. Returns all filters, as Spark applies them again."""
+        """Takes note of filters on key and partition to read less. Returns all filters, because Spark must apply them
+        again."""
         if not self.options.describe:
             for each in filters:
                 match each:
@@ -276,7 +277,7 @@ class StateReader(DataSourceReader):
     def _keys_as_stored(self) -> tuple[Any, ...] | None:
         """Returns the pushed-down keys; None: read all keys.
 
-        Keys of another type than the stored ones are not used, as Spark would convert one of the two.
+        Keys of another type than the stored ones are not pushed down, because Spark would convert one of the two.
         """
         from pyspark.sql.pandas.types import from_arrow_type
 
@@ -307,7 +308,7 @@ class StateReader(DataSourceReader):
 def _by_partition(keys: Sequence[Any] | None, count: int) -> dict[int, list[Any]] | None:
     """Groups keys by their partition.
 
-    Returns None where no keys were named, or a key is composite, such as a struct.
+    Returns None if no keys were named, or a key is composite, such as a struct.
     """
     if keys is None or not count:
         return None
@@ -335,13 +336,13 @@ def _changes(options: StateOptions, number: int, schema: pa.Schema) -> list[pa.R
 
 
 def _entries(options: StateOptions, number: int) -> dict[str, dict[str, Any]]:
-    """Returns the entries of one partition, by a text of key and map key, as these may be of any type."""
+    """Returns the entries of one partition, by a text for key and map key, because these may be of any type."""
     rows = (row for page in _pages(options, (number,), ()) for row in read_table(page).to_pylist())
     return {repr((row["key"], row["map_key"])): row for row in rows}
 
 
 def _described(options: StateOptions) -> pa.Table:
-    """Returns a description of a cluster by its controller, or of a store by its manifests."""
+    """Returns a description of a cluster, from its controller, or of a store, from its manifests."""
     rows: list[dict[str, Any]] = []
     if options.checkpoint is not None:
         manifests = manifests_of(options.store(), options.operator, options.savepoint)

@@ -73,8 +73,8 @@ def cut(batches: Iterable[pa.RecordBatch], bytes_max: int = PIECE_BYTES) -> Iter
     The cuts depend on the rows alone, and on their order. An attempt that sends them again cuts them as before,
     whatever number of rows Spark then gives at a time.
 
-    No piece is larger than ``bytes_max``, except a piece of a single row. A piece is yielded when it is known whether
-    more rows come. The list is the caller's, to clear.
+    No piece is larger than ``bytes_max``, except a piece of a single row. A piece is yielded once it is known whether
+    more rows follow. The caller owns the list and should clear it.
     """
     piece: list[pa.RecordBatch] = []
     size = 0
@@ -96,7 +96,7 @@ def cut(batches: Iterable[pa.RecordBatch], bytes_max: int = PIECE_BYTES) -> Iter
 
 
 def row_bytes(batch: pa.RecordBatch) -> Any:
-    """Returns for each row about the bytes that Arrow takes for its values, wherever in memory they are."""
+    """Returns the approximate size of each row's values in Arrow, in bytes."""
     total = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
         total += _bytes_of(column)
@@ -143,7 +143,7 @@ class _Rows(NamedTuple):
 
 
 class Work:
-    """Counts and times a task's steps; each method ends the step that its name says."""
+    """Counts and times a task's steps; each method ends the step after which it is named."""
 
     def __init__(self, task: OperatorTask, query: str | None, batch: Batch, number: int, clock: Clock) -> None:
         self._task, self._clock, self._since = task, clock, clock.monotonic()
@@ -175,7 +175,7 @@ class Work:
         self._add(Seconds(rpc=rpc, operator=operator, commit=commit), visits=visits, replayed=delivery.replayed)
 
     def given(self) -> None:
-        """Ends giving outputs to Spark, whose time it was."""
+        """Ends the step of passing outputs to Spark, which counts as Spark's time."""
         self._add(Seconds(spark=self._lap()))
 
     def tell(self) -> None:
@@ -197,19 +197,19 @@ class Work:
 class OperatorTask:
     """Function for ``mapInArrow``. ``run``: one call of apply_operator. ``tasks``: the shuffle's width.
 
-    ``reports``: the accumulator for the task's reports. None: no report is sent to one. ``observed``: reports are given
-    with the outputs. See :mod:`stateflow.spark.metrics` for both.
+    ``reports``: the accumulator for the task's reports. None: reports are not sent to one. ``observed``: reports are
+    emitted with the outputs. See :mod:`stateflow.spark.metrics` for both.
 
-    ``piece_bytes``: size of the pieces in which rows of a batch DataFrame are sent, in an order of their own. None: the
-    rows belong to a micro-batch, and are sent as a whole.
+    ``piece_bytes``: size of the pieces in which rows of a batch DataFrame are sent, in their own order. None: the rows
+    belong to a micro-batch, and are sent as a whole.
 
     ``site``: name of the column with the site that a row comes from. Empty: no row has a site.
 
-    ``columns``: names of the input's columns, which arrive named by their places. Empty: they arrive with their own
+    ``columns``: names of the input's columns, which arrive renamed by position. Empty: they arrive with their own
     names.
 
-    ``token``: the driver's token for executors. It is in the function's own bytes, and so in no plan, log or command
-    line.
+    ``token``: the driver's token for executors. It is part of the pickled function, and so appears in no plan, log or
+    command line.
     """
 
     controller: str
@@ -369,7 +369,7 @@ class OperatorTask:
             )
 
     def named(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the batch with the input's column names; columns added behind these keep their own names."""
+        """Returns the batch with the input's column names; columns added after these keep their own names."""
         fields = list(batch.schema)
         fields[: len(self.columns)] = [field.with_name(name) for field, name in zip(fields, self.columns, strict=False)]
         return pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(fields, batch.schema.metadata))
@@ -404,7 +404,8 @@ class OperatorTask:
         return f"{REAL_TIME}{query}" + (f":{self.source}" if self.source else "")
 
     def _refuse_real_time(self, query: str) -> None:
-        """Refuses the first micro-batch of a query that began in real-time mode. Raises InvalidArgument.
+        """Checks that a query's first micro-batch is not that of a query that began in real-time mode. Raises
+        InvalidArgument.
 
         An epoch that was not committed may be in some partitions already, and has other rows than the micro-batch.
         """
@@ -416,16 +417,16 @@ class OperatorTask:
             )
 
     def _ask(self, batch: Batch) -> Asked | None:
-        """Asks all partitions how far the source has come.
+        """Asks all partitions for the source's positions.
 
-        Returns None if no watermark is made of the answers and the batch before is known to be in all partitions.
+        Returns None if no watermark depends on the answers and all partitions are known to contain the batch before.
         """
         if self.watermark is None and _WHOLE.get((*self._identity, batch.source), -1) == batch.number - 1:
             return None
         return Asked(self.router(), batch.source, batch.number, self.unavailable_timeout_s)
 
     def _checked(self, batch: Batch, asked: Asked) -> dict[int, Reached]:
-        """Returns the partitions' answers. Raises BatchIncomplete or PositionGap where the batch before is missing."""
+        """Returns the partitions' answers. Raises BatchIncomplete or PositionGap if the batch before is missing."""
 
         def check(reached: dict[int, Reached]) -> dict[int, Reached]:
             check_whole(self.operator, batch.source, batch.number, self.partitions, reached)
@@ -463,7 +464,7 @@ class OperatorTask:
         return router
 
     def _by_partition(self, arrived: list[pa.RecordBatch], task: int, *, digests: bool) -> _Rows:
-        """Groups the rows by partition, in ``order_by`` order or as they came.
+        """Groups the rows by partition, in ``order_by`` order or in order of arrival.
 
         All partitions of the task are included, with rows or without: positions advance in each of them.
         """
@@ -551,8 +552,8 @@ def ended() -> bool:
     """Tells whether the worker's input, read to its end, was complete.
 
     To break off an input, Spark closes the connection between two record batches, which Arrow takes for a normal end of
-    stream. After a complete input Spark sends one more word, which says that no more will come; this looks at that word
-    and leaves it in the stream.
+    stream. After a complete input Spark sends one more word, which marks the end; this function peeks at that word and
+    leaves it in the stream.
     """
     frame = sys._getframe()
     while frame.f_back is not None:

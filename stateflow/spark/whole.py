@@ -1,9 +1,9 @@
 """Completes micro-batches of which a ``foreachBatch`` evaluates only a part, or nothing.
 
 Spark runs the tasks that an action needs: one of four for ``batch.take(5)``, none where there is no action. All other
-sinks read everything. A function gets a query's batches from ``DataStreamWriter.foreachBatch``, and Spark has no hook
-that it calls before such a batch counts as done. So this module replaces that method, for frames that have an operator
-in their plan.
+sinks read everything. A function receives a query's batches from ``DataStreamWriter.foreachBatch``, and Spark has no
+hook before such a batch counts as done. So this module replaces that method, for frames that have an operator in their
+plan.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-#: name of an operator's application to a streaming frame in a plan; applications to batch frames are no concern here
+#: name of an operator's application to a streaming frame in a plan; applications to batch frames do not matter here
 _NAME = re.compile(r"stateflow_[^~]+?~([0-9a-f]{32})\(")
 #: the name in a plan on its way to a server
 _NAMED = re.compile(rb"stateflow_.+?[_~][0-9a-f]{32}", re.DOTALL)
@@ -39,13 +39,13 @@ _NAMED = re.compile(rb"stateflow_.+?[_~][0-9a-f]{32}", re.DOTALL)
 _TASKS: dict[str, OperatorTask] = {}
 #: run → application in real-time mode
 _REAL_TIME: dict[str, OperatorTask] = {}
-#: most entries of each. A driver that restarts a query for years applies its operator again each time. A running query
-#: holds what it needs itself.
+#: maximum number of entries of each. A driver that restarts a query for years applies its operator again each time. A
+#: running query holds what it needs itself.
 KEPT = 1000
 
 
 def complete_batches(task: OperatorTask) -> None:
-    """Makes micro-batches of a query that applies ``task`` wait, from now on, until every partition has the batch.
+    """Makes each micro-batch of a query that applies ``task`` wait until every partition has it.
 
     Such a query may not run in real-time mode.
     """
@@ -56,7 +56,7 @@ def complete_batches(task: OperatorTask) -> None:
 def refuse_batches(task: OperatorTask) -> None:
     """Refuses ``foreachBatch`` for a frame that applies ``task`` in real-time mode.
 
-    The function may leave rows out, and those would be lost.
+    The function may leave out rows, which would be lost.
     """
     _remember(_REAL_TIME, task)
     _watch_writers()
@@ -147,10 +147,10 @@ def _start_beside_what_was_left(writer: type[DataStreamWriter]) -> None:
 
 
 def _check_apart(tasks: list[OperatorTask]) -> None:
-    """Refuses two applications in one query that would claim the same batches. Raises OperatorUsedTwice.
+    """Checks that no two applications in one query claim the same batches. Raises OperatorUsedTwice.
 
-    Partitions detect this for micro-batches, too. In real-time mode they take one application for another attempt of
-    the other.
+    Partitions detect this for micro-batches, too; in real-time mode they would take one application for another attempt
+    of the other.
     """
     uses: dict[tuple[str, str, str | None], str] = {}
     for task in tasks:
@@ -170,7 +170,7 @@ def _put_aside(checkpoint: str) -> None:
 def watch_connect() -> None:
     """Watches writers of Spark Connect, from now on, for frames that have an operator in their plan.
 
-    ``foreachBatch`` is refused, as its function runs in the server, where a batch says neither its query nor its
+    ``foreachBatch`` is refused, because its function runs in the server, where a batch names neither its query nor its
     number. Queries start after a server of this machine was killed in their first batch.
     """
     from pyspark.sql.connect.streaming.readwriter import DataStreamWriter
@@ -220,7 +220,7 @@ def _tasks_of(frame: DataFrame) -> list[OperatorTask]:
 def _runs_of(frame: DataFrame) -> dict[str, None]:
     """Returns the runs of the operators in a frame's plan, and marks them as used.
 
-    Raises InvalidArgument for a run that is no longer remembered, as its batches could not be completed.
+    Raises InvalidArgument for a run that is no longer remembered, because its batches could not be completed.
     """
     runs = dict.fromkeys(_NAME.findall(frame._jdf.queryExecution().analyzed().toString()))
     for run in runs:
@@ -255,8 +255,8 @@ def _whole(function: Function, tasks: list[OperatorTask], batch: DataFrame, numb
         if not _contained(task, query, number):
             raise BatchIncomplete(
                 f"batch {number} does not reach the operator: Spark's plan discards all of its output",
-                remedy="remove what drops all rows after the operator, such as limit(0); nothing is lost, the query "
-                "resumes with this batch",
+                remedy="remove the step that drops all rows after the operator, such as limit(0); nothing is lost, the "
+                "query resumes with this batch",
                 operator=task.operator,
                 source=task.query_source(query),
             )

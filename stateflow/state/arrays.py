@@ -32,7 +32,7 @@ Convert = Callable[[Any], Any]
 class Typed:
     """Arrow type of a declared type, with conversions.
 
-    ``give``: converts a value to what Arrow takes; ``take``: converts what Arrow returns to the value, as plain data.
+    ``give``: converts a value for Arrow; ``take``: converts Arrow's result back to the value, as plain data.
     """
 
     type: pa.DataType
@@ -189,7 +189,7 @@ _SIGNATURES: dict[type[Coder[Any]], Signature] = {
 
 
 def signature_of_coder(coder: Coder[Any]) -> Signature:
-    """Returns the signature of the type that a coder codes; "any" for a coder that does not tell."""
+    """Returns the signature of the type that a coder codes; "any": unknown."""
     if isinstance(coder, coders.Tuple):
         return ["tuple" if coder.arity is not None else "tuple...", *map(signature_of_coder, coder.items)]
     return _SIGNATURES.get(type(coder), coder.types if coder.types is not None else "any")
@@ -203,7 +203,7 @@ def typed_of(coder: Coder[Any]) -> Typed:
 def taken(coder: Coder[Any] | None, given: Any) -> Any:
     """Returns the value of ``coder`` for ``given``, which a reader of its column received.
 
-    Input that cannot be converted is returned as it is; storing it then raises.
+    Input that cannot be converted is returned unchanged; storing it then raises an error.
     """
     if given is None or coder is None:
         return given
@@ -367,9 +367,9 @@ class _Structs(_Numbers):
 
 
 def _from_arrow(coder: Coder[Any]) -> Callable[[Any], Any]:
-    """Returns a function that makes tuples of what ``to_pylist`` returns for them.
+    """Returns a function that converts the results of ``to_pylist`` to tuples:
 
-    That is a dict for a struct, and a list for a tuple of any length; all other values stay as they are.
+    dicts of structs, and lists of tuples of any length; all other values stay unchanged.
     """
     if not isinstance(coder, coders.Tuple):
         return _same
@@ -565,8 +565,8 @@ class KeySlots:
         self._last = None
 
     def oldest_out(self, keep: int) -> Array:
-        """Drops all slots but the ``keep`` most recently used. Returns those kept; they are numbered 0, 1, … from now
-        on."""
+        """Drops all slots except the ``keep`` most recently used ones. Returns those kept; they are numbered 0, 1, …
+        from now on."""
         count = len(self.rows)
         kept = np.sort(np.argsort(-self._touched[:count], kind="stable")[:keep])
         place = np.full(count, -1, np.int64)

@@ -1,4 +1,4 @@
-"""Memory limits of a partition's cache: how many bytes its keys take, and which keys leave when there are too many.
+"""Memory limits of a partition's cache: the size of its keys, and the choice of keys to drop.
 
 Everything here runs between batches, when no tracked object is dirty.
 """
@@ -135,7 +135,7 @@ def is_held(bundle: Bundle) -> bool:
 
 
 class Meter:
-    """A reader that adds up, roughly, the bytes that are read through it and may thus be cached."""
+    """A reader that adds up, approximately, the bytes read through it, which may be cached."""
 
     def __init__(self, reader: CellReader) -> None:
         self._reader = reader
@@ -171,8 +171,8 @@ class CachePool:
     def join(self) -> float:
         """Returns the fraction of its share at which the new member begins to weigh.
 
-        Each member gets another fraction. Rows come to all partitions alike, so that members with the same fraction
-        would all begin after the same batch.
+        Each member gets another fraction. Rows arrive at all partitions alike, so members with the same fraction would
+        all begin after the same batch.
         """
         self._members += 1
         self._joined += 1
@@ -194,11 +194,11 @@ class CachePool:
 
     @property
     def has_left(self) -> bool:
-        """Tells whether any cache of a member that left is still to be freed."""
+        """Tells whether any cache of a former member is not yet freed."""
         return bool(self._left)
 
     def free_some(self) -> None:
-        """Frees a portion of what members left behind. Callers check ``has_left`` first."""
+        """Frees a portion of the caches that former members left behind. Callers check ``has_left`` first."""
         cache, objects = self._left[0]
         for _ in range(min(_FREED_AT_ONCE, len(cache))):
             cache.popitem()
@@ -214,8 +214,8 @@ class CachePool:
 class Budget:
     """Keeps a cache under its share of a pool.
 
-    The budget adds up what is read, written, inserted and bound, and rather overestimates. Only when that estimate
-    comes near the limit does it weigh the cached keys and drop the oldest.
+    The budget adds up the sizes of all that is read, written, inserted and bound, and rather overestimates. Only when
+    that estimate comes near the limit does it weigh the cached keys and drop the oldest.
 
     Weighing all keys takes long enough to be felt as a pause, so it is spread over batches. The more a batch added, the
     more keys are weighed after it, so that all are weighed by the time the limit would be reached. When a member joins
@@ -271,7 +271,7 @@ class Budget:
             pass
 
     def close(self) -> int:
-        """Abandons unfinished weighing, which would keep every key alive. Returns the objects as counted last."""
+        """Abandons unfinished weighing, which would keep every key alive. Returns the last count of objects."""
         if self._sweep is not None:
             self._sweep.close()
             self._sweep = None
@@ -288,7 +288,7 @@ class Budget:
                 weights.append(0 if bundle is None else weight_of(key, bundle))
                 del bundle  # a reference from this frame would make the key look held
                 yield
-        # what was added meanwhile was not weighed, and still counts
+        # entries added meanwhile were not weighed, and still count
         self._weighed, self._keys, self._entries = sum(weights), len(weights), entries
         self._added -= added
         meter.bytes -= read

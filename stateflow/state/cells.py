@@ -62,7 +62,7 @@ _BOUNDS_END = 17
 
 
 class Namespace(bytes):
-    """Bytes that tell apart several instances of a state under one key, such as one per window.
+    """Bytes that distinguish several instances of a state under one key, such as one per window.
 
     ``Namespace()`` is the global one. Windows sort by their end, then by their start.
 
@@ -93,15 +93,15 @@ class Namespace(bytes):
 
     @property
     def bounds(self) -> tuple[int, int] | None:
-        """(start, end) of a window in microseconds since 1970; None for other namespaces."""
+        """Start and end of a window, in microseconds since 1970; None for other namespaces."""
         if self[:1] != _WINDOW or len(self) < _BOUNDS_END:
             return None
         return encoding.unorder_int(self[9:]), encoding.unorder_int(self[1:9])
 
     @property
     def name(self) -> str | None:
-        """The text of a named namespace, or ``of`` of a window; None: the window has no ``of``, or the namespace is
-        global."""
+        """The text of a named namespace, or the ``of`` text of a window; None: a window without ``of``, or the global
+        namespace."""
         if self[:1] != _NAMED and len(self) <= _BOUNDS_END:
             return None
         try:
@@ -154,7 +154,7 @@ def varint(number: int) -> bytes:
 
 
 def read_varint(data: bytes, start: int) -> tuple[int, int]:
-    """Returns (number, index after it). Raises IndexError when the data ends early."""
+    """Returns (number, index after it). Raises IndexError if the data ends early."""
     number = shift = 0
     while True:
         byte = data[start]
@@ -173,7 +173,7 @@ def row_part(key: bytes, namespace: bytes = b"") -> bytes:
 
 
 def split_address(address: bytes) -> tuple[bytes, bytes, bytes]:
-    """Returns (key, namespace, entry) of the address of a cell or count. Raises DecodeError when it ends early."""
+    """Returns (key, namespace, entry) of the address of a cell or count. Raises DecodeError if it ends early."""
     try:
         length, start = read_varint(address, _ADDRESS_HEAD)
         key, start = address[start : start + length], start + length
@@ -194,7 +194,7 @@ def pack_cell(payload: bytes) -> bytes:
 
 
 def header_until(expiry_us: int) -> bytes:
-    """Header and expiry of a cell that is gone from ``expiry_us`` on."""
+    """Returns header and expiry of a cell that expires at ``expiry_us``."""
     return _EXPIRING + _I64.pack(expiry_us)
 
 

@@ -77,14 +77,14 @@ class Coder(ABC, Generic[T]):
 
     @abstractmethod
     def encode(self, value: T) -> bytes:
-        """Encodes a value. Raises EncodeError when the value does not fit."""
+        """Encodes a value. Raises EncodeError if the value does not fit."""
 
     @abstractmethod
     def decode(self, data: bytes) -> T:
-        """Decodes the value form. Raises DecodeError when the bytes do not fit."""
+        """Decodes the value form. Raises DecodeError if the bytes do not fit."""
 
     def encode_key(self, value: T) -> bytes:
-        """Encodes a key. Raises EncodeError when the value does not fit or has no place in an order (NaN)."""
+        """Encodes a key. Raises EncodeError if the value does not fit or cannot be ordered (NaN)."""
         if not self.deterministic:
             raise EncodeError(f"coder {self.name} cannot encode keys", remedy="choose a key type with an order")
         return self.encode(value)

@@ -150,7 +150,7 @@ class Collection(Generic[K]):
         return False
 
     def _take_in(self, key: K, data: bytes) -> None:
-        """Loads a stored entry that is neither loaded nor written yet."""
+        """Loads a stored entry that was neither loaded nor written yet."""
         spec = self._spec
         try:
             payload = unpack_cell(data)
@@ -204,8 +204,8 @@ class Collection(Generic[K]):
         return order
 
     def _walk(self, order: list[K], keys: Iterable[K]) -> Iterator[K]:
-        """Yields ``keys`` as long as ``order`` is the order of this collection. Raises RuntimeError when it no longer
-        is."""
+        """Yields ``keys`` while ``order`` is still the order of this collection. Raises RuntimeError if it has
+        changed."""
         size = len(order)
         for key in keys:
             if self._order is not order or len(order) != size:
@@ -262,7 +262,8 @@ class Collection(Generic[K]):
         self._items[key] = value
 
     def _present_or_refused(self, key: Any) -> bool:
-        """``_present`` for a key about to be put. A key that cannot be stored is absent here: ``_admit`` refuses it."""
+        """Acts as ``_present``, for a key about to be put. A key that cannot be stored counts as absent here;
+        ``_admit`` refuses it."""
         try:
             return self._present(key)
         except TypeError:
@@ -342,7 +343,7 @@ class Collection(Generic[K]):
         spec = self._spec
         prefix, header = spec.cell_head + self._row, spec.header
         encode_key = spec.key_coder.encode_key
-        # comparing entry by entry reads what was cleared, which does not pay when little was put back
+        # comparing entry by entry reads the cleared entries, which does not pay if few were put back
         if self._cleared and self._stored_count > 4 * self._count + (16 if self._count else 0):
             into.clears.append((prefix, range_end(prefix)))
             net = self._everything()
@@ -372,7 +373,7 @@ class Collection(Generic[K]):
             into.deletes.append(address)
 
     def _saved(self) -> None:
-        """Marks the collection clean: the change that ``_collect`` found is in the store now."""
+        """Marks the collection clean: the change from ``_collect`` is in the store now."""
         spec, items = self._spec, self._items
         if spec.mutable:
             packed = self._packed
@@ -395,14 +396,14 @@ class Collection(Generic[K]):
         self._stored_count = self._count
 
     def _forget(self) -> None:
-        """Discards changes and all that was loaded: the next access reads the store."""
+        """Discards changes and all loaded data: the next access reads the store."""
         self._dirty = False
         self._reset()
 
     # --- standalone -------------------------------------------------------------------------------------
 
     def mark_clean(self) -> None:
-        """Makes the present content the one that ``changes()`` compares with. For standalone objects only.
+        """Makes the present content the baseline of ``changes()``. For standalone objects only.
 
         Raises RuntimeError for state of an operator.
         """

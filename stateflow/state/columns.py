@@ -89,7 +89,7 @@ class TrackedColumn:
         self._entry_coder = declaration.key_coder
 
     def each(self, keys: Any) -> list[Any]:
-        """Returns the tracked object of each key, as ``process(row, ctx)`` has it bound. Raises NullKey.
+        """Returns the tracked object of each key, the one that ``process(row, ctx)`` would see. Raises NullKey.
 
         Equal keys get the same object.
         """
@@ -129,7 +129,7 @@ class ValueObjects(TrackedColumn):
     """A value state with a ttl, or of a type that can change in place."""
 
     def get_many(self, keys: Any) -> pa.Array:
-        """Returns values in the order of ``keys``; the default, or null, where none is stored or the value has expired.
+        """Returns values in the order of ``keys``; the default, or null, if none is stored or the value has expired.
 
         The values are copies: put a changed one to keep the change. Raises NullKey.
         """
@@ -138,7 +138,8 @@ class ValueObjects(TrackedColumn):
     def put_many(self, keys: Any, values: Any) -> None:
         """Stores a value for each key; null clears. For a key that comes twice the last value counts.
 
-        Raises NullKey, and EncodeError, which for a value of another type than declared may come with the commit.
+        Raises NullKey, and EncodeError; for a value of another type than declared, the latter may be raised at the
+        commit.
         """
         objects = self.each(keys)
         for tracked, value in zip(objects, self._values(values, len(objects)), strict=True):
@@ -154,7 +155,7 @@ class AddedColumn(TrackedColumn):
     def get_many(self, keys: Any) -> pa.Array:
         """Returns the counts or reduced values in the order of ``keys``. Raises NullKey.
 
-        Where nothing was added, a counter gives 0 and a reducing state null.
+        For a key without additions, a counter gives 0 and a reducing state null.
         """
         return self._array(self._value, [tracked.value for tracked in self.each(keys)])
 
@@ -210,7 +211,8 @@ class MapColumn(_Collected):
     def put_many(self, keys: Any, entries: Any, values: Any) -> None:
         """Stores a value for each (key, entry); null removes the entry. The last value of a repeated pair counts.
 
-        Raises NullKey, and EncodeError, which for a value of another type than declared may come with the commit.
+        Raises NullKey, and EncodeError; for a value of another type than declared, the latter may be raised at the
+        commit.
         """
         objects = self.each(keys)
         given = self._entries(entries, len(objects)), self._values(values, len(objects))
@@ -324,7 +326,7 @@ class ValueColumn:
         self._before: list[tuple[Array, Array, list[Array]]] = []
 
     def get_many(self, keys: pa.Array) -> pa.Array:
-        """Returns values in the order of ``keys``; the default, or null, where none is stored. Raises NullKey.
+        """Returns values in the order of ``keys``; the default, or null, if none is stored. Raises NullKey.
 
         A tuple comes as a struct with the fields ``_0``, ``_1``, …
         """
@@ -451,7 +453,7 @@ def is_plain(declaration: Declaration) -> bool:
 
 
 class ColumnStates:
-    """The states of a batch operator, as KeyedState holds those of an operator that processes rows.
+    """The states of a batch operator; the counterpart of KeyedState, which holds those of a row operator.
 
     Example: ``states = ColumnStates("Total", declarations_of(Total), store)``
     """

@@ -1,9 +1,10 @@
 """State declarations: ``flights = state.value(int, default=0)`` in the body of an operator class.
 
 ``value``, ``map``, ``set``, ``list``, ``reducing`` and ``counter`` make a :class:`Declaration`. Common to all: ``name``
-is the stored name, by default the attribute's. With ``ttl`` (seconds or a timedelta) what is stored expires that long
-after it was last written, or with ``ttl_refresh="read_write"`` last written or read. ``ttl_domain`` is "processing" or
-"event" time. Entries of maps, sets and lists expire one by one. All raise DeclarationError for a type without a coder.
+is the stored name, by default the attribute's. With ``ttl`` (seconds or a timedelta) stored data expires that long
+after it was last written, or, with ``ttl_refresh="read_write"``, last written or read. ``ttl_domain`` is "processing"
+or "event" time. Entries of maps, sets and lists expire one by one. All raise DeclarationError for a type without a
+coder.
 
 The declared type decides the coder (:func:`coder_for`). Kind, coder and ttl decide the class of the tracked objects
 (:func:`tracked_class`).
@@ -213,7 +214,7 @@ class Declaration:
     def describe(self) -> dict[str, Any]:
         """Returns a JSON-able description: ``{"name", "kind", "coders": [names], "tag": hex}``.
 
-        Where the coder names do not tell all of the types there is also ``"types"``, one for each coder, see
+        If the coder names do not determine all types, there is also ``"types"``, one for each coder, see
         :mod:`stateflow.state.shapes`; with a ttl also ``"ttl": {"us", "domain", "refresh"}``.
         """
         coders = [coder.name for coder in self.coders]
@@ -317,7 +318,7 @@ def reducing(
     ttl_domain: Domain = "processing",
     ttl_refresh: Refresh = "write",
 ) -> TrackedReducing[T]:
-    """One value per key, which ``fn(so far, new)`` makes of everything added, as ``max`` and ``operator.add`` do.
+    """One value per key, reduced from everything added by ``fn(so far, new)``, such as ``max`` and ``operator.add``.
 
     Example: ``highest = state.reducing(float, max)``, then ``self.highest.add(21.5)``.
     """
@@ -346,7 +347,7 @@ def counter(
 def declarations_of(cls: builtins.type) -> dict[str, Declaration]:
     """Returns the states of an operator class by attribute, base classes first. An overridden attribute counts once.
 
-    Raises DeclarationError when two attributes share a stored name.
+    Raises DeclarationError if two attributes share a stored name.
 
     >>> class Count:
     ...     n = value(int, default=0)

@@ -2,7 +2,7 @@
 
 *Exact conversions* turn a number into another type of number: exactly, or not at all.
 
-*Ordered byte forms* compare, byte by byte, in the order of the values they stand for. All their functions are total on
+*Ordered byte forms* compare, byte by byte, in the order of their values. All their functions are total on
 their stated input and reversible.
 
 *Plain data* is stored as msgpack. msgpack lacks tuple, set, date, datetime, Decimal, UUID, bytearray, numpy arrays and
@@ -57,7 +57,7 @@ _BIN = (b"\xc4", b"\xc5", b"\xc6")
 
 
 def is_numpy_bool(value: object) -> bool:
-    """Returns whether a value is numpy's bool, which is no bool of Python's, without importing numpy."""
+    """Returns whether a value is numpy's bool, which is not Python's bool, without importing numpy."""
     cls = value.__class__
     return cls.__module__ == "numpy" and cls.__name__ in ("bool", "bool_")
 
@@ -70,7 +70,8 @@ def is_timedelta(value: object) -> bool:
 def exact_float(value: Any) -> float:
     """Returns the float that equals a real number; NaN stays NaN.
 
-    Raises TypeError for a value that is no real number (a bool is none), EncodeError for a number that no float holds.
+    Raises TypeError for a value that is not a real number (a bool is not one), EncodeError for a number that no float
+    holds.
     """
     if value.__class__ is float:
         return value
@@ -227,8 +228,8 @@ def loads(data: bytes) -> Any:
 
 
 def _has_bytearray(value: Any) -> bool:
-    """Returns whether there is a bytearray where msgpack does not call ``_extend``: the value itself, or in lists and
-    dicts."""
+    """Returns whether there is a bytearray for which msgpack would not call ``_extend``: the value itself, or one in
+    lists and dicts."""
     cls = value.__class__
     if cls is list:
         return any(map(_has_bytearray, value))

@@ -72,7 +72,7 @@ class DeployedStates:
 
     @classmethod
     def of(cls, schema: str, dropped: Iterable[tuple[str, int]]) -> DeployedStates:
-        """Returns the decisions that an :class:`~stateflow.types.OperatorSpec` holds."""
+        """Returns the decisions contained in an :class:`~stateflow.types.OperatorSpec`."""
         return cls(frozenset(each["name"] for each in json.loads(schema)), dict(dropped))
 
     def is_stale(self, stored: Mapping[str, Any]) -> bool:
@@ -80,7 +80,7 @@ class DeployedStates:
         return self.dropped.get(stored["name"], 0) > int(stored.get("dropped", 0))
 
     def schema(self, stored: Iterable[dict[str, Any]], declared: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the schema of a partition, by name, once it has become what is declared."""
+        """Returns the schema of a partition, by name, after its evolution to the declared states."""
         states = {each["name"]: self._counted(each) for each in declared}
         kept = {each["name"]: each for each in stored if each["name"] in self.states and not self.is_stale(each)}
         return [each for _, each in sorted({**kept, **states}.items())]
@@ -94,11 +94,11 @@ class Evolution:
     """A plan for changing stored states into declared ones, made from their descriptions alone.
 
     Args:
-        stored: :meth:`KeyedState.schema` of what is stored.
+        stored: :meth:`KeyedState.schema` of the stored states.
         stored_version: the operator's ``state_version`` when it was stored.
         migrates: the operator has a ``migrate_state``, which runs when the version has risen.
 
-    Raises SchemaMismatch when the stored states are newer, or differ in a way that neither widening nor
+    Raises SchemaMismatch if the stored states are newer, or differ in a way that neither widening nor
     ``migrate_state`` handles.
 
     Example: ``Evolution("Count", stored, 1, declarations_of(Count), 2, migrates=True)``

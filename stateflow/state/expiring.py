@@ -1,8 +1,8 @@
 """Tracked objects of states with a ttl.
 
 Time is fixed within a batch. An expired value, entry or element is *dropped by the first access that meets it*, and
-counts as removed in that batch, so that the rest of the machinery (net change, count, rollback, putting it again) needs
-to know nothing of time. What has expired but was not met stays in the store, and in the count, unseen.
+counts as removed in that batch, so that the rest of the machinery (net change, count, rollback, putting it again) can
+ignore time. Expired entries that were not accessed stay in the store, and in the count, invisible.
 """
 
 from __future__ import annotations
@@ -269,8 +269,8 @@ class CanonicalExpiringSet(CanonicalTrackedSet[T], ExpiringSet[T]):
 class ExpiringList(Expiring[int], TrackedList[T]):
     """A TrackedList whose elements expire one by one; the elements after an expired one move up.
 
-    Only ``append`` and ``clear`` work without reading the whole list, as every index depends on what has expired. An
-    element that moves because another one is inserted counts as written.
+    Only ``append`` and ``clear`` work without reading the whole list, because every index depends on the expired
+    elements. An element that moves because another one is inserted counts as written.
     """
 
     __slots__ = ()

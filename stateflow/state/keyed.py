@@ -5,7 +5,7 @@ or ``rollback``. Between ``collect`` and ``mark_clean`` callers must leave the s
 rows: ``expired``, the durable write and ``mark_clean``.
 
 There is one tracked object for each state, key and namespace. It stays cached while an operator can reach it.
-:class:`Settling` encodes what a batch wrote, :class:`Sweep` finds what ``expired`` looks at.
+:class:`Settling` encodes the objects that a batch wrote; :class:`Sweep` finds the cells that ``expired`` checks.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _MANY: Final = 4
 _pack_int, _pack_float = struct.Struct(">Q").pack, struct.Struct(">d").pack
 _bias = (1 << 63).__add__
 
-# -- Encoding of what a batch wrote ----------------------------------------------------------------------------------
+# -- Encoding of a batch's writes ----------------------------------------------------------------------------------
 
 
 def _all(values: list[Any], kind: type) -> bool:
@@ -114,8 +114,8 @@ _MANY_AT_ONCE: Final[dict[type[Coder[Any]], EncodeMany]] = {
 def encoder_of(coder: Coder[Any], max_bytes: int) -> EncodeMany | None:
     """Returns a function that encodes many values of a coder; None: there is none.
 
-    The function returns None if an encoded value is longer than ``max_bytes``. A subclass of a coder may encode in its
-    own way, so that there is none for it.
+    The function returns None if an encoded value is longer than ``max_bytes``. There is none for a subclass of a coder,
+    which may encode in its own way.
     """
     if type(coder) is coders.Tuple:
         return None if coder.packed is None else _tuples(coder.packed.pack, [item.exact for item in coder.items])
@@ -133,10 +133,10 @@ def encoder_of(coder: Coder[Any], max_bytes: int) -> EncodeMany | None:
 class Settling:
     """One ``collect``, up to its ``mark_clean``; encodes values of one state together where the result is the same.
 
-    Encoding a value by itself costs a call, an exception handler and a check of its type. Where all values of a state
-    are of the very types that its coder stores, they are encoded together, and stay as they are once they are on disk.
-    An object that needs more care (it was cleared, never read, or its value is of another type) is encoded by itself,
-    in the order in which the objects were written, so that it fails as it would alone.
+    Encoding a value by itself costs a call, an exception handler and a check of its type. If all values of a state have
+    exactly the types that its coder stores, they are encoded together, and stay unchanged once they are on disk. An
+    object that needs more care (it was cleared, never read, or its value is of another type) is encoded by itself, in
+    the order in which the objects were written, so that its errors are the same as without grouping.
 
     Args:
         written: tracked objects, in the order in which they were written; must not change until ``saved``.
@@ -188,7 +188,7 @@ class Settling:
             self._alone = [each for each in written if each._spec not in specs or not _is_plain(each)]
 
     def saved(self) -> None:
-        """Marks all objects clean: the change that was found is in the store now."""
+        """Marks all objects clean: their change is in the store now."""
         for tracked in self._alone:
             tracked._saved()
         for together, payloads in self._together:
@@ -269,12 +269,12 @@ class KeyedState:
 
     Args:
         operator: its name, for errors.
-        declarations: by the attribute they are bound to.
+        declarations: by the attribute to which they are bound.
         reader: the committed cells.
         cached_keys: maximum of keys kept decoded after a commit; a key counts once in each namespace.
         cached_entries: approximate maximum of entries of maps, sets and lists kept decoded after a commit.
-        cache: pool of which the cached keys may take about one share after a commit; None: no such limit. See
-            :func:`stateflow.state.cache.weight_of` for what counts. ``close`` gives the share back.
+        cache: pool of which the cached keys may take about one share after a commit; None: no such limit. Sizes are
+            counted by :func:`stateflow.state.cache.weight_of`. ``close`` gives the share back.
         max_value_bytes: maximum length of an encoded value, entry or element; a longer one is refused.
         belongs: called with each key that is new to the cache; raises for a key of another partition. None: not
             checked.
@@ -361,9 +361,9 @@ class KeyedState:
     def set_time(self, processing_us: int, event_us: int | None = None) -> None:
         """Sets the time of the batch that begins, in microseconds since 1970.
 
-        What has expired by then is no longer visible. Call it before the first row, and not again before the commit or
-        rollback. ``event_us`` is the watermark; None: there is none yet, and nothing with a ttl in event time expires.
-        Time does not go back: an earlier time is ignored.
+        Entries that have expired by then are no longer visible. Call it before the first row, and not again before the
+        commit or rollback. ``event_us`` is the watermark; None: there is none yet, and nothing with a ttl in event time
+        expires. Time does not go back: an earlier time is ignored.
         """
         self._processing_us, self._event_us = processing_us, event_us
         self._find_unmet()
@@ -387,7 +387,7 @@ class KeyedState:
             spec.set_now(now_us)
 
     def _check_time(self) -> None:
-        """Checks that there is a time if a state with a ttl was written; what it stores would otherwise never expire.
+        """Checks that there is a time if a state with a ttl was written; otherwise its entries would never expire.
 
         Raises RuntimeError.
         """
@@ -439,17 +439,17 @@ class KeyedState:
             self._target = target
 
     def unbind(self, target: object) -> None:
-        """Removes the tracked objects from the target. Reading its states then raises, instead of reading another
-        key's."""
+        """Removes the tracked objects from the target. Reading its states then raises an error, instead of returning
+        another key's state."""
         for attribute in self._declarations:
             target.__dict__.pop(attribute, None)
         self._bound = self._target = None
 
     def bundles(self, keys: Sequence[Any]) -> list[Bundle | None]:
-        """Returns for each key the objects that ``bind`` would set, as far as they are cached.
+        """Returns, for each key, the objects that ``bind`` would set, if they are cached; None: call ``bundle_of`` when
+        the key's turn comes, which raises an error for an invalid key.
 
-        None: call ``bundle_of`` when the key's turn comes, which raises if the key is invalid. For the batch that
-        begins.
+        Call it at the begin of a batch.
         """
         kinds = set(map(type, keys))
         cls = kinds.pop() if len(kinds) == 1 else None
@@ -474,7 +474,7 @@ class KeyedState:
         return cache
 
     def _place(self, key: Hashable) -> tuple[type, Any]:
-        """Returns the cache a key belongs to, and its key in there."""
+        """Returns the cache to which a key belongs, and its key in that cache."""
         if _tells_itself_apart(key):
             return key.__class__, key
         row_key = encode_row_key(key)
@@ -516,7 +516,7 @@ class KeyedState:
 
         The declaration is one of the operator's, or a *tag*: a declaration with a name of its own. There is one object
         per place, committed and rolled back with the rest. For the operator's states in the global namespace it is the
-        object that ``bind`` sets. States of one name that differ in kind or coder share nothing.
+        object that ``bind`` sets. States with the same name and another kind or coder are separate.
         Raises DeclarationError for a tag without a name, and for a tag whose default or ttl differs from that of
         another declaration of the same cells.
         """
@@ -547,7 +547,7 @@ class KeyedState:
         return tracked
 
     def _find_unmet(self) -> None:
-        """Adds stand-ins for stored states that were made at run time and whose declarations are not known yet."""
+        """Adds stand-ins for stored run-time states whose declarations are not known yet."""
         if not self._asked_for_unmet:
             self._asked_for_unmet = True
             for tag, described in self._register.stored().items():
@@ -673,6 +673,6 @@ class KeyedState:
 
 
 def _tells_itself_apart(key: Any) -> bool:
-    """Returns whether keys of this kind are equal exactly when their row keys are."""
+    """Returns whether keys of this type are equal exactly when their row keys are."""
     cls = key.__class__
     return cls in _SINGLE or (cls is tuple and _IN_TUPLE.issuperset(map(type, key)))

@@ -108,7 +108,7 @@ def spelled(signature: Signature) -> str:
 
 
 def verdict(was: Signature, now: Signature) -> Verdict:
-    """Returns what stored values of ``was`` are under ``now``."""
+    """Compares a stored type ``was`` with a declared type ``now``."""
     if now in (was, "any"):
         return Verdict.KEPT
     if _kind(was) == "union":
@@ -133,7 +133,8 @@ def _kind(signature: Signature) -> str:
 
 
 def _of_records(was: Signature, now: Signature) -> Verdict:
-    """Compares two records. The answer is never WIDER, as records are widened field by field whenever they are read."""
+    """Compares two records. The answer is never WIDER, because records are widened field by field whenever they are
+    read."""
     if len(was) < 3 or len(now) < 3:
         return Verdict.KEPT if was[1] == now[1] else Verdict.CHANGED
     before = was[2]
@@ -147,7 +148,8 @@ def _of_records(was: Signature, now: Signature) -> Verdict:
 
 
 def _is_read(was: Signature, now: Signature) -> bool:
-    """Returns whether reading turns a stored field into the declared type: it widens a number, but none in a list."""
+    """Returns whether reading converts a stored field to the declared type: it widens a number, but not the numbers in
+    a list."""
     found = verdict(was, now)
     parts = was[1:] if _kind(was) == "union" else [was]
     return found is Verdict.KEPT or (found is Verdict.WIDER and all(isinstance(part, str) for part in parts))
@@ -161,7 +163,7 @@ class Shape:
     """Checks and conversions for the values of one declared type.
 
     Attributes:
-        name: of the types that have to be lowered, part of a coder's name; "": values are plain data as they are.
+        name: names the types that must be lowered, and is part of a coder's name; "": values are plain data already.
         lower: returns plain data for a value. Raises EncodeError or TypeError for a value that does not fit.
         lift: returns the value for plain data; None: they are the same.
         classes: values of exactly these classes fit and are plain, so that they need no check; None: values of any
@@ -295,7 +297,7 @@ def _fit(shape: Shape, values: Any) -> bool:
 
 
 def _named(origin: type, *inner: Shape) -> str:
-    """Returns the name of a container's shape; "" where all in it is plain."""
+    """Returns the name of a container's shape; "": everything in it is plain."""
     if not any(shape.name for shape in inner):
         return ""
     return f"{origin.__name__}[{','.join(shape.name or '_' for shape in inner)}]"
@@ -381,7 +383,7 @@ def _union_shape(type_: Any, args: tuple[Any, ...]) -> Shape:
         if value.__class__ in classes:
             return value
         if len(others) == 1 and value is not None:
-            return others[0].lower(value)  # its error says best what is wrong
+            return others[0].lower(value)  # its error describes the fault best
         for shape in shapes:
             try:
                 return shape.lower(value)
@@ -457,7 +459,7 @@ class Field:
             return value
         if self._widen is not None and isinstance(value, int) and cls is not bool:
             return self._widen(value)
-        # as in the coders of these types, a bool is no number and a datetime no date
+        # as in the coders of these types, a bool is not a number and a datetime is not a date
         if cls in (bool, datetime) or not isinstance(value, tuple(classes)):
             raise TypeError(f"{cls.__name__} does not fit")
         return value
@@ -470,7 +472,7 @@ class Field:
 def _read_both(plain: Any, hint: str) -> str:
     """Returns a remedy for a stored value that is not of the declared type.
 
-    Declaring the old type alone is no remedy: values of the new type may have been stored since.
+    Declaring the old type alone does not help: values of the new type may have been stored since.
     """
     migrate = "write migrate_state and raise state_version"
     if not isinstance(plain, bool | int | float | str | bytes):

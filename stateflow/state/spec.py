@@ -1,4 +1,4 @@
-"""State shared by all tracked objects of one declared state: coders, addresses, ttl, the list of written objects."""
+"""Data shared by all tracked objects of one declared state: coders, addresses, ttl, and the list of written objects."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REFRESH_AFTER: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Ttl:
-    """Time to live of a state's entries, as ``ttl=``, ``ttl_domain=`` and ``ttl_refresh=`` declare it.
+    """Time to live of a state's entries, declared by ``ttl=``, ``ttl_domain=`` and ``ttl_refresh=``.
 
     Attributes:
         us: microseconds after which an entry expires, from when it was last written.
@@ -126,7 +126,7 @@ _NEVER_US: Final = -(1 << 63)
 
 
 class StateSpec:
-    """One state of one partition. ``reader`` None makes standalone objects, which never touch a store.
+    """One state of one partition. ``reader`` None: objects are standalone and never use a store.
 
     Attributes:
         now_us: time of this batch in the domain of ``ttl``; while that is not known, a time before any expiry.
@@ -207,7 +207,7 @@ class StateSpec:
         self.refresh_below_us = ttl.refresh_below_us if ttl is not None and ttl.refresh == "read_write" else None
 
     def set_now(self, now_us: int) -> None:
-        """Sets the time of the batch that begins. An earlier time is ignored: what has expired stays expired."""
+        """Sets the time of the batch that begins. An earlier time is ignored: expired entries stay expired."""
         assert self.ttl is not None
         if now_us > self.now_us:
             self.now_us = now_us
@@ -220,14 +220,14 @@ class StateSpec:
         return self.default
 
     def admit(self, key: Any) -> Any:
-        """Returns the key as it comes back from the store. Raises EncodeError when it has no key form."""
+        """Returns the key as it comes back from the store. Raises EncodeError if it has no key form."""
         if self.standalone:
             return key
         code = self.key_coder.encode_key(key)
         return key if key.__class__ is self.key_coder.exact_key else self.key_coder.decode_key(code)
 
     def admit_present(self, key: Any) -> Any:
-        """``admit`` for a key that equals a stored one, which may be of another numeric type."""
+        """Acts as ``admit``, for a key that equals a stored one, perhaps of another numeric type."""
         if key.__class__ is self.key_coder.exact_key:
             return key
         try:
@@ -239,14 +239,14 @@ class StateSpec:
             return found
 
     def canonical(self, key: Any) -> Any:
-        """Returns the key as it comes back from the store, or as it is when it has no key form."""
+        """Returns the key as it comes back from the store, or unchanged if it has no key form."""
         try:
             return self.admit(key)
         except ENCODE_FAILURES:
             return key
 
     def key_bytes(self, key: Any) -> bytes | None:
-        """Returns the key form of the stored key that would equal ``key``; None: no stored key can."""
+        """Returns the key form of the stored key that would equal ``key``; None: no stored key can equal it."""
         try:
             return self.key_coder.encode_key(key)
         except ENCODE_FAILURES:
@@ -265,7 +265,7 @@ class StateSpec:
         return EncodeError(f"coder {self.coder.name} failed: {error!r}", remedy="fix the coder", **place)
 
     def decode_error(self, error: Exception, row: bytes, **where: Any) -> DecodeError:
-        """``encode_error`` for stored bytes that cannot be read."""
+        """Returns the error for stored bytes that cannot be read, with its place, like ``encode_error``."""
         place = self._place(row, where)
         if isinstance(error, DecodeError):
             return DecodeError(error.what, remedy=error.remedy, **{**error.where, **place})
@@ -323,7 +323,7 @@ def _no_cells(prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 class _AnyKey(Coder[Any]):
-    """Sorts like row keys; what cannot be a row key comes last, in order of insertion."""
+    """Sorts like row keys; values that cannot be row keys come last, in order of insertion."""
 
     name = "any"
     deterministic = True

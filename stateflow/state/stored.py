@@ -36,7 +36,7 @@ from stateflow.state.spec import DECODE_FAILURES, CellReader, StateSpec, Ttl
 def check_schema(stored: list[dict[str, Any]], declared: list[dict[str, Any]], operator: str) -> None:
     """Compares two :meth:`KeyedState.schema`. Added and dropped states are fine.
 
-    Raises SchemaMismatch when a state is stored with another kind, coder or type than declared.
+    Raises SchemaMismatch if a state is stored with another kind, coder or type than declared.
 
     >>> check_schema([], [], "Count")
     """
@@ -54,7 +54,7 @@ def check_schema(stored: list[dict[str, Any]], declared: list[dict[str, Any]], o
 
 
 def types_become(was: dict[str, Any], now: dict[str, Any]) -> Verdict:
-    """Returns what the stored values of a state are under another description with the same tag.
+    """Compares a state's stored types with those of another description with the same tag.
 
     Values that were stored without their types count as KEPT.
     """
@@ -209,7 +209,7 @@ class Tag:
 
 
 class Opaque(Coder[bytes]):
-    """Bytes as they are stored, for a state whose declaration this process does not know yet."""
+    """A coder that returns stored bytes unchanged, for a state whose declaration this process does not know yet."""
 
     name = "opaque"
     deterministic = True
@@ -257,8 +257,8 @@ def is_empty(tracked: Any) -> bool:
 class TagRegister:
     """Keeps track of the tags that were made at run time, and of those not in the store yet.
 
-    A tag is stored together with the first cell under it, so that a process that does not know the declaration can
-    empty its namespaces, and sweep it, too. It is stored again when it is declared with another ttl.
+    A tag is stored together with the first cell under it, so that a process that does not know the declaration can also
+    empty its namespaces and sweep it. It is stored again when it is declared with another ttl.
     """
 
     def __init__(self, reader: CellReader) -> None:

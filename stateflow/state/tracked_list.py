@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 _EXTENT = struct.Struct(">QQQ")
 _BIAS = 1 << 63
-#: maximum of elements that are always looked up one by one; for more a scan may be cheaper
+#: maximum number of elements that are always looked up one by one; for more, a scan may be cheaper
 _LOOKUPS_MAX = 16
 
 
@@ -190,7 +190,7 @@ class TrackedList(Collection[int], MutableSequence[T]):
         if grown == 0:
             places = range(start + low, start + high)
             self._replace(places, places, new)
-        elif count - high <= low:  # the elements after it move, as they are fewer
+        elif count - high <= low:  # the elements after it move, because they are fewer
             new += self._values(high, count)
             self._replace(range(start + low, end), range(start + low, end + grown), new)
             self._end = end + grown
@@ -463,7 +463,7 @@ def _list_of(values: Any, error: str) -> list[Any]:
 
 
 def _plain(other: object) -> list[Any] | None:
-    """Returns the elements of a list of either kind; None: ``other`` is no list."""
+    """Returns the elements of a list of either kind; None: ``other`` is not a list."""
     if isinstance(other, TrackedList):
         return other._all()
     return other if isinstance(other, list) else None

@@ -1,4 +1,4 @@
-"""TrackedValue: one variable per key; TrackedReducing and TrackedCounter: values that are added to."""
+"""TrackedValue: one variable per key; TrackedReducing and TrackedCounter: values that accumulate."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class TrackedValue(Generic[T]):
         return {"deleted": True} if mutations.deletes else {}
 
     def mark_clean(self) -> None:
-        """Makes the present value the one that ``changes()`` compares with. For standalone objects only.
+        """Makes the present value the baseline of ``changes()``. For standalone objects only.
 
         Raises RuntimeError for state of an operator.
         """
@@ -185,7 +185,7 @@ class TrackedValue(Generic[T]):
                 into.puts.append((spec.cell_head + self._row, spec.header + payload))
 
     def _saved(self) -> None:
-        """Marks the object clean: the change that ``_collect`` found is in the store now."""
+        """Marks the object clean: the change from ``_collect`` is in the store now."""
         spec = self._spec
         self._dirty = self._implicit = False
         payload = self._stored = self._next
@@ -198,7 +198,7 @@ class TrackedValue(Generic[T]):
             self._now = spec.decode(payload)
 
     def _forget(self) -> None:
-        """Discards changes and all that was loaded: the next access reads the store."""
+        """Discards changes and all loaded data: the next access reads the store."""
         self._dirty = self._implicit = False
         self._stored = UNREAD
         if hasattr(self, "_now"):

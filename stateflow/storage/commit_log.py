@@ -2,7 +2,7 @@
 
 A commit is durable when :meth:`CommitLog.append` returns. The committer then writes it to its database, without a sync,
 and calls :meth:`~CommitLog.written`. Full segments are *retired* in the background: the databases of all partitions in
-them are synced, and the segments removed. Everything that a power loss takes from a database is in the log.
+them are synced, and the segments removed. Every commit that a power loss removes from a database is in the log.
 
 Its format, of records, frames and segments, is written and read without I/O. A *segment* is a file: ``magic | version
 u32 | number of its first frame u64 | crc``, then frames. A *frame* is the data of one write: ``magic | number u64 |
@@ -53,9 +53,9 @@ class Commit(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """Voids everything that was logged of a partition before.
+    """Voids all earlier commits of a partition in the log:
 
-    The partition was deleted, or its database or its quarantined copy has it.
+    the partition was deleted, or its database or quarantined copy has them.
     """
 
     partition: PartitionId
@@ -90,7 +90,7 @@ class Segment:
     """Content of a segment.
 
     ``end``: number of bytes that can be read; ``first``, ``after``: numbers of its first frame, and of the one after
-    its last; ``torn``: after ``end`` there are remains of a write that was cut off.
+    its last; ``torn``: the remains of a write that was cut off follow ``end``.
     """
 
     first: int
@@ -134,7 +134,7 @@ def _is_sealed(header: bytes, size: int) -> bool:
 
 
 def _header(data: bytes, at: int) -> tuple[int, int, int] | None:
-    """Returns (number, length, crc) of the frame that begins there; None: no intact header does."""
+    """Returns (number, length, crc) of the frame that begins at ``at``; None: there is no intact header."""
     header = data[at : at + FRAME_HEADER]
     if not header.startswith(FRAME_MAGIC) or not _is_sealed(header, FRAME_HEADER):
         return None
@@ -143,7 +143,7 @@ def _header(data: bytes, at: int) -> tuple[int, int, int] | None:
 
 
 def _frame(data: bytes, at: int, number: int) -> bytes | None:
-    """Returns the payload of the frame that begins there; None: it is not intact, or has another number."""
+    """Returns the payload of the frame that begins at ``at``; None: it is not intact, or has another number."""
     header = _header(data, at)
     if header is None or header[0] != number:
         return None
@@ -202,7 +202,7 @@ def _records(name: str, payload: bytes, offset: int) -> list[Record]:
 
 
 class Logged:
-    """Commits in a log, by partition: for each epoch and sequence the newest, since the partition's last ``Gone``."""
+    """Commits in a log, by partition: the newest for each epoch and sequence, since the partition's last ``Gone``."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self._commits: dict[PartitionId, dict[tuple[int, int], Commit]] = {}
@@ -227,7 +227,7 @@ class Logged:
     def lacking(self, partition: PartitionId, epoch: int, sequence: int) -> list[Commit]:
         """Returns the commits that are missing in a database owned at ``epoch`` that ends at ``sequence``, in order.
 
-        Raises CommitLogDamaged when the first of them, or one in between, is not in the log.
+        Raises CommitLogDamaged if the first of them, or one in between, is not in the log.
         """
         lacking = [each for each in self.of(partition) if each.epoch == epoch and each.sequence > sequence]
         for expected, commit in enumerate(lacking, sequence + 1):
@@ -253,7 +253,7 @@ class Found:
 def read(segments: Sequence[tuple[int, bytes]]) -> Found:
     """Reads a log from its segments. Raises CommitLogDamaged.
 
-    It is damaged when something between its first frame and its last is missing, or is not what was written.
+    It is damaged if anything between its first and its last frame is missing, or differs from what was written.
 
     Args:
         segments: (number, bytes), by number.
@@ -313,10 +313,10 @@ class SegmentFiles(Protocol):
         ...
 
     def create(self, number: int, data: bytes) -> None:
-        """Creates a segment, or starts it anew, and appends to it from now on, unless this raises.
+        """Creates or restarts a segment, to which later calls append, unless this raises an error.
 
-        What was appended to earlier segments is durable by then, even what a former process appended: power loss leaves
-        no gap before the new segment.
+        All data appended to earlier segments, even by a former process, is made durable first: a power loss leaves no
+        gap before the new segment.
         """
         ...
 
@@ -325,7 +325,7 @@ class SegmentFiles(Protocol):
         ...
 
     def truncate(self, size: int) -> None:
-        """Cuts the segment that is appended to down to ``size`` bytes."""
+        """Truncates the current segment to ``size`` bytes."""
         ...
 
     def remove(self, numbers: Sequence[int]) -> None:
@@ -399,7 +399,7 @@ def _write(file: int, data: bytes) -> None:
 
 @dataclass(slots=True)
 class _Segment:
-    """A segment of the log. ``last``: by partition that it is kept for, the greatest sequence that was logged."""
+    """A segment of the log. ``last``: for each partition that still needs it, the greatest logged sequence."""
 
     number: int
     size: int = SEGMENT_HEADER
@@ -412,11 +412,11 @@ class CommitLog:
     It starts empty: callers have applied what :func:`recover` found.
 
     Args:
-        found: what a former process left; its segments are removed.
+        found: the log of a former process; its segments are removed.
         bytes_max: size above which an append syncs databases first.
-        mutex: makes re-entrant locks.
-        sync: makes durable what the database of a partition holds. False: the partition is leaving, and will be
-            forgotten once it has left. Raises the disk's errors. Called without a lock.
+        mutex: creates re-entrant locks.
+        sync: makes the database of a partition durable. False: the partition is leaving, and will be forgotten once it
+            has left. Raises the disk's errors. It is called without a lock.
         aside: runs a function in a thread of its own.
         on_failed: called, without a lock, with each partition whose database cannot be synced, and why. The partition's
             commits stay in the log until it is forgotten.
@@ -469,8 +469,8 @@ class CommitLog:
     def written(self, partition: PartitionId, sequence: int) -> None:
         """Notes that a partition's database has everything up to ``sequence``, though perhaps not durably.
 
-        Only the thread that writes to the database calls this, and no other at that time. It takes no lock, as others
-        may hold one while a disk writes.
+        Only the thread that writes to the database calls this, and no other at that time. It takes no lock, because
+        other threads may hold one while a disk writes.
         """
         rest = [commit for commit in self._unwritten.get(partition, ()) if commit.sequence > sequence]
         if rest:
@@ -481,8 +481,8 @@ class CommitLog:
     def lacking(self, partition: PartitionId, epoch: int, sequence: int) -> list[Commit]:
         """Returns the commits of this process that a database which ends at ``sequence`` lacks.
 
-        Writing them to the database failed after they were logged. Only the thread that opens the database calls this.
-        Raises CommitLogDamaged for a gap.
+        These are commits that were logged but could not be written to the database. Only the thread that opens the
+        database calls this. Raises CommitLogDamaged for a gap.
         """
         return Logged(self._unwritten.get(partition, ())).lacking(partition, epoch, sequence)
 
@@ -495,7 +495,7 @@ class CommitLog:
             return read(self._files.read()).logged.of(partition) if self._has(partition) else []
 
     def forget(self, partitions: Collection[PartitionId], *, sync: bool = True) -> None:
-        """Voids all that was logged of partitions that are gone from here, or have a newer epoch, durably.
+        """Durably voids all logged commits of partitions that are no longer here, or have a newer epoch.
 
         Args:
             sync: make it durable before this returns. Otherwise power loss may undo it, but a kill does not.
@@ -553,7 +553,7 @@ class CommitLog:
     def _retire(self) -> None:
         """Syncs the databases of full segments and removes these. Raises OSError.
 
-        It takes no lock of a partition: a thread that holds one may wait for this.
+        It takes no lock of a partition, because a thread that holds one may be waiting for this.
         """
         failed: list[tuple[PartitionId, Exception]] = []
         try:
@@ -570,7 +570,7 @@ class CommitLog:
                 self._on_failed(partition, why)
 
     def _synced(self, failed: list[tuple[PartitionId, Exception]]) -> list[_Segment]:
-        """Syncs databases and returns the full segments; their ``last`` has the partitions they are still kept for."""
+        """Syncs databases and returns the full segments; their ``last`` has the partitions that still need them."""
         with self._mutex:
             full = [] if self._closed else self._segments[:-1]
             last: dict[PartitionId, int] = {}

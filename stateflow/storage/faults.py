@@ -68,9 +68,9 @@ _SAID = {number: os.strerror(number) for number in sorted(_KNOWN, key=lambda num
 
 
 def _raised_here(error: BaseException) -> bool:
-    """Returns whether a call of stateflow's raised the error, and not an operator with the same text.
+    """Returns whether stateflow's own code raised the error, and not an operator with the same text:
 
-    The innermost frame tells: it is one of stateflow's.
+    the innermost frame is stateflow's.
     """
     trace = error.__traceback__
     if trace is None:

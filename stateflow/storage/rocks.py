@@ -58,8 +58,8 @@ TABLES_MAX = 118
 RUNS_MIN, RUNS_MAX = 1, 8
 _ADDRESS = itemgetter(0)
 #: Size of a partition's memtable, chosen to fit the processor's cache. A large batch takes twice as long to write into
-#: 64 MiB. Less than 8 MiB gains little and is flushed more often. What is not flushed is replayed when the partition is
-#: opened.
+#: 64 MiB. Less than 8 MiB gains little and is flushed more often. Data that is not flushed is replayed when the
+#: partition is opened.
 MEMTABLE_BYTES = 8 << 20
 #: Step in which a memtable allocates memory, and in which that memory counts towards the shared write buffer. With
 #: RocksDB's default of 1 MiB, 256 partitions of a few rows each fill the write buffer; then each write makes another
@@ -70,7 +70,7 @@ ARENA_BYTES = 32 << 10
 MEMTABLES_MAX, RUNS_SLOW, RUNS_STOP = 16, 160, 288
 #: size of overwritten and deleted entries, relative to the live ones, at which all runs are merged into one
 SIZE_AMPLIFICATION_PERCENT = 100
-#: files that RocksDB sets apart for other uses, of the limit of open files that it is given
+#: number of files that RocksDB reserves for other uses, out of its limit of open files
 OTHER_FILES = 10
 
 
@@ -86,7 +86,7 @@ class FileLimits:
 
 
 def file_limits(databases: int, limit: int) -> FileLimits:
-    """Returns the limits of each of ``databases`` open databases. Raises TooFewFiles when they cannot all be open.
+    """Returns the limits of each of ``databases`` open databases. Raises TooFewFiles if they cannot all be open.
 
     Besides ``PER_DATABASE``, a database holds one file for each sorted file that was read, up to the limit that RocksDB
     is given, which is ten at least. Where the process may not open enough, sorted files are merged sooner, so that
@@ -104,7 +104,7 @@ def file_limits(databases: int, limit: int) -> FileLimits:
 
 
 def limit() -> int:
-    """Returns how many files this process may have open."""
+    """Returns the number of files that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 30 if soft == resource.RLIM_INFINITY else soft
 
@@ -134,9 +134,9 @@ def cut_off(logs: Sequence[bytes]) -> bool:
     """Tells whether all that cannot be read in a database's logs is the end of a write that was cut off. Pure.
 
     A process that is killed in the middle of a write leaves the beginning of a record, and nothing after it. That write
-    was never acknowledged. RocksDB cannot tell this from a damaged length, which makes a record seem to reach beyond
-    the end of the file: it would drop that record and all that follow. So this looks at the bytes that follow: it is
-    False when whole records follow, or when the unreadable record is whole itself but for its length.
+    was never acknowledged. RocksDB cannot distinguish this from a damaged length, which makes a record seem to reach
+    beyond the end of the file: it would drop that record and all that follow. So this looks at the bytes that follow:
+    it is False when whole records follow, or when the unreadable record is whole itself but for its length.
 
     Args:
         logs: contents of all logs of the database, in order.
@@ -253,9 +253,9 @@ class RocksEngine:
         self._files = file_limits(databases, limit())
 
     def open_read_only(self, directory: Path, *, up_to_damage: bool = False) -> RocksStore:
-        """Opens a database as its files are, and writes nothing. Raises the same errors as ``open``.
+        """Opens a database without writing anything. Raises the same errors as ``open``.
 
-        For a database that is only inspected, or whose files others hold hard links of.
+        Use it for a database that is only inspected, or to whose files others hold hard links.
         """
         return self._open(directory, AccessType.read_only(), create=False, up_to_damage=up_to_damage)
 
@@ -267,8 +267,8 @@ class RocksEngine:
             up_to_damage: drop what follows damage in the write-ahead log, because it is kept elsewhere (in the commit
                 log).
 
-        Raises StateMissing when there is no database and ``create`` is false, DataDirLocked when another process has it
-        open, StateDamaged when some of its files are missing or not what was written, and the disk's errors.
+        Raises StateMissing if there is no database and ``create`` is false, DataDirLocked if another process has it
+        open, StateDamaged if some of its files are missing or not what was written, and the disk's errors.
         """
         if create:
             directory.mkdir(parents=True, exist_ok=True)
@@ -388,10 +388,10 @@ class RocksStore:
             self._db.flush()
 
     def entries(self) -> int | None:
-        """Estimates the number of entries from files, each of which has a key once.
+        """Estimates the number of entries from files, each of which has a key only once; None:
 
-        None: nothing of what was written is in a file yet, or the store is closed. RocksDB's own estimate counts each
-        write in memtables: a few keys that are written again and again would seem to be thousands.
+        no written data is in a file yet, or the store is closed. RocksDB's own estimate counts each write in memtables:
+        a few keys that are written again and again would seem to be thousands.
         """
         try:
             files = self._db.live_files()

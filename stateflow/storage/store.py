@@ -49,7 +49,7 @@ class PartitionStore(Protocol):
         ...
 
     def flush(self) -> None:
-        """Writes buffered changes to files, so that the next ``snapshot`` has less to do. No error once closed."""
+        """Writes buffered changes to files, so that the next ``snapshot`` is faster. No error once closed."""
         ...
 
     def entries(self) -> int | None:

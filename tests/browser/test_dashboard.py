@@ -61,7 +61,7 @@ def test_a_move_is_tried_dry_begun_and_shown(page: Page, local: LocalCluster) ->
     expect(dialog.get_by_role("alert").first).to_contain_text("unknown_partition")
     dialog.get_by_label("Partitions").fill(str(moved))
     dialog.get_by_role("button", name="Dry run").click()
-    plan = dialog.get_by_role("table", name="What would move").locator("tbody tr")
+    plan = dialog.get_by_role("table", name="Planned moves").locator("tbody tr")
     expect(plan).to_have_count(1)
     expect(plan).to_contain_text("edge-2-0")
     assert owners(local)[moved] != "edge-2-0", "a dry run moves nothing"
@@ -150,7 +150,7 @@ def test_a_batch_of_the_board_and_the_ledger(page: Page, local: LocalCluster) ->
     row = page.get_by_role("table", name="Other batches").locator("tbody tr", has_text="sweep/").first
     expect(row).to_contain_text("done")
     page.get_by_role("tab", name="Checkpoints").click()
-    page.get_by_role("button", name="Look into the store").click()
+    page.get_by_role("button", name="Read the store").click()
     expect(page.get_by_role("table", name="Checkpoints").locator("tbody tr")).to_contain_text(["Tally"])
     page.get_by_role("tab", name="Ledger").click()
     page.get_by_label("Search").fill("sweep")
@@ -166,7 +166,7 @@ def test_a_key_is_looked_up_and_what_it_is_called_is_only_text(page: Page) -> No
     expect(page.locator("#panel-state")).to_contain_text(re.compile(r"Partition \d+, at .*: 1 entry"))
     page.get_by_label("Key", exact=True).fill(f"{MEAN} no")
     page.get_by_role("button", name="Look up").click()
-    expect(page.locator("#panel-state")).to_contain_text(f"keeps nothing in total for the key {MEAN} no")
+    expect(page.locator("#panel-state")).to_contain_text(f"has nothing in total for the key {MEAN} no")
     assert page.locator("#panel-state img").count() == 0
 
 
@@ -233,11 +233,11 @@ def test_what_nobody_serves_is_said_with_what_to_do(page: Page, local: LocalClus
     lost = owners(local).count("edge-1-0")
     local.kill("edge-1-0")
     expect(page.locator(".dot.unserved")).to_have_count(lost)
-    expect(page.get_by_role("region", name="What needs somebody")).to_contain_text("edge-1-0")
+    expect(page.get_by_role("region", name="Needs attention")).to_contain_text("edge-1-0")
     expect(page.locator(".replica[data-state=silent]")).to_contain_text("edge-1-0")
     local.restart("edge-1-0")
     expect(page.locator(".dot.unserved")).to_have_count(0)
-    expect(page.get_by_role("region", name="What needs somebody")).to_be_hidden()
+    expect(page.get_by_role("region", name="Needs attention")).to_be_hidden()
 
 
 def test_a_controller_that_is_away_is_said_to_be_and_comes_back(page: Page, local: LocalCluster) -> None:

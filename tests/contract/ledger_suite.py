@@ -376,7 +376,7 @@ class LedgerContract:
         assert sorted(record.item_id for record in seen) == ["first", "second"]
 
     def test_the_newest_records_are_as_many_as_there_are(self, fresh: Ledger) -> None:
-        """Ids that were drawn and not used are no records."""
+        """Ids that were drawn and not used are not records."""
         assert fresh.newest(3) == []
         written = [fresh.put("kept-0", A, "NEW")]
 

@@ -71,7 +71,7 @@ class Outcome:
     """Result of a cell.
 
     ``move``: COMPLETED or ABORTED, "?" when unknown. ``longest_s``: the longest time of a batch. ``problem``: empty
-    where all is well.
+    if all is well.
     """
 
     cell: Cell

@@ -238,7 +238,7 @@ def _tracebacks(folder: Path) -> Iterator[str]:
 
 
 def run(count: int, seed: int, folder: Path) -> Outcome:
-    """Sends the calls. Raises AssertionError where an honest client is not served as before."""
+    """Sends the calls. Raises AssertionError if an honest client is not served as before."""
     with LocalCluster(Tally, sites={"cloud": 1, "edge": 1}, partitions=4, data_dir=folder) as local:
         pids = {name: process.pid for name, process in local.processes.items()}
         _honest(local, 0)

@@ -146,7 +146,7 @@ class Minutes(Operator):
 
 
 class Own(BaseException):
-    """A BaseException that is no Exception."""
+    """A BaseException that is not an Exception."""
 
 
 class Unspeakable(Exception):

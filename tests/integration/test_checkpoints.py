@@ -91,7 +91,7 @@ def test_a_lost_data_directory_is_restored_unasked_and_again_by_command(local: L
     local.replace("cloud-0")
     wait_alive(local, "cloud-0")
     eventually(lambda: model.check(local.cluster) is None, "its partitions are restored")
-    eventually(lambda: settled(local), "their take-overs have ended")
+    eventually(lambda: settled(local), "their takeovers have ended")
     check_owners(local)
     answer = told("checkpoint", "restore", "Tally", "--controller", local.address, "--to", "cloud")
     assert {each["replica"] for each in answer["partitions"]} == {"cloud-0"}

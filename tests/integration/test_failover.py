@@ -180,7 +180,7 @@ def test_without_standby_and_checkpoint_a_partition_waits_for_its_owner(start: S
         model = Model()
         assert outputs(stream.send(rows_of("k", 0))) == model.apply(rows_of("k", 0))
         local.kill("cloud-0")
-        failed = eventually(lambda: [e for e in failovers(local) if e.state == "FAILED"], "a take-over was tried")
+        failed = eventually(lambda: [e for e in failovers(local) if e.state == "FAILED"], "a takeover was tried")
         assert "state_missing: the partition has no checkpoint" in failed[0].moves[0].error
         local.restart("cloud-0")
         wait_alive(local, "cloud-0")

@@ -134,7 +134,7 @@ def test_main_rows_and_side_outputs_as_frames_of_their_own(
 ) -> None:
     """Main rows and side outputs are frames of their own in ``foreachBatch`` and of a batch.
 
-    Of a stream they are refused, so that it is not sent twice by mistake.
+    For a stream they are refused, so that it is not sent twice by mistake.
     """
     name = "Apart"
     cluster.cluster.deploy(Minutes, 8, name=name)

@@ -61,7 +61,7 @@ class Way(ABC):
         self.driver.start()
 
     def check(self) -> None:
-        """Checks that the programs still run. Raises AssertionError where one ended without being killed."""
+        """Checks that the programs still run. Raises AssertionError if one ended without being killed."""
         self.driver.check()
 
     def revive(self, rng: random.Random) -> None:

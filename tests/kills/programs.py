@@ -66,7 +66,7 @@ class Program:
         assert self.runs, f"{self._log.stem} ended by itself, with {self.popen.returncode}: {self.said()[-6000:]}"
 
     def check_ends(self, patience_s: float) -> None:
-        """Waits for the program to end by itself. Raises AssertionError where its exit status is not 0."""
+        """Waits for the program to end by itself. Raises AssertionError if its exit status is not 0."""
         assert self.popen.wait(patience_s) == 0, self.said()[-6000:]
 
     def said(self) -> str:

@@ -358,7 +358,7 @@ PLANTED = {
     "the log goes before databases are synced": the_log_goes_before_databases_are_synced,
     "ownership is not synced": ownership_is_not_synced,
     "directories are not synced": directories_are_not_synced,
-    "take-over before the lease has lapsed": take_over_before_the_lease_has_lapsed,
+    "takeover before the lease has lapsed": take_over_before_the_lease_has_lapsed,
     "served without a lease": served_without_a_lease,
     "a lease for one that does not know what it lost": a_lease_for_one_that_does_not_know_what_it_lost,
     "what was given up is kept": what_was_given_up_is_kept,

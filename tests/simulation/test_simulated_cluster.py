@@ -66,7 +66,7 @@ FAILED_ONCE = {
     128: "the one that leads told of less than was in the ledger by its own writing, and told by another one",
     7830: "a creation went on behind a registration, and behind the end of its deployment",
     2868: "the folder of an operator was removed beside copies of its next deployment",
-    3002: "two take-overs were planned with one epoch, the second one by a view that lacked the first",
+    3002: "two takeovers were planned with one epoch, the second one by a view that lacked the first",
     8508: "a client was told of a batch that no standby had, and took it for acknowledged",
     23384: "a ledger that went away between the hold and the reading ended its controller",
     546: "a segment of the commit log was begun at a start before what was found of the one before was durable",

@@ -1,4 +1,4 @@
-"""YAML files that nest or repeat too much, and files that are no YAML."""
+"""YAML files that nest or repeat too much, and files that are not YAML."""
 
 from __future__ import annotations
 

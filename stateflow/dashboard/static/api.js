@@ -1,4 +1,4 @@
-// What is asked of the server. A change carries a header that no other page can send.
+// Requests to the server. A change carries a header that no other page can send.
 
 /** What the cluster refused with: a code, what happened, and what to do next. */
 export class Refused extends Error {
@@ -32,7 +32,7 @@ async function asked(path, options) {
     throw new Refused({
       code: "no_answer",
       what: "the page's server does not answer",
-      remedy: "see whether `stateflow dashboard` runs",
+      remedy: "check that `stateflow dashboard` is running",
     });
   }
   return answered(answer);

@@ -1,4 +1,4 @@
-// Dialogs: move, drain, rebalance, each with its dry run before anything is done; and a replica looked at.
+// Dialogs: move, drain, rebalance, each with its dry run first; and details of a replica.
 import { h, say } from "./dom.js";
 import { about, bytes, count, ms, plural, ranges, rate, seconds } from "./format.js";
 import { post } from "./api.js";
@@ -7,8 +7,8 @@ import { Table } from "./table.js";
 const TITLES = { migrate: "Move partitions", drain: "Drain a replica", rebalance: "Rebalance" };
 const WHAT = {
   migrate: "Their state is copied ahead while rows go on, then handed over in milliseconds.",
-  drain: "Everything that it owns goes to other replicas, so that it can be stopped.",
-  rebalance: "Partitions go where a policy wants them, by as few moves as that takes.",
+  drain: "All of its partitions move to other replicas, so that it can be stopped.",
+  rebalance: "Partitions move to where a policy wants them, with as few moves as possible.",
 };
 let number = 0;
 
@@ -100,7 +100,7 @@ export function beginDialog(kind, snapshot, tell, given = {}) {
       "div",
       { class: "two" },
       ...fields,
-      field("Longest pause, ms", pause, "A partition is handed over only when its pause is predicted to be within."),
+      field("Longest pause, ms", pause, "A partition is handed over only if its predicted pause is at most this long."),
     ),
     error,
     h("div", { class: "foot" }, close, next),
@@ -132,9 +132,9 @@ export function beginDialog(kind, snapshot, tell, given = {}) {
 
   function showPlan(plan) {
     const table = new Table({
-      label: "What would move",
+      label: "Planned moves",
       keyOf: (row) => `${row.operator} ${row.partition}`,
-      empty: "Nothing would move: all of it is where it is wanted.",
+      empty: "No moves are needed: every partition is where it should be.",
       columns: [
         { head: "Operator", cell: (row) => row.operator },
         { head: "Partition", num: true, cell: (row) => count(row.partition) },
@@ -151,18 +151,18 @@ export function beginDialog(kind, snapshot, tell, given = {}) {
       ...[
         ["Would move", plural(plan.count, "partition")],
         ["Bytes on disk", bytes(plan.bytes)],
-        ["Pause of each, about", ms(plan.pause_ms)],
+        ["Expected pause of each", ms(plan.pause_ms)],
         ["… at most", plan.pause_ms_at_most === null ? "no limit" : ms(plan.pause_ms_at_most)],
       ].map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", { text: value }))),
     );
     const warnings = [
       ...plan.lacking.map(
         (each) =>
-          `There is no room at ${each.replicas.join(", ")}: ${bytes(each.coming_bytes)} would come, ` +
-          `${bytes(each.free_bytes)} are free.`,
+          `There is no room at ${each.replicas.join(", ")}: they would receive ${bytes(each.coming_bytes)}, ` +
+          `and ${bytes(each.free_bytes)} are free.`,
       ),
       ...(plan.silent.length
-        ? [`These did not say what they have, and are left alone: ${plan.silent.join(", ")}.`]
+        ? [`No move involves these replicas, which did not report their partitions: ${plan.silent.join(", ")}.`]
         : []),
       ...(plan.left.length ? [`${plural(plan.left.length, "partition")} stay: ${plan.left[0].reason}.`] : []),
       ...(plan.moves.length < plan.count
@@ -228,7 +228,7 @@ export function replicaDialog(name, snapshot, me, begin) {
     ["Entries", about(replica.entries)],
     ["Room for state", bytes(replica.room_bytes)],
     ["Weight", count(replica.weight)],
-    ["Copies of others'", count(replica.standbys)],
+    ["Copies of partitions owned elsewhere", count(replica.standbys)],
     ["Version", replica.version || "–"],
   ];
   const table = new Table({

@@ -1,4 +1,4 @@
-// Numbers, bytes and times for people, in the units that they are thought of in.
+// Numbers, bytes and times for people, in the usual units.
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const two = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 const NONE = "–";

@@ -1,4 +1,4 @@
-// Where sites, replicas and partitions are drawn: numbers in, places out, nothing is touched.
+// Layout of sites, replicas and partitions: computes positions from numbers, without touching the page.
 const GAP = 26,
   PAD = 14,
   HEAD = 46,

@@ -1,4 +1,4 @@
-// The page: listens to the cluster, and has each part draw what it says.
+// The page: listens to the cluster, and makes each part draw the new data.
 import { $, h, keyed, say } from "./dom.js";
 import { count, ms, ranges, rate } from "./format.js";
 import { get, post } from "./api.js";
@@ -70,11 +70,11 @@ function drawCares(found) {
     ),
     ...found.refused.map((each) => [`${each.name} at ${each.address}`, each.error]),
     ...found.damaged.map((each) => [`${each.operator} ${each.partition} at ${each.replica}`, each.error]),
-    ...found.missing.map((each) => [`What is known of ${each.what} is not new`, each.error]),
+    ...found.missing.map((each) => [`The data on ${each.what} is not up to date`, each.error]),
     ...found.deploying.map((each) => [
       each.name,
       each.tried === null
-        ? `is being deployed: ${count(each.created)} of ${count(each.partitions)} partitions are there`
+        ? `is being deployed: ${count(each.created)} of ${count(each.partitions)} partitions are created`
         : `has a new version, tried on the state of ${count(each.tried)} of ${count(each.partitions)} partitions`,
     ]),
   ];
@@ -101,7 +101,7 @@ function drawTrouble(error, what = "The controller does not answer") {
   box.said = words + remedy;
   box.replaceChildren(
     h("p", {}, h("b", { text: what }), words),
-    h("p", { text: `${remedy} What is shown below is as it was; this page looks again by itself.` }),
+    h("p", { text: `${remedy} The page shows the last known state, and tries again by itself.` }),
   );
 }
 
@@ -117,7 +117,7 @@ function heard(found) {
     pill("away", "away");
     return drawTrouble(
       found.error,
-      found.error.code === "unavailable" ? "The controller does not answer" : "The cluster cannot be looked at",
+      found.error.code === "unavailable" ? "The controller does not answer" : "The cluster's state cannot be read",
     );
   }
   drawTrouble(null);
@@ -241,7 +241,7 @@ $("theme").addEventListener("click", () => {
   try {
     localStorage.setItem("stateflow-theme", theme());
   } catch {
-    /* it is chosen until the page is left */
+    /* the choice lasts until the page is left */
   }
 });
 new MutationObserver(themed).observe(document.documentElement, { attributeFilter: ["data-theme"] });

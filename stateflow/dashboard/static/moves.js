@@ -1,4 +1,4 @@
-// Moves under way, and those that ended last: what is on its way, how far it is, and what its pause was.
+// Moves under way and the last ones that ended, with their progress and pauses.
 import { $, h, keyed, say, swatch } from "./dom.js";
 import { bytes, ms, seconds, plural, time } from "./format.js";
 
@@ -9,7 +9,7 @@ const MEANS = {
   WARMING: "its files are copied",
   CATCHING_UP: "catches up with changes",
   FENCED: "is handed over",
-  OWNED: "is served there",
+  OWNED: "is served by the target",
   COMPLETED: "moved",
   UNKNOWN: "is under way",
 };
@@ -94,7 +94,7 @@ function update(element, move, numberOf) {
 function ended(move) {
   if (move.state !== "COMPLETED") return move.stands === "cancelled" ? "cancelled: it stayed" : "failed: it stayed";
   const expected = move.predicted_pause_ms ? `, ${ms(move.predicted_pause_ms)} expected` : "";
-  const reused = move.bytes_reused ? `, ${bytes(move.bytes_reused)} were there` : "";
+  const reused = move.bytes_reused ? `, ${bytes(move.bytes_reused)} were at the target already` : "";
   return `paused ${ms(move.pause_ms)}${expected} · ${bytes(move.bytes_sent)} sent${reused}`;
 }
 

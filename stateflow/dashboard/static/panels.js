@@ -100,13 +100,13 @@ export class Panels {
     this.links = new Table({
       label: "Links between sites",
       keyOf: (row) => `${row.source} → ${row.target}`,
-      empty: "No link was measured yet: that is done where policies need it, and by moves.",
+      empty: "No link was measured yet. The controller measures links that policies need, and moves measure theirs.",
       columns: [
         { head: "From", cell: (row) => row.source },
         { head: "To", cell: (row) => row.target },
         { head: "Round trip", num: true, cell: (row) => ms(row.rtt_ms) },
         {
-          head: "As moves have shown",
+          head: "Measured by moves",
           num: true,
           cell: (row) => (row.bytes_per_s === null ? "–" : `${bytes(row.bytes_per_s)}/s`),
         },
@@ -154,7 +154,7 @@ export class Panels {
       label: "Other batches",
       keyOf: (row) => row.bid,
       empty:
-        "No other batch is in the ledger: restarts, checkpoints of everything, verifications and your own come here.",
+        "No other batch is in the ledger. Restarts, checkpoints of everything, verifications and your own batches appear here.",
       columns: [
         { head: "Batch", cell: (row) => row.bid, sub: (row) => row.name },
         { head: "State", draw: stateCell(TONES, (row) => row.status) },
@@ -193,7 +193,7 @@ export class Panels {
         { head: "Schedule", cell: (row) => row.schedule },
         { head: "Next", num: true, cell: (row) => (row.paused ? "paused" : time(row.next_us)) },
         { head: "Last run", draw: stateCell(TONES, (row) => row.runs[0]?.state ?? "none yet") },
-        { head: "What came of it", cell: (row) => row.runs[0]?.note ?? "" },
+        { head: "Outcome", cell: (row) => row.runs[0]?.note ?? "" },
       ],
       acts: [
         change("job", "Run now", "run", () => this.me.may.job),
@@ -219,7 +219,7 @@ export class Panels {
     $("panel-nodes").replaceChildren(this.nodes.element, h("h3", { text: "Links between sites" }), this.links.element);
     this.noBatches = h("p", {
       class: "empty",
-      text: "Batches are in the ledger, and none is known here: start the dashboard with --ledger.",
+      text: "Batches are in the ledger, which this page does not know: start the dashboard with --ledger.",
     });
     this.autopilot = h("p", { class: "hint" });
     $("panel-work").replaceChildren(
@@ -318,7 +318,7 @@ export class Panels {
       this.state.replaceChildren(
         ...found.states.map((each) => h("option", { value: each.name, text: `${each.name} (${each.kind})` })),
       );
-      say(this.keyHint, `Keys are of ${found.key.join(", ")}: as text, or JSON for other types, as 7 or ["a", 1].`);
+      say(this.keyHint, `Keys are of ${found.key.join(", ")}: as text, or as JSON for other types, such as 7 or ["a", 1].`);
     } catch (error) {
       say(this.answer, error.line ?? String(error));
     }
@@ -331,7 +331,7 @@ export class Panels {
     try {
       const found = await post("state", asked);
       if (!found.entries.length)
-        return say(this.answer, `${asked.operator} keeps nothing in ${asked.state} for the key ${asked.key}.`);
+        return say(this.answer, `${asked.operator} has nothing in ${asked.state} for the key ${asked.key}.`);
       const operator = this.snapshot?.operators.find((each) => each.name === asked.operator);
       const owner = this.snapshot?.replicas[operator?.owners[found.partition]]?.name;
       say(
@@ -358,7 +358,7 @@ export class Panels {
     const answer = h("p", {
       class: "empty",
       role: "status",
-      text: "Everything that was decided and done is in the ledger. Search its newest records, or name an item.",
+      text: "The ledger records all decisions and their outcomes. Search its newest records, or name an item.",
     });
     const records = new Table({
       label: "Records",
@@ -410,7 +410,7 @@ export class Panels {
         : [
             h("p", {
               class: "empty",
-              text: "No ledger is known here: start the dashboard with --ledger, or on the controller.",
+              text: "This page knows no ledger: start the dashboard with --ledger, or on the controller.",
             }),
           ]),
     );
@@ -424,15 +424,15 @@ export class Panels {
       empty: "There is no checkpoint yet.",
       columns: [
         { head: "Operator", cell: (row) => row.operator },
-        { head: "Partitions with one", num: true, cell: (row) => count(row.partitions) },
+        { head: "Partitions with a checkpoint", num: true, cell: (row) => count(row.partitions) },
         { head: "Checkpoints", num: true, cell: (row) => count(row.checkpoints) },
         { head: "Newest", num: true, cell: (row) => time(row.newest_us) },
-        { head: "Oldest that a partition would go back to", num: true, cell: (row) => time(row.oldest_us) },
+        { head: "Oldest of the partitions' newest checkpoints", num: true, cell: (row) => time(row.oldest_us) },
       ],
     });
     const look = h("button", {
       type: "button",
-      text: "Look into the store",
+      text: "Read the store",
       on: {
         click: async () => {
           try {
@@ -472,7 +472,7 @@ export class Panels {
     );
     const none = h("p", {
       class: "empty",
-      text: "What is in the store is not known here: start the dashboard with --checkpoints.",
+      text: "This page knows no checkpoint store: start the dashboard with --checkpoints.",
     });
     $("panel-checkpoints").replaceChildren(
       row,

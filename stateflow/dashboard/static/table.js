@@ -70,7 +70,7 @@ export class Table {
     this.page = Math.min(Math.max(0, this.page), pages - 1);
     const shown = found.slice(this.page * PAGE, (this.page + 1) * PAGE);
     this.none.hidden = shown.length > 0;
-    say(this.none, this.rows.length ? "Nothing has these words." : this.empty);
+    say(this.none, this.rows.length ? "No row contains these words." : this.empty);
     this.table.hidden = !shown.length;
     this.pager.hidden = pages === 1;
     say(this.place, `${plural(found.length, "row")}, page ${count(this.page + 1)} of ${count(pages)}`);

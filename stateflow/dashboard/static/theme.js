@@ -1,4 +1,4 @@
-// Before anything is drawn: light or dark, as it was chosen here, else as the system says, from now on.
+// Sets light or dark before anything is drawn: as chosen here, otherwise as the system says.
 "use strict";
 const dark = matchMedia("(prefers-color-scheme: dark)");
 function chosen() {

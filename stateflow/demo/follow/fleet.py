@@ -1,4 +1,5 @@
-"""Convoys that drive between three edge sites, and all that they tell on the way. The same seed gives the same rows."""
+"""Convoys that drive between three edge sites, and the rows that they send on the way. The same seed gives the same
+rows."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ TELEMETRY, GATEWAY = "telemetry", "gateway"
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Rows of one moment. ``site``: site that the convoy is nearest to; empty: the rows are of all convoys."""
+    """Rows sent at one moment. ``site``: the site nearest to the convoy; empty: rows of all convoys."""
 
     at_s: float
     site: str
@@ -55,7 +56,7 @@ class Convoy:
     late_s: float
 
     def place(self, at_s: float) -> tuple[float, float]:
-        """Returns its place. At the end of each leg, half of the way between two stops is behind it."""
+        """Returns the convoy's place. At the end of each leg it is half of the way between two stops."""
         driven = min(max((at_s - self.late_s) / self.leg_s - 0.5, 0.0), len(self.stops) - 1.0)
         stop = min(int(driven), len(self.stops) - 2)
         (x, y), (to_x, to_y) = CORNERS[self.stops[stop]], CORNERS[self.stops[stop + 1]]

@@ -37,12 +37,13 @@ UPPER, LOWER = -0.19, 0.19
 
 
 def figures(result: FollowResult) -> dict[str, Figure]:
-    """Returns figures by the id of the element that shows them."""
+    """Returns charts by the id of the element that shows them."""
     return {"timeline": timeline(result), "pauses": pauses(result)}
 
 
 def timeline(result: FollowResult) -> Figure:
-    """Waiting times of gateways (log), places of vehicles and their state, and the share that was served near."""
+    """Waiting times of gateways (log), places of vehicles and their state, and the share of rows that were served
+    nearby."""
     where = Whereabouts(result.moves)
     traces = [
         *_latencies(result, where),

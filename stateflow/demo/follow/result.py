@@ -1,11 +1,10 @@
-"""Measurements of a drive, what follows from them, and the expected result. Plain data: the run fills it in, the report
-draws it.
+"""Measurements of a drive, figures derived from them, and the expected result. Plain data: the run fills it in, the
+report draws it.
 
 All times ending in ``_s`` without a further word are seconds since the convoys drove off.
 
-The expected result of the convoys' operator is computed a second time by other means: grouped sums over all rows that
-were ever told, with no running state, and nothing of the framework. All are whole numbers, so that everything is equal
-or is not.
+The expected result of the convoys' operator is computed a second time by other means: grouped sums over all rows ever
+sent, without running state and without the framework. All values are whole numbers, so comparisons are exact.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def expected_outputs(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def expected_state(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Returns what is known of each vehicle in the end, a fact a row."""
+    """Returns the expected final state of each vehicle, one fact per row."""
     told = pd.DataFrame.from_records(list(rows))
     sums = told.groupby(["vehicle", "way"])["metres"].agg(["size", "sum"]).reset_index()
     where = told.groupby("vehicle")["site"].agg(lambda sites: "+".join(sorted(set(sites)))).reset_index()
@@ -58,7 +57,7 @@ def expected_state(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 def state_facts(
     told: Iterable[Mapping[str, Any]], metres: Iterable[Mapping[str, Any]], sites: Iterable[Mapping[str, Any]]
 ) -> pd.DataFrame:
-    """Returns the same facts from the states as they are read, an entry a row."""
+    """Returns the same facts from the states as they were read, one entry per row."""
     facts = [(row["key"], f"told by {row['map_key']}", str(row["value"])) for row in told]
     facts += [(row["key"], f"metres by {row['map_key']}", str(row["value"])) for row in metres]
     where: dict[str, set[str]] = {}
@@ -72,7 +71,7 @@ def compare(wanted: pd.DataFrame, found: pd.DataFrame, by: list[str]) -> Compari
     """Compares row by row, in any order.
 
     Args:
-        by: columns that name a row.
+        by: columns that identify a row.
     """
     copies = found.duplicated(by)
     both = wanted.merge(found[~copies], on=by, how="outer", suffixes=("", " found"), indicator="where")
@@ -112,7 +111,7 @@ def _named(row: Mapping[Any, Any], by: list[str]) -> str:
 
 
 def _said(value: Any) -> Any:
-    """Returns whole numbers as such: a column with a gap in it has them as floats."""
+    """Returns whole numbers as ints: pandas turns a column with a gap into floats."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -125,7 +124,7 @@ WINDOW_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One batch of a gateway: sent ``at_s``, its outputs there ``took_ms`` later."""
+    """One batch of a gateway: sent at ``at_s``; its outputs arrived ``took_ms`` later."""
 
     at_s: float
     took_ms: float
@@ -139,7 +138,7 @@ class Sample:
 
 
 class Phase(StrEnum):
-    """Place of the state: at another site than the gateway, on its way from one to another, at the gateway's."""
+    """Place of the state: at another site than the gateway, moving, or at the gateway's site."""
 
     AWAY = "away"
     MOVING = "moving"
@@ -151,7 +150,7 @@ def site_of(replica: str) -> str:
 
 
 class Whereabouts:
-    """Places of each partition's state, by the moves that completed; a partition and its convoy have the same
+    """Places of each partition's state, derived from the completed moves; a partition and its convoy have the same
     number."""
 
     def __init__(self, moves: Iterable[MoveRow]) -> None:
@@ -206,7 +205,7 @@ def bands_of(convoy: int, stays: Sequence[tuple[float, str]], end_s: float) -> l
 
 
 def extent_ms(samples: Iterable[Sample], moves: Iterable[MoveRow]) -> tuple[float, float]:
-    """Returns the ends of a log axis for waiting times and pauses."""
+    """Returns both ends of a log axis for waiting times and pauses."""
     shown = [sample.took_ms for sample in samples] + [move.pause_ms for move in moves if move.completed]
     positive = [value for value in shown if value > 0]
     return min(positive, default=1.0) * 0.6, max(positive, default=100.0) * 2
@@ -232,8 +231,7 @@ def share_near(samples: Sequence[Sample], where: Whereabouts, width_s: float = W
 
 @dataclass(frozen=True, slots=True)
 class FollowResult:
-    """Result of a drive. ``state``, ``output`` (Spark's) and ``answers`` (the gateways'): what was compared row by
-    row."""
+    """Result of a drive. ``state``, ``output`` (Spark's) and ``answers`` (the gateways'): comparisons row by row."""
 
     seconds: float
     rtt_ms: float
@@ -285,8 +283,8 @@ class FollowResult:
 
     @property
     def budget_kept(self) -> bool | None:
-        """Tells whether no move paused its partition for longer than the budget; None where there was no move, as
-        "kept" would be a claim."""
+        """Tells whether no move paused its partition for longer than the budget; None: there was no move, so nothing
+        can be claimed."""
         worst = self.pause_ms_max
         return None if worst is None else worst <= self.budget_ms
 

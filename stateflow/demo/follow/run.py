@@ -143,7 +143,7 @@ class Sends(Protocol):
 
 
 class Beside:
-    """Threads that end by themselves, or when the block is left."""
+    """Threads that run beside the caller: they end by themselves, or when the block is left."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
@@ -186,15 +186,15 @@ def in_time(told: Iterable[Told], began: float, over: threading.Event, clock: Cl
 
 
 def write_telemetry(directory: Path, number: int, told: Told) -> None:
-    """Writes one file, which is there as a whole or not at all."""
+    """Writes one file atomically: readers see all of it or nothing."""
     hidden = directory / f".{number:06}.parquet"
     pq.write_table(pa.Table.from_pylist(told.rows, schema=SCHEMA), hidden)
     hidden.rename(directory / f"{number:06}.parquet")
 
 
 class Gateways:
-    """Gateways that send readings. ``streams``: by site and convoy. ``samples``: what each batch took, from when it was
-    sent until its outputs were there. ``outputs``: outputs of all gateways."""
+    """Gateways that send readings. ``streams``: by site and convoy. ``samples``: time of each batch, from sending it to
+    receiving its outputs. ``outputs``: outputs of all gateways."""
 
     def __init__(self, streams: Mapping[tuple[str, int], Sends], clock: Clock) -> None:
         self._streams, self._clock = streams, clock
@@ -220,7 +220,7 @@ SEED = 7
 TRIGGER = "500 milliseconds"
 #: seconds between two questions to the controller about moves
 LOOK_S = 1.0
-#: cool-down as a share of the drive: a move is to be over before the next change of site
+#: cool-down as a share of the drive: a move should be over before the next change of site
 COOL_DOWN = 1 / 8
 MOVES_PER_MINUTE = 600.0
 #: seconds to wait for moves under way when the convoys have arrived
@@ -230,7 +230,7 @@ SETTLE_S = 60.0
 @dataclass(frozen=True, slots=True)
 class FollowOptions:
     """Options of a drive. ``rtt_ms``: round trip between sites. ``max_pause_ms``: budget of every move.
-    ``before_compare`` is handed the cluster when all rows have come: tests use it to spoil what was computed."""
+    ``before_compare`` is called with the cluster when all rows have arrived: tests use it to spoil the result."""
 
     out: Path = Path("demo-out")
     seconds: float = 60.0
@@ -240,8 +240,8 @@ class FollowOptions:
 
 
 def run_follow(options: FollowOptions, tell_stderr: bool = False) -> FollowResult:
-    """Runs the drive, and tells its story on stdout, or on stderr. Raises JavaMissing, ExtraMissing, DataDirLocked, or
-    what the cluster or Spark failed with."""
+    """Runs the drive, and reports its progress on stdout or stderr. Raises JavaMissing, ExtraMissing, DataDirLocked, or
+    the error of the cluster or of Spark."""
     console = console_of(tell_stderr)
     work = fresh(options.out)
     telling = ProgressPrinter(console)
@@ -315,7 +315,7 @@ def _gateways(local: LocalCluster, rtt_s: float) -> Iterator[Gateways]:
 
 
 class _Drive:
-    """Drives the convoys, looks on, and keeps what was seen."""
+    """Drives the convoys, observes the cluster, and keeps the observations."""
 
     def __init__(
         self, options: FollowOptions, local: LocalCluster, fleet: Fleet, console: Console, telling: ProgressPrinter
@@ -342,7 +342,7 @@ class _Drive:
                 self._look()
                 at_s = SYSTEM_CLOCK.monotonic() - began
                 self._telling.say(f"driving, {min(at_s, options.seconds):.0f} of {options.seconds:.0f} s")
-                if query.awaitTermination(LOOK_S):  # raises what it failed with
+                if query.awaitTermination(LOOK_S):  # raises the error with which it failed
                     raise Unavailable("the Spark query ended unexpectedly", remedy="see its output")
         with self._telling.of("the convoys have arrived: waiting for running moves"):
             cluster.autopilot()
@@ -356,7 +356,7 @@ class _Drive:
             write_telemetry(directory, number, told)
 
     def _look(self) -> bool:
-        """Tells of moves that have ended since the last look. Returns whether any goes on."""
+        """Reports moves that have ended since the last look. Returns whether any is still running."""
         try:
             found = [each for each in self._cluster.reconfigurations() if each.kind == "autopilot"]
         except StateflowError:  # the next look asks again

@@ -10,7 +10,7 @@ from stateflow import Context, Operator, state
 
 
 class Once(Operator):
-    """Lets an event through when its id has not come from its device for a day."""
+    """Lets an event through unless its device has sent the same id within a day."""
 
     key = "device"
     output = "device string, event string, at timestamp, celsius double"

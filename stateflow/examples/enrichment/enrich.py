@@ -14,11 +14,11 @@ CUSTOMERS = "at timestamp, customer string, name string, tier string"
 
 
 def enrich(spark: SparkSession, folder: Path, cluster: str | None = None) -> DataFrame:
-    """Returns the stream of enriched orders. Without a cluster the program has one of its own."""
+    """Returns the stream of enriched orders. Without an address of a cluster, the program starts its own."""
     files = spark.readStream.option("header", True)
     orders = files.schema(ORDERS).csv(str(folder / "orders*.csv"))
     customers = files.schema(CUSTOMERS).csv(str(folder / "customers*.csv"))
-    both = orders.unionByName(customers, allowMissingColumns=True)  # what a stream does not have is null
+    both = orders.unionByName(customers, allowMissingColumns=True)  # columns that a stream lacks are null
     return apply_operator(both, Enriched, cluster=cluster, order_by="at")
 
 

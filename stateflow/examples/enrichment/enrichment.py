@@ -16,7 +16,7 @@ class Customer:
 
 
 class Enriched(Operator):
-    """Rows of both streams have all columns: ``order`` is null in those of customers, ``name`` in those of orders."""
+    """Rows of both streams have all columns: ``order`` is null in rows of customers, ``name`` in rows of orders."""
 
     key = "customer"
     output = "order string, customer string, amount double, name string, tier string"

@@ -9,7 +9,7 @@ from stateflow import Context, Operator, state
 
 
 class AircraftDelays(Operator):
-    """Emits one row for each flight: what is known of its aircraft by then."""
+    """Emits one row for each flight, with the statistics of its aircraft up to then."""
 
     key = "tailnum"
     output = "tailnum string, flights long, mean_delay double, worst string, carriers array<string>"

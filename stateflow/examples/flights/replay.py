@@ -15,7 +15,8 @@ COLUMNS = "seq long, time_hour timestamp, tailnum string, carrier string, origin
 
 
 def replay(spark: SparkSession, rows: int, folder: Path, cluster: str | None = None) -> DataFrame:
-    """Returns a DataFrame of the output, one row for each flight. Without a cluster the program has one of its own."""
+    """Returns a DataFrame of the output, one row for each flight. Without an address of a cluster, the program starts
+    its own."""
     files = folder / "replay"
     if not files.exists():  # a run that was cut short goes on with the same files
         write_replay(load_flights().head(rows), files, files=4)

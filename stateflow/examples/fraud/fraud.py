@@ -12,19 +12,19 @@ HOUR = timedelta(hours=1)
 
 
 class FraudScore(Operator):
-    """Gives points for a third country within an hour, and for ten times what the card usually pays."""
+    """Gives points for a third country within an hour, and for ten times the card's usual amount."""
 
     key, event_time = "card", "at"
     output = "card string, at timestamp, amount double, score long, why array<string>"
 
     payments = state.counter()
-    usual = state.value(float, default=0.0)  # the mean of what was not suspicious
+    usual = state.value(float, default=0.0)  # the mean of payments that were not suspicious
     countries = state.map(str, datetime)  # where it paid within the hour, and when there last
 
     def process(self, row: Any, ctx: Context) -> Iterator[Any]:
         self.countries[row.country] = row.at
         ctx.set_timer(row.at + HOUR, name=row.country)  # in place of that country's former one
-        # the timer comes when the batch is over: what is decided here goes by the rows' own times
+        # the timer fires at the end of the batch: decisions here use the rows' own times
         recent = [country for country, at in self.countries.items() if at > row.at - HOUR]
         points = {
             f"{len(recent)} countries in an hour": 60 if len(recent) > 2 else 0,

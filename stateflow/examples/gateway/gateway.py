@@ -1,4 +1,4 @@
-"""Readings of pumps from standard input, a JSON object a line, and what the operator says of them.
+"""Sends readings of pumps from standard input, one JSON object per line, and prints the operator's outputs.
 
     python gateway.py ctl:7070 < readings.jsonl
 
@@ -21,12 +21,13 @@ READINGS = "pump string, bar double"
 
 
 def connected(controller: str, outbox: str = "outbox") -> ForwardingClient:
-    """Connects. Once the outbox has known a controller, it also begins while no controller answers."""
+    """Connects to the cluster. A client whose outbox has known a controller before also starts while no controller
+    answers."""
     return Cluster(controller).forwarding("Pumps", "gateway-7", outbox=outbox, schema=READINGS, patience_s=0.5)
 
 
 def forward(stream: ForwardingClient, readings: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields outputs as soon as they are known: those of rows that had to wait come with a later batch."""
+    """Yields outputs as soon as they are known. Outputs of rows that had to wait come with a later batch."""
     waiting = iter(readings)
     while batch := list(islice(waiting, 10)):
         yield from stream.send(batch)

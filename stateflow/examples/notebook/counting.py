@@ -1,4 +1,4 @@
-"""The operator of move.ipynb as a module, for use after it was tried in the notebook."""
+"""The operator of move.ipynb as a module, for use outside the notebook."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ ROUTE = ("north", "south")
 
 
 def drive(cluster: Cluster) -> Iterator[str]:
-    """Drives the route. At each site a gateway sends readings until the state is there, too. Yields what has moved."""
+    """Drives the route. At each site a gateway sends readings until the state has arrived, too. Yields a line for each
+    move."""
     for site in ROUTE:
         over = threading.Event()
         with cluster.stream("Trips", source=f"gateway-{site}", site=site) as gateway, ThreadPoolExecutor(1) as beside:

@@ -1,4 +1,4 @@
-"""The operator of NAME: what it keeps of each sensor, and what it says of a reading."""
+"""The operator of NAME: its state for each sensor, and its output for a reading."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from stateflow import Context, Operator, state
 
 
 class Alarms(Operator):
-    """Says when a sensor is much hotter than it usually is."""
+    """Gives an alarm when a sensor is much hotter than usual."""
 
     key = "sensor"
     output = "sensor string, celsius double, usual double, alarm boolean"

@@ -330,7 +330,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.process = before
 
     def may_switch(self) -> None:
-        """Marks a place in a thread where another may come first. Raises Crashed where the process is dead."""
+        """Marks a place in a thread where another may come first. Raises Crashed if the process is dead."""
         job = self.job
         if job is None:
             return

@@ -145,7 +145,7 @@ class Oracle:
                 raise Violation(f"{replica} commits to {partition} at epoch {epoch} after {self.epochs[partition]}")
             before = self.history(partition).batches
             self.epochs[partition] = epoch
-            self._gone(partition, before, self.acknowledge != "standby", "by a take-over that was given up")
+            self._gone(partition, before, self.acknowledge != "standby", "by a takeover that was given up")
 
     def committed(
         self, partition: PartitionId, replica: str, epoch: int, batch: Batch, rows: bytes, now_us: int, wrote: Mutations

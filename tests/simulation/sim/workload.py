@@ -305,7 +305,7 @@ class Mover:
         return await self._asked("CancelReconfiguration", cpb.ReconfigurationRequest(id=reconfiguration))
 
     async def _asked(self, method: str, request: Any, timeout: float = 10) -> Any:
-        """Returns the answer; None where the request was refused or lost. It is not repeated."""
+        """Returns the answer; None if the request was refused or lost. It is not repeated."""
         try:
             return await self._controller.ask(method, request, timeout)
         except grpc.aio.AioRpcError:

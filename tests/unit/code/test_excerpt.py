@@ -427,7 +427,7 @@ def test_a_line_is_where_it_was() -> None:
 
 
 def test_cells_of_a_notebook() -> None:
-    """The last definition counts, and a cell that is no Python never ran."""
+    """The last definition counts, and a cell that is not Python never ran."""
     cells = [
         "",
         "N = 1\ndef n(): return N",

@@ -142,7 +142,7 @@ def test_null_keys_and_unequal_lengths_are_refused(harness: OperatorHarness) -> 
 
 
 class Seats(BatchOperator):
-    """A batch operator with a tuple state that is no row of numbers, and a float key."""
+    """A batch operator with a tuple state that is not a row of numbers, and a float key."""
 
     key = "k"
     output = "k double, who string, n long"

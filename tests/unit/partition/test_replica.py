@@ -250,7 +250,7 @@ def test_a_move_back_that_is_cut_short_leaves_what_was_kept(two: Two) -> None:
 
 
 def test_a_copy_that_served_again_is_no_base(two: Two) -> None:
-    """A copy that served again is no base: move, epoch and sequence do not show that it was written to."""
+    """A copy that served again is not a base: move, epoch and sequence do not show that it was written to."""
     two.leave_a()
     two.a.successor.from_local(P, "f1", 3)
     two.send(two.a, 5, epoch=3, number=1)

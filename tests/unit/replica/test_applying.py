@@ -228,7 +228,7 @@ def test_a_rest_that_does_not_come_is_not_waited_for() -> None:
 
 
 class SkippedBatches(Node):
-    """A node that skips all partitions without rows but the first; or none, since its thread does not come back."""
+    """A node that skips all partitions without rows but the first; or none, since its thread does not return."""
 
     comes_back = True
 

@@ -1,4 +1,4 @@
-"""Refusals before any handler, over real connections: releases too far away, and bytes that are no request."""
+"""Refusals before any handler, over real connections: releases too far away, and bytes that are not a request."""
 
 from __future__ import annotations
 

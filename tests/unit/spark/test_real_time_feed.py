@@ -223,7 +223,7 @@ def test_offsets_have_to_rise() -> None:
 def finish(world: World) -> None:
     """Lets everything that was applied come, and ends its epoch.
 
-    Raises Lost where rows of former epochs are asked for.
+    Raises Lost if rows of former epochs are asked for.
     """
     furthest = max(
         (position.batch for s in range(SOURCES) for position in world.look(PLAN.rows_of((s,))).values()), default=0

@@ -171,7 +171,7 @@ def test_a_fenced_move_whose_source_has_lost_the_partition_ends_as_its_target_sa
         async def cancel(self, name: str, cancellation: Cancellation, *, at_once: bool) -> Cancelled:
             assert at_once
             if cancellation.owned_at:
-                raise StateMissing("its data is gone", remedy="a take-over restores it")
+                raise StateMissing("its data is gone", remedy="a takeover restores it")
             return Cancelled(owned=owned, epoch=2 if owned else 0)
 
     async def run() -> tuple[str, object]:

@@ -524,7 +524,7 @@ def test_what_was_granted_before_may_have_sealed_and_own(events: tuple[m.Event, 
 def test_what_was_granted_before_is_fenced_when_its_prediction_fits_now() -> None:
     """A move granted by an earlier term is fenced when its prediction fits now.
 
-    The prediction at its grant is no promise.
+    The prediction at its grant is not a promise.
     """
     machine = move(*TO_CATCHING_UP, max_pause_ms=20.0, patience_s=3.0, granted=True)
     assert [names(machine.handle(m.CaughtUp(LARGE, waited))) for waited in (0.0, 2.9)] == [[], []]

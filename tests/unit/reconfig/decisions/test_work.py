@@ -75,7 +75,7 @@ FORMS: dict[str, tuple[dict[str, Any], Planned]] = {
         COMMON | NONE | {"granted_epoch": 0, "strategy": "standby", "kind": "standby"},
         PlannedStandby("r", P, "a", "b", 4),
     ),
-    "take-over": (
+    "takeover": (
         COMMON
         | NONE
         | {"granted_epoch": 5, "strategy": "failover", "kind": "failover", "how": "STANDBY", "standby_move": "s-3"},
