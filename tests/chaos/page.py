@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "chaos.md"
 HEAD = """# Faults on real processes
 
 `make chaos` does each of these to real processes under load, whose outputs and state are compared with a model, and
-writes this page. What is lost is lost of what was acknowledged. More faults, one by one: [faults.md](faults.md). The
+writes this page. "Lost" refers to acknowledged batches. More faults, one by one: [faults.md](faults.md). The
 same classes drawn at random, and every state of the machines: [correctness.md](correctness.md). Each step of a move:
 [crash-matrix.md](crash-matrix.md).
 
