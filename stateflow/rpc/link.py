@@ -157,7 +157,8 @@ class _Stream:
             if self.over:
                 return False
             number = self.calls.begin(reply, self._clock.monotonic())
-        self._begun.put((number, requests))
+            # still locked: a call with a greater number must not be sent first, the replica would end the stream
+            self._begun.put((number, requests))
         return True
 
     def cancel(self, error: StateflowError) -> None:

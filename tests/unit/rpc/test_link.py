@@ -79,6 +79,34 @@ class Linked:
         return heard
 
 
+def test_calls_are_sent_in_the_order_of_their_numbers_whichever_thread_is_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    linked = Linked()
+    linked.call()
+    (server,) = linked.servers
+    assert server.take().call == 1
+    stream = linked.link._stream
+    assert stream is not None
+    begun = stream._begun
+
+    class Interrupted:
+        """A queue before whose second call another thread begins one, if nothing keeps it from doing so."""
+
+        def put(self, item: Any) -> None:
+            if item[0] == 2 and not stream._lock.locked():
+                other = threading.Thread(target=linked.call)
+                other.start()
+                other.join(LONG_S)
+            begun.put(item)
+
+    monkeypatch.setattr(stream, "_begun", Interrupted())
+    linked.call()
+    monkeypatch.setattr(stream, "_begun", begun)
+    linked.call()
+    assert [server.take().call, server.take().call] == [2, 3]
+
+
 def test_calls_share_a_stream_and_end_in_any_order() -> None:
     linked = Linked()
     first, second = linked.call(), linked.call()
