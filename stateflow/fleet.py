@@ -1,7 +1,7 @@
 """Descriptions of agents, of the replicas they should run, and of processes, shared by controllers, agents and clients.
 
 An agent sends a :class:`Beat` with the state of all its replicas. The controller replies with the
-:class:`DesiredState`, which names all replicas that the agent is to have. A process that a :class:`Launcher` started
+:class:`DesiredState`, which names all replicas that the agent should run. A process that a :class:`Launcher` started
 writes a line of JSON when it is ready, see :class:`Listening`.
 """
 

@@ -305,8 +305,8 @@ class AutopilotReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class JobStage(Report):
-    """The part of a run that concerns one operator. ``reconfigurations``: ids of those it began. ``error``: why nothing
-    was done; empty: it was."""
+    """The part of a run that concerns one operator. ``reconfigurations``: ids of the reconfigurations that it began.
+    ``error``: why nothing was done; empty: it was done."""
 
     operator: str
     reconfigurations: tuple[str, ...] = ()
@@ -318,7 +318,7 @@ class JobRun(Report):
     """A run of a job.
 
     ``at_us``: its due time. ``ended_us``: 0: it is under way. ``state``: IN_PROCESS, PROCESSED or FAILED. ``note``: its
-    result, or what it waits for. ``id``: the id for :meth:`Cluster.job_run`. ``stages``: those that have begun, by
+    result, or what it waits for. ``id``: the id for :meth:`.Cluster.job_run`. ``stages``: those that have begun, by
     operator.
 
     Example: ``cluster.run_job("evening").state``

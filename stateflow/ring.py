@@ -2,8 +2,8 @@
 
 The :class:`Assignment` is authoritative and immutable; a change makes a new one with a higher version.
 
-:func:`propose` places a new operator; :func:`rebalance` moves as little as it can when replicas come and go, to where
-the ring has it. They only propose.
+:func:`propose` places a new operator; :func:`rebalance` moves as few partitions as it can when replicas come and go, to
+their places on the ring. Both only propose.
 
 The ring is uhashring's: its points, ketama's, and its lookups. A plain ring spreads a few partitions badly (8 over 2
 replicas fall 6 to 2 as easily as 4 to 4), so no replica gets more than its weight's share, rounded up: a partition
@@ -118,7 +118,7 @@ def propose(operator: str, partitions: Iterable[int], replicas: Iterable[Replica
 def by_sites(
     owners: Mapping[PartitionId, str], replicas: Iterable[ReplicaInfo], allowed: AllowedSites
 ) -> Iterator[tuple[frozenset[str], dict[PartitionId, str], list[ReplicaInfo]]]:
-    """Yields (sites, owners, replicas) of operators that are allowed at the same sites; empty: at all sites."""
+    """Yields (sites, owners, replicas) for each group of operators allowed at the same sites; empty sites: at all."""
     sites = {operator: frozenset(where) for operator, where in allowed.items()}
     groups: dict[frozenset[str], dict[PartitionId, str]] = {}
     for partition, owner in owners.items():

@@ -1,4 +1,4 @@
-"""Spans, by OpenTelemetry: whether there are any, who makes them, and how they travel; and the subjects of log lines.
+"""Tracing with OpenTelemetry: creation of spans, and their propagation between processes; and the ids of log lines.
 
 There are spans only if ``OTEL_TRACES_EXPORTER=otlp`` is set, or the program has a provider of its own. Without them
 OpenTelemetry is not imported, and code that would create spans gets None in place of a :class:`Tracing`.
@@ -7,9 +7,9 @@ A span of one process is the parent of a span in another by its ``traceparent`` 
 recorded is not passed on, and a process that receives none creates none. So the process that begins a trace decides for
 all processes.
 
-Log lines have subjects, which are ids beside the text, by which lines, traces and the ledger can be joined. Code that
-begins to work on something declares its ids once; each line logged meanwhile, by any code, carries them. The ids are
-computed when a line is written, and cost nothing before.
+Log lines have subjects: ids attached to them, which link them to traces and the ledger. Code that begins to work on
+something declares its ids once; then every line logged in the same context carries them. The ids are computed only when
+a line is written.
 """
 
 from __future__ import annotations

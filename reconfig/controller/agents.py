@@ -62,7 +62,7 @@ class Standing:
 
 @dataclass(slots=True)
 class Offer:
-    """An agent that answers. ``has``: the replicas that it should have already.
+    """An agent that answers. ``has``: the replicas that it is ordered to run already.
 
     A replica takes a core for each of its workers, and the memory that it is limited to, or else a minimum for each
     worker. A stopped replica takes neither. Disk counts as free now: what replicas have written is subtracted already.

@@ -79,8 +79,8 @@ class Batch:
 class Recorded:
     """A reconfiguration: when it was planned, and its moves in the order of the plan, each with its newest record.
 
-    ``stood_ms``: milliseconds for which its operator was stopped; None: it was not, or still is. ``batch``: None: an
-    earlier version planned it. ``cancelled``: by command. ``by``: author of the plan, see
+    ``stood_ms``: milliseconds for which its operator was stopped; None: not stopped, or still stopped. ``batch``: None:
+    an earlier version planned it. ``cancelled``: a command cancelled it. ``by``: author of the plan, see
     :func:`reconfig.controller.context.author`.
     """
 

@@ -7,9 +7,9 @@ what they have. Claims are kept in memory, because replicas report them again to
 For adoption into a ledger that lost its records, the copy of a partition that is owned at the greatest epoch counts.
 Two owned copies at the same epoch cannot be told apart; then nothing of that operator is adopted. A partition that no
 replica owns was lost with its replica, or the controller has not heard its replica. A copy that was sealed for a move
-may be older than the copy of the move's target, as long as that target may still come. Partitions of both kinds are
-adopted only if the caller asks for that: the sealed copy is served again; a partition without any copy waits for a
-checkpoint, or for its owner, as after any failover, and is never created empty.
+may be older than the copy at the move's target, which may still appear. Partitions of both kinds are adopted only if
+the caller asks for that: the sealed copy is served again; a partition without any copy waits for a checkpoint, or for
+its owner, as after any failover, and is never created empty.
 """
 
 from __future__ import annotations

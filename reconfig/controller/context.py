@@ -60,7 +60,7 @@ def author() -> str:
 class Writer:
     """The one writer of a cluster's state. Not thread-safe: a step is written and folded before the next is decided.
 
-    ``check`` raises if nothing may be written any more, as no controller would carry out what was decided.
+    ``check`` raises if nothing may be written any more, because no controller would carry out the decision.
 
     Args:
         term: the term in which it writes; None: the ledger has no leader.
@@ -73,8 +73,7 @@ class Writer:
 
     @classmethod
     def read(cls, ledger: Ledger, term: int | None = None, validated: bool = False) -> Writer:
-        """Reads the ledger. ``term``: the term in which it is read and written: a write of an earlier one may still be
-        on its way."""
+        """Reads the ledger. ``term``: this controller's term; a write of an earlier term may still be on its way."""
         cluster = ClusterState(ledger.clock.now_us, validated=validated)
         for record in ledger.records(archived=True):
             cluster.fold(record)

@@ -1,10 +1,10 @@
 """The executor of reconfigurations: gives turns to their moves, runs them round by round, and learns from them.
 
 :class:`MoveQueue` holds the moves that wait, and lets them begin in the order that :mod:`reconfig.decisions.plan`
-decides. That a move begins is recorded before it does. :class:`Executor` runs the moves to their end, and learns how
-long later ones will take. A move that breaks off begins again from its records in the ledger, as after a restart of the
-controller. :class:`Replanning` records another target for a move that waits, which is withheld from its turn meanwhile;
-then the move gives up its place and begins again from its records.
+decides. A move's begin is recorded before the move begins. :class:`Executor` runs the moves to their end, and learns
+how long later ones will take. A move that breaks off begins again from its records in the ledger, as after a restart of
+the controller. :class:`Replanning` records another target for a waiting move, which cannot begin meanwhile. The move
+then leaves the queue and begins again from its records.
 """
 
 from __future__ import annotations

@@ -142,8 +142,8 @@ class Roster:
 class JobBook:
     """All jobs, and their newest runs.
 
-    ``there``: jobs by name. ``unreadable``: jobs whose record cannot be read. ``runs``: newest runs of each job, oldest
-    first. ``records``: newest record of each run under way, by item.
+    ``there``: existing jobs, by name. ``unreadable``: jobs whose record cannot be read. ``runs``: newest runs of each
+    job, oldest first. ``records``: newest record of each run under way, by item.
     """
 
     there: dict[str, Job] = field(default_factory=dict)
@@ -377,7 +377,7 @@ class Outcome:
 def _kept(fault: PartitionFault) -> dict[str, Any]:
     """Returns the fields of a fault to record: only those of release 0.1, which reads no others.
 
-    ``undone`` is left out, as it follows from the partitions that were done.
+    ``undone`` is left out, because it follows from the partitions that were done.
     """
     return {name: value for name, value in fault.to_dict().items() if name != "undone"}
 

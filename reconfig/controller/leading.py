@@ -1,9 +1,10 @@
-"""Leader election: one of several controllers of a ledger leads while it has the hold; the others name the leader.
+"""Leader election: one of several controllers of a ledger leads while it has the leader lease; the others name the
+leader.
 
-The hold is the leader lease, kept in the ledger. Each term has a controller object of its own: once the hold is taken,
-the ledger is read afresh, every replica has to register, and unfinished work is resumed, as after a restart. A term
-ends when the hold is lost, when it could not be renewed in time, or when the ledger is not the one that was opened.
-From then on this process grants, commands and writes nothing, and waits for the hold like any other controller.
+The leader lease is kept in the ledger. Each term has a controller object of its own: once the lease is taken, the
+ledger is read afresh, every replica has to register, and unfinished work is resumed, as after a restart. A term ends
+when the lease is lost, when it could not be renewed in time, or when the ledger is not the one that was opened. From
+then on this process grants, commands and writes nothing, and waits for the lease like any other controller.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class Leading:
 
     Args:
         me: this process, as the ledger names a holder.
-        gone: tells whether a holder is a process that has ended.
-        make: makes the controller of one term, given the tenure, the writer and the seconds for which a predecessor may
-            still grant leases.
+        gone: tells whether the process of a holder has ended.
+        make: creates the controller of one term from its leadership, the writer, and the seconds for which a
+            predecessor may still grant leases.
     """
 
     def __init__(
@@ -62,12 +63,13 @@ class Leading:
         self._settings, self._clock, self._make = settings, clock, make
         self.serving: Controller | None = None
         self._leadership = Leadership(0, settings.hold_s, 0.0)
-        self._leader: LeaderLease | None = None  # hold of another controller
+        self._leader: LeaderLease | None = None  # leader lease of another controller
         self._unrenewed = Unrenewed(settings.lease_margin)
-        # until then a former holder that did not give its hold back may grant leases; kept across terms of this
+        # until then a former holder that did not give its lease back may grant leases; kept across terms of this
         # controller
         self._predecessor_until = -math.inf
-        # lease of the holder whose hold is being taken, in seconds, until the outcome is known; 0: it cannot grant any
+        # lease of the holder from whom it is being taken, in seconds, until the outcome is known; 0: it cannot grant
+        # any
         self._taking_from_s = 0.0
         self._said = ""
         self._waits_for: StateflowError | None = None  # why the ledger cannot be used
@@ -197,7 +199,7 @@ class Leading:
             self._in_other_thread(Writer.read, self._ledger, hold.term, self._settings.debug_validate)
         )
         try:
-            while not reading.done():  # the hold must not lapse while a long ledger is read
+            while not reading.done():  # the lease must not lapse while a long ledger is read
                 await asyncio.wait([reading], timeout=self._leadership.renew_s)
                 if not reading.done():
                     await self._renew()
@@ -243,7 +245,7 @@ class Leading:
                 wait_s = self._leadership.renew_s
             except (HoldLost, LedgerReplaced) as error:
                 return error
-            except (Unavailable, LedgerReadOnly, WriteUncertain) as error:  # the hold lasts as the last renewal said
+            except (Unavailable, LedgerReadOnly, WriteUncertain) as error:  # the lease lasts as the last renewal said
                 self._say(f"leader lease not renewed: {error}")
                 wait_s = self._settings.retry_interval_s
             except StateflowError as error:

@@ -123,7 +123,7 @@ def _coming(
     context: ControllerContext, choice: Choice
 ) -> tuple[set[str], set[tuple[PartitionId, str]], dict[PartitionId, str]]:
     """Returns the targets of a choice; open moves to one of them, as (partition, target), without those of the choice;
-    and the owners of all partitions that are to come to one of them."""
+    and the owners of all partitions that will move to one of them."""
     targets = choice.others() | set(choice.moves.values())
     open_moves = (each.planned for each in context.cluster.open_moves.values() if each.planned.target in targets)
     on_their_way = {(planned.partition, planned.target) for planned in open_moves} - choice.moves.items()

@@ -32,8 +32,8 @@ from stateflow.types import OperatorSpec, ReplicaInfo
 class Ending:
     """The step that ends an item: its last entries, and the entries ``with_it`` that follow.
 
-    If a person has resolved any of these items by hand meanwhile, they are taken up again and ended as well, as the
-    records must say what has happened.
+    Items that a person resolved by hand meanwhile are taken up again and ended as well, so that the records tell what
+    happened.
     """
 
     here: Sequence[Entry]
@@ -117,7 +117,7 @@ def dismiss(cluster: ClusterState, name: str) -> list[Entry]:
 
 
 def spawn(cluster: ClusterState, wanted: Iterable[Spawned]) -> list[Entry]:
-    """Records what is wanted of replicas of agents."""
+    """Records the wanted state of agents' replicas."""
     return [_numbered(cluster, "spawn", each.replica, _without("replica", asdict(each))) for each in wanted]
 
 
@@ -222,7 +222,7 @@ def order_autopilot(cluster: ClusterState, orders: AutopilotSettings) -> list[En
 
 
 def plan_moves(cluster: ClusterState, moves: Iterable[Planned]) -> list[Entry]:
-    """Records a plan. Standbys are in no batch, as they do not end."""
+    """Records a plan. Standbys are in no batch, because they do not end."""
     moves = list(moves)
     entries = begun([move for move in moves if not isinstance(move, PlannedStandby)], cluster.now_us())
     for copy in moves:
@@ -409,7 +409,7 @@ def plan_sweep(cluster: ClusterState, sweep_id: str, plan: Plan) -> list[Entry]:
 
 def begin_swept(cluster: ClusterState, sweep_id: str, node: str) -> list[Entry]:
     """Records that a node of a sweep begins; for a restart, also the command to its agent. Empty: the node must not
-    begin any more, as the sweep was cancelled."""
+    begin any more, because the sweep was cancelled."""
     known = cluster.sweeps.there[sweep_id]
     task = known.tasks[node]
     if task.status is not EntityStatus.WAITING:
@@ -421,8 +421,8 @@ def begin_swept(cluster: ClusterState, sweep_id: str, node: str) -> list[Entry]:
 
 
 def end_swept(cluster: ClusterState, sweep_id: str, node: str, outcome: Outcome, ms: int) -> list[Entry]:
-    """Records the end of a node; with the last node, the batch ends. Does nothing if the node has ended already, as it
-    was cancelled before it began."""
+    """Records the end of a node; with the last node, the batch ends. Does nothing if the node has ended already,
+    because it was cancelled before it began."""
     known = cluster.sweeps.there[sweep_id]
     task = known.tasks[node]
     if task.status.over:

@@ -86,9 +86,10 @@ def choose(
     """Chooses the successor that loses least: the owner with its sealed partition, else the standby with the greatest
     sequence, else a replica that loads a checkpoint. None: no replica can take over now.
 
-    Of successors that lose the same, those not in maintenance are preferred, then those at ``sites``. Others are chosen
-    only if there are none of these, as availability comes first. A replica where a takeover failed, e.g. for lack of
-    room, is tried again when the others have failed as often. The owner's site and the least load come last.
+    Among successors that lose equally much, it prefers those not in maintenance, then those at ``sites``. It chooses
+    others only if there are none of these, because availability comes first. A replica where a takeover failed, e.g.
+    for lack of room, is tried again when the others have failed as often. The owner's site and the least load come
+    last.
 
     Args:
         owner: the former owner.

@@ -1,5 +1,4 @@
-"""Tenure: whether this controller may decide now. Its hold on the ledger (the leader lease), counted on its own
-monotonic clock. Sans-io.
+"""Leadership: whether this controller may decide now, by its leader lease, counted on its own monotonic clock. Sans-io.
 
 A controller counts its lease from before it *sent* the renewal, as a replica does. The next process that takes the
 lease first waits, from that moment, for as long as the former holder may go on by its own count, plus a margin for
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 
 from stateflow.errors import HoldLost
 
-#: how many times a hold is renewed within its lease
+#: how many times a leader lease is renewed within its duration
 RENEWALS = 3
 
 

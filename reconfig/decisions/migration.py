@@ -223,7 +223,7 @@ class CancelSource:
 
 @dataclass(frozen=True, slots=True)
 class CancelTarget:
-    """Target: promise never to own for this → TargetCancelled | TargetOwned | TargetUnknown."""
+    """Target: promise never to own for this move or takeover → TargetCancelled | TargetOwned | TargetUnknown."""
 
 
 @dataclass(frozen=True, slots=True)

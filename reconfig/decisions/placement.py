@@ -5,7 +5,35 @@ Every target comes from one of three computations.
 :func:`best` chooses one of the replicas that may have a partition, or a copy of it. What counts beside load is data
 (:class:`Terms`), and so the decisions differ only in this:
 
-==========================  ==============================  ===================================================="""
+==========================  ==============================  ===========================================================
+decision                    never at                        preferred, the most important first
+==========================  ==============================  ===========================================================
+takeover                    weight 0                        nodes not in maintenance; allowed sites; the fewest failed
+                                                            attempts; the former owner's site
+restore, its owner silent   maintenance, unless all are     allowed sites
+:func:`spread_standbys`     weight 0, other sites than      the site with the fewest copies; replicas with most of it
+                            allowed, nodes with a copy
+:func:`replan`, of a move   weight 0, other sites than      the source's site
+that waits                  allowed, what was not named
+:func:`spread`, by command  maintenance, what was not named
+==========================  ==============================  ===========================================================
+
+:mod:`stateflow.ring` gives nodes their shares by number, with as few moves as that takes: for deployments, rebalances,
+drains (:func:`drained`) and the policy ``ring``.
+
+:mod:`reconfig.decisions.policies` evens out what was measured, and brings partitions to their rows.
+
+Evening out is not :func:`best` applied again and again: a share by number is exact, and the ring keeps partitions where
+they are when replicas come and go; a share of load is a bound, which few moves of large partitions reach.
+
+Two decisions look alike and are made elsewhere. A node spreads its partitions over its workers by their CPU time, which
+no other process knows (:mod:`stateflow.node.supervising`). Where replicas are started is a matter of cores and memory
+(:mod:`reconfig.controller.agents`).
+
+Room: a replica may take what its disk has free, up to the limit it was configured with. Replicas on one disk share its
+free bytes. A partition that moves away frees nothing: its files stay there for a move back, and count. Moves under way
+have taken their room already (:meth:`View.reserved`).
+"""
 
 from __future__ import annotations
 
@@ -195,7 +223,7 @@ class View:
         seen: measurements by partition.
         allowed: sites at which operators are allowed, see :mod:`stateflow.ring`.
         room: room by replica, of those that have reported it.
-        cordoned: nodes that get nothing and keep what they have: in maintenance, or silent when they were asked.
+        cordoned: nodes that receive no partitions and keep theirs: in maintenance, or silent when they were asked.
         rtt_ms: round trips between two sites, in either order.
         pinned: partitions that a policy wants at a site; later policies keep them there.
         copies: bytes of a partition's files that a replica which does not own it has already; a move there needs that

@@ -10,8 +10,9 @@ policy          aim
 ==============  ====================================================================================================
 
 :func:`decide` asks policies for moves. Each decides from a :class:`~reconfig.decisions.placement.View` alone, and
-proposes a :class:`~reconfig.decisions.placement.MoveProposal` for each partition that it would move. It notes in
-:class:`~reconfig.decisions.placement.Left` why a partition stays that it would like to move.
+proposes a :class:`~reconfig.decisions.placement.MoveProposal` for each partition that it would move. In
+:class:`~reconfig.decisions.placement.Left` it notes the partitions that it would like to move but leaves, with the
+reason.
 
 Every policy respects the sites at which an operator is allowed and the room that replicas have, and places nothing at
 a node in maintenance. Several policies are asked in order. A later policy assumes that the moves of earlier ones are
@@ -120,7 +121,7 @@ class Nodes:
         return (self.have[measure][node] + more) / self.fair[measure][node]
 
     def workers(self, node: str) -> list[str]:
-        """Returns the node's workers, those with least first."""
+        """Returns the node's workers, the least loaded first."""
         return sorted(self._workers[node], key=lambda name: (*self._counts.get(name, (0.0, 0)), name))
 
     def target(self, partition: PartitionId, here: str, there: str, workers: Iterable[str], to: str) -> str | None:

@@ -3,8 +3,8 @@
 An object's name orders it: ``<epoch>-<sequence>[-<attempt>].json``. The newest is the greatest, so that a late upload
 by an earlier owner can never become the newest, whatever the store thinks of renames.
 
-The proof of a checkpoint is a digest of decoded state: of every entry of a partition store, in order, independent of
-the files they are in.
+The proof of a checkpoint is a digest of decoded state: it covers every entry of a partition store, in order, whichever
+files contain them.
 """
 
 from __future__ import annotations

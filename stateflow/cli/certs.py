@@ -1,5 +1,5 @@
 """``stateflow certs``: a private authority, and the certificates that it issues to processes and people; and
-``stateflow token``: credentials of some hours for people and jobs, where certificates do not fit.
+``stateflow token``: credentials valid for some hours, for people and jobs that cannot use certificates.
 """
 
 from __future__ import annotations

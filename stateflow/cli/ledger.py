@@ -1,5 +1,5 @@
-"""``stateflow ledger``: items, their records, and what blocks them; and ``stateflow stages``: what moved from which
-source to which sink, and where it stopped.
+"""``stateflow ledger``: items, their records, and what blocks them; and ``stateflow stages``: data moved from a source
+to a sink, and where it stopped.
 
 The ledger is imported where it is opened: importing SQLAlchemy takes as long as all else that a replica imports.
 """
@@ -313,7 +313,7 @@ def _written(record: Record, as_json: bool) -> None:
     emit(_record(record)) if as_json else console.print(_line(record), soft_wrap=True)
 
 
-stage_commands = Commands("stages", help="Stages of pipelines: what moved from which source to which sink.")
+stage_commands = Commands("stages", help="Stages of pipelines: data moved from a source to a sink.")
 app.add_typer(stage_commands)
 OfJob = Annotated[str | None, typer.Option("--job", help="Only stages of this job.")]
 Limit = Annotated[int, typer.Option(help="Number of newest stages.", min=1)]

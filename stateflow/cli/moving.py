@@ -1,5 +1,5 @@
 """Commands about nodes and partitions: where they are, moving them, standbys, and lost replicas and ledgers; and
-``stateflow reconfig``: what moved, moves and failed.
+``stateflow reconfig``: past and running reconfigurations, and commands on them.
 """
 
 from __future__ import annotations

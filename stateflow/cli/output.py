@@ -167,7 +167,7 @@ def shown_time(at_us: int | None, *, exactly: bool = False) -> str:
 
 class JsonLines(logging.Formatter):
     """A formatter that writes one object a line: ``time`` (RFC 3339, UTC), ``level``, ``who``, ``logger``, ``message``;
-    the ids that the line is about, see :mod:`stateflow.tracing`; and ``exception`` where there is one."""
+    the line's ids, see :mod:`stateflow.tracing`; and ``exception`` if there is one."""
 
     def __init__(self, who: str) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""``stateflow run``: a pipeline from a file, which Spark runs; and ``stateflow spark``: what Spark queries need beside
-their own tools.
+"""``stateflow run``: a pipeline from a file, which Spark runs; and ``stateflow spark``: tools for Spark queries:
+packaging stateflow for executors, and rewinding.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """``stateflow state``: reading state of a live cluster or of a checkpoint, without stopping anything; and ``stateflow
-source``: sources of an operator, and what is kept of those that no longer send.
+source``: sources of an operator, and the data kept for sources that no longer send.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Commands to a cluster that take time, and a launcher of replicas through agents; and the parsing of what users write
-on the command line and the live page, with the calls that it asks for.
+on the command line and the live page, with the requested calls.
 """
 
 from __future__ import annotations

@@ -563,5 +563,6 @@ def send_together(
 
 
 def _plain(step: Deliver) -> Batch:
-    """Returns the step's batch without its entry for a successor, which is about the sender's own partition only."""
+    """Returns the step's batch without the entry for a successor, because that entry concerns only the sender's own
+    partition."""
     return replace(step.batch, known=b"")

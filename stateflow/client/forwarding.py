@@ -584,7 +584,7 @@ class ForwardingClient:
             self._changed.notify_all()
 
     def _sender(self, partition: int) -> PartitionSender:
-        """Returns the partition's sender. Callers are the only thread that sends to it now."""
+        """Returns the partition's sender. Only the thread that may send to the partition now calls this."""
         if (sender := self._senders.get(partition)) is None:
             router, count = self._router, self._router.spec.partitions
             history = History(router.operator, self.source, count, router.settings.rewind_buffer_bytes // count)

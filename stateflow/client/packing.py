@@ -28,7 +28,7 @@ _TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Operator code for :meth:`Cluster.deploy`. ``packed``: a zip file. ``digest``: its SHA-256, hexadecimal.
+    """Operator code for :meth:`.Cluster.deploy`. ``packed``: a zip file. ``digest``: its SHA-256, hexadecimal.
 
     Example: ``cluster.deploy(Count, bundle=pack(Count, ["geohash>=1"]))``
     """

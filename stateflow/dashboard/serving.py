@@ -1,5 +1,5 @@
 """The web application, which answers with files of the page, events, and requests of its users; and the thread that
-serves it in any process, with its own event loop, for which no other one waits.
+serves it in any process, with its own event loop, so that no other one waits for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The operators of the demonstrations: what each aircraft has done so far, and what each vehicle has told so far, by
+"""The operators of the demonstrations: statistics of each aircraft so far, and what each vehicle has sent so far, by
 the way it came. Replicas import this module.
 """
 

@@ -1,5 +1,5 @@
-"""One database of any supported kind: opening it, transactions that are tried again, and errors in this project's
-words. Callers that may write it make or upgrade its schema; for all others the schema is only checked.
+"""One database of any supported kind: opening it, transactions with retries, and errors translated into stateflow's.
+Callers that may write it make or upgrade its schema; for all others the schema is only checked.
 """
 
 from __future__ import annotations
@@ -490,7 +490,7 @@ def _clear_rest_of_killed_upgrade(connection: Connection) -> None:
             continue
         rows = select(func.count()).select_from(table)
         if table is IDENTITY:
-            # its row is made with the table: without records and a hold, no program knows the id
+            # its row is made with the table: without records and a leader lease, no program knows the id
             rows = rows.where(false())
         elif table is HOLD:
             rows = rows.where(HOLD.c.term > 0)

@@ -1,21 +1,21 @@
-"""Leases in a ledger: the hold on all of it, and the lock of an item while work on it runs.
+"""Leases in a ledger: the leader lease on all of it, and the lock of an item while work on it runs.
 
-One process at a time has the hold and decides by the ledger, under a lease.
+One process at a time has the leader lease, and decides by the ledger.
 
-The hold is one row, with a term that rises by one each time it is taken. Every write of a ledger that was opened to
-decide checks, in its own transaction, that the row still has the writer's term and id. So a former holder that was
-suspended or cut off, and does not know that it was replaced, writes nothing. The check locks the row: a process that
-takes the hold waits for every write that passed the check, and then reads what these wrote.
+The leader lease is one row, with a term that rises by one each time it is taken. Every write of a ledger that was
+opened to decide checks, in its own transaction, that the row still has the writer's term and id. So a former holder
+that was suspended or cut off, and does not know that it was replaced, writes nothing. The check locks the row: a
+process that takes the lease waits for every write that passed the check, and then reads what these wrote.
 
-A hold ends in one of these ways:
+A leader lease ends in one of these ways:
 
-- Its lease was not renewed: by the database's clock, or by the clock of a process that waits for the hold and has
-  watched the row, because the database's clock may have been put back by an hour.
+- It was not renewed: by the database's clock, or by the clock of a process that waits for the lease and has watched the
+  row, because the database's clock may have been put back by an hour.
 - Its holder gave it back.
 - Its holder was a process of this machine and is gone.
 
-The end of a lease serves liveness only, because clocks step: by its own clock, the former holder may go on with what it
-was granted for the rest of its lease. ``LeaderLease.grace_s`` says for how long.
+Its end serves liveness only, because clocks step: by its own clock, the former holder may go on with what it was
+granted for the rest of its lease. ``LeaderLease.grace_s`` says for how long.
 
 The lock of an item is renewed while the work runs, and released however the work ends.
 """
@@ -71,9 +71,9 @@ NOBODY = Holder("")
 
 @dataclass(frozen=True, slots=True)
 class LeaderLease:
-    """The hold on a ledger when it was read. ``left_s``: seconds until it ends, by the database's clock. ``until_us``:
-    its end by that clock, which each renewal changes; a process with another clock can only compare it. ``grace_s``:
-    seconds after it was taken for which the former holder may go on, by any clock."""
+    """The leader lease of a ledger when it was read. ``left_s``: seconds until it ends, by the database's clock.
+    ``until_us``: its end by that clock, which each renewal changes; a process with another clock can only compare it.
+    ``grace_s``: seconds after it was taken for which the former holder may go on, by any clock."""
 
     term: int
     holder: Holder
@@ -93,7 +93,7 @@ def identity(connection: Connection) -> str:
 
 
 def current(connection: Connection) -> LeaderLease:
-    """Returns the present hold; its holder is NOBODY if no process has it."""
+    """Returns the present leader lease; its holder is NOBODY if no process has it."""
     row = connection.execute(_hold()).one()
     return _of(row)
 
@@ -101,7 +101,8 @@ def current(connection: Connection) -> LeaderLease:
 def take(
     connection: Connection, holder: Holder, lease_s: float, gone: Callable[[Holder], bool], over_us: int | None = None
 ) -> LeaderLease:
-    """Takes the hold if it is free or over. Returns the hold afterwards: the caller's, or the present holder's."""
+    """Takes the leader lease if it is free or over. Returns the lease afterwards: the caller's, or the present
+    holder's."""
     row = connection.execute(_hold().with_for_update().with_hint(HOLD, "WITH (UPDLOCK, ROWLOCK)", "mssql")).one()
     before = _of(row)
     clean = not before.holder.id or before.holder.id == holder.id or gone(before.holder)
@@ -121,7 +122,7 @@ def take(
 
 
 def renew(connection: Connection, term: int, holder: str, lease_s: float) -> None:
-    """Renews the hold's lease. Raises HoldLost."""
+    """Renews the leader lease. Raises HoldLost."""
     mine = (HOLD.c.term == term) & (HOLD.c.holder == holder)
     renewed = update(HOLD).where(mine).values(until_us=now_us() + round(lease_s * 1e6))
     if connection.execute(renewed).rowcount != 1:
@@ -129,14 +130,14 @@ def renew(connection: Connection, term: int, holder: str, lease_s: float) -> Non
 
 
 def give_back(connection: Connection, term: int, holder: str) -> None:
-    """Gives the hold back. Does nothing when this holder no longer has it."""
+    """Gives the leader lease back. Does nothing when this holder no longer has it."""
     mine = (HOLD.c.term == term) & (HOLD.c.holder == holder)
     connection.execute(update(HOLD).where(mine).values(holder="", until_us=0))
 
 
 def check(connection: Connection, ledger: str, term: int, holder: str) -> None:
-    """Checks, in the transaction of a write, that the ledger is still the same one and that the writer has its hold.
-    Raises LedgerReplaced, HoldLost."""
+    """Checks, in the transaction of a write, that the ledger is still the same one and that the writer has the leader
+    lease. Raises LedgerReplaced, HoldLost."""
     if identity(connection) != ledger:
         raise replaced(ledger)
     held = select(HOLD.c.term, HOLD.c.holder).with_for_update(read=True)

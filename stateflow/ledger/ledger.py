@@ -1,7 +1,8 @@
 """The ledger as programs use it: items, their records, and work on them.
 
-:class:`Ledger` adds records in transactions that check them against ``rules``, and, once it has taken its hold, that it
-still has the hold (``hold``). Work on an item runs under the item's lock, a PROCESSING record with a lease (``work``).
+:class:`Ledger` adds records in transactions that check them against ``rules``, and, once it has taken the leader lease,
+that it still has it (``hold``). Work on an item runs under the item's lock, a PROCESSING record with a lease
+(``work``).
 
 The ledger also keeps the code bundles of operators beside the records that name them, so that every leader has them. A
 bundle is stored in parts, because databases limit the length of a statement. Its digest identifies it, so writes carry
@@ -222,7 +223,7 @@ class Ledger:
 
         Args:
             term: the leader's term in which this was decided. Raises HoldLost if that term is over, even if this ledger
-                has taken the hold again since.
+                has taken the leader lease again since.
             check: called within the transaction, which may have waited long for other writers; if it raises, nothing is
                 written.
         """
@@ -259,7 +260,7 @@ class Ledger:
         return self._write(lambda connection: statements.append(connection, entries, stamp, guard), term)
 
     def _write(self, work: Callable[[Any], T], term: int | None = None) -> T:
-        """Runs ``work`` in a transaction. A ledger that has taken its hold writes only while it still has the hold.
+        """Runs ``work`` in a transaction. A ledger that has taken the leader lease writes only while it still has it.
         Raises HoldLost, LedgerReplaced."""
         held = self._held
         if term is not None and (held is None or held[0] != term):
@@ -327,7 +328,7 @@ class Ledger:
     # -- who decides --------------------------------------------------------------------------------------
 
     def hold(self) -> LeaderLease:
-        """Returns the present hold on this ledger; its holder has no id if no process has it."""
+        """Returns the present leader lease of this ledger; its holder has no id if no process has it."""
         with self.database.reading() as connection:
             return leases.current(connection)
 
@@ -338,14 +339,14 @@ class Ledger:
         gone: Callable[[Holder], bool] = lambda _: False,
         over_us: int | None = None,
     ) -> LeaderLease:
-        """Takes the hold on this ledger for ``lease_s`` seconds at a time, if no other process has it.
+        """Takes the leader lease of this ledger for ``lease_s`` seconds at a time, if no other process has it.
 
-        Returns the hold afterwards: the caller's, whose term is greater than all before, or the present holder's. Once
-        the caller has it, every record put here is checked against the hold, in the record's own transaction.
+        Returns the lease afterwards: the caller's, whose term is greater than all before, or the present holder's. Once
+        the caller has it, every record put here is checked against the lease, in the record's own transaction.
 
         Args:
             gone: tells whether a former holder is a process that has ended.
-            over_us: a hold with this ``until_us`` is over, whatever the database's clock says.
+            over_us: a lease with this ``until_us`` is over, whatever the database's clock says.
         """
         self._held = None
 
@@ -360,19 +361,19 @@ class Ledger:
         return hold
 
     def renew_leadership(self, lease_s: float) -> None:
-        """Renews the lease of the hold. Raises HoldLost, Unavailable, LedgerReplaced."""
+        """Renews the leader lease. Raises HoldLost, Unavailable, LedgerReplaced."""
         held = self._mine()
         self._write(lambda connection: leases.renew(connection, *held, lease_s))
 
     def give_back_leadership(self) -> None:
-        """Gives the hold back. Does nothing if this ledger has not taken it."""
+        """Gives the leader lease back. Does nothing if this ledger has not taken it."""
         if self._held is not None:
             held, self._held = self._held, None
             self.database.write(lambda connection: leases.give_back(connection, *held))
 
     def _mine(self) -> tuple[int, str]:
         if self._held is None:
-            raise HoldLost("the leader lease of this ledger was not taken", remedy="call take_hold first")
+            raise HoldLost("the leader lease of this ledger was not taken", remedy="call take_leadership first")
         return self._held
 
     # -- reading ------------------------------------------------------------------------------------------

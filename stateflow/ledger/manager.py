@@ -1,4 +1,4 @@
-"""``StateManager``: stages of pipelines, which record what moved from which source to which sink, and where it stopped.
+"""``StateManager``: the stages of pipelines, which move data from a source to a sink, and where they stopped.
 
 A stage is an item of the ledger. Each change of it is the shortest legal sequence of records to its new status. An
 update is written only if no other record of the stage came in between; otherwise the update is repeated on top of that

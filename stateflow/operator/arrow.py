@@ -3,12 +3,13 @@
 pyarrow trusts lengths and offsets: a wrong one reads foreign memory, or ends the process. ``validate(full=True)`` finds
 these. It checks every offset and every character: 8 µs for 1,000 rows of four columns, 1.8 ms for 100,000, a twentieth
 of the time to decode them. (The cheap ``validate()`` checks the last offset only.) It does not bound the decoded size,
-so compressed rows are refused, and types by which a few bytes stand for many values.
+so compressed rows are refused, as are types in which a few bytes stand for many values.
 
 Times are converted for Python: to zones with names that Python knows, and to microseconds.
 
 Schemas are declared as Arrow's own, or as Spark DDL such as ``"k string, n long, tags array<string>"``, which is parsed
-without a JVM.
+without a JVM. The grammar is that of Spark SQL's ``StructType.fromDDL``, for types that Arrow has: the atomic types,
+decimal(p,s), array<…>, map<…,…>, struct<name:type,…>, NOT NULL and COMMENT.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rows as operators see and make them, converted from Arrow record batches and back.
 
 :class:`RowDecoder` holds rows of several partitions that arrived in one record batch, and has a :class:`RowReader`
-decode them together. :class:`OutputWriter` encodes what operators return. A value that Python cannot represent is
-:class:`Unreadable`: an error only when it is looked at.
+decode them together. :class:`OutputWriter` encodes what operators return. A value that Python cannot represent becomes
+:class:`Unreadable`, which raises an error only when it is accessed.
 """
 
 from __future__ import annotations

@@ -213,8 +213,8 @@ class RunningBatches:
             self._registry.environment.aside(partial(self._drop, members))  # each may have to wait for its disk
 
     def _drop(self, members: list[Member]) -> None:
-        """Drops processed batches as if they had never arrived, and takes ``work`` of their partitions from the
-        thread that held it."""
+        """Drops processed batches as if they had never arrived, and takes the lock ``work`` of their partitions away
+        from the thread that held it."""
         for member in members:
             local = member.local
             try:

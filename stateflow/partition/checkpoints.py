@@ -1,8 +1,8 @@
 """Checkpoints of partitions: a replica takes them; they are verified, and their states read, without a cluster.
 
-Taking: the snapshot is taken between two batches, under the partition's ``work``. Hashing and upload run while batches
-go on. The state digest needs all of the snapshot to be read. It is computed on demand, and otherwise at most once in
-``checkpoint_digest_interval_s``.
+Taking: the replica takes the snapshot between two batches, under the partition's lock ``work``. Hashing and upload run
+while batches go on. The state digest needs all of the snapshot to be read. It is computed on demand, and otherwise at
+most once in ``checkpoint_digest_interval_s``.
 
 Verifying and reading: the files are fetched to a temporary directory. Verifying loads no code of the operator. Reading
 loads the operator's class, and evolves the fetched copy to its declarations where that is necessary.

@@ -302,7 +302,7 @@ class TakenOver:
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """A partition that a registering replica must seal, as ``owner`` owns it at ``epoch``, or is to.
+    """A partition that a registering replica must seal, because ``owner`` owns it at ``epoch``, or will.
 
     ``burnt``: the epoch at which the replica holds the partition, if the controller gave that epoch up and it belongs
     to no replica; 0: the replica holds an older epoch.

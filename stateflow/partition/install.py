@@ -37,14 +37,14 @@ Steps of :meth:`Copies.install`, and what a crash or a power loss after each of 
    was here before is.
 3. The mark UNFINISHED is removed, and the directory synced. This copy is the partition. If the sync fails, the mark
    comes back: else the former owner would go on beside a copy with a newer epoch.
-4. The transition is made, and the slot points to this copy. Commits that were logged for the former one are void by
-   their epoch.
+4. The transition is made, and the local partition points to this copy. Commits that were logged for the former one are
+   void by their epoch.
 5. The mark INCOMING is removed, and files that interrupted transfers left get a name that ends with ``.part``. Beside
    this replica's record the mark means nothing; a start removes it.
 6. Once nobody waits (:meth:`Copies.tidy`): the directory is synced, the former copy and all leftovers are removed.
 
 Invariants: a directory is synced before the name or the mark that makes it count, and its parents with it; at each
-point at most one copy is the partition, and it is whole; a failure before the commit leaves the slot as it was.
+point at most one copy is the partition, and it is whole; a failure before the commit leaves the partition as it was.
 
 What callers must do: prove the copy (digest of the base and of the chain of changes; a checkpoint's files and its
 sequence: :meth:`Copies.fetch`); hold ``work``, and ``mutex`` where a method says so; check with ``mutex`` held that
@@ -133,7 +133,7 @@ class Copies:
         """Lets ``by``, a takeover or another move, install the copy that came for a standby; its transfer applies
         nothing more. Callers hold ``mutex``. Raises MoveAborted.
 
-        A mark beside the database says so when nothing else of the copy can be read any more.
+        A mark beside the database records this; it remains readable even if the copy is damaged.
         """
         incoming = local.incoming
         assert incoming is not None

@@ -1,8 +1,9 @@
 """Local partition: one partition on a replica, with the served copy, the incoming copy, and the followers.
 
-Locks: :class:`LocalPartition` has two. ``work`` is held while the store is written or copied (a batch, a snapshot),
-``mutex`` for the instant of a lifecycle transition, so that a fence never waits for a batch in order to be *heard*.
-Order: ``work`` before ``mutex``. Its invariants hold whenever ``mutex`` is free, see :meth:`LocalPartition.validate`.
+Locks: :class:`LocalPartition` has two. A thread holds ``work`` while it writes or copies the store (a batch, a
+snapshot), and ``mutex`` for the instant of a lifecycle transition, so that a fence never waits for a batch in order to
+be *heard*. Order: ``work`` before ``mutex``. Its invariants hold whenever ``mutex`` is free, see
+:meth:`LocalPartition.validate`.
 
 Fences: the moment for a fence is between two batches, and while the disk is quiet. A micro-batch source sends at nearly
 equal intervals and is silent in between, so a partition fenced right after a commit pauses while no batch needs it. A
@@ -334,7 +335,7 @@ class Restoring:
 
 
 class CheckedMutex:
-    """A partition's ``mutex`` that validates it when released: the holder has then made a whole change."""
+    """A partition's ``mutex`` that validates the partition on release, when its holder has completed a change."""
 
     def __init__(self, mutex: AbstractContextManager[Any], local: LocalPartition) -> None:
         self._mutex, self._local, self._depth = mutex, local, 0

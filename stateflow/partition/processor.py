@@ -96,9 +96,9 @@ class PartitionProcessor:
         log: see :class:`~stateflow.partition.commits.Committer`.
         on_commit: see :class:`~stateflow.partition.commits.Committer`.
         clock: measures durations; the time of day comes with each batch.
-        deployed: returns the states as they are deployed now; a new object when that has changed.
-        partitions: number of the operator's partitions. A key that belongs to another partition is refused when it is
-            first met. None: keys are not checked.
+        deployed: returns the states of the present deployment; a new object after each change.
+        partitions: number of the operator's partitions. A key that belongs to another partition is refused when it
+            first occurs. None: keys are not checked.
         figures: collects the metrics that the operator defines, with each commit; None: they are not read.
     """
 
@@ -452,7 +452,7 @@ class PartitionProcessor:
         self._committer.end()
 
     def discard(self) -> None:
-        """Closes the processor without calling the operator's ``close``, as the operator did not return, or was
+        """Closes the processor without calling the operator's ``close``, because the operator did not return or was
         interrupted."""
         self.end()
         self.state.close()

@@ -1,6 +1,6 @@
-"""Recovery of a data directory when a replica starts: of each partition the newest copy that is this replica's own.
+"""Recovery of a data directory when a replica starts: finds each partition's newest copy that this replica owned.
 
-What a copy on disk may look like, and why, says :mod:`stateflow.partition.install`. Nothing is installed here: the
+:mod:`stateflow.partition.install` describes what a copy on disk may look like, and why. Nothing is installed here: the
 record that decides is there already, and no other one is written.
 """
 

@@ -1,4 +1,4 @@
-"""Registry of a replica: its data directory, the operators it knows, and every partition on it."""
+"""Registry of a replica: its data directory, the operators that it knows, and every partition on it."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class PartitionRegistry:
     Raises DataDirLocked if another process owns it, InvalidArgument if it is another replica's.
 
     Layout: ``LOCK``, ``NODE`` and ``workers/`` (see :mod:`stateflow.node.workers`), ``REPLICA`` (see
-    :mod:`stateflow.partition.data_directory`), ``TERM``, ``ALONE`` (what may be served while no controller answers),
-    ``operators/<name>/operator.json``, ``…/p00003/<copy>/`` (RocksDB, see :mod:`stateflow.partition.install`),
-    ``commits/`` (see :mod:`stateflow.partition.commits`), ``passed/`` (see :mod:`stateflow.partition.skipped`),
-    ``bundles/<digest>.zip`` (see :mod:`stateflow.code.bundles`), ``snapshots/<id>/`` (hard links that serve a
-    transfer; emptied at start).
+    :mod:`stateflow.partition.data_directory`), ``TERM``, ``ALONE`` (operators that may be served while no controller
+    answers), ``operators/<name>/operator.json``, ``…/p00003/<copy>/`` (RocksDB, see
+    :mod:`stateflow.partition.install`), ``commits/`` (see :mod:`stateflow.partition.commits`), ``passed/`` (see
+    :mod:`stateflow.partition.skipped`), ``bundles/<digest>.zip`` (see :mod:`stateflow.code.bundles`),
+    ``snapshots/<id>/`` (hard links that serve a transfer; emptied at start).
     """
 
     def __init__(
@@ -394,14 +394,15 @@ class PartitionRegistry:
         return [spec for spec, _ in list(self._operators.values())]
 
     def local(self, partition: PartitionId) -> LocalPartition:
-        """Returns a partition as it is here; an empty one when nothing of it is."""
+        """Returns a partition as it is here; an empty one if this replica has no copy of it."""
         local = self._local.get(partition)
         if local is None:
             local = self._local.setdefault(partition, self._empty(partition))
         return local
 
     def look(self, partition: PartitionId) -> LocalPartition:
-        """Returns a partition as it is here, for reading. An absent one leaves nothing: callers may ask for any."""
+        """Returns a partition as it is here, for reading. An absent partition leaves no entry behind, because callers
+        may ask for any."""
         return self._local.get(partition) or self._empty(partition)
 
     def _empty(self, partition: PartitionId) -> LocalPartition:
@@ -523,7 +524,7 @@ class PartitionRegistry:
         self._claim.close()
 
     def _free(self, held: contextlib.ExitStack) -> Iterator[LocalPartition]:
-        """Yields the partitions that no thread works on any more, nor can until ``held`` ends."""
+        """Yields the partitions on which no thread works any more; none can begin until ``held`` ends."""
         until = self.clock.monotonic() + RELEASE_S_MAX
         for local in self.local_partitions():
             if local.work.acquire(max(0.0, until - self.clock.monotonic())):

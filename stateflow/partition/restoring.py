@@ -1,9 +1,9 @@
 """Restoring a partition from a checkpoint: the target fetches and proves it while the stream goes on, then owns the
 partition at a newer epoch.
 
-There are two steps, so that the present owner is asked to stop only once there is something to go on with. The copy is
-unfinished meanwhile (see :mod:`stateflow.partition.install`): a restart finds either what was there before or the whole
-restored partition.
+There are two steps, so that the present owner is asked to stop only once its successor is ready. The copy is unfinished
+meanwhile (see :mod:`stateflow.partition.install`): a restart finds either the former copy or the whole restored
+partition.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
 A source that visits all partitions with each batch advances its position in each of them. Written partition by
 partition, this costs as much as a row does. The positions of the partitions that a batch skips are therefore kept in
 one place, a database of the replica's own, with one write for all of them. Such a position is *held* for the partition,
-and becomes the partition's own with its next commit. What a copy of the partition must contain, be it a snapshot, a
-checkpoint or a seal, becomes its own before the copy is taken: :meth:`SkippedBatches.settle`.
+and becomes the partition's own with its next commit. Before a copy of the partition is taken (a snapshot, a checkpoint,
+a seal), held positions become its own: :meth:`SkippedBatches.settle`.
 
 A held position belongs to a partition at one epoch and sequence. A commit makes the positions held before it void. So
 does everything that rolls a copy back: if a power loss destroys a commit, positions held after it are void, too, and
 the gap is noticed. A start discards void positions before it serves, because other commits may reach the same sequence.
 
-A partition is skipped only where a batch of its own, committed here, said until when nothing is due: see
+A partition is skipped only after one of its own batches, committed here, has determined until when nothing is due: see
 :class:`SkipGrant`. Everything else that a visit does, such as sweeping expired state, is done at least every
 ``VISIT_S_MAX`` seconds in which there are batches.
 """
@@ -171,7 +171,7 @@ class _Source:
 
 class SkippedBatches:
     """Positions held for the partitions of one replica. Called from several threads. Lock order: a partition's
-    ``work``, or its ``mutex`` with no batch running, comes before the lock in here.
+    ``work``, or its ``mutex`` with no batch running, comes before the lock of this class.
 
     Args:
         root: the data directory.

@@ -1,8 +1,8 @@
 """Slices of one batch for several partitions, with the rows of all of them in one record batch.
 
-A :class:`Frame` is what arrived. Its rows are not decoded yet, so slices without rows can be left out first. Decoded,
-it is :class:`BatchSlices`, whose parts lie one after another in the rows. :class:`Waiting` limits the bytes of rows
-that cannot be applied yet. :class:`Traffic` counts what came, for placement.
+A :class:`Frame` holds the slices as received. Its rows are not decoded yet, so slices without rows can be left out
+first. Decoding gives :class:`BatchSlices`, whose parts lie one after another in the rows. :class:`Waiting` limits the
+bytes of rows that cannot be applied yet. :class:`Traffic` counts received rows, for placement.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 class Part(NamedTuple):
-    """Slice of a batch for one partition: the rows from ``start`` to before ``stop``. ``epoch``: of ownership, as the
-    sender believes. ``after``: see :meth:`.PartitionProcessor.run`. ``digest``: of the rows, where they must be the
-    same every time the batch is sent.
+    """Slice of a batch for one partition: the rows from ``start`` to before ``stop``. ``epoch``: epoch of ownership, as
+    the sender knows it. ``after``: see :meth:`.PartitionProcessor.run`. ``digest``: digest of the rows, if they must be
+    the same every time the batch is sent.
     """
 
     partition: int

@@ -30,8 +30,8 @@ class Advance(NamedTuple):
 class Sources:
     """Sources of one partition. Not thread-safe. ``positions``: what is known of them.
 
-    What is added to ``mutations`` counts once :meth:`committed`, or ``taken`` or ``retired`` of the positions, says
-    that it is on disk.
+    Changes added to ``mutations`` take effect in memory once :meth:`committed`, or ``taken`` or ``retired`` of the
+    positions, reports that they are on disk.
     """
 
     def __init__(self, partition: PartitionId, store: PartitionStore, retention: Retention) -> None:
@@ -52,8 +52,8 @@ class Sources:
         self._passed: set[str] = set()  # their last batch skipped the partition; the stored output is of the one before
 
     def contained(self, source: str) -> layout.Position | None:
-        """Returns the position of the source's last batch here. None: nothing is known of it, or the next batch must
-        change more than the position, as for a source that was retired.
+        """Returns the position of the source's last batch here. None: the source is unknown, or the next batch must
+        change more than the position, for example after a retirement.
         """
         return None if self.positions.is_recalled(source) else self.positions.reached_by(source)
 

@@ -417,7 +417,8 @@ class _TimeSlice:
 class Applier:
     """Applies the batches of all Apply streams.
 
-    ``watch``: the watchdog of ``batch_thread``; ``samples``: durations of requests; ``confirmations``: by standbys.
+    ``watch``: the watchdog of ``batch_thread``; ``samples``: durations of requests; ``confirmations``: waits for
+    standbys.
 
     Args:
         changed: returns an event that is set at the next change of a partition's lifecycle.

@@ -1,7 +1,7 @@
 """The batch thread, the order of its jobs, and the watchdog for batches that do not return.
 
 The batch thread (:class:`BatchThread`) applies batches one after the other; other jobs run between two of them. Callers
-take turns, by the time that each has had (:class:`FairQueue`).
+share the thread's time equally (:class:`FairQueue`).
 
 The watchdog (:class:`Watch`) has two duties. Every ``BEAT_S`` it tells callers that their batches are being worked on.
 And it keeps any operator from delaying others for longer than ``batch_timeout_s``:
@@ -273,7 +273,7 @@ class CallerExecutor(Executor):
 
 
 class BatchThread:
-    """The thread that applies batches, and runs other jobs between them. ``stopping``: nothing new is begun."""
+    """The thread that applies batches, and runs other jobs between them. ``stopping``: no new job begins."""
 
     def __init__(self, clock: Clock) -> None:
         self.worker = WorkerThread("batches", clock)

@@ -201,7 +201,7 @@ class CallStream:
     Args:
         write: sends a response; only one call at a time.
         bytes_max: limit of the outputs in one response, in bytes.
-        caller: owner of the stream; see :meth:`Exchange.caller`.
+        caller: owner of the stream; see :meth:`.Exchange.caller`.
         streams: returns the number of streams.
     """
 

@@ -3,7 +3,7 @@
 The decisions are made in the seal and in :mod:`stateflow.partition.lifecycle`; this is the I/O.
 
 A transfer (:class:`IncomingTransfer`) is WARMING while it fetches the base, CATCHING_UP while it applies changes, and
-ends as OWNED or FAILED. Each move has one, however many callers ask for it and however often
+ends as OWNED or FAILED. Each move has one transfer, however many callers ask for it and however often
 (:class:`IncomingTransfers`).
 
 A broken connection is made again: complete files stay, a partial file resumes where it broke, and a copy that follows

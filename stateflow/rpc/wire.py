@@ -591,7 +591,7 @@ def _restored_of(message: cpb.RestoredPartition) -> dict[str, Any]:
 
 
 def _agent_of(message: cpb.AgentView) -> dict[str, Any]:
-    """Returns the fields of an agent's report, with each replica that it is to run or runs, by name."""
+    """Returns the fields of an agent's report, with each replica that it runs or should run, by name."""
     wanted = {each.replica: value_of(Spawned, each) for each in message.wanted}
     children = {each.spawned.replica: value_of(Child, each) for each in message.children}
     replicas = []

@@ -1,9 +1,9 @@
 """Certificates: reading them, checking whether they are valid, and tokens.
 
 A token is a certificate of some hours with its key and its authority's certificate, as one text. Tokens are for people
-and jobs that have no place for files. Servers need no support for them: they see an ordinary certificate. A bearer
-token is a secret that servers, and readers of their logs, could use again (RFC 6750, 5.1); no such secret is sent here.
-RFC 8705 binds tokens to certificates for the same reason. The text itself is as secret as a key.
+and jobs that cannot store files. Servers need no support for them: they see an ordinary certificate. A bearer token is
+a secret that servers, and readers of their logs, could use again (RFC 6750, 5.1); no such secret is sent here. RFC 8705
+binds tokens to certificates for the same reason. The text itself is as secret as a key.
 """
 
 from __future__ import annotations

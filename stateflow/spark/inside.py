@@ -1,6 +1,18 @@
 """Replicas inside a Spark application: a controller beside its driver, and replicas as tasks that run as long as the
 application.
-Each replica is a process of its own, which ends with its task.
+
+The tasks belong to one job. They are not a barrier stage, because that would restart all of its tasks when one fails.
+Each task runs a replica in a process of its own, which ends with the task. Spark tries a failed task again. On the
+executor that has its data, the replica resumes with all its partitions. On another executor it is a new replica without
+any; the partitions of the former one go to a standby, or come from the newest checkpoint.
+
+An executor that Spark decommissions waits for its tasks to end. Spark does not tell the tasks. It tells the driver,
+which this module asks by ``TaskScheduler.getExecutorDecommissionState``, because Spark has no listener event for it.
+Each look takes the next step for each task there, see :class:`Departures`:
+
+1. If its replica owns partitions, the driver has the cluster move them away, and again after :data:`EMPTY_AGAIN_S`.
+2. While a partition is moving away, or waits to move, the driver waits.
+3. Once the replica owns nothing, the driver kills its task. Spark starts the task again elsewhere, as another replica.
 """
 
 from __future__ import annotations

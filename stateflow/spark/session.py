@@ -8,8 +8,8 @@ The driver of a Spark Connect session is in a server, which may be on another ma
 objects. What this package asks a classic session through the JVM, it asks a Connect session by running a plan, or
 cannot ask.
 
-This package is packed as a zip that Spark sends to executors: modules only, each with its compiled code. A Python
-worker that found only the text would compile it each time the worker begins.
+This package is packed as a zip that Spark sends to executors: modules only, each with its compiled code. With source
+text alone, a Python worker would compile it at every start.
 """
 
 from __future__ import annotations

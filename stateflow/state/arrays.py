@@ -1,4 +1,12 @@
-"""Stored values of declared types as Arrow columns and numpy arrays, and back; and the slots of keys in them."""
+"""Stored values of declared types as Arrow columns and numpy arrays, and back; and the slots of keys in them.
+
+A *lane* is one array. The values of a coder lie side by side in its lanes, and are encoded and compared many at a time.
+int, float and bool values have one lane, a fixed tuple of ints and floats one per item, and values without a fixed
+width one lane of Python objects.
+
+A *slot* is the place of a key's cached data in the arrays of a partition's column states. Slots are numbered 0, 1, …;
+they are renumbered when the least recently used keys are dropped.
+"""
 
 from __future__ import annotations
 

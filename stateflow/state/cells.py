@@ -21,7 +21,7 @@ lie at ascending Int64 positions. When the list's count is 8 bytes long, the pos
 Int64 follow the count, the first position and the one after the last.
 
 A third space, b"r", holds one entry per tag that was made at run time: b"r" tag → cell of a msgpack map with the output
-of :meth:`Declaration.describe`.
+of :meth:`.Declaration.describe`.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Ttl:
 
     @classmethod
     def described(cls, described: Mapping[str, Any] | None) -> Ttl | None:
-        """Returns the ttl in the output of :meth:`Declaration.describe`; None: no ttl. Raises KeyError, TypeError."""
+        """Returns the ttl in the output of :meth:`.Declaration.describe`; None: no ttl. Raises KeyError, TypeError."""
         return None if described is None else cls(described["us"], described["domain"], described["refresh"])
 
     @property

@@ -34,7 +34,7 @@ from stateflow.state.spec import DECODE_FAILURES, CellReader, StateSpec, Ttl
 
 
 def check_schema(stored: list[dict[str, Any]], declared: list[dict[str, Any]], operator: str) -> None:
-    """Compares two :meth:`KeyedState.schema`. Added and dropped states are fine.
+    """Compares two :meth:`.KeyedState.schema`. Added and dropped states are fine.
 
     Raises SchemaMismatch if a state is stored with another kind, coder or type than declared.
 

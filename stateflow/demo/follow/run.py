@@ -1,5 +1,5 @@
 """The drive: convoys between three edge sites, telemetry through Spark, readings through gateways, and an autopilot
-that moves state after them. No code here asks for a move, and every figure that is shown was measured.
+that moves state after them. No code here requests a move, and every figure shown was measured.
 
 Sites are apart by TCP proxies on this machine that pass everything on after half a round trip, both ways.
 """

@@ -33,7 +33,7 @@ class Query:
         self.commits: list[int] = []
         patch.setattr(stage_recorder, "execution_of", lambda *_: "execution")
         patch.setattr(stage_recorder, "filter_of", lambda _: None)
-        patch.setattr(stage_recorder, "_spark_errors", lambda: ZeroDivisionError)
+        patch.setattr(stage_recorder, "spark_errors", lambda: ZeroDivisionError)
         patch.setattr(stage_recorder, "committed", self._committed)
         patch.setattr(stage_recorder, "swallowed", lambda _spark, _execution, numbers: numbers)
         patch.setattr(stage_recorder, "stage_of_swallowed", lambda query, n: {"state_id": batch_state_id(query, n)})
