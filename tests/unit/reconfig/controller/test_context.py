@@ -11,9 +11,10 @@ from typing import Any
 from reconfig.controller import steps
 from reconfig.controller.context import FOLDED_AT_ONCE, ControllerContext
 from reconfig.controller.controller import Controller
+from reconfig.controller.folds import Home
 from reconfig.decisions.sweeps import Maintenance
 from stateflow.errors import OperatorNotDeployed, Unavailable
-from stateflow.fleet import Spawned
+from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger import Ledger
 from stateflow.types import OperatorSpec
 
@@ -63,6 +64,8 @@ def test_a_large_step_is_folded_whole_and_the_loop_goes_on_meanwhile(tmp_path: P
             controller = Controller(ledger)
             context, seen = controller.context, set[int]()
             wanted = [Spawned(f"gw-{number}", "gw", True, 1, 1, 1, 0) for number in range(3 * FOLDED_AT_ONCE)]
+            agent = AgentInfo("gw", "edge", "gw:1", {}, 4, 1 << 30, 1 << 30)
+            await context.record(steps.register_agent, agent, Home("id", "/data"))
             recording = asyncio.ensure_future(context.record(steps.spawn, wanted))
             while not recording.done():
                 await asyncio.sleep(0)
