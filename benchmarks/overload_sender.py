@@ -23,7 +23,7 @@ from stateflow.errors import StateflowError
 from stateflow.partition.positions import Batch
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.rows import requests_of
+from stateflow.rpc.apply import requests_of
 from stateflow.rpc.secure import blocking_channel
 from stateflow.rpc.wire import CHANNEL_OPTIONS
 

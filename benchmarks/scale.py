@@ -31,7 +31,7 @@ from stateflow.operator.operator import output_schema
 from stateflow.partition.positions import Batch
 from stateflow.partitioner import partition_of
 from stateflow.router import Router
-from stateflow.rpc.rows import BatchRows
+from stateflow.rpc.apply import BatchRows
 from stateflow.testing import LocalCluster
 
 PARTS = ("replicas", "workers", "keys", "state")

@@ -14,7 +14,7 @@ from stateflow.partition.positions import Batch, digests_of
 from stateflow.partition.processor import Applied
 from stateflow.partition.replica import ReplicaNode
 from stateflow.partition.slices import BatchSlices, Part
-from stateflow.rpc.rows import BatchRows
+from stateflow.rpc.apply import BatchRows
 from stateflow.types import PartitionId
 
 

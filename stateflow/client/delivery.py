@@ -41,7 +41,7 @@ from stateflow.errors import (
 )
 from stateflow.partition.layout import Position, Session
 from stateflow.partition.positions import Batch
-from stateflow.rpc.rows import BatchRows
+from stateflow.rpc.apply import BatchRows
 
 log = logging.getLogger(__name__)
 S = TypeVar("S")

@@ -55,8 +55,8 @@ from stateflow.operator.timers import to_us
 from stateflow.partition.layout import Position, Session
 from stateflow.partition.positions import Batch
 from stateflow.router import Router
+from stateflow.rpc.apply import BatchRows
 from stateflow.rpc.clients import ReplicaClient
-from stateflow.rpc.rows import BatchRows
 from stateflow.rpc.wire import packed_deployment, unpacked_deployment
 from stateflow.settings import RouterSettings
 from stateflow.types import check_name

@@ -32,7 +32,7 @@ import msgpack
 
 from stateflow.errors import DecodeError, PositionGap
 from stateflow.partition.layout import Session
-from stateflow.rpc.rows import BatchRows
+from stateflow.rpc.apply import BatchRows
 
 KNOWN_VERSION = 2
 #: most batches whose partitions are remembered, with or without their rows

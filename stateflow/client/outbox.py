@@ -45,7 +45,7 @@ from stateflow.errors import (
 from stateflow.operator.arrow import read_schema
 from stateflow.operator.output import rows_in
 from stateflow.private import UMASK
-from stateflow.rpc.rows import PART_BYTES, BatchRows
+from stateflow.rpc.apply import PART_BYTES, BatchRows
 
 FORMAT = 1
 #: most parts, and bytes, that go as one batch

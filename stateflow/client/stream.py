@@ -30,8 +30,8 @@ from stateflow.partition.layout import REAL_TIME, Position, Session
 from stateflow.partition.positions import INITIAL, RESERVED
 from stateflow.partitioner import partition_of
 from stateflow.router import Router, backoff
+from stateflow.rpc.apply import BatchRows
 from stateflow.rpc.clients import ReplicaClient
-from stateflow.rpc.rows import BatchRows
 from stateflow.settings import RouterSettings
 from stateflow.types import LABEL, SEQUENCE_MAX, OperatorSpec, check_name, shown
 

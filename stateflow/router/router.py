@@ -32,8 +32,8 @@ from stateflow.router.session import (
     Wait,
     table_of,
 )
+from stateflow.rpc.apply import PASSED, Answers, BatchRows
 from stateflow.rpc.clients import ControllerClient, ReplicaClient
-from stateflow.rpc.rows import PASSED, Answers, BatchRows
 from stateflow.settings import ClientSettings, RouterSettings
 from stateflow.status import Deployment
 from stateflow.tracing import Made, Tracing, tracing

@@ -32,8 +32,7 @@ from stateflow.rpc import agent_pb2 as apb
 from stateflow.rpc import agent_pb2_grpc, controller_pb2_grpc, replica_pb2_grpc
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.link import Link
-from stateflow.rpc.rows import Answers, BatchRows, Replies, requests_of
+from stateflow.rpc.apply import Answers, BatchRows, Link, Replies, requests_of
 from stateflow.rpc.secure import blocking_channel, own_certificate
 from stateflow.rpc.wire import (
     AFTER_KEY,

@@ -51,8 +51,8 @@ from stateflow.operator.rows import null_key
 from stateflow.partition.layout import Attempt, Position, Session
 from stateflow.partition.positions import Batch
 from stateflow.router import Router
+from stateflow.rpc.apply import BatchRows
 from stateflow.rpc.clients import ReplicaClient
-from stateflow.rpc.rows import BatchRows
 from stateflow.security.plain import use_token
 from stateflow.spark.metrics import with_report
 from stateflow.spark.task import PARTITION_COLUMN, OperatorTask, Work, ended, no_query, record_batches, span

@@ -42,7 +42,7 @@ from stateflow.partition.environment import keep_buffers
 from stateflow.partition.layout import BATCH_RUN, REAL_TIME, Attempt
 from stateflow.partition.positions import INITIAL, Batch
 from stateflow.router import Asked, Delivery, Reached, Router, check_whole, newest_event_us
-from stateflow.rpc.rows import BatchRows
+from stateflow.rpc.apply import BatchRows
 from stateflow.security.plain import use_token
 from stateflow.settings import RouterSettings
 from stateflow.spark.metrics import Seconds, TaskReport, with_report

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from stateflow import Context, Operator, state
 from stateflow.partitioner import partition_of
-from stateflow.rpc.rows import BatchRows
+from stateflow.rpc.apply import BatchRows
 from tests.applying import rows_of
 
 PARTITIONS = 3

@@ -1,4 +1,4 @@
-"""A double of :mod:`stateflow.rpc.link` for a client, without its threads: one Apply stream per address."""
+"""A double of :mod:`stateflow.rpc.apply` for a client, without its threads: one Apply stream per address."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import grpc.aio
 
 from stateflow.errors import StateflowError, Unavailable
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.link import Calls
-from stateflow.rpc.rows import Replies
+from stateflow.rpc.apply import Calls, Replies
 from stateflow.rpc.wire import remote_error
 from tests.simulation.sim.world import World
 

@@ -23,7 +23,7 @@ from stateflow.partition.positions import Batch
 from stateflow.router.session import BatchSession, Refresh, RoutingTable, Send, Wait, table_of
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2_grpc
-from stateflow.rpc.rows import Answers, BatchRows, Replies, requests_of
+from stateflow.rpc.apply import Answers, BatchRows, Replies, requests_of
 from stateflow.rpc.wire import (
     message_of,
     remote_error,

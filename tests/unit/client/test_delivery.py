@@ -27,7 +27,7 @@ from stateflow.errors import (
 )
 from stateflow.partition.layout import Position, Session
 from stateflow.partition.positions import Batch, Positions
-from stateflow.rpc.rows import BatchRows
+from stateflow.rpc.apply import BatchRows
 from stateflow.types import PartitionId
 from tests.applying import word_of, words
 

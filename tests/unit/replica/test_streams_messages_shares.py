@@ -15,7 +15,7 @@ from stateflow.partition.processor import Applied
 from stateflow.partition.slices import Frame
 from stateflow.replica.streams import FrameReader, Piece, batch_of, responses_of
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.rows import header_of
+from stateflow.rpc.apply import header_of
 from stateflow.rpc.wire import error_of
 from stateflow.types import PartitionId
 

@@ -8,7 +8,7 @@ import pytest
 from stateflow.clock import ManualClock
 from stateflow.metrics.figures import CLIENT
 from stateflow.router.router import Sent
-from stateflow.rpc.rows import BatchRows
+from stateflow.rpc.apply import BatchRows
 
 ROWS = BatchRows(b"", pa.record_batch({"k": ["a", "b", "c"]}), [0, 1], [1, 3])
 

@@ -11,7 +11,7 @@ from stateflow.clock import ManualClock
 from stateflow.errors import DecodeError, InputIncomplete, InvalidArgument, OperatorFailed
 from stateflow.partition.positions import Batch
 from stateflow.router import Delivery
-from stateflow.rpc.rows import BatchRows
+from stateflow.rpc.apply import BatchRows
 from stateflow.spark import task as tasks
 from stateflow.spark.task import HASH_COLUMN, PARTITION_COLUMN, OperatorTask
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from stateflow.operator.arrow import read_batch
-from stateflow.rpc.rows import BatchRows
+from stateflow.rpc.apply import BatchRows
 from tests.applying import rows_of
 
 SCHEMA = pa.schema([("v", pa.int64()), ("text", pa.string())])

@@ -11,7 +11,7 @@ import pytest
 
 from stateflow.errors import StateflowError, Unavailable
 from stateflow.rpc import replica_pb2 as rpb
-from stateflow.rpc.link import Link
+from stateflow.rpc.apply import Link
 
 LONG_S = 30.0
 

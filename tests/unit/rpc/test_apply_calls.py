@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stateflow.rpc.link import Calls
+from stateflow.rpc.apply import Calls
 
 
 def test_numbers_rise_and_answers_find_who_waits() -> None:
