@@ -37,8 +37,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines instead of text.")] = False,
 ) -> None:
     """Run a declared pipeline: a source, operators, a sink. Ctrl-C or SIGTERM stops it; the next run goes on."""
-    from stateflow.spark.pipeline import run_pipeline
-    from stateflow.spark.pipeline_file import load_pipeline
+    from stateflow.spark.pipeline import load_pipeline, run_pipeline
 
     pipeline = load_pipeline(file, dict(map(_setting, settings or ())), os.environ)
     if show:

@@ -19,8 +19,7 @@ from stateflow.ledger import Ledger
 from stateflow.operator.operator import load
 from stateflow.partitioner import partition_of
 from stateflow.project.writing import EXAMPLES, example_named, write_project
-from stateflow.spark.pipeline import Outcome, _run
-from stateflow.spark.pipeline_file import load_pipeline
+from stateflow.spark.pipeline import Outcome, _run, load_pipeline
 from stateflow.testing import LocalCluster
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from stateflow.ledger.manager import ledger_url
-from stateflow.spark.pipeline_file import load_pipeline
+from stateflow.spark.pipeline import load_pipeline
 from stateflow.spark.session import JETSTREAM, Feature
 from stateflow.testing import LocalCluster
 from tests.integration.page_operators import DelayByAircraft, Delays

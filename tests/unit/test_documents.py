@@ -10,7 +10,7 @@ import pytest
 from stateflow.documents import read_document
 from stateflow.errors import InvalidArgument, OutOfMemory, Unavailable
 from stateflow.rpc.wire import unexpected
-from stateflow.spark.pipeline_file import load_pipeline
+from stateflow.spark.pipeline import load_pipeline
 
 NESTED = "a: " + "[" * 20_000 + "]" * 20_000
 LAUGHS = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(

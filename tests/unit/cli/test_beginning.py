@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from stateflow.cli.app import app
 from stateflow.project.writing import EXAMPLES
-from stateflow.spark.pipeline_file import load_pipeline
+from stateflow.spark.pipeline import load_pipeline
 
 RUNNER = CliRunner()
 

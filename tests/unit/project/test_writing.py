@@ -8,7 +8,7 @@ import pytest
 
 from stateflow.errors import InvalidArgument
 from stateflow.project.writing import FILES, HERE, write_project
-from stateflow.spark.pipeline_file import load_pipeline
+from stateflow.spark.pipeline import load_pipeline
 
 
 def test_what_is_written(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import yaml
 from stateflow.errors import InvalidArgument
 from stateflow.operator.operator import load
 from stateflow.project.writing import EXAMPLES, EXAMPLES_DIR, Example, example_named, write_project
-from stateflow.spark.pipeline_file import load_pipeline
+from stateflow.spark.pipeline import load_pipeline
 from tests.pages import ROOT, blocks
 
 DOCS = ROOT / "docs" / "examples"

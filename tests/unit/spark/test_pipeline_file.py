@@ -11,8 +11,7 @@ import yaml
 
 from stateflow.errors import InvalidArgument, OperatorFailed, PipelineFailed
 from stateflow.ledger import Ledger
-from stateflow.spark.pipeline import failure_of
-from stateflow.spark.pipeline_file import PipelineFile, load_pipeline
+from stateflow.spark.pipeline import PipelineFile, failure_of, load_pipeline
 
 ENVIRONMENT = {"DB_PASSWORD": "hunter2", "DB_USER": "me"}
 

@@ -17,8 +17,7 @@ import yaml
 from stateflow.demo.flights import replay
 from stateflow.errors import InvalidArgument
 from stateflow.spark import register_jetstream
-from stateflow.spark.pipeline import run_pipeline
-from stateflow.spark.pipeline_file import load_pipeline
+from stateflow.spark.pipeline import load_pipeline, run_pipeline
 from stateflow.spark.session import JETSTREAM, REAL_TIME, Feature, arrow_schema, require
 
 OF_STREAMS = "invalid_argument: the JetStream source needs PySpark 4.2 or newer, but this is 4.1.9: "
