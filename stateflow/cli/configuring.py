@@ -30,7 +30,6 @@ from rich.text import Text
 
 from stateflow.cli.output import LISTEN, allow_plain_text, errors, flush, labels_of, telling
 from stateflow.errors import StateflowError
-from stateflow.local.place import running_in
 from stateflow.private import MASK, masked
 from stateflow.release import VERSION
 from stateflow.settings import (
@@ -426,6 +425,8 @@ class Configured:
         for each in bound:
             is_said = each.name in given.get(each.kind, {}) or os.environ.get(each.kind.variable(each.name))
             if (each.kind, each.name) == CONTROLLER and each.option.name not in found and not is_said:
+                from stateflow.local.embedded import running_in  # not for help, which imports nothing heavy
+
                 found[each.option.name] = running_in() or LISTEN
         return found
 

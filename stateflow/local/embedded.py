@@ -14,19 +14,18 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.durable import write_durably
 from stateflow.errors import DataDirLocked, InvalidArgument, Unavailable
 from stateflow.local.cluster import LocalCluster
-from stateflow.local.place import FILE, running_in, said_in
 from stateflow.node.workers import nobody_in
 from stateflow.partition.environment import claim
 from stateflow.private import keep_private
 from stateflow.settings import EmbeddedSettings, ReplicaSettings
 
-LOCK = "EMBEDDED"
+LOCK, FILE = "EMBEDDED", "embedded.json"
 SITE = "local"
 #: how long the processes of a program that has just ended are waited for, in seconds
 ENDING_S = 20.0
@@ -184,3 +183,33 @@ def _check_count(place: Path, known: int, wanted: int | None) -> None:
             remedy="omit the number, or use another directory",
             path=place,
         )
+
+
+# -- What a directory says of its cluster ----------------------------------------------------------------------------
+
+
+def said_in(place: Path) -> dict[str, Any]:
+    """Returns what a directory says of its cluster; empty: nothing.
+
+    ``replicas``: their number. ``pid``, ``program``: program that ran the cluster last. ``address``: address of its
+    controller.
+    """
+    try:
+        found = json.loads((place / FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def running_in(directory: str | Path | None = None) -> str | None:
+    """Returns the address of the controller that a program runs in a directory now; None: no program does.
+
+    Args:
+        directory: see :func:`embedded`.
+    """
+    said = said_in(Path(directory if directory is not None else EmbeddedSettings().directory).expanduser())
+    try:
+        os.kill(int(said["pid"]), 0)
+        return str(said["address"])
+    except (KeyError, ValueError, TypeError, OSError):
+        return None

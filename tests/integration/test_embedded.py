@@ -17,8 +17,7 @@ import psutil
 import pytest
 
 from stateflow.errors import DataDirLocked, InvalidArgument, Unavailable
-from stateflow.local.embedded import embedded
-from stateflow.local.place import FILE, running_in
+from stateflow.local.embedded import FILE, embedded, running_in
 from stateflow.node.workers import claim_node
 from tests.integration.support import ending, eventually
 

@@ -13,7 +13,6 @@ import typer.main
 from typer.testing import CliRunner, Result
 
 from stateflow.cli import cluster as commands
-from stateflow.cli import configuring
 from stateflow.cli.app import app
 from stateflow.cli.configuring import PROCESSES
 from stateflow.errors import Unavailable
@@ -139,7 +138,7 @@ def test_a_command_has_its_options_from_the_file(monkeypatch: pytest.MonkeyPatch
         raise Unavailable("nobody")
 
     monkeypatch.setattr(commands, "Cluster", nobody)
-    monkeypatch.setattr(configuring, "running_in", lambda: "here:1")
+    monkeypatch.setattr("stateflow.local.embedded.running_in", lambda: "here:1")
     named = file_with('[connection]\ncontroller = "of-the-file:7070"\n')
     run("status", "--config", named)
     run("--config", named, "status")  # before the command: holds for every subcommand

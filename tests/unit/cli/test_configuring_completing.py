@@ -14,7 +14,6 @@ import typer
 from typer.testing import CliRunner
 
 from stateflow.checkpoint import CheckpointStore
-from stateflow.cli import configuring
 from stateflow.cli.app import app
 from stateflow.cli.configuring import OF_COMMANDS, PARAMETERS, Said, answered
 from stateflow.cli.output import LISTEN
@@ -158,7 +157,7 @@ def test_the_cluster_is_asked_that_the_command_would_go_to(asked: list[str], mon
 
 def test_a_program_that_runs_here_is_asked(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     offered("stateflow undeploy ")
-    monkeypatch.setattr(configuring, "running_in", lambda: "here:1")
+    monkeypatch.setattr("stateflow.local.embedded.running_in", lambda: "here:1")
     offered("stateflow undeploy ")
     assert asked == [LISTEN, "here:1"]
 
