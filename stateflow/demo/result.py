@@ -1,7 +1,13 @@
-"""Measurements of a run of the demonstration, and the figures that its charts derive from them. Plain data: the run
-fills it in, the report draws it.
+"""Result of a run of the demonstration: its measurements, the figures that its charts derive from them, and the
+expected result of its operator. Plain data: the run fills it in, the report draws it.
 
 All times ending in ``_s`` without a further word are seconds since the stream's start.
+
+The expected result is computed a second time by other means: nothing of the framework is imported here, and there is no
+loop over rows and no running state. Running values come out of grouped cumulative sums over the whole year, and the set
+of carriers seen so far is a cumulative sum of bits. Each carrier of a key contributes its bit once, on first sight, so
+that the sum is the union. Arrival delays are whole minutes, so sums of them are exact in float64 in any order, and the
+comparisons need no tolerance.
 """
 
 from __future__ import annotations
@@ -9,9 +15,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import pandas as pd
 
 COMPLETED = "COMPLETED"
 
@@ -226,3 +235,186 @@ def human_bytes(count: float) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:.1f} GB"
+
+
+# -- Expected result -------------------------------------------------------------------------------------------------
+
+UNKNOWN = "unknown"
+OUTPUT_COLUMNS = ("seq", "tailnum", "flights", "mean_delay", "carriers")
+DIFFERENCES_SHOWN = 10
+_CARRIERS_MAX = 62  # bits of a non-negative int64
+
+
+@dataclass(frozen=True, slots=True)
+class FinalState:
+    """State of one key after the last row: sum of delays by destination, nulls counted as 0.0."""
+
+    flights: int
+    delay_by_dest: dict[str, float]
+    carriers: set[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Expected result. ``outputs``: :data:`OUTPUT_COLUMNS`, one row per input row in input order, ``carriers`` as
+    tuples."""
+
+    outputs: pd.DataFrame
+    state: dict[str, FinalState]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Outcome of a comparison.
+
+    ``compared`` counts items found on both sides, ``missing`` expected items that did not come, ``extra`` unexpected
+    items (a second copy included), ``different`` items with another value. ``differences`` describes the first ten.
+    """
+
+    equal: bool
+    compared: int
+    missing: int
+    extra: int
+    different: int
+    differences: list[str]
+
+
+def expected(flights: pd.DataFrame) -> Expected:
+    """Returns the expected outputs and final state for ``flights`` (columns seq, tailnum, carrier, dest, arr_delay)."""
+    key = flights["tailnum"].astype(object).where(flights["tailnum"].notna(), UNKNOWN).to_numpy()
+    delay = flights["arr_delay"].astype("Float64").fillna(0.0).to_numpy(dtype=np.float64)
+    carrier, names = pd.factorize(flights["carrier"].to_numpy(dtype=object), sort=True)
+    if len(names) > _CARRIERS_MAX:
+        raise ValueError(f"{len(names)} carriers do not fit the bits of one integer")
+    work = pd.DataFrame(
+        {"key": key, "dest": flights["dest"].to_numpy(dtype=object), "delay": delay, "carrier": carrier}
+    )
+    first_sight = ~work.duplicated(["key", "carrier"])
+    work["bit"] = np.where(first_sight, np.int64(1) << work["carrier"].to_numpy(dtype=np.int64), np.int64(0))
+
+    by_key = work.groupby("key", sort=False)
+    count = by_key.cumcount().to_numpy() + 1
+    seen, meaning = pd.factorize(by_key["bit"].cumsum().to_numpy())
+    sets = np.empty(len(meaning), dtype=object)
+    sets[:] = [_unpack(int(bits), names) for bits in meaning]
+    outputs = pd.DataFrame(
+        {
+            "seq": flights["seq"].to_numpy(dtype=np.int64),
+            "tailnum": key,
+            "flights": count.astype(np.int64),
+            "mean_delay": by_key["delay"].cumsum().to_numpy() / count,
+            "carriers": sets[seen],
+        }
+    )
+    return Expected(outputs, _final_state(work, names))
+
+
+def compare_state(expected: Expected, actual: Mapping[str, FinalState]) -> Comparison:
+    """Compares final states key by key, including every entry of every map."""
+    wanted = expected.state
+    missing = sorted(wanted.keys() - actual.keys())
+    extra = sorted(actual.keys() - wanted.keys())
+    different = [key for key in wanted if key in actual and _state_facts(wanted[key]) != _state_facts(actual[key])]
+    lines = [f"key {key!r}: expected, absent" for key in missing]
+    lines += [f"key {key!r}: not expected, present" for key in extra]
+    for key in different[:DIFFERENCES_SHOWN]:
+        lines += [f"key {key!r}: {line}" for line in _explain_state(wanted[key], actual[key])]
+    return Comparison(
+        equal=not (missing or extra or different),
+        compared=len(wanted) - len(missing),
+        missing=len(missing),
+        extra=len(extra),
+        different=len(different),
+        differences=lines[:DIFFERENCES_SHOWN],
+    )
+
+
+def compare_outputs(expected: Expected, actual: pd.DataFrame) -> Comparison:
+    """Compares output rows by ``seq``, in any order; ``actual`` may hold carriers as any kind of sequence."""
+    absent = [column for column in OUTPUT_COLUMNS if column not in actual.columns]
+    if absent:
+        every = [f"column {column!r}: absent from the output" for column in absent]
+        return Comparison(False, 0, len(expected.outputs), len(actual), 0, every)
+
+    wanted = expected.outputs.set_index("seq")
+    copies = actual.duplicated("seq").to_numpy(dtype=bool)
+    # A missing seq becomes -1, which no input row has, and is then reported as not expected.
+    came = actual.assign(seq=actual["seq"].fillna(-1).astype("int64"))
+    surplus = came["seq"][copies | ~came["seq"].isin(wanted.index).to_numpy()]
+    found = came[~copies].set_index("seq")
+    missing = wanted.index.difference(found.index)
+    both = wanted.index.intersection(found.index)
+    left, right = wanted.loc[both], found.loc[both]
+
+    wrong = {column: _cells_differ(left[column], right[column]) for column in OUTPUT_COLUMNS[1:]}
+    any_wrong = np.logical_or.reduce(list(wrong.values()))
+    lines = [f"seq {seq}: expected, absent" for seq in missing[:DIFFERENCES_SHOWN]]
+    for seq in surplus[:DIFFERENCES_SHOWN]:
+        lines.append(f"seq {seq}: " + ("duplicated" if seq in wanted.index else "not expected, present"))
+    for position in np.flatnonzero(any_wrong)[:DIFFERENCES_SHOWN]:
+        for column, flags in wrong.items():
+            if flags[position]:
+                want, got = left[column].iloc[position], right[column].iloc[position]
+                lines.append(f"seq {both[position]}: {column}: expected {_show(want)}, got {_show(got)}")
+    return Comparison(
+        equal=not (len(missing) or len(surplus) or any_wrong.any()),
+        compared=len(both),
+        missing=len(missing),
+        extra=len(surplus),
+        different=int(any_wrong.sum()),
+        differences=lines[:DIFFERENCES_SHOWN],
+    )
+
+
+def _unpack(bits: int, names: Any) -> tuple[str, ...]:
+    return tuple(str(name) for index, name in enumerate(names) if bits >> index & 1)
+
+
+def _final_state(work: pd.DataFrame, names: Any) -> dict[str, FinalState]:
+    delays: dict[str, dict[str, float]] = {}
+    totals = work.groupby(["key", "dest"], sort=False)["delay"].sum().reset_index()
+    for key, dest, total in zip(totals["key"], totals["dest"], totals["delay"], strict=True):
+        delays.setdefault(key, {})[dest] = float(total)
+    bits = work.groupby("key", sort=False)["bit"].sum().to_dict()
+    counts = work["key"].value_counts(sort=False).to_dict()
+    return {
+        str(key): FinalState(int(count), delays[str(key)], set(_unpack(int(bits[key]), names)))
+        for key, count in counts.items()
+    }
+
+
+def _state_facts(state: FinalState) -> tuple[Any, ...]:
+    return state.flights, dict(state.delay_by_dest), set(state.carriers)
+
+
+def _explain_state(wanted: FinalState, actual: FinalState) -> Iterable[str]:
+    if wanted.flights != actual.flights:
+        yield f"flights: expected {wanted.flights}, got {actual.flights}"
+    for dest in sorted(wanted.delay_by_dest.keys() | actual.delay_by_dest.keys()):
+        left, right = wanted.delay_by_dest.get(dest, "nothing"), actual.delay_by_dest.get(dest, "nothing")
+        if left != right:
+            yield f"delay_by_dest[{dest!r}]: expected {left}, got {right}"
+    if set(wanted.carriers) != set(actual.carriers):
+        yield f"carriers: expected {_show(sorted(wanted.carriers))}, got {_show(sorted(actual.carriers))}"
+
+
+def _cells_differ(wanted: pd.Series[Any], actual: pd.Series[Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Returns one flag per row. A null always differs, because no expected cell is null."""
+    if wanted.name == "carriers":
+        pairs = zip(wanted.to_numpy(), actual.to_numpy(), strict=True)
+        return np.fromiter((_as_tuple(got) != want for want, got in pairs), dtype=bool, count=len(wanted))
+    if wanted.name == "tailnum":
+        got = actual.astype(object).where(actual.notna(), None).to_numpy()
+        return np.asarray(got != wanted.astype(object).to_numpy(), dtype=bool)
+    # Through float64, which holds every count exactly, so that 3 and 3.0 are one value and null is NaN.
+    numbers = pd.to_numeric(actual, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    return np.asarray(numbers != wanted.to_numpy(dtype=np.float64), dtype=bool)
+
+
+def _as_tuple(cell: object) -> tuple[object, ...] | None:
+    return tuple(cell) if isinstance(cell, Iterable) and not isinstance(cell, str) else None
+
+
+def _show(cell: object) -> str:
+    items = _as_tuple(cell)
+    return repr(cell) if items is None else "[" + ", ".join(str(item) for item in items) + "]"

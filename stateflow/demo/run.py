@@ -29,9 +29,21 @@ from stateflow.client import Cluster, MoveReport, Reconfiguration
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.demo.flights import Replay, bounds, load_flights, replay
 from stateflow.demo.operators import DelayByAircraft
-from stateflow.demo.reference import UNKNOWN, Expected, FinalState, compare_outputs, compare_state, expected
 from stateflow.demo.report import write_report
-from stateflow.demo.result import BatchRow, DemoResult, Incident, RequestSample, human_bytes, percentile
+from stateflow.demo.result import (
+    UNKNOWN,
+    BatchRow,
+    DemoResult,
+    Expected,
+    FinalState,
+    Incident,
+    RequestSample,
+    compare_outputs,
+    compare_state,
+    expected,
+    human_bytes,
+    percentile,
+)
 from stateflow.demo.surroundings import ProgressPrinter, console_of, fresh, live_page, move_row, versions
 from stateflow.errors import BudgetUnreachable, StateflowError
 from stateflow.spark import apply_operator, local_session

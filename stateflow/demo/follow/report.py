@@ -23,8 +23,22 @@ from plotly.offline import get_plotlyjs
 from stateflow.demo.charts import LEGEND, NARROWED, STYLE, Figure, axis_of, move_story, moves_of, page, styled
 from stateflow.demo.follow.fleet import SITES
 from stateflow.demo.follow.result import CLOUD, Band, FollowResult, Phase, Whereabouts, by_phase, extent_ms, share_near
-from stateflow.demo.picture import BAD, CARD, GOOD, INK, MOVE, P99, SOFT, plain
-from stateflow.demo.report import PLOTLY_NAME, card, differences, embedded, facts, move_row
+from stateflow.demo.report import (
+    BAD,
+    CARD,
+    GOOD,
+    INK,
+    MOVE,
+    P99,
+    PLOTLY_NAME,
+    SOFT,
+    card,
+    differences,
+    embedded,
+    facts,
+    move_row,
+    plain,
+)
 
 SITE_COLOURS: Final = dict(zip((*SITES, CLOUD), ("var(--a)", "var(--b)", "var(--d)", "var(--batch)"), strict=True))
 PHASES: Final = {

@@ -21,8 +21,7 @@ from typing import Any
 import pandas as pd
 
 from stateflow.demo.follow.fleet import Change
-from stateflow.demo.reference import DIFFERENCES_SHOWN, Comparison
-from stateflow.demo.result import MoveRow
+from stateflow.demo.result import DIFFERENCES_SHOWN, Comparison, MoveRow
 
 # -- Expected result -------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from stateflow.demo.charts import figures, outages, timeline
-from stateflow.demo.picture import _side
-from stateflow.demo.report import headline, render, write_report
+from stateflow.demo.report import _side, headline, render, write_report
 from stateflow.demo.result import DemoResult, Incident
 from stateflow.errors import ExtraMissing
 

@@ -10,8 +10,7 @@ import pytest
 
 from stateflow.demo.follow.fleet import Fleet
 from stateflow.demo.follow.result import CLOUD, FollowResult, Sample
-from stateflow.demo.reference import Comparison
-from stateflow.demo.result import MoveRow
+from stateflow.demo.result import Comparison, MoveRow
 
 EQUAL = Comparison(True, 10, 0, 0, 0, [])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from stateflow.demo.follow.report import figures, headline, render, write_report
 from stateflow.demo.follow.result import FollowResult, Phase
-from stateflow.demo.reference import Comparison
+from stateflow.demo.result import Comparison
 
 Driven = Callable[..., FollowResult]
 

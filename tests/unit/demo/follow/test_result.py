@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from stateflow.demo.follow.result import Band, FollowResult, Phase, Sample, Whereabouts, bands_of, by_phase, share_near
-from stateflow.demo.reference import Comparison
+from stateflow.demo.result import Comparison
 from tests.unit.demo.follow.conftest import move
 
 Driven = Callable[..., FollowResult]

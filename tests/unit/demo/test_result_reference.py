@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stateflow.demo import reference
+from stateflow.demo import result
 from stateflow.demo.flights import load_flights
-from stateflow.demo.reference import (
+from stateflow.demo.result import (
     Comparison,
     Expected,
     FinalState,
@@ -97,7 +97,7 @@ def test_the_whole_year_is_computed_and_compared_within_ten_seconds(flights: pd.
 
 
 def test_the_reference_imports_nothing_of_the_framework() -> None:
-    tree = ast.parse(Path(reference.__file__).read_text())
+    tree = ast.parse(Path(result.__file__).read_text())
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert names
