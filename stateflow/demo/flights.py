@@ -9,23 +9,24 @@ one slice of the flights.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import itertools
 import os
 import uuid
 import zipfile
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from stateflow.errors import ExtraMissing, InvalidArgument
+from stateflow.errors import ExtraMissing, InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,6 +73,8 @@ _EVENT_TIME_ORDER = ("time_hour", "minute", "carrier", "flight", "origin", "dest
 
 #: modification time of the first replay file, 2014-01-01 00:00 UTC; each further file is one second younger
 _FIRST_FILE_S = 1_388_534_400
+#: one message in so many waits until the server has stored it and all before it
+ACKNOWLEDGED_EVERY = 1_000
 
 
 def load_flights() -> pd.DataFrame:
@@ -204,7 +207,7 @@ def _stream(flights: pd.DataFrame, slices: int, url: str) -> Iterator[Replay]:
 
     require(JETSTREAM)
     try:
-        from stateflow.demo.publish import deleted, published
+        import stateflow.spark.jetstream  # noqa: F401 - it imports nats-py
     except ImportError as error:
         raise ExtraMissing(
             "the demonstration over JetStream needs nats-py", remedy="pip install 'stateflow-streams[jetstream]'"
@@ -219,7 +222,63 @@ def _stream(flights: pd.DataFrame, slices: int, url: str) -> Iterator[Replay]:
         return source.option("max_rows_per_batch", -(-len(flights) // slices)).option("value_schema", DDL).load()
 
     try:
-        published(url, name, payloads)
+        _publish(url, name, payloads)
         yield Replay(read)
     finally:
-        deleted(url, name)
+        _delete(url, name)
+
+
+def _publish(url: str, stream: str, payloads: Iterable[bytes]) -> None:
+    """Makes a new stream with these messages in this order. Raises Unavailable."""
+
+    async def work(client: Any) -> None:
+        js = client.jetstream()
+        await js.add_stream(name=stream, subjects=[f"{stream}.flights"])
+        stored, count = 0, 0
+        for count, payload in enumerate(payloads, 1):
+            if count % ACKNOWLEDGED_EVERY:
+                await client.publish(f"{stream}.flights", payload)
+            else:
+                stored = (await js.publish(f"{stream}.flights", payload)).seq
+        if count % ACKNOWLEDGED_EVERY:
+            await client.flush()
+            stored = (await js.stream_info(stream)).state.last_seq
+        if stored != count:
+            raise Unavailable(f"the server stored {stored} of {count} messages", remedy="see its log", server=url)
+
+    _with_server(url, work)
+
+
+def _delete(url: str, stream: str) -> None:
+    """Deletes a stream, if it is there. Raises Unavailable."""
+    from nats.js.errors import NotFoundError
+
+    async def work(client: Any) -> None:
+        try:
+            await client.jetstream().delete_stream(stream)
+        except NotFoundError:
+            pass
+
+    _with_server(url, work)
+
+
+def _with_server(url: str, work: Callable[[Any], Awaitable[None]]) -> None:
+    from nats.errors import Error as NatsError
+
+    from stateflow.spark.jetstream import connect
+
+    async def run() -> None:
+        client = await connect((url,))
+        try:
+            await work(client)
+        finally:
+            await client.close()
+
+    try:
+        asyncio.run(run())
+    except (OSError, TimeoutError, NatsError) as error:
+        raise Unavailable(
+            f"the NATS server does not answer: {str(error) or type(error).__name__}",
+            remedy="start one with JetStream (nats-server -js), or pass its URL with --nats",
+            server=url,
+        ) from error
