@@ -5,8 +5,7 @@ from stateflow.client.commands import Migration, RollingRestart, Spawning, Sweep
 from stateflow.client.forwarding import ForwardingClient, Waiting
 from stateflow.client.outbox import Refused
 from stateflow.client.packing import Bundle, pack
-from stateflow.client.sources import OutputDropReport, SourceReport
-from stateflow.client.stream import StreamClient
+from stateflow.client.stream import OutputDropReport, SourceReport, StreamClient
 from stateflow.moves import MoveOptions
 from stateflow.reports import (
     AgentReport,

@@ -14,12 +14,18 @@ from typing import Any
 import pyarrow as pa
 
 from stateflow import moves
-from stateflow.client import sources
 from stateflow.client.commands import POLL_S, Migration, RollingRestart, Spawning, Sweeping
 from stateflow.client.forwarding import ForwardingClient
 from stateflow.client.packing import Bundle
-from stateflow.client.sources import OutputDropReport, SourceReport
-from stateflow.client.stream import StreamClient, iterable_given
+from stateflow.client.stream import (
+    OutputDropReport,
+    SourceReport,
+    StreamClient,
+    drop_output,
+    iterable_given,
+    list_sources,
+    retire_source,
+)
 from stateflow.code.loading import signed
 from stateflow.errors import (
     AlreadyThere,
@@ -206,7 +212,7 @@ class Cluster:
 
         The last senders come last.
         """
-        return sources.sources(Router(self.address, operator))
+        return list_sources(Router(self.address, operator))
 
     def retire_source(self, operator: str, source: str) -> int:
         """Reduces a source to a tombstone, which holds only the newest contained batch. The source may come back.
@@ -214,7 +220,7 @@ class Cluster:
         Returns the number of partitions that had more of it. Raises InvalidArgument for a source that no partition
         knows.
         """
-        return sources.retire(Router(self.address, operator), source)
+        return retire_source(Router(self.address, operator), source)
 
     def drop_output(self, operator: str, source: str, batch: int, *, apply: bool = False) -> OutputDropReport:
         """Drops the stored output of a batch that was applied: a client that sends the batch again gets no rows.
@@ -227,7 +233,7 @@ class Cluster:
 
         Raises InvalidArgument if no partition keeps an output of that batch.
         """
-        return sources.drop_output(Router(self.address, operator), source, batch, apply)
+        return drop_output(Router(self.address, operator), source, batch, apply)
 
     def load_state(
         self, operator: str, rows: Iterable[Mapping[str, Any]], *, schema: str | pa.Schema | None = None
