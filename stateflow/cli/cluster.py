@@ -17,30 +17,24 @@ from stateflow.cli.output import (
     LOCAL,
     Controller,
     DryRun,
+    GivenMoves,
     Json,
-    Limit,
-    MaxBandwidth,
-    MaxPause,
-    Order,
-    Patience,
-    PerLink,
-    PerNode,
     Shown,
-    Strategy,
     console,
     emit,
     errors,
     fields_of,
-    move_options,
     shown_time,
     size,
     waiting,
+    with_move_options,
 )
 from stateflow.client import Cluster, RollingRestart, Sweep, Sweeping
 from stateflow.client.commands import partition_numbers
 from stateflow.client.packing import comes_along, pack
 from stateflow.code.loading import is_text
 from stateflow.errors import InvalidArgument, OperatorNotDeployed
+from stateflow.moves import MoveOptions
 from stateflow.operator.operator import DEFAULT_PARTITIONS, load
 from stateflow.reports import OperatorVersion
 
@@ -195,18 +189,12 @@ def upgrade(
 
 
 @app.command()
+@with_move_options()
 def migrate(
     operator: Annotated[str, typer.Argument()],
     partition: Annotated[list[str], typer.Argument(help="Partitions, e.g. 3 5-9, or all.")],
     to: Annotated[str, typer.Option("--to", help="Target site or replica.")],
-    max_pause: MaxPause = None,
-    max_bandwidth: MaxBandwidth = None,
-    strategy: Strategy = "auto",
-    order: Order = "number",
-    patience: Patience = None,
-    limit: Limit = None,
-    per_node: PerNode = None,
-    per_link: PerLink = None,
+    options: GivenMoves = MoveOptions,
     dry_run: DryRun = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
@@ -217,8 +205,7 @@ def migrate(
     if dry_run:
         show.proposed(cluster.would_migrate(operator, numbers, to), as_json)
         return
-    options = move_options(max_pause, max_bandwidth, strategy, order, patience, (limit, per_node, per_link))
-    move = cluster.migrate(operator, numbers, to, options)
+    move = cluster.migrate(operator, numbers, to, options())
     report = move.wait() if as_json else show.migration(move)
     if as_json:
         emit(report.to_dict())

@@ -17,22 +17,19 @@ from stateflow.cli.ledger import DEFAULT, Url, opened_at, styled
 from stateflow.cli.output import (
     LOCAL,
     Controller,
+    GivenMoves,
     Json,
-    MaxBandwidth,
-    MaxPause,
-    Order,
-    Patience,
-    Strategy,
     console,
     emit,
     errors,
     fields_of,
-    move_options,
     shown_time,
+    with_move_options,
 )
 from stateflow.cli.show import new_table, titled
 from stateflow.client import Cluster
 from stateflow.client.commands import call_off, partition_numbers, runner_of
+from stateflow.moves import MoveOptions
 from stateflow.reports import JobReport, JobRun
 from stateflow.types import ranges
 
@@ -200,6 +197,7 @@ Name = Annotated[str, typer.Argument(help="Name of the job.")]
 
 
 @job_commands.command()
+@with_move_options("limit", "per_node", "per_link")
 def create(
     name: Name,
     schedule: Annotated[
@@ -227,11 +225,7 @@ def create(
             help="Constraint on target nodes, in the same form; at the end, :2-4 requires 2 and uses at most 4."
         ),
     ] = "",
-    max_pause: MaxPause = None,
-    max_bandwidth: MaxBandwidth = None,
-    strategy: Strategy = "auto",
-    order: Order = "number",
-    patience: Patience = None,
+    options: GivenMoves = MoveOptions,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
@@ -248,7 +242,7 @@ def create(
         to=to,
         coordinator=coordinator,
         workers=workers,
-        options=move_options(max_pause, max_bandwidth, strategy, order, patience),
+        options=options(),
     )
     _show(report, as_json)
 

@@ -19,27 +19,23 @@ from stateflow.cli.output import (
     LOCAL,
     Controller,
     DryRun,
+    GivenMoves,
     Json,
-    Limit,
-    MaxBandwidth,
     MaxPause,
-    Order,
-    Patience,
-    PerLink,
-    PerNode,
     Policies,
-    Strategy,
     console,
     emit,
     fields_of,
-    move_options,
+    milliseconds,
     seconds,
     shown_time,
     size,
+    with_move_options,
 )
 from stateflow.client import Cluster, Migration, MoveReport, Reconfiguration
 from stateflow.client.commands import redistribute, would_redistribute
 from stateflow.errors import InvalidArgument
+from stateflow.moves import MoveOptions
 from stateflow.types import ranges
 
 app = Commands()
@@ -129,32 +125,23 @@ def partitions(
 
 
 @app.command()
+@with_move_options()
 def rebalance(
     operator: Annotated[str | None, typer.Argument(help="Operator; default: all.")] = None,
     policy: Policies = "ring",
     dry_run: DryRun = False,
-    max_pause: MaxPause = None,
-    max_bandwidth: MaxBandwidth = None,
-    strategy: Strategy = "auto",
-    order: Order = "number",
-    patience: Patience = None,
-    limit: Limit = None,
-    per_node: PerNode = None,
-    per_link: PerLink = None,
+    options: GivenMoves = MoveOptions,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
     """Bring every replica to its weight's share of partitions, with as few moves as possible; or move partitions to
     where their load, or their rows, are best served."""
-    options, cluster = (
-        move_options(max_pause, max_bandwidth, strategy, order, patience, (limit, per_node, per_link)),
-        Cluster(controller),
-    )
+    moves, cluster = options(), Cluster(controller)
     names = [name.strip() for name in policy.split(",")]
     if dry_run:
         show.proposed(would_redistribute(cluster, names, operator or ""), as_json)
     else:
-        wait_for(redistribute(cluster, names, operator or "", options), as_json)
+        wait_for(redistribute(cluster, names, operator or "", moves), as_json)
 
 
 @app.command()
@@ -192,7 +179,7 @@ def autopilot(
     cluster = Cluster(controller)
     if off or policy is not None:
         names = [] if off or policy is None else [name.strip() for name in policy.split(",")]
-        most = move_options(max_pause, None, "auto", "number", None).max_pause_ms
+        most = MoveOptions(None if max_pause is None else milliseconds(max_pause)).max_pause_ms
         told = cluster.autopilot(
             *names,
             max_pause_ms=most,
@@ -214,6 +201,7 @@ def autopilot(
 
 
 @app.command()
+@with_move_options()
 def drain(
     replica: Annotated[str, typer.Argument(help="Replica to drain, or a node: all of its workers.")],
     maintenance: Annotated[
@@ -226,30 +214,22 @@ def drain(
     one_of: Annotated[
         str, typer.Option("--one-of", help="Name of a set of nodes, of which only one may be in maintenance at a time.")
     ] = "",
-    max_pause: MaxPause = None,
-    max_bandwidth: MaxBandwidth = None,
-    strategy: Strategy = "auto",
-    order: Order = "number",
-    patience: Patience = None,
-    limit: Limit = None,
-    per_node: PerNode = None,
-    per_link: PerLink = None,
+    options: GivenMoves = MoveOptions,
     dry_run: DryRun = False,
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
     """Move everything away from a replica, so that it can be stopped."""
-    options = move_options(max_pause, max_bandwidth, strategy, order, patience, (limit, per_node, per_link))
-    cluster = Cluster(controller)
+    moves, cluster = options(), Cluster(controller)
     if (for_ or one_of) and not maintenance:
         raise InvalidArgument("--for and --one-of require --maintenance", remedy="add --maintenance")
     if dry_run:
         show.proposed(cluster.would_drain(replica), as_json)
         return
     if not maintenance:
-        wait_for(cluster.drain(replica, options), as_json)
+        wait_for(cluster.drain(replica, moves), as_json)
         return
-    begun = cluster.maintain(replica, for_s=seconds(for_) if for_ else 0.0, one_of=one_of, options=options)
+    begun = cluster.maintain(replica, for_s=seconds(for_) if for_ else 0.0, one_of=one_of, options=moves)
     if not as_json:
         console.print(f"{replica} is in maintenance; `stateflow maintenance end {replica}` ends it")
     if begun or as_json:

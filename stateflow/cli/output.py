@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import io
 import json
 import logging
@@ -20,8 +21,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TextIO, TypeVar, cast
+from typing import Annotated, Any, NamedTuple, NoReturn, TextIO, TypeVar, cast, get_type_hints
 
 import typer
 from rich.console import Console
@@ -443,20 +445,62 @@ def byte_count(text: str) -> int:
     return round(float(match[1]) * units[match[2] or ""])
 
 
-def move_options(
-    max_pause: str | None,
-    max_bandwidth: str | None,
-    strategy: str,
-    order: str,
-    patience: str | None,
-    limits: tuple[int | None, int | None, int | None] = (None, None, None),
-) -> MoveOptions:
-    """Returns the options of moves that the command line gives. Raises InvalidArgument."""
-    return MoveOptions(
-        None if max_pause is None else milliseconds(max_pause),
-        None if max_bandwidth is None else bytes_per_second(max_bandwidth),
-        None if patience is None else milliseconds(patience) / 1e3,
-        strategy,
-        cast("MoveOrder", order),  # MoveOptions refuses any other
-        *limits,
-    )
+class _OfMoves(NamedTuple):
+    """Options of moves on the command line, with their defaults."""
+
+    max_pause: MaxPause = None
+    max_bandwidth: MaxBandwidth = None
+    strategy: Strategy = "auto"
+    order: Order = "number"
+    patience: Patience = None
+    limit: Limit = None
+    per_node: PerNode = None
+    per_link: PerLink = None
+
+    def parsed(self) -> MoveOptions:
+        """Raises InvalidArgument."""
+        return MoveOptions(
+            None if self.max_pause is None else milliseconds(self.max_pause),
+            None if self.max_bandwidth is None else bytes_per_second(self.max_bandwidth),
+            None if self.patience is None else milliseconds(self.patience) / 1e3,
+            self.strategy,
+            cast("MoveOrder", self.order),  # MoveOptions refuses any other
+            self.limit,
+            self.per_node,
+            self.per_link,
+        )
+
+
+#: parses the options of moves; raises InvalidArgument
+GivenMoves = Callable[[], MoveOptions]
+
+
+def with_move_options(*left_out: str) -> Callable[[F], F]:
+    """Decorates a command: on the command line, the options of moves take the place of its parameter ``options``, a
+    :data:`GivenMoves`.
+
+    Args:
+        left_out: options that the command does not have.
+    """
+    hints = get_type_hints(_OfMoves, include_extras=True)
+    own = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=_OfMoves._field_defaults[name], annotation=hints[name])
+        for name in _OfMoves._fields
+        if name not in left_out
+    ]
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function, eval_str=True)
+
+        @functools.wraps(function)
+        def run(**given: Any) -> Any:
+            moves = _OfMoves(**{each.name: given.pop(each.name) for each in own})
+            return function(**given, options=moves.parsed)
+
+        taken = [own if name == "options" else [each] for name, each in signature.parameters.items()]
+        parameters = [each.replace(kind=Parameter.KEYWORD_ONLY) for part in taken for each in part]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        return run  # type: ignore[return-value]
+
+    return decorate
