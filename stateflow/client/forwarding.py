@@ -56,8 +56,7 @@ from stateflow.partition.layout import Position, Session
 from stateflow.partition.positions import Batch
 from stateflow.router import Router
 from stateflow.rpc.apply import BatchRows
-from stateflow.rpc.clients import ReplicaClient
-from stateflow.rpc.wire import packed_deployment, unpacked_deployment
+from stateflow.rpc.clients import ReplicaClient, packed_deployment, unpacked_deployment
 from stateflow.settings import RouterSettings
 from stateflow.types import check_name
 

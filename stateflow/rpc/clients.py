@@ -19,10 +19,11 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError as NoMessage
 from grpc.experimental import ChannelOptions
 
 from stateflow.clock import SYSTEM_CLOCK
-from stateflow.errors import HoldLost, InvalidArgument, NotLeading, StateflowError, Unavailable
+from stateflow.errors import DecodeError, HoldLost, InvalidArgument, NotLeading, StateflowError, Unavailable
 from stateflow.fleet import Beat, DesiredState
 from stateflow.partition.control import Command
 from stateflow.partition.layout import Position, Session
@@ -355,6 +356,19 @@ class ControllerClient:
 
     def deployment(self, operator: str) -> Deployment:
         return value_of(Deployment, self.call("GetDeployment", cpb.GetDeploymentRequest(operator=operator)))
+
+
+def packed_deployment(deployment: Deployment) -> bytes:
+    """Returns a deployment as bytes for storage; :func:`unpacked_deployment` reads them."""
+    return message_of(cpb.Deployment, deployment).SerializeToString()
+
+
+def unpacked_deployment(data: bytes) -> Deployment:
+    """Reads the bytes of :func:`packed_deployment`. Raises DecodeError."""
+    try:
+        return value_of(Deployment, cpb.Deployment.FromString(data))
+    except (NoMessage, IndexError) as error:
+        raise DecodeError("a stored deployment cannot be read", remedy="fetch it from the controller") from error
 
 
 def _link(address: str) -> Link:

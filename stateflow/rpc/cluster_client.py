@@ -11,6 +11,7 @@ from stateflow.moves import MoveOptions
 from stateflow.reports import (
     AgentReport,
     AutopilotReport,
+    FollowerReport,
     JobReport,
     JobRun,
     OperatorVersion,
@@ -25,7 +26,7 @@ from stateflow.rpc import agent_pb2 as apb
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import DEPLOY_TIMEOUT_S, ControllerClient
-from stateflow.rpc.wire import follower_of, message_of, value_of
+from stateflow.rpc.wire import message_of, value_of
 from stateflow.status import AdoptedOperator, ClusterReport, ClusterStatus, Deployment, LeaderReport, StandbyReport
 from stateflow.types import BUNDLE_PART, OperatorSpec
 
@@ -178,7 +179,7 @@ class ClusterClient:
 
     def jobs(self, name: str = "") -> list[JobReport]:
         reply = self._controller.call("ListJobs", cpb.ListJobsRequest(name=name))
-        return [replace(value_of(JobReport, message), follower=follower_of(reply)) for message in reply.jobs]
+        return [replace(value_of(JobReport, message), follower=_follower_of(reply)) for message in reply.jobs]
 
     def job_run(self, run_id: str) -> JobRun:
         return value_of(JobRun, self._controller.call("GetJobRun", cpb.JobRunRequest(id=run_id)))
@@ -233,7 +234,7 @@ class ClusterClient:
     def reconfigurations(self, limit: int) -> list[Reconfiguration]:
         pages = self._controller.stream("ListReconfigurations", cpb.ListRequest(limit=limit))
         return [
-            replace(value_of(Reconfiguration, message), follower=follower_of(page))
+            replace(value_of(Reconfiguration, message), follower=_follower_of(page))
             for page in pages
             for message in page.reconfigurations
         ]
@@ -305,3 +306,8 @@ class ClusterClient:
 
     def cancel_restore(self, restore_id: str) -> None:
         self._controller.call("CancelRestore", cpb.CancelRestoreRequest(id=restore_id))
+
+
+def _follower_of(message: Any) -> FollowerReport | None:
+    """Returns the follower that gave an answer; None: the leader gave it. For answers with a follower field."""
+    return value_of(FollowerReport, message.follower) if message.HasField("follower") else None

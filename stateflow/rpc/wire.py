@@ -31,7 +31,6 @@ from google.protobuf.message_factory import GetMessageClass
 
 from stateflow.errors import (
     REPORT_LOG,
-    DecodeError,
     InvalidArgument,
     ReleaseMismatch,
     StateflowError,
@@ -60,7 +59,6 @@ from stateflow.reports import (
     AgentReport,
     CheckpointReport,
     ChildReport,
-    FollowerReport,
     MoveReport,
     ReplicaStatistics,
     RestoredPartition,
@@ -373,15 +371,20 @@ def value_of(kind: type[T], message: Message, **given: Any) -> T:
 @functools.cache
 def _sending(kind: type, message: type[Message]) -> tuple[_Fields, _Fields, list[tuple[str, _Getter]]]:
     """Returns functions for the message's fields: one that gets them from a value, one for those of another shape, and
-    conversions of those that protobuf does not take as they are."""
+    conversions of those that protobuf does not take as they are. Raises TypeError for a field of the value that neither
+    the message nor :data:`_APART` has."""
     shape, theirs = _shape(kind, message), _fields_of(message)
     attributes: dict[str, str] = {}
+    apart = _APART.get((kind.__name__, message.DESCRIPTOR.name), "").split()
     for name, hint in _hints(kind):
         sent_as = shape.names.get(name, name)
         if hint is PartitionId:  # its operator is not said again where the message has the operator's spec
             attributes |= {each: f"{name}.{each}" for each in ("operator", "partition") if each in theirs}
         elif sent_as in theirs:
             attributes[sent_as] = name
+        elif name not in apart:
+            lost = f"{kind.__name__}.{name} would be lost: {message.DESCRIPTOR.full_name} has no field {sent_as!r}"
+            raise TypeError(f"{lost}; add one, or list the value's field in _APART")
     convert = [(name, sent) for name, field in theirs.items() if (sent := _sent(field)) is not None]
     return _getting(attributes), shape.write, convert
 
@@ -470,24 +473,6 @@ def _hints(kind: Any) -> list[tuple[str, Any]]:
     """Returns names and types of a dataclass's fields."""
     hints = get_type_hints(kind)
     return [(each.name, hints[each.name]) for each in fields(kind)] if kind is not NoneType else []
-
-
-def follower_of(message: Any) -> FollowerReport | None:
-    """Returns the follower that gave an answer; None: the leader gave it. For answers with a follower field."""
-    return value_of(FollowerReport, message.follower) if message.HasField("follower") else None
-
-
-def packed_deployment(deployment: Deployment) -> bytes:
-    """Returns a deployment as bytes for storage; :func:`unpacked_deployment` reads them."""
-    return message_of(cpb.Deployment, deployment).SerializeToString()
-
-
-def unpacked_deployment(data: bytes) -> Deployment:
-    """Reads the bytes of :func:`packed_deployment`. Raises DecodeError."""
-    try:
-        return value_of(Deployment, cpb.Deployment.FromString(data))
-    except (NoMessage, IndexError) as error:
-        raise DecodeError("a stored deployment cannot be read", remedy="fetch it from the controller") from error
 
 
 # -- positions of sources: a column for each field, as there may be thousands -----------------------------
@@ -691,4 +676,25 @@ _SHAPES: dict[tuple[type, type[Message]], _Shape] = {
         {}, lambda taken: asdict(taken.report), lambda message: {"report": value_of(CheckpointReport, message)}
     ),
     (TakenOver, rpb.TakeOverReply): _Shape({}, _taken_over_to_pb, _taken_over_of),
+}
+#: names of (value, message) → fields of the value that the message lacks on purpose: ``write`` or the caller of
+#: :func:`message_of` sends them in another shape, or nobody reads them
+_APART = {
+    ("Fenced", "FenceReply"): "refused",
+    # a version is shown, and never run
+    (
+        "OperatorSpec",
+        "Version",
+    ): "name partitions key output_schema state_schema side_schemas dropped source source_mac",
+    ("RefusedReplica", "Refused"): "name address",
+    # the part of a status that describes the replica
+    ("ReplicaStatus", "Replica"): "alive last_heartbeat_s opening partitions room_bytes stopped version",
+    ("ReplicaStatus", "ReplicaStatus"): "name address site weight",
+    ("Restore", "RestoreRequest"): "wanted",
+    ("RestoredPartition", "RestoredPartition"): "epoch sequence positions bytes unusable",
+    ("RestoredPartition", "RestoreReply"): "partition replica fault",
+    ("SourceView", "SourceView"): "session",
+    ("Standing", "AgentView"): "info heard_s",
+    ("Taken", "CheckpointReply"): "report",
+    ("TakenOver", "TakeOverReply"): "checkpoint",
 }

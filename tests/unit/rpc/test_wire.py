@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from grpc.experimental import ChannelOptions
 
 from stateflow.partition.layout import Position, Session
 from stateflow.partition.positions import SourceView
-from stateflow.rpc import clients
+from stateflow.reports import AgentReport
+from stateflow.rpc import clients, wire
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import CHANNEL_OPTIONS, message_of, positions_of, positions_to_pb, value_of
 
@@ -91,3 +93,31 @@ def test_a_view_of_a_source_crosses(view: SourceView) -> None:
 def test_who_a_client_is_stays_with_the_partition() -> None:
     view = SourceView("s", 4, 77, 12, session=Session(9, "a-secret"))
     assert value_of(SourceView, message_of(rpb.SourceView, view, partition=3)).session == Session(9, "")
+
+
+@dataclass(frozen=True)
+class Extended(Session):
+    """A value with a field that its message lacks."""
+
+    mood: str = ""
+
+
+def test_a_field_that_the_message_lacks_is_refused_and_not_dropped() -> None:
+    with pytest.raises(
+        TypeError, match=r"Extended\.mood would be lost: stateflow\.rpc\.SourceSession has no field 'mood'"
+    ):
+        message_of(rpb.SourceSession, Extended(1, "a", mood="good"))
+
+
+def test_a_field_that_is_listed_as_not_sent_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(wire._APART, ("Extended", "SourceSession"), "mood")
+    wire._sending.cache_clear()
+    assert message_of(rpb.SourceSession, Extended(1, "a", mood="good")).id == "a"
+    wire._sending.cache_clear()
+
+
+@pytest.mark.parametrize(("kind", "message"), wire._SHAPES, ids=lambda each: each.__name__)
+def test_the_conversion_of_every_registered_type_can_be_built(kind: type, message: type) -> None:
+    wire._reading(kind, message)
+    if kind is not AgentReport:  # only read: controllers send another value
+        wire._sending(kind, message)
