@@ -145,7 +145,6 @@ class Router:
         controller: str,
         operator: str,
         settings: RouterSettings | None = None,
-        clock: Clock = SYSTEM_CLOCK,
         known: Deployment | None = None,
         silence_s: float = SILENCE_S_MIN,
         addresses: Mapping[str, str] | None = None,
@@ -153,7 +152,7 @@ class Router:
         self._addresses = {ADDRESS.check(each): ADDRESS.check(here) for each, here in (addresses or {}).items()}
         self._controller = ControllerClient(controller)
         self.settings = settings or RouterSettings()
-        self.clock = clock
+        self.clock: Clock = SYSTEM_CLOCK
         self.operator = operator
         self._silence_s = silence_s
         #: of this process, as it was when the router was made

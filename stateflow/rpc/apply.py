@@ -32,7 +32,7 @@ import grpc
 import numpy as np
 import pyarrow as pa
 
-from stateflow.clock import SYSTEM_CLOCK, Clock
+from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateflowError, Unavailable
 from stateflow.partition.layout import UNKNOWN_ATTEMPT
 from stateflow.partition.positions import Batch
@@ -388,11 +388,9 @@ class Link:
         begin: opens a stream of these requests, and returns an iterable of responses that can be cancelled.
     """
 
-    def __init__(
-        self, address: str, begin: Callable[[Requests], Any], clock: Clock = SYSTEM_CLOCK, idle_s: float = IDLE_S
-    ) -> None:
+    def __init__(self, address: str, begin: Callable[[Requests], Any], idle_s: float = IDLE_S) -> None:
         self.address = address
-        self._begin, self._clock, self._idle_s = begin, clock, idle_s
+        self._begin, self._idle_s = begin, idle_s
         self._lock = threading.Lock()
         self._stream: _Stream | None = None
 
@@ -428,17 +426,17 @@ class Link:
         with self._lock:
             if self._stream is None or self._stream.over:
                 self._stream = None
-                self._stream = _Stream(self.address, self._begin, self._clock, self._idle_s)
+                self._stream = _Stream(self.address, self._begin, self._idle_s)
             return self._stream
 
 
 class _Stream:
     """One open stream. A thread of gRPC takes its requests, and a thread of its own hands its responses out."""
 
-    def __init__(self, address: str, begin: Callable[[Requests], Any], clock: Clock, idle_s: float) -> None:
+    def __init__(self, address: str, begin: Callable[[Requests], Any], idle_s: float) -> None:
         self.calls: Calls[Reply] = Calls()
         self.over = False
-        self._address, self._clock, self._idle_s = address, clock, idle_s
+        self._address, self._idle_s = address, idle_s
         self._lock = threading.Lock()
         self._begun: queue.SimpleQueue[tuple[int, Requests] | None] = queue.SimpleQueue()
         self._responses = begin(self._requests())
@@ -455,7 +453,7 @@ class _Stream:
         with self._lock:
             if self.over:
                 return False
-            number = self.calls.begin(reply, self._clock.monotonic())
+            number = self.calls.begin(reply, SYSTEM_CLOCK.monotonic())
             # still locked: a call with a greater number must not be sent first, the replica would end the stream
             self._begun.put((number, requests))
         return True
@@ -512,7 +510,7 @@ class _Stream:
         try:
             for response in self._responses:
                 with self._lock:
-                    reply = self.calls.came(response.call, response.last, self._clock.monotonic())
+                    reply = self.calls.came(response.call, response.last, SYSTEM_CLOCK.monotonic())
                 if reply is not None:
                     self._hand_out(response, reply)
         except grpc.RpcError as caught:

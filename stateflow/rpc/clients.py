@@ -70,7 +70,9 @@ os.register_at_fork(after_in_child=_LINKS.clear)
 DEPLOY_TIMEOUT_S = 86_400.0
 #: the thread that asks reads the answers itself, instead of waking a thread of the channel for each
 _OPTIONS = (*CHANNEL_OPTIONS, (ChannelOptions.SingleThreadedUnaryStream, 1))
-#: of a heartbeat of an agent
+#: time limit of a call without one of its own, in seconds
+CALL_TIMEOUT_S = 30.0
+#: time limit of an agent's heartbeat, in seconds
 BEAT_TIMEOUT_S = 5.0
 #: long enough for a replica that waits for its standbys, for as long as it holds a batch
 OPEN_TIMEOUT_S = 90.0
@@ -233,12 +235,11 @@ class ControllerClient:
             or between two terms, counted from the first such answer.
     """
 
-    def __init__(self, address: str, timeout_s: float = 30.0, connect_timeout_s: float = 0.0) -> None:
+    def __init__(self, address: str, connect_timeout_s: float = 0.0) -> None:
         self._addresses = addresses_of(address)
         self.address = ",".join(self._addresses)
         self._connect_timeout_s = connect_timeout_s
         self._asked = self._addresses[0]
-        self._timeout_s = timeout_s
         self._seen = Seen()
         self._lock = threading.Lock()
 
@@ -250,7 +251,7 @@ class ControllerClient:
         """
         attempts, following = self._attempts(), False
         turn = Round(self._addresses, self._asked)
-        timeout_s = timeout_s or self._timeout_s
+        timeout_s = timeout_s or CALL_TIMEOUT_S
         while True:
             asked = turn.asked
             # a silent controller must not keep the call from the others
@@ -387,7 +388,7 @@ def _link(address: str) -> Link:
 
 
 class ReplicaClient:
-    def __init__(self, address: str, timeout_s: float = 30.0) -> None:
+    def __init__(self, address: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
         self.address = address
         self._timeout_s = timeout_s
 

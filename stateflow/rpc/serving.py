@@ -313,9 +313,9 @@ class CallLimits(Layer):
     It runs after :class:`Admission`, which identifies callers by their certificates, or in plain text by their host.
     """
 
-    def __init__(self, settings: ServerSettings, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, settings: ServerSettings) -> None:
         super().__init__()
-        self._settings, self._clock = settings, clock
+        self._settings = settings
         self._said_at: dict[str, float] = {}
         self._under_way: Counter[str] = Counter()
         self.refused = 0
@@ -373,7 +373,7 @@ class CallLimits(Layer):
         }
 
     def _say(self, whose: str, most: int) -> None:
-        now = self._clock.monotonic()
+        now = SYSTEM_CLOCK.monotonic()
         self._said_at = {each: at for each, at in self._said_at.items() if now - at < SAY_EVERY_S}
         if whose not in self._said_at:
             self._said_at[whose] = now
