@@ -73,7 +73,7 @@ def issue(
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Write a certificate, its key, and the files to check others by, for one process or person."""
+    """Write a certificate, its key, and the files that verify others, for one process or person."""
     from stateflow.security.authority import Authority
     from stateflow.security.roles import Identity
 

@@ -91,7 +91,7 @@ def opened(url: str) -> CheckpointStore:
 
 @checkpoint_commands.command()
 def init(url: Checkpoints, as_json: Json = False) -> None:
-    """Make a checkpoint store, or say which one it is. A replica that has used none makes its own."""
+    """Make a checkpoint store, or show its id. A replica that has never used a store makes it by itself."""
     id_ = CheckpointStore(url_of(url)).check(first_use=True)
     if as_json:
         emit({"id": id_, "url": masked(url)})

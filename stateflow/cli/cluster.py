@@ -1,5 +1,5 @@
-"""Commands for a cluster's operators and its members: deploy, look, move; versions; what leaves for good; maintenance;
-and sweeps, which are long work at many nodes.
+"""Commands on operators and nodes: deploy, status, takeover, migrate; versions; undeploy and forget; maintenance; and
+sweeps, which are long work at many nodes.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def upgrade(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Serve by a version that was deployed before, on all replicas: roll forward, or back."""
+    """Switch all replicas to a version of the operator that was deployed before: roll forward, or back."""
     with waiting(f"upgrading {operator}", as_json=as_json, look=_deploying(controller, operator)):
         now = Cluster(controller).upgrade(operator, to)
     if as_json:

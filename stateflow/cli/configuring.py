@@ -111,7 +111,7 @@ def _line(key: str, value: Any) -> str:
 # -- Completion ------------------------------------------------------------------------------------------------------
 
 Offers = Iterable[tuple[str, str]]
-#: source of offers, which gets the command line so far
+#: function from the command line so far to offers for completion
 Ask = Callable[["Said"], Offers]
 ANSWER_S = 1.0
 #: seconds in which a controller that can be reached is reached

@@ -141,8 +141,7 @@ class Plan:
 
 
 def _quoted(word: str) -> str:
-    """Quotes a word of a unit, as systemd takes words apart: at blanks, with quotes and backslashes. ``%`` begins a
-    specifier there."""
+    """Quotes a word of a unit. systemd splits words at blanks, and knows quotes, backslashes and specifiers (``%``)."""
     word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{word}"' if not word or re.search(r"[\s\"';\\]", word) else word
 
@@ -211,7 +210,7 @@ def systemd(plan: Plan) -> dict[str, str]:
 
 
 def docker(plan: Plan) -> dict[str, str]:
-    """Returns a Dockerfile. It belongs beside ``dist/`` with the wheel that README says how to make."""
+    """Returns a Dockerfile. It belongs beside ``dist/``, which holds the wheel; README says how to build it."""
     command = plan.arguments(plan.name, f"0.0.0.0:{PORTS[plan.role]}", "", DATA)
     lines = [
         "FROM python:3.12-slim",
@@ -258,7 +257,7 @@ def compose(plan: Plan) -> dict[str, str]:
 
 
 def _composed(text: str) -> str:
-    """Escapes ``$``, which compose would take as its own."""
+    """Escapes ``$``, which compose would expand."""
     return text.replace("$", "$$")
 
 
@@ -320,7 +319,7 @@ def kubernetes(plan: Plan) -> dict[str, str]:
                 "containers": [_container(plan, port, host)],
                 "volumes": [
                     {"name": "tmp", "emptyDir": {}},
-                    # ca.pem, crl.pem, and of each pod POD.cert.pem and POD.key.pem
+                    # ca.pem, crl.pem, and for each pod POD.cert.pem and POD.key.pem
                     {"name": "tls", "secret": {"secretName": f"{name}-tls", "defaultMode": 0o440}},
                 ],
             },
@@ -343,7 +342,7 @@ def kubernetes(plan: Plan) -> dict[str, str]:
 
 
 def _literal(plan: Plan) -> Plan:
-    """Escapes ``$(NAME)``, which Kubernetes would take as its own; only labels may have it."""
+    """Escapes ``$(NAME)``, which Kubernetes would expand; only labels may contain it."""
     return replace(
         plan, labels={key.replace("$(", "$$("): each.replace("$(", "$$(") for key, each in plan.labels.items()}
     )

@@ -103,7 +103,7 @@ def info(bid: Bid, url: Url = DEFAULT, as_json: Json = False) -> None:
 
 @batch_commands.command()
 def entities(bid: Bid, status: Status = None, url: Url = DEFAULT, as_json: Json = False) -> None:
-    """List the entities of a batch, in the order of listing."""
+    """List the entities of a batch, in the order in which it lists them."""
     with _board(url) as board:
         board.batch(bid)  # an unknown one is an error, not an empty list
         rows = board.entities(bid, status)
@@ -229,7 +229,7 @@ def create(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Create a job: work that begins by itself, each time once, whichever controller leads then."""
+    """Create a job: work that the cluster starts by itself, once for each due time, whichever controller leads."""
     cluster = Cluster(controller)
     numbers = partition_numbers(" ".join(partitions), cluster.operator(operator).partitions) if partitions else []
     report = cluster.create_job(
@@ -315,7 +315,7 @@ def result(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Show what came of a run, operator by operator, or what it waits for. Status 1 where it failed."""
+    """Show the outcome of a run, operator by operator, or what it waits for. Status 1 where it failed."""
     _result(Cluster(controller).job_run(run, wait=wait), as_json)
 
 

@@ -160,7 +160,7 @@ def resolve(
     url: Url = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Record that what blocks an item was dealt with; it can be processed again."""
+    """Record that the cause of a blocked item was removed; the item can be processed again."""
     with opened_at(url) as opened:
         _written(opened.resolve(item, note), as_json)
 

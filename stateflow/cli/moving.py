@@ -50,8 +50,7 @@ def adopt(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Record what replicas have in this controller's ledger, which knows nothing of it, after another ledger was
-    lost."""
+    """Record the replicas' partitions in this controller's new ledger, after the former ledger was lost."""
     found = Cluster(controller).adopt(dry_run=dry_run, partial=partial)
     if as_json:
         emit({"operators": [fields_of(each) for each in found]})
@@ -162,7 +161,7 @@ def autopilot(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Let partitions follow their rows and their load from now on; without options, show its orders."""
+    """Let partitions follow their rows and their load from now on; without options, show its settings."""
     given = {
         "--max-pause": max_pause is not None,
         "--cool-down": cool_down is not None,
@@ -271,7 +270,7 @@ def standby(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Keep copies of every partition that follow its owner, to take over when the owner dies."""
+    """Keep standby copies of every partition, which follow its owner and take over when it dies."""
     begun = Cluster(controller).standby(operator, count)
     if as_json:
         emit({"operator": operator, "count": count, "standbys": [fields_of(view) for view in begun]})

@@ -458,7 +458,7 @@ class _OfMoves(NamedTuple):
     per_link: PerLink = None
 
     def parsed(self) -> MoveOptions:
-        """Raises InvalidArgument."""
+        """Returns the options for a move. Raises InvalidArgument."""
         return MoveOptions(
             None if self.max_pause is None else milliseconds(self.max_pause),
             None if self.max_bandwidth is None else bytes_per_second(self.max_bandwidth),

@@ -434,7 +434,7 @@ class Cluster:
         Args:
             dry_run: True only reports them.
             partial: True also adopts operators with missing partitions, which then wait for a checkpoint or their
-                owner, and partitions with only a sealed copy, which then serves again. ¶
+                owner, and partitions with only a sealed copy, which then serves again.
 
         Raises AdoptionRefused; nothing was changed then.
         """

@@ -1,5 +1,5 @@
-"""Commands to a cluster that take time, and a launcher of replicas through agents; and the parsing of what users write
-on the command line and the live page, with the requested calls.
+"""Commands under way: moves, rolling restarts, sweeps and starting replicas; and the parsing of what users write on the
+command line and the live page.
 """
 
 from __future__ import annotations

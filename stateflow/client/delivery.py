@@ -155,7 +155,7 @@ class Delivery:
         self.history, self.session = history, session
         self._acknowledged, self._settled = acknowledged, settled
         self._watermark_us: int | None = None
-        self._refused = False  # by a partition that lacks a batch, and not all partitions were asked since then
+        self._refused = False  # a partition lacks a batch, and not all partitions have been asked since
         self._rewinds = False  # the last batch was part of a rewind by hand
         self._promised_us: int | None = None  # the watermark before the rewind
         self._used = -1  # the newest number that was sent, with or without success
@@ -269,7 +269,7 @@ class Delivery:
                 return
         try:
             contained = _contained((yield Look()))
-        except StateflowError:  # one out of reach holds up no other: as if it contained some of it
+        except StateflowError:  # a partition out of reach holds up no other: it may contain the batch
             contained = dict.fromkeys(doubt.sent.rows, number)
         if any(contained.get(partition, -1) >= number for partition in doubt.sent.rows):
             self._leave(doubt, None)
@@ -311,7 +311,7 @@ class Delivery:
             if self._refused or not self._rewinds:
                 yield from self._ask()  # ask where the rewind begins
             if not self._rewinds:
-                self._promised_us, self._watermark_us = self._watermark_us, None  # later batches promised it
+                self._promised_us, self._watermark_us = self._watermark_us, None  # its promise came with later batches
             self._rewinds = True
             self.history.rewinding(number)
             return
@@ -436,7 +436,7 @@ class PartitionSender:
         self.partition, self.base = partition, base
         self._history, self._mine = history, mine
         self._delivery = Delivery(history, session, lambda: None)
-        self._newest = newest  # of all numbers when this client was made
+        self._newest = newest  # newest number in the outbox when this client was made
         self._opened = False
         self._contained = -1  # the partition's number when it was opened
 

@@ -74,7 +74,7 @@ ABREAST = 16
 class State(Enum):
     IDLE = auto()  # nothing waits for it
     BUSY = auto()  # a thread sends to it
-    AWAY = auto()  # batches wait for it, since it did not take one
+    AWAY = auto()  # batches wait, because the partition did not take one
 
 
 @dataclass(slots=True)

@@ -1,5 +1,5 @@
-"""The operators of the demonstrations: statistics of each aircraft so far, and what each vehicle has sent so far, by
-the way it came. Replicas import this module.
+"""The operators of the demonstrations: running statistics of each aircraft, and counts of each vehicle's rows by path.
+Replicas import this module.
 """
 
 from __future__ import annotations

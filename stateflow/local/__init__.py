@@ -1,1 +1,1 @@
-"""Clusters whose processes run on this machine, which the program that uses them starts, and which end with it."""
+"""Clusters on this machine. The program that uses one starts its processes, and they end with the program."""

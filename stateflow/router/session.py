@@ -282,10 +282,7 @@ class BatchSession:
             self._spent_us[sent.address] = in_operator + operator_us, in_commit + commit_us
 
     def passed(self, partitions: Iterable[int], address: str) -> None:
-        """Completes partitions that skipped the batch:
-
-        they contain it now and have no output.
-        """
+        """Completes partitions that skipped the batch: they contain it now, and have no output."""
         for partition in partitions:
             sent = self._outstanding.get(partition)
             if sent is not None and sent.address == address:

@@ -388,6 +388,8 @@ def _link(address: str) -> Link:
 
 
 class ReplicaClient:
+    """A blocking client of one replica. Raises only StateflowErrors: the replica's refusal, or Unavailable."""
+
     def __init__(self, address: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
         self.address = address
         self._timeout_s = timeout_s

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: interval of log lines about one caller
 SAY_EVERY_S = 60.0
-#: answered while a server is busy, too: its supervisor would take it for dead
+#: methods that a busy server answers, too: its supervisor would take it for dead
 _FREE = "/grpc.health.v1.Health/"
 
 

@@ -433,7 +433,7 @@ def _sent(field: FieldDescriptor) -> _Getter | None:
 
 
 def _received(field: FieldDescriptor, hint: Any) -> _Getter | None:
-    """Returns what gets a field from a message; None: the field is the value."""
+    """Returns a function that reads a field of a message; None: the field is the value."""
     name, inner, get = field.name, field.message_type, attrgetter(field.name)
     many = list if get_origin(hint) is list else tuple
     said = [each for each in get_args(hint) if each is not NoneType]  # X of tuple[X, ...], Sequence[X] and X | None

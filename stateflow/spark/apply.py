@@ -135,7 +135,7 @@ def _parts(value: Column, kind: Any) -> list[Column]:
     if isinstance(kind, t.NullType):
         return [is_null]
     if isinstance(kind, t.StringType):
-        return [is_null, value.cast(t.StringType())]  # whatever its collation takes for equal
+        return [is_null, value.cast(t.StringType())]  # without the collation, for which different texts may be equal
     if isinstance(kind, (t.FloatType, t.DoubleType)):
         return [is_null, value, F.when(value == 0, value.cast("string"))]  # the text has the sign
     if isinstance(kind, t.StructType):

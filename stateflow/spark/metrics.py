@@ -93,7 +93,7 @@ class Seconds:
         )
 
     def to_dict(self) -> dict[str, float]:
-        """Milliseconds, as the command line shows them."""
+        """Returns milliseconds, as the command line shows them."""
         return {
             "spark_ms": round(self.spark * 1e3, 3),
             "routing_ms": round(self.routing * 1e3, 3),
@@ -142,7 +142,7 @@ class OperatorMetrics:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-serialisable."""
+        """Returns the metrics as values for JSON."""
         return {
             "operator": self.operator,
             "source": self.source,
