@@ -221,7 +221,7 @@ def forget_agent(
     controller: Controller = LOCAL,
     as_json: Json = False,
 ) -> None:
-    """Forget an agent that has ended, and the replicas that it should have run."""
+    """Forget an agent that has ended, and its replicas."""
     Cluster(controller).forget_agent(agent)
     if as_json:
         emit({"agent": agent})

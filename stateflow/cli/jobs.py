@@ -103,7 +103,7 @@ def info(bid: Bid, url: Url = DEFAULT, as_json: Json = False) -> None:
 
 @batch_commands.command()
 def entities(bid: Bid, status: Status = None, url: Url = DEFAULT, as_json: Json = False) -> None:
-    """List the entities of a batch, in the order in which it lists them."""
+    """List the entities of a batch, in the order of listing."""
     with _board(url) as board:
         board.batch(bid)  # an unknown one is an error, not an empty list
         rows = board.entities(bid, status)
