@@ -21,9 +21,8 @@ from reconfig.decisions.policies import Autopilot, AutopilotSettings, PolicyName
 from reconfig.decisions.work import Cause, PlannedStandby
 from stateflow.errors import StateflowError
 from stateflow.ledger import RecordState
-from stateflow.moves import MoveOptions
 from stateflow.reports import LeftPartition, Placement, ProposedMove, Reconfiguration
-from stateflow.types import PartitionId
+from stateflow.types import MoveOptions, PartitionId
 
 log = logging.getLogger(__name__)
 

@@ -25,10 +25,9 @@ from reconfig.decisions.sweeps import Maintenance, ordered
 from reconfig.decisions.work import Asked, Cause, PlannedMove, ReconfigurationState
 from stateflow import ring
 from stateflow.errors import AlreadyThere, InMaintenance, InvalidArgument, MoveConflict, StateflowError, Unavailable
-from stateflow.moves import MoveOptions
 from stateflow.reports import Reconfiguration
 from stateflow.settings import ControllerSettings
-from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, node_of, worker_of
+from stateflow.types import MoveOptions, OperatorSpec, PartitionId, ReplicaInfo, node_of, worker_of
 
 #: how long replicas, which may be busy, have to say what room they have, in seconds
 SAID_WITHIN_S = 3.0

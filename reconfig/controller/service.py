@@ -30,7 +30,6 @@ from reconfig.decisions.work import ReconfigurationState
 from stateflow.errors import InvalidArgument
 from stateflow.fleet import Beat as AgentBeat
 from stateflow.fleet import Request as Requested
-from stateflow.moves import MoveOptions
 from stateflow.partition.control import Wanted
 from stateflow.release import FIRST
 from stateflow.reports import AutopilotReport, FollowerReport, JobReport, JobRun, Reconfiguration
@@ -43,7 +42,7 @@ from stateflow.rpc.serving import caller
 from stateflow.rpc.wire import PAGE_BYTES, after_of, batched, message_of, streaming, tell_newest, unary, value_of
 from stateflow.security.roles import check_owners
 from stateflow.status import ClusterReport, Deployment
-from stateflow.types import OperatorSpec, ReplicaInfo, shown
+from stateflow.types import MoveOptions, OperatorSpec, ReplicaInfo, shown
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

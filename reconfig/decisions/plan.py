@@ -31,8 +31,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from reconfig.decisions.migration import Kind
-from stateflow.moves import AUTO, MoveOptions, Order, StrategyName
-from stateflow.types import PartitionId, ReplicaInfo, node_of
+from stateflow.types import AUTO, MoveOptions, Order, PartitionId, ReplicaInfo, StrategyName, node_of
 
 #: bytes a second, until a move has measured the bandwidth
 BANDWIDTH_GUESS = 100e6

@@ -17,9 +17,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from stateflow import moves
-from stateflow.moves import MoveOptions, StrategyName
-from stateflow.types import How, PartitionId, ReplicaInfo, node_of
+from stateflow.types import DEFAULT_OPTIONS, How, MoveOptions, PartitionId, ReplicaInfo, StrategyName, node_of
 
 
 class Cause(StrEnum):
@@ -91,7 +89,7 @@ class PlannedMove(_Transfer):
 
     granted_epoch: int
     strategy: StrategyName
-    options: MoveOptions = moves.DEFAULT
+    options: MoveOptions = DEFAULT_OPTIONS
     patience_s: float = 0.0
     bandwidth_max: float = 0.0
     cause: Cause = Cause.MIGRATE

@@ -7,7 +7,6 @@ from stateflow.client.outbox import Refused
 from stateflow.client.packing import Bundle, pack
 from stateflow.client.sources import OutputDropReport, SourceReport
 from stateflow.client.stream import StreamClient
-from stateflow.moves import MoveOptions
 from stateflow.reports import (
     AgentReport,
     AutopilotReport,
@@ -31,6 +30,7 @@ from stateflow.reports import (
     SweepNode,
 )
 from stateflow.status import ClusterStatus, LinkReport, OperatorStatus, ReplicaStatus, StandbyReport
+from stateflow.types import MoveOptions
 
 __all__ = [
     "AgentReport",

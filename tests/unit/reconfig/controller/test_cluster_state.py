@@ -27,8 +27,7 @@ from reconfig.decisions.work import PlannedMove, PlannedRestore, PlannedStandby,
 from stateflow.errors import HoldLost, IllegalRecord, InvariantBroken, Locked, MoveCancelled, OperatorNotDeployed
 from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger import App, Board, Entry, Ledger, Record, RecordState
-from stateflow.moves import MoveOptions
-from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+from stateflow.types import MoveOptions, OperatorSpec, PartitionId, ReplicaInfo
 from tests.sizes import sized
 from tests.writing import Written, deploy, write
 

@@ -16,9 +16,8 @@ from reconfig.decisions.plan import StrategyName
 from reconfig.decisions.work import PlannedMove, PlannedStandby
 from stateflow.errors import MoveConflict, MoveUnknown
 from stateflow.ledger import App, Ledger, Record, RecordState
-from stateflow.moves import MoveOptions
 from stateflow.reports import Reconfiguration
-from stateflow.types import OperatorSpec, PartitionId
+from stateflow.types import MoveOptions, OperatorSpec, PartitionId
 from tests.writing import Written, deploy, write
 
 SPEC = OperatorSpec("Op", "m:Op", 9, ("k",), b"", "[]")

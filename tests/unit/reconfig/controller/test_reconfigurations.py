@@ -28,10 +28,9 @@ from reconfig.decisions.work import Asked, Cause, PlannedMove
 from stateflow.clock import ManualClock
 from stateflow.errors import InvalidArgument, StateflowError, Unavailable
 from stateflow.ledger import Ledger
-from stateflow.moves import MoveOptions
 from stateflow.schedule import Schedule
 from stateflow.settings import ControllerSettings
-from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+from stateflow.types import MoveOptions, OperatorSpec, PartitionId, ReplicaInfo
 from tests.writing import Written, deploy, write
 
 SPEC = OperatorSpec("Op", "m:Op", 4, ("k",), b"", "[]")

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from reconfig.decisions import plan
 from reconfig.decisions.migration import Kind
 from reconfig.decisions.plan import Load, Transfer
-from stateflow.moves import ORDERS
-from stateflow.types import PartitionId
+from stateflow.types import ORDERS, PartitionId
 
 
 def transfer(number: int, source: str, target: str, rate: float = 0.0) -> Transfer:

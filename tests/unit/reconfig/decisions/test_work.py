@@ -19,8 +19,7 @@ from reconfig.decisions.work import (
     restore_of,
     to_payload,
 )
-from stateflow.moves import MoveOptions
-from stateflow.types import How, PartitionId
+from stateflow.types import How, MoveOptions, PartitionId
 
 P = PartitionId("Op", 3)
 COMMON = {"operator": "Op", "partition": 3, "source": "a", "target": "b", "epoch": 4}
