@@ -13,7 +13,7 @@ from reconfig.controller import steps
 from reconfig.controller.agents import Agents, Restarting
 from reconfig.controller.claims import Adopter, Claims
 from reconfig.controller.cluster_state import Deployed
-from reconfig.controller.context import LOOK_S, ControllerContext, Writer
+from reconfig.controller.context import LOOK_S, ControllerContext, Leadership, Writer
 from reconfig.controller.deployments import Deployments, Leaving, Versions
 from reconfig.controller.executor import Executor, Replanning
 from reconfig.controller.history import maintained
@@ -29,7 +29,6 @@ from reconfig.controller.sweeping import Checkpoints, Covering, Scrubbing, Sweep
 from reconfig.controller.takeovers import GivingUp, Takeovers
 from reconfig.decisions.failover import Failover, Lack, Why, unserved
 from reconfig.decisions.jobs import Node
-from reconfig.decisions.leadership import Leadership
 from reconfig.decisions.placement import Choice
 from reconfig.decisions.policies import PolicyName
 from reconfig.decisions.sweeps import Chore
