@@ -66,8 +66,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from reconfig.controller.batch_book import APP, Batch, Recorded, because
 from reconfig.controller.folds import JobBook, RestoreBook, Roster, SweepBook
+from reconfig.controller.history import APP, Batch, Recorded, because
 from reconfig.decisions.failover import Failover, Failovers
 from reconfig.decisions.plan import Limits, limits_of
 from reconfig.decisions.policies import AutopilotSettings
@@ -76,6 +76,7 @@ from stateflow.errors import REPORT_LINE, InvariantBroken, OperatorNotDeployed
 from stateflow.ledger.batches import BatchStatus
 from stateflow.ledger.records import Record, RecordState
 from stateflow.ring import Assignment
+from stateflow.status import MaintenanceReport
 from stateflow.transitions import check
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
@@ -246,6 +247,15 @@ class ClusterState:
         """Returns the nodes that are in maintenance now."""
         now = self.now_us()
         return {node for node, each in self.roster.maintenance.items() if each.lasts(now)}
+
+    def maintenance_reports(self) -> tuple[MaintenanceReport, ...]:
+        """Returns the nodes that are in maintenance now, by name."""
+        lasting = self.maintained()
+        return tuple(
+            MaintenanceReport(node, each.one_of, each.since_us, each.until_us)
+            for node, each in sorted(self.roster.maintenance.items())
+            if node in lasting
+        )
 
     # -- operators ----------------------------------------------------------------------------------------
 

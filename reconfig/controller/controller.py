@@ -16,7 +16,6 @@ from reconfig.controller.cluster_state import Deployed
 from reconfig.controller.context import LOOK_S, ControllerContext, Leadership, Writer
 from reconfig.controller.deployments import Deployments, Leaving, Versions
 from reconfig.controller.executor import Executor, Replanning
-from reconfig.controller.history import maintained
 from reconfig.controller.jobs import Jobs
 from reconfig.controller.measuring import Measuring
 from reconfig.controller.placing import AutoRebalance, Placing
@@ -112,7 +111,7 @@ class StatusReporter:
         owned = context.cluster.owned_counts()
         now, room = context.clock.monotonic(), self._measuring.room_bytes()
         return ClusterReport(
-            maintenance=maintained(cluster),
+            maintenance=cluster.maintenance_reports(),
             replicas=tuple(
                 ReplicaStatus(
                     info.name,

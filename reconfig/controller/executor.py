@@ -20,9 +20,8 @@ from functools import partial
 from typing import Any
 
 from reconfig.controller import steps
-from reconfig.controller.batch_book import is_waiting
 from reconfig.controller.context import ControllerContext
-from reconfig.controller.history import report_to_record
+from reconfig.controller.history import is_waiting, report_to_record
 from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.controller.runners import Hooks, MoveRunner
 from reconfig.controller.spans import reconfiguring

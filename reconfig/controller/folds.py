@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from reconfig.controller.batch_book import Batch
+from reconfig.controller.history import Batch
 from reconfig.decisions.jobs import RUNS_MAX, Do, Job, Node, Run, RunState, Unreadable, next_us, read_job
 from reconfig.decisions.sweeps import Chore, Maintenance, Partitions, packed, unpacked, without
 from reconfig.decisions.work import PlannedRestore, restore_of

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from reconfig.controller.batch_book import begun, begun_batch, ended, entity, entry, retaken, taken_up
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.folds import MOVED, Home, Outcome, Task
+from reconfig.controller.history import begun, begun_batch, ended, entity, entry, retaken, taken_up
 from reconfig.decisions.failover import Failover
 from reconfig.decisions.jobs import Job, Run, RunState
 from reconfig.decisions.plan import Limits

@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from reconfig.controller import cluster_state as cluster_state_module
 from reconfig.controller import steps
-from reconfig.controller.batch_book import APP, batch_item, entry
 from reconfig.controller.context import Leadership, Writer
 from reconfig.controller.folds import Home
+from reconfig.controller.history import APP, batch_item, entry
 from reconfig.decisions.plan import Limits, StrategyName
 from reconfig.decisions.sweeps import Maintenance
 from reconfig.decisions.work import PlannedMove, PlannedRestore, PlannedStandby, to_payload
