@@ -15,14 +15,13 @@ from reconfig.controller.claims import Adopter, Claims
 from reconfig.controller.cluster_state import Deployed
 from reconfig.controller.context import LOOK_S, ControllerContext, Leadership, Writer
 from reconfig.controller.deployments import Deployments, Leaving, Versions
-from reconfig.controller.executor import Executor, Replanning
+from reconfig.controller.executor import Executor, Replanning, RunRegistry
 from reconfig.controller.jobs import Jobs
 from reconfig.controller.measuring import Measuring
 from reconfig.controller.placing import AutoRebalance, Placing
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.registration import Registration
 from reconfig.controller.restores import Restores
-from reconfig.controller.run_registry import RunRegistry
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.sweeping import Checkpoints, Covering, Scrubbing, Sweeps, Verifications
 from reconfig.controller.takeovers import GivingUp, Takeovers

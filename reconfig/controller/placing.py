@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
+from reconfig.controller.executor import RunRegistry
 from reconfig.controller.measuring import Measuring, owners_of
 from reconfig.controller.reconfigurations import Reconfigurations
-from reconfig.controller.run_registry import RunRegistry
 from reconfig.decisions.budget import FixedCost
 from reconfig.decisions.placement import Choice, Joining, Left, MoveProposal, View, newcomers, was_emptied
 from reconfig.decisions.policies import Autopilot, AutopilotSettings, PolicyName, decide, uneven

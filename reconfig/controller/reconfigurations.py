@@ -12,10 +12,9 @@ from types import MappingProxyType
 from reconfig.controller import steps
 from reconfig.controller.cluster_state import Deployed, OpenMove
 from reconfig.controller.context import ControllerContext
-from reconfig.controller.executor import Executor
+from reconfig.controller.executor import Executor, Running, RunRegistry
 from reconfig.controller.history import past
 from reconfig.controller.measuring import Heard, heard, loads_of, owners_of, unheard, with_room
-from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.controller.runners import MoveRunner
 from reconfig.decisions import migration as m
 from reconfig.decisions import plan

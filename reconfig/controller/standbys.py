@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterable
 
 from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
-from reconfig.controller.executor import Executor
-from reconfig.controller.run_registry import Running
+from reconfig.controller.executor import Executor, Running
 from reconfig.controller.runners import MoveRunner
 from reconfig.decisions import migration as m
 from reconfig.decisions.failover import Standby

@@ -20,8 +20,7 @@ from types import MappingProxyType
 
 from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
-from reconfig.controller.executor import Executor
-from reconfig.controller.run_registry import Running, RunRegistry
+from reconfig.controller.executor import Executor, Running, RunRegistry
 from reconfig.controller.runners import MoveRunner, TakeoverRunner
 from reconfig.controller.standbys import Standbys
 from reconfig.decisions import failover as f

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from reconfig.controller import steps
-from reconfig.controller.executor import Executor
+from reconfig.controller.executor import Executor, Running, RunRegistry
 from reconfig.controller.folds import Home
 from reconfig.controller.history import planned_report
-from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.controller.runners import MoveRunner
 from reconfig.decisions import migration as m
 from reconfig.decisions.plan import STRATEGIES, Part, StrategyName

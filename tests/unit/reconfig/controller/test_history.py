@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from reconfig.controller import steps
+from reconfig.controller.executor import Running, RunRegistry
 from reconfig.controller.history import Recorded, past
-from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.decisions.plan import StrategyName
 from reconfig.decisions.work import PlannedMove, PlannedStandby
 from stateflow.errors import MoveConflict, MoveUnknown

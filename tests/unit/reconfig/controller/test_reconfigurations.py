@@ -14,12 +14,12 @@ import pytest
 
 from reconfig.controller import reconfigurations, steps
 from reconfig.controller.context import ControllerContext
+from reconfig.controller.executor import Running, RunRegistry
 from reconfig.controller.folds import Home
 from reconfig.controller.history import planned_report
 from reconfig.controller.jobs import Jobs
 from reconfig.controller.measuring import Heard
 from reconfig.controller.reconfigurations import Ask, Reconfigurations
-from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.decisions import migration as m
 from reconfig.decisions.jobs import Do, Job, Node
 from reconfig.decisions.placement import Choice, MoveProposal

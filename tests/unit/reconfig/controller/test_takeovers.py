@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from reconfig.controller import steps
+from reconfig.controller.executor import Running, RunRegistry
 from reconfig.controller.folds import RestoreBook, Roster
-from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.controller.takeovers import Orphan, Takeovers
 from reconfig.decisions import failover as f
 from reconfig.decisions.work import PlannedTakeover

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reconfig.controller.run_registry import Running, RunRegistry
+from reconfig.controller.executor import Running, RunRegistry
 from reconfig.decisions.work import ReconfigurationState
 from stateflow.ledger import Ledger
 from stateflow.reports import Reconfiguration
