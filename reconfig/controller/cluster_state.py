@@ -352,6 +352,20 @@ class ClusterState:
         _, epoch = self.operator(partition.operator).assignment.owner(partition.partition)
         return max(epoch, self.epochs_granted.get(partition, 0), self.epochs_seen.get(partition, 0)) + 1
 
+    def becomes_owner(self, replica: str, partition: PartitionId, epoch: int) -> bool:
+        """Tells whether a move or restore under way makes the replica own the partition at this epoch.
+
+        A move's target owns at the granted epoch; a restore's target at the planned epoch or a newer one.
+        """
+        return any(
+            move.planned.partition == partition
+            and (move.planned.target, move.planned.granted_epoch) == (replica, epoch)
+            for move in self.open_moves.values()
+        ) or any(
+            restore.partition == partition and restore.target == replica and restore.epoch <= epoch
+            for restore in self.restores.under_way
+        )
+
     def changes(self) -> Iterator[Change]:
         """Yields the work under way that changes owners: moves and takeovers, but not standbys."""
         for open_move in self.open_moves.values():

@@ -26,8 +26,7 @@ from reconfig.controller import steps
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.history import is_waiting, past, progress_of, report_to_record, stood
-from reconfig.controller.runners import Hooks, MoveRunner, TakeoverRunner
-from reconfig.controller.spans import reconfiguring
+from reconfig.controller.runners import Hooks, MoveRunner, Runner
 from reconfig.decisions import migration as m
 from reconfig.decisions.budget import Experience, FixedCost, Links
 from reconfig.decisions.placement import View, replan
@@ -38,6 +37,7 @@ from stateflow.ledger import RecordState
 from stateflow.metrics.figures import PAUSE_BUCKETS, Histogram
 from stateflow.reports import MoveReport, Reconfiguration
 from stateflow.rpc.wire import unexpected
+from stateflow.tracing import about, tracing
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Running:
     told: Reconfiguration
     strategy: Strategy | None = None
     order: Mapping[str, int] = field(default_factory=dict)
-    runners: list[MoveRunner | TakeoverRunner] = field(default_factory=list)
+    runners: list[Runner] = field(default_factory=list)
     rounds: list[list[MoveRunner]] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: bool = False
@@ -396,6 +396,19 @@ def _tell(ticket: _Ticket, begins: bool) -> None:
 
 
 # -- Runs ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def reconfiguring(reconfiguration: str, operator: str, kind: str) -> Iterator[None]:
+    """Opens the span of a reconfiguration, around all its moves."""
+    ids = {"operator": operator, "reconfiguration": reconfiguration}
+    traces = tracing()
+    with about(lambda: ids):
+        if traces is None:
+            yield
+        else:
+            with traces.span("stateflow.reconfiguration", kind="internal", cause=kind, **ids):
+                yield
 
 
 class Executor:

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from reconfig.decisions import failover as f
@@ -30,7 +31,9 @@ from stateflow.errors import MoveCancelled, from_wire
 from stateflow.ledger.batches import RECORD_STATE, BatchStatus, EntityStatus, worked_us
 from stateflow.ledger.records import App, Entry, Kind, Record, RecordState
 from stateflow.ledger.rules import path
+from stateflow.partition.control import TakenOver
 from stateflow.reports import MoveReport, Reconfiguration
+from stateflow.types import How
 
 APP = App("reconfig.controller", "1")
 OPEN = (RecordState.NEW, RecordState.PROCESSING)
@@ -305,3 +308,25 @@ def ended_as(planned: Planned, owned: bool) -> str:
     if isinstance(planned, PlannedTakeover):
         return f.Phase.COMPLETED if owned else f.Phase.ABANDONED
     return m.Phase.COMPLETED if owned else m.Phase.ABORTED
+
+
+def takeover_note(planned: PlannedTakeover, taken: TakenOver) -> str:
+    """Returns a note on a new owner's state: its origin, and what it lacks."""
+    positions = [f"{source} up to {batch}" for source, batch in sorted(taken.positions.items())]
+    contained = ", ".join(positions) or "nothing"
+    match planned.how:
+        case How.LOCAL:
+            return f"the former owner's own copy, complete; it contains {contained}"
+        case How.STANDBY:
+            return (
+                f"the copy of {planned.standby_move} at sequence {taken.sequence}; it contains {contained}; "
+                "batches acknowledged later without the standby are lost and requested again with position_gap"
+            )
+        case How.CHECKPOINT:
+            if (origin := taken.checkpoint) is None:  # the target owned already when it was asked again
+                which = "a checkpoint"
+            else:
+                at = datetime.fromtimestamp(origin.created_us / 1e6, UTC).isoformat(timespec="seconds")
+                which = f"the checkpoint of {at}, epoch {origin.epoch}, sequence {origin.sequence}"
+            lost = "later batches are lost and requested again with position_gap"
+            return f"{which}; it contains {contained}; {lost}"
