@@ -69,9 +69,8 @@ from typing import Any, NamedTuple
 from reconfig.controller.folds import JobBook, RestoreBook, Roster, SweepBook
 from reconfig.controller.history import APP, Batch, Recorded, because
 from reconfig.decisions.failover import Failover, Failovers
-from reconfig.decisions.plan import Limits, limits_of
+from reconfig.decisions.plan import Change, Limits, Planned, PlannedMove, PlannedStandby, limits_of, planned_of
 from reconfig.decisions.policies import AutopilotSettings
-from reconfig.decisions.work import Change, Planned, PlannedMove, PlannedStandby, planned_of
 from stateflow.errors import REPORT_LINE, InvariantBroken, OperatorNotDeployed
 from stateflow.ledger.batches import BatchStatus
 from stateflow.ledger.records import Record, RecordState

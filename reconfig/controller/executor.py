@@ -30,8 +30,7 @@ from reconfig.controller.runners import Hooks, MoveRunner, Runner
 from reconfig.decisions import migration as m
 from reconfig.decisions.budget import Experience, FixedCost, Links
 from reconfig.decisions.placement import View, replan
-from reconfig.decisions.plan import Limits, Part, Strategy, next_turns
-from reconfig.decisions.work import Copy, Planned, PlannedMove, ReconfigurationState
+from reconfig.decisions.plan import Copy, Limits, Part, Planned, PlannedMove, ReconfigurationState, Strategy, next_turns
 from stateflow.errors import BudgetUnreachable, MoveConflict, MoveUnknown, StateflowError
 from stateflow.ledger import RecordState
 from stateflow.metrics.figures import PAUSE_BUCKETS, Histogram

@@ -20,8 +20,8 @@ from typing import Any
 
 from reconfig.controller.history import Batch
 from reconfig.decisions.jobs import RUNS_MAX, Do, Job, Node, Run, RunState, Unreadable, next_us, read_job
+from reconfig.decisions.plan import PlannedRestore, restore_of
 from reconfig.decisions.sweeps import Chore, Maintenance, Partitions, packed, unpacked, without
-from reconfig.decisions.work import PlannedRestore, restore_of
 from stateflow.errors import InvalidArgument
 from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger.batches import BatchStatus, EntityStatus

@@ -27,7 +27,7 @@ from reconfig.controller.cluster_state import ClusterState, Deployed
 from reconfig.controller.executor import WATCH_IDLE_S, no_such
 from reconfig.controller.folds import told
 from reconfig.controller.history import ENDED, Recorded, is_waiting, past
-from reconfig.decisions.work import PlannedStandby, ReconfigurationState
+from reconfig.decisions.plan import PlannedStandby, ReconfigurationState
 from stateflow.clock import Clock
 from stateflow.errors import LedgerCorrupt, StateflowError, Unavailable
 from stateflow.ledger import Ledger, Record

@@ -17,9 +17,10 @@ from typing import Any
 
 from reconfig.decisions import failover as f
 from reconfig.decisions import migration as m
-from reconfig.decisions.plan import NONE, Limits
-from reconfig.decisions.work import (
+from reconfig.decisions.plan import (
+    NONE,
     Change,
+    Limits,
     Planned,
     PlannedMove,
     PlannedRestore,

@@ -21,8 +21,8 @@ from reconfig.controller.placing import Placing
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.controller.sweeping import Checkpoints
 from reconfig.decisions.jobs import Affinity, Do, Go, Job, Node, Run, RunState, choose, due, next_at_us
+from reconfig.decisions.plan import ReconfigurationState
 from reconfig.decisions.policies import PolicyName
-from reconfig.decisions.work import ReconfigurationState
 from stateflow.errors import REPORT_LOG, AlreadyThere, InvalidArgument, OperatorNotDeployed, StateflowError
 from stateflow.reports import JobReport, JobRun, JobStage
 from stateflow.types import node_of

@@ -17,8 +17,8 @@ from reconfig.controller.measuring import Measuring, owners_of
 from reconfig.controller.reconfigurations import Reconfigurations
 from reconfig.decisions.budget import FixedCost
 from reconfig.decisions.placement import Choice, Joining, Left, MoveProposal, View, newcomers, was_emptied
+from reconfig.decisions.plan import Cause, PlannedStandby
 from reconfig.decisions.policies import Autopilot, AutopilotSettings, PolicyName, decide, uneven
-from reconfig.decisions.work import Cause, PlannedStandby
 from stateflow.errors import StateflowError
 from stateflow.ledger import RecordState
 from stateflow.reports import LeftPartition, Placement, ProposedMove, Reconfiguration

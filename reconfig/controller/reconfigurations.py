@@ -19,9 +19,8 @@ from reconfig.controller.runners import MoveRunner
 from reconfig.decisions import migration as m
 from reconfig.decisions import plan
 from reconfig.decisions.placement import Choice, MoveProposal, View, drained, spread
-from reconfig.decisions.plan import Load, Transfer
+from reconfig.decisions.plan import Asked, Cause, Load, PlannedMove, ReconfigurationState, Transfer
 from reconfig.decisions.sweeps import Maintenance, ordered
-from reconfig.decisions.work import Asked, Cause, PlannedMove, ReconfigurationState
 from stateflow import ring
 from stateflow.errors import AlreadyThere, InMaintenance, InvalidArgument, MoveConflict, StateflowError, Unavailable
 from stateflow.reports import Reconfiguration
@@ -404,7 +403,7 @@ class Reconfigurations:
             changes = sum(self._executor.change_rates.get(PartitionId(operator, number), 0.0) for number in targets)
             some = [loads.get(PartitionId(operator, number), Load()) for number in targets]
             strategy = plan.choose(some, changes, options.max_pause_ms, self._executor.bandwidth)
-        if options.max_pause_ms and strategy.kind is not m.Kind.WARM:
+        if options.max_pause_ms and strategy.kind is not plan.Kind.WARM:
             raise InvalidArgument(
                 f"{strategy.name} copies while the partition is not served and cannot keep a pause budget",
                 remedy="use warm-up or auto with max_pause_ms",

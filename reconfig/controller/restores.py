@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
 from reconfig.decisions.placement import Terms, best
-from reconfig.decisions.work import PlannedRestore
+from reconfig.decisions.plan import PlannedRestore
 from stateflow.errors import (
     InvalidArgument,
     LeaseLost,

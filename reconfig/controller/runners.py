@@ -26,7 +26,7 @@ from reconfig.decisions import plan
 from reconfig.decisions.budget import FixedCost, Measured
 from reconfig.decisions.failover import Takeover
 from reconfig.decisions.migration import Move
-from reconfig.decisions.work import Copy, Planned, PlannedMove, PlannedStandby
+from reconfig.decisions.plan import Copy, Kind, Planned, PlannedMove, PlannedStandby
 from stateflow.clock import Clock
 from stateflow.errors import DigestMismatch, LeaseLost, Locked, StaleTerm, StateflowError, StateMissing, Unavailable
 from stateflow.partition.control import (
@@ -325,7 +325,7 @@ class MoveRunner(Runner):
     @classmethod
     def machine_for(cls, planned: Copy, granted: bool = False) -> m.Move:
         if isinstance(planned, PlannedStandby):
-            return m.Move(planned.epoch, planned.granted_epoch, kind=m.Kind.STANDBY)
+            return m.Move(planned.epoch, planned.granted_epoch, kind=Kind.STANDBY)
         return m.Move(
             planned.epoch,
             planned.granted_epoch,
@@ -521,7 +521,7 @@ class MoveRunner(Runner):
             self.source,
             self.planned.epoch,
             bandwidth_max=move.bandwidth_max if move else 0.0,
-            standby=self.machine.kind is m.Kind.STANDBY,
+            standby=self.machine.kind is Kind.STANDBY,
             on_demand=move is not None and plan.STRATEGIES[move.strategy].on_demand,
             newest_epoch=self.newest_epoch(),
         )
@@ -562,7 +562,7 @@ class MoveRunner(Runner):
 
         The first one found stays the answer, because the move relies on it once it is fenced.
         """
-        if self.machine.kind is not m.Kind.STANDBY and not self._joined:
+        if self.machine.kind is not Kind.STANDBY and not self._joined:
             self._joined = self.standby_move()
         return self._joined
 

@@ -24,9 +24,9 @@ from reconfig.controller.restores import Request
 from reconfig.decisions.failover import Failover, Said
 from reconfig.decisions.jobs import Do, Job
 from reconfig.decisions.placement import Choice
+from reconfig.decisions.plan import ReconfigurationState
 from reconfig.decisions.policies import AutopilotSettings, policies_named
 from reconfig.decisions.sweeps import Chore, chore_named
-from reconfig.decisions.work import ReconfigurationState
 from stateflow.errors import InvalidArgument
 from stateflow.fleet import Beat as AgentBeat
 from stateflow.fleet import Request as Requested

@@ -17,10 +17,9 @@ from reconfig.controller.folds import MOVED, Home, Outcome, Task
 from reconfig.controller.history import begun, begun_batch, ended, entity, entry, retaken, taken_up
 from reconfig.decisions.failover import Failover
 from reconfig.decisions.jobs import Job, Run, RunState
-from reconfig.decisions.plan import Limits
+from reconfig.decisions.plan import Limits, Planned, PlannedMove, PlannedRestore, PlannedStandby, to_payload
 from reconfig.decisions.policies import AutopilotSettings
 from reconfig.decisions.sweeps import Chore, Maintenance, Plan, packed
-from reconfig.decisions.work import Planned, PlannedMove, PlannedRestore, PlannedStandby, to_payload
 from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger.batches import BatchStatus, EntityStatus
 from stateflow.ledger.records import Entry, Kind, Record, RecordState

@@ -27,7 +27,7 @@ from reconfig.controller.runners import MoveRunner, Runner
 from reconfig.controller.standbys import Standbys
 from reconfig.decisions import failover as f
 from reconfig.decisions import migration as m
-from reconfig.decisions.work import PlannedMove, PlannedTakeover, ReconfigurationState
+from reconfig.decisions.plan import PlannedMove, PlannedTakeover, ReconfigurationState
 from stateflow.errors import (
     InvalidArgument,
     LeaseLost,

@@ -44,7 +44,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from reconfig.decisions.work import Cause, PlannedMove
+from reconfig.decisions.plan import Cause, PlannedMove
 from stateflow import ring
 from stateflow.errors import AlreadyThere, NoRoom, Unavailable
 from stateflow.reports import LackOfRoom

@@ -15,8 +15,7 @@ from sqlalchemy import insert
 from reconfig.controller import steps
 from reconfig.controller.folds import Home
 from reconfig.controller.history import APP
-from reconfig.decisions.plan import StrategyName
-from reconfig.decisions.work import PlannedMove, to_payload
+from reconfig.decisions.plan import PlannedMove, StrategyName, to_payload
 from stateflow.client import Cluster
 from stateflow.errors import StateflowError
 from stateflow.ledger import Ledger

@@ -20,9 +20,8 @@ from reconfig.controller import steps
 from reconfig.controller.context import Leadership, Writer
 from reconfig.controller.folds import Home
 from reconfig.controller.history import APP, batch_item, entry
-from reconfig.decisions.plan import Limits, StrategyName
+from reconfig.decisions.plan import Limits, PlannedMove, PlannedRestore, PlannedStandby, StrategyName, to_payload
 from reconfig.decisions.sweeps import Maintenance
-from reconfig.decisions.work import PlannedMove, PlannedRestore, PlannedStandby, to_payload
 from stateflow.errors import HoldLost, IllegalRecord, InvariantBroken, Locked, MoveCancelled, OperatorNotDeployed
 from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger import App, Board, Entry, Ledger, Record, RecordState

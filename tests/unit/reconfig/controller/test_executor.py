@@ -17,8 +17,7 @@ from reconfig.controller.folds import Home
 from reconfig.controller.history import planned_report
 from reconfig.controller.runners import MoveRunner
 from reconfig.decisions import migration as m
-from reconfig.decisions.plan import STRATEGIES, Part, StrategyName
-from reconfig.decisions.work import PlannedMove
+from reconfig.decisions.plan import STRATEGIES, Part, PlannedMove, StrategyName
 from stateflow.clock import ManualClock
 from stateflow.errors import HoldLost, StateflowError, Unavailable
 from stateflow.ledger import Ledger

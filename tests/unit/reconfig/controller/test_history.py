@@ -11,8 +11,7 @@ import pytest
 from reconfig.controller import steps
 from reconfig.controller.executor import Running, RunRegistry
 from reconfig.controller.history import Recorded, past
-from reconfig.decisions.plan import StrategyName
-from reconfig.decisions.work import PlannedMove, PlannedStandby
+from reconfig.decisions.plan import PlannedMove, PlannedStandby, StrategyName
 from stateflow.errors import MoveConflict, MoveUnknown
 from stateflow.ledger import App, Ledger, Record, RecordState
 from stateflow.reports import Reconfiguration

@@ -18,8 +18,7 @@ from reconfig.controller.history import past, report_to_record
 from reconfig.controller.runners import MoveRunner
 from reconfig.controller.takeovers import TakeoverRunner
 from reconfig.decisions import failover as f
-from reconfig.decisions.plan import STRATEGIES, StrategyName
-from reconfig.decisions.work import Change, MoveOptions, PlannedMove, PlannedTakeover
+from reconfig.decisions.plan import STRATEGIES, Change, MoveOptions, PlannedMove, PlannedTakeover, StrategyName
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import MoveConflict, TransferCorrupt, Unavailable
 from stateflow.ledger import Ledger

@@ -23,8 +23,7 @@ from reconfig.controller.reconfigurations import Ask, Reconfigurations
 from reconfig.decisions import migration as m
 from reconfig.decisions.jobs import Do, Job, Node
 from reconfig.decisions.placement import Choice, MoveProposal
-from reconfig.decisions.plan import STRATEGIES, StrategyName
-from reconfig.decisions.work import Asked, Cause, PlannedMove
+from reconfig.decisions.plan import STRATEGIES, Asked, Cause, Kind, PlannedMove, StrategyName
 from stateflow.clock import ManualClock
 from stateflow.errors import InvalidArgument, StateflowError, Unavailable
 from stateflow.ledger import Ledger
@@ -148,7 +147,7 @@ def test_rounds_strategy_and_what_has_ended(cluster: Written) -> None:
     ]
     assert (report.kind, report.strategy, report.state) == ("drain", "fluid", "RUNNING")
     assert report.created_us == cluster.history["r"].created_us
-    assert {runner.machine.kind for round_ in running.rounds[1:] for runner in round_} == {m.Kind.COLD}
+    assert {runner.machine.kind for round_ in running.rounds[1:] for runner in round_} == {Kind.COLD}
 
 
 def test_a_pause_outlives_its_controller(cluster: Written) -> None:

@@ -13,8 +13,7 @@ from reconfig.controller.cluster_state import Deployed
 from reconfig.controller.runners import Hooks, MoveRunner
 from reconfig.decisions import migration as m
 from reconfig.decisions.budget import FixedCost
-from reconfig.decisions.plan import StrategyName
-from reconfig.decisions.work import PlannedMove
+from reconfig.decisions.plan import PlannedMove, StrategyName
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateMissing, Unavailable
 from stateflow.operator.operator import describe

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from reconfig.controller.executor import reconfiguring
 from reconfig.controller.runners import Hooks, moving
-from reconfig.decisions.work import PlannedStandby
+from reconfig.decisions.plan import PlannedStandby
 from stateflow.errors import MoveAborted
 from stateflow.tracing import carried, ids_of, use
 from stateflow.types import PartitionId

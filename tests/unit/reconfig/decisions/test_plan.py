@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconfig.decisions import plan
-from reconfig.decisions.migration import Kind
-from reconfig.decisions.plan import Load, Transfer
+from reconfig.decisions.plan import Kind, Load, Transfer
 from stateflow.types import ORDERS, PartitionId
 
 

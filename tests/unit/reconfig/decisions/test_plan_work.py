@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from reconfig.decisions.plan import StrategyName
-from reconfig.decisions.work import (
+from reconfig.decisions.plan import (
     Asked,
     Cause,
     Planned,
@@ -15,6 +14,7 @@ from reconfig.decisions.work import (
     PlannedRestore,
     PlannedStandby,
     PlannedTakeover,
+    StrategyName,
     planned_of,
     restore_of,
     to_payload,
