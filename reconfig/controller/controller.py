@@ -11,7 +11,6 @@ import grpc.aio
 
 from reconfig.controller import steps
 from reconfig.controller.agents import Agents, Restarting
-from reconfig.controller.claims import Adopter, Claims
 from reconfig.controller.cluster_state import Deployed
 from reconfig.controller.context import LOOK_S, ControllerContext, Leadership, Writer
 from reconfig.controller.deployments import Deployments, Leaving, Versions
@@ -20,7 +19,7 @@ from reconfig.controller.jobs import Jobs
 from reconfig.controller.measuring import Measuring
 from reconfig.controller.placing import AutoRebalance, Placing
 from reconfig.controller.reconfigurations import Reconfigurations
-from reconfig.controller.registration import Registration
+from reconfig.controller.registration import Adopter, Claims, Registration
 from reconfig.controller.restores import Restores
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.sweeping import Checkpoints, Covering, Scrubbing, Sweeps, Verifications
@@ -195,7 +194,7 @@ class Controller:
         self.reconfigurations = Reconfigurations(context, self.runs, executor)
         self.leaving = Leaving(context, self.standbys, self.takeovers)
         claims = Claims(self.settings, clock)
-        self.registration = Registration(context, claims, self.leaving, self.takeovers)
+        self.registration = Registration(context, claims, self.takeovers)
         self.adopter = Adopter(context, claims)
         self.deployments = Deployments(context, claims, self.leaving.drop)
         self.versions = Versions(context, self.deployments)

@@ -12,14 +12,13 @@ from typing import Any, Protocol, TypeVar
 
 import grpc.aio
 
-from reconfig.controller.claims import Piece
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.controller import Controller
 from reconfig.controller.folds import Home
 from reconfig.controller.following import Following
 from reconfig.controller.leading import Leading
 from reconfig.controller.reconfigurations import Ask
-from reconfig.controller.registration import Admitted, Answer, Arrival, Beat
+from reconfig.controller.registration import Admitted, Answer, Arrival, Beat, Piece
 from reconfig.controller.restores import Request
 from reconfig.decisions.failover import Failover, Said
 from reconfig.decisions.jobs import Do, Job
