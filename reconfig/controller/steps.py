@@ -138,8 +138,8 @@ def plan_deployment(
 ) -> list[Entry]:
     placed = [owners[p] for p in range(spec.partitions)]
     payload = {"spec": _spec_payload(spec), "owners": placed, "sites": list(sites)}
-    burnt = cluster.undeployed.get(spec.name)
-    return _under_way(f"operator/{spec.name}" + ("" if burnt is None else f"/{burnt + 1}"), payload)
+    former = cluster.undeployed.get(spec.name)
+    return _under_way(f"operator/{spec.name}" + ("" if former is None else f"/{former + 1}"), payload)
 
 
 def begin_deployment(_: ClusterState, planned: Record) -> list[Entry]:

@@ -366,16 +366,16 @@ class Takeovers:
                 # the target may own by now; if the restore fails, the sealed copy here is served again
                 self._orphans[partition] = Orphan(epoch, f.Why.SEALED)
                 owner, epoch = restore.target, restore.epoch
-        burnt = 0
+        voided = 0
         if view.epoch > epoch and not self._context.cluster.becomes_owner(name, partition, view.epoch):
-            burnt = view.epoch
+            voided = view.epoch
             if owner == name:  # it has the whole partition, with all commits of that epoch
                 self._orphans[partition] = Orphan(epoch, f.Why.SEALED)
         elif epoch == view.epoch and owner != name:
-            burnt = view.epoch  # an older copy of the ledger granted that epoch a second time
+            voided = view.epoch  # an older copy of the ledger granted that epoch a second time
         elif epoch <= view.epoch:
             return None  # else the replica is outdated, even if it is the owner: its disk was put back
-        return Superseded(partition, epoch, self._context.cluster.roster.replicas[owner], burnt)
+        return Superseded(partition, epoch, self._context.cluster.roster.replicas[owner], voided)
 
     # -- watching -----------------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ the target hears of it. A target that does not answer is asked again, because it
 ends without an owner only if the target refuses and then promises never to own by it, or if the target's lease has
 lapsed.
 
-The epoch of a takeover that was given up is burnt: no replica may own at it. The next takeover gets a newer epoch,
-and a replica that comes back with the burnt one is told to seal.
+The epoch of a takeover that was given up is void: no replica may own at it. The next takeover gets a newer epoch,
+and a replica that comes back with the void one is told to seal.
 
 Owners of operators whose failover is ``manual`` may serve while no controller answers. Each heartbeat reply names the
 operators that the replica may serve alone, and the number of the newest failover order. The replica makes both durable
