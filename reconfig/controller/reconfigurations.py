@@ -426,7 +426,7 @@ class Reconfigurations:
         options: MoveOptions,
         cause: Cause,
         asked: Asked,
-        reasons: Mapping[PartitionId, str] = MappingProxyType({}),
+        reasons: Mapping[PartitionId, str],
     ) -> Reconfiguration:
         """Records the moves and begins them. Callers hold ``planning``.
 
