@@ -239,7 +239,7 @@ class ClusterState:
         )
 
     def names_used(self) -> set[str]:
-        """Returns the names of all replicas that ever registered or were wanted of an agent."""
+        """Returns the names of all replicas that ever registered, or that an agent was ever to run."""
         return {name for series, name in self.numbers if series in ("replica", "spawn")}
 
     def maintained(self) -> set[str]:
@@ -469,7 +469,7 @@ class ClusterState:
         self.history[reconfiguration].cancelled = True
 
     def _fold_downtime(self, reconfiguration: str, record: Record) -> None:
-        self.history[reconfiguration].stood_ms = record.payload["ms"]
+        self.history[reconfiguration].downtime_ms = record.payload["ms"]
 
     def _fold_grant(self, rest: str, record: Record) -> None:
         operator, partition, epoch = rest.rsplit("/", 2)

@@ -55,7 +55,7 @@ FOLDED_AT_ONCE = 100
 
 @dataclass(slots=True)
 class Leadership:
-    """Whether this controller may decide now, by its leader lease; see :mod:`reconfig.controller.leading`.
+    """The right of this controller to decide, by its leader lease; see :mod:`reconfig.controller.leading`.
 
     ``until``: end of the lease, in monotonic seconds. Default: never expires (single controller, tests).
     """

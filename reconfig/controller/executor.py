@@ -25,7 +25,7 @@ from typing import Any
 from reconfig.controller import steps
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
-from reconfig.controller.history import is_waiting, past, progress_of, report_to_record, stood
+from reconfig.controller.history import is_waiting, past, progress_of, report_to_record, with_downtime
 from reconfig.controller.runners import Hooks, MoveRunner, Runner
 from reconfig.decisions import migration as m
 from reconfig.decisions.budget import Experience, FixedCost, Links
@@ -79,11 +79,11 @@ class Running:
         moves.sort(key=lambda move: self.order.get(move.id, 0))
         return replace(self.told, moves=tuple(moves), **self.progress())
 
-    def stood(self, pause_ms: float) -> None:
-        """Notes for how long the operator was stopped."""
-        self.told = replace(self.told, moves=tuple(stood(move, pause_ms) for move in self.told.moves))
+    def note_downtime(self, downtime_ms: float) -> None:
+        """Adds to the report how long the operator was stopped."""
+        self.told = replace(self.told, moves=tuple(with_downtime(move, downtime_ms) for move in self.told.moves))
         for runner in self.runners:
-            runner.report = stood(runner.report, pause_ms)
+            runner.report = with_downtime(runner.report, downtime_ms)
         self.wake()
 
     @property
@@ -592,10 +592,10 @@ class Executor:
         finally:
             holding.cancel()
             await self._hold(operator, 0.0)
-        stood_ms = (self._context.clock.monotonic() - began) * 1e3
+        downtime_ms = (self._context.clock.monotonic() - began) * 1e3
         if not self._context.over.done():
-            await self._context.record(steps.operator_downtime, running.id, stood_ms)
-            running.stood(stood_ms)
+            await self._context.record(steps.operator_downtime, running.id, downtime_ms)
+            running.note_downtime(downtime_ms)
 
     async def _checkpoint(self, operator: str) -> None:
         owners = sorted(set(self._context.cluster.operator(operator).assignment.owners))

@@ -401,7 +401,7 @@ class Task:
 
 @dataclass(slots=True)
 class Known:
-    """A sweep. ``tasks``: by node, in their order."""
+    """A sweep, as recorded. ``tasks``: by node, in their order."""
 
     batch: Batch
     chore: Chore

@@ -101,14 +101,14 @@ class Batch:
 class Recorded:
     """A reconfiguration: when it was planned, and its moves in the order of the plan, each with its newest record.
 
-    ``stood_ms``: milliseconds for which its operator was stopped; None: not stopped, or still stopped. ``batch``: None:
-    an earlier version planned it. ``cancelled``: a command cancelled it. ``by``: author of the plan, see
+    ``downtime_ms``: milliseconds for which its operator was stopped; None: not stopped, or still stopped. ``batch``:
+    None: an earlier version planned it. ``cancelled``: a command cancelled it. ``by``: author of the plan, see
     :func:`reconfig.controller.context.author`.
     """
 
     created_us: int
     moves: dict[str, tuple[Change, Record]] = field(default_factory=dict)  # by item id
-    stood_ms: float | None = None
+    downtime_ms: float | None = None
     batch: Batch | None = None
     limits: Limits = NONE
     cancelled: bool = False
@@ -248,8 +248,8 @@ def progress_of(recorded: Recorded, now_us: int) -> dict[str, Any]:
 def past(recorded: Recorded) -> Reconfiguration:
     planned, _ = next(iter(recorded.moves.values()))
     moves = [move_of(planned, record) for planned, record in recorded.moves.values()]
-    if recorded.stood_ms is not None:
-        moves = [stood(move, recorded.stood_ms) for move in moves]
+    if recorded.downtime_ms is not None:
+        moves = [with_downtime(move, recorded.downtime_ms) for move in moves]
     return Reconfiguration(
         id=planned.reconfiguration,
         operator=planned.partition.operator,
@@ -282,14 +282,14 @@ def move_of(planned: Change, record: Record) -> MoveReport:
     return replace(begun, **told)
 
 
-def stood(move: MoveReport, pause_ms: float) -> MoveReport:
-    """Returns the report of a move whose operator was stopped for ``pause_ms``; if the move completed, that was its
-    pause.
+def with_downtime(move: MoveReport, downtime_ms: float) -> MoveReport:
+    """Returns the report of a move whose operator was stopped for ``downtime_ms``: the pause of the move, if it
+    completed.
 
     A reconfiguration that another term resumes knows only how long the operator was stopped in that term.
     """
     completed = move.state == m.Phase.COMPLETED
-    return replace(move, pause_ms=max(move.pause_ms, pause_ms)) if completed else move
+    return replace(move, pause_ms=max(move.pause_ms, downtime_ms)) if completed else move
 
 
 def planned_report(planned: Planned) -> MoveReport:

@@ -57,7 +57,7 @@ class Unrenewed:
     _since: float = 0.0
 
     def over(self, term: int, until_us: int, lease_s: float, now: float) -> bool:
-        """Takes in a lease as just read. Returns whether it has lapsed: no renewal was seen for its whole duration,
+        """Notes a lease as just read. Returns whether it has lapsed: no renewal was seen for its whole duration,
         margin included."""
         if self._seen != (term, until_us):
             self._seen, self._since = (term, until_us), now

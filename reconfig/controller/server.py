@@ -36,7 +36,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def here(address: str) -> Holder:
-    """Returns this process as a holder.
+    """Returns this process, as the ledger names the holder of a lease.
 
     If the system does not tell when it started, no other process ever takes it for ended.
     """

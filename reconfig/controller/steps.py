@@ -77,7 +77,7 @@ def _end(record: Record, state: RecordState, payload: Any = None, with_it: Seque
 
 
 def _without(name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns fields without one that the item has."""
+    """Returns fields without the one that the item's name contains."""
     del fields[name]
     return fields
 

@@ -366,7 +366,7 @@ def best(able: Iterable[ReplicaInfo], load: Mapping[str, int], terms: Terms = NO
 
 
 def _filled(info: ReplicaInfo, load: Mapping[str, int]) -> float:
-    """Returns what a replica would have with one more, for its weight."""
+    """Returns a replica's load in relation to its weight, with one partition more."""
     return (load.get(info.name, 0) + 1) / max(info.weight, 1)
 
 
