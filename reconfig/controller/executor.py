@@ -635,18 +635,18 @@ class Replanning:
             sites = {name: info.site for name, info in cluster.roster.replicas.items()}
             view = View({}, list(self._context.fit().values()), allowed=cluster.allowed_sites())
             found = replan(self._waiting(), view, gone, sites, self._shares())
-        able = await self._context.learnt({(anew.target, anew.move.partition.operator) for anew in found})
+        able = await self._context.learnt({(each.target, each.move.partition.operator) for each in found})
         async with self._context.planning:
             fit = self._context.fit()
-            for anew in found:
-                if anew.target not in fit or (anew.target, anew.move.partition.operator) not in able:
+            for each in found:
+                if each.target not in fit or (each.target, each.move.partition.operator) not in able:
                     continue
-                with self._executor.queue.withheld(anew.move) as waits:
-                    if not (waits and self._waits(anew.move)):
+                with self._executor.queue.withheld(each.move) as waits:
+                    if not (waits and self._waits(each.move)):
                         continue  # its turn has come meanwhile
-                    await self._context.record(steps.retarget, anew.move, anew.target, anew.reason)
-                    log.warning("move %s retargeted to %s: %s", anew.move.move_id, anew.target, anew.reason)
-                    self._executor.queue.leave(anew.move)
+                    await self._context.record(steps.retarget, each.move, each.target, each.reason)
+                    log.warning("move %s retargeted to %s: %s", each.move.move_id, each.target, each.reason)
+                    self._executor.queue.leave(each.move)
 
     def _waiting(self) -> list[PlannedMove]:
         moves = (each.planned for each in self._context.cluster.open_moves.values())

@@ -400,7 +400,7 @@ class Task:
 
 
 @dataclass(slots=True)
-class Known:
+class RecordedSweep:
     """A sweep, as recorded. ``tasks``: by node, in their order."""
 
     batch: Batch
@@ -444,7 +444,7 @@ class SweepBook:
     cluster. ``wrong``: by partition, faults that its newest verification found.
     """
 
-    there: dict[str, Known] = field(default_factory=dict)
+    there: dict[str, RecordedSweep] = field(default_factory=dict)
     whole_us: dict[Chore, int] = field(default_factory=dict)
     wrong: dict[PartitionId, list[PartitionFault]] = field(default_factory=dict)
 
@@ -485,7 +485,7 @@ class SweepBook:
             chore = Chore(first.get("chore", Chore.RESTART))
             site, operator = first["site"], first.get("operator", "")
             said = first["limit"], site, operator, unpacked(first.get("scope", {}))
-            known = self.there[sweep_id] = Known(Batch(record, {}), chore, *said)
+            known = self.there[sweep_id] = RecordedSweep(Batch(record, {}), chore, *said)
             if not (site or operator):
                 self.whole_us[chore] = record.timestamp_us
         known.batch.fold(record)

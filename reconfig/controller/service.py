@@ -430,7 +430,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 
     @leader
     async def ListAgents(self, request: cpb.ListAgentsRequest, controller: Controller) -> cpb.AgentList:
-        found = controller.agents.standings()
+        found = controller.agents.states()
         views = [message_of(cpb.AgentView, each, agent=each.info, last_heartbeat_s=each.heard_s) for each in found]
         return cpb.AgentList(agents=views)
 
