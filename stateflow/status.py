@@ -206,9 +206,9 @@ class ClusterStatus(Report):
 class Deployment:
     """The data about an operator that clients need for routing.
 
-    ``version``: version of the assignment. ``owners`` and ``epochs`` by partition. ``sites``: its allowed sites; empty: all.
-    ``failover``: automatic or manual. ``follower``: the controller that gave this report, if it does not lead; then the
-    unserved partitions are unknown.
+    ``version``: version of the assignment. ``owners`` and ``epochs`` by partition. ``sites``: its allowed sites;
+    empty: all. ``failover``: automatic or manual. ``follower``: the controller that gave this report, if it does
+    not lead; then the unserved partitions are unknown.
     """
 
     spec: OperatorSpec
