@@ -41,7 +41,7 @@ class AgentInfo:
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """A replica assigned to an agent: ``running``, or only its data directory.
+    """A replica that an agent should have. ``running``: with its process, not only its data directory.
 
     ``generation`` rises with each command; processes of older generations are ended. ``memory_bytes``: limit of all its
     processes together; 0: none.

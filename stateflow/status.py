@@ -63,8 +63,8 @@ class MaintenanceReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class OperatorStatus(Report):
-    """The status of an operator. ``owners`` and ``epochs`` by partition. ``sites``: the sites to which it is confined;
-    empty: none. ``failover``: automatic or manual.
+    """The status of an operator. ``owners`` and ``epochs`` by partition. ``sites``: its allowed sites; empty: all.
+    ``failover``: automatic or manual.
 
     Example: ``dict(enumerate(cluster.status().operators[0].owners))``
     """
@@ -197,8 +197,8 @@ class ClusterStatus(Report):
         owners = {PartitionId(each.name, n): owner for each in self.operators for n, owner in enumerate(each.owners)}
         if not {info.name for info in alive}.issuperset(owners.values()):
             return []  # a failover comes first
-        resting = {each.node for each in self.maintenance}
-        answering = [info for info in alive if node_of(info.name) not in resting]
+        cordoned = {each.node for each in self.maintenance}
+        answering = [info for info in alive if node_of(info.name) not in cordoned]
         return sorted(newcomers(owners, answering, {each.name: each.sites for each in self.operators}))
 
 
@@ -206,9 +206,9 @@ class ClusterStatus(Report):
 class Deployment:
     """The data about an operator that clients need for routing.
 
-    ``version``: version of the assignment. ``owners`` and ``epochs`` by partition. ``sites``: the sites to which it is
-    confined; empty: none. ``failover``: automatic or manual. ``follower``: the controller that gave this report, if it
-    does not lead; then the unserved partitions are unknown.
+    ``version``: version of the assignment. ``owners`` and ``epochs`` by partition. ``sites``: its allowed sites;
+    empty: all. ``failover``: automatic or manual. ``follower``: the controller that gave this report, if it does
+    not lead; then the unserved partitions are unknown.
     """
 
     spec: OperatorSpec

@@ -60,7 +60,7 @@ LIMITS = {
     "row, at the client": 20,
     "row, at the replica": 42,
     "checkpoint, at a replica": 25,
-    "move, at the controller": 44,
+    "move, at the controller": 38,
     "move, at the source": 30,
     "move, at the target": 28,
     "append to the ledger": 7,

@@ -45,7 +45,7 @@ DEATHS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class AgentState:
     """An agent's state, as last reported. ``heard_s``: seconds since its last heartbeat; -1: not heard since the
     controller started. ``wanted``: replicas that it should have; ``children``: replicas that it reports."""
 
@@ -226,13 +226,13 @@ class Agents:
         beat = None if spawned is None else self._beats.get(spawned.agent)
         return None if beat is None else next((c for c in beat.children if c.spawned.replica == replica), None)
 
-    def standings(self) -> list[Standing]:
+    def states(self) -> list[AgentState]:
         """Returns all agents, by name."""
-        return [self._standing(info) for _, info in sorted(self._cluster.roster.agents.items())]
+        return [self._state(info) for _, info in sorted(self._cluster.roster.agents.items())]
 
-    def _standing(self, info: AgentInfo) -> Standing:
+    def _state(self, info: AgentInfo) -> AgentState:
         beat = self._beats.get(info.name)
-        return Standing(
+        return AgentState(
             info,
             self._members.alive(info.name),
             self._members.heard_s(info.name),
@@ -432,7 +432,7 @@ class Restarting:
         return Plan(Chore.RESTART, tuple(nodes), site, limit)
 
     async def carry(self, sweep_id: str, node: str, begin: Begin | None) -> Outcome | None:
-        """Restarts a node, and waits until it serves again. See :meth:`reconfig.controller.sweeping.Does.carry`."""
+        """Restarts a node, and waits until it serves again: see :class:`~reconfig.controller.sweeping.ChoreWork`."""
         members, cluster = self._context.members, self._context.cluster
         before: dict[str, str] = {}
         if begin is not None:

@@ -66,16 +66,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from reconfig.controller.batch_book import APP, Batch, Recorded, because
 from reconfig.controller.folds import JobBook, RestoreBook, Roster, SweepBook
+from reconfig.controller.history import APP, Batch, Recorded, because
 from reconfig.decisions.failover import Failover, Failovers
-from reconfig.decisions.plan import Limits, limits_of
+from reconfig.decisions.plan import Change, Limits, Planned, PlannedMove, PlannedStandby, limits_of, planned_of
 from reconfig.decisions.policies import AutopilotSettings
-from reconfig.decisions.work import Change, Planned, PlannedMove, PlannedStandby, planned_of
 from stateflow.errors import REPORT_LINE, InvariantBroken, OperatorNotDeployed
 from stateflow.ledger.batches import BatchStatus
 from stateflow.ledger.records import Record, RecordState
 from stateflow.ring import Assignment
+from stateflow.status import MaintenanceReport
 from stateflow.transitions import check
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
@@ -239,13 +239,22 @@ class ClusterState:
         )
 
     def names_used(self) -> set[str]:
-        """Returns the names of all replicas that ever registered or were wanted of an agent."""
+        """Returns the names of all replicas that ever registered, or that an agent was ever to run."""
         return {name for series, name in self.numbers if series in ("replica", "spawn")}
 
     def maintained(self) -> set[str]:
         """Returns the nodes that are in maintenance now."""
         now = self.now_us()
         return {node for node, each in self.roster.maintenance.items() if each.lasts(now)}
+
+    def maintenance_reports(self) -> tuple[MaintenanceReport, ...]:
+        """Returns the nodes that are in maintenance now, by name."""
+        lasting = self.maintained()
+        return tuple(
+            MaintenanceReport(node, each.one_of, each.since_us, each.until_us)
+            for node, each in sorted(self.roster.maintenance.items())
+            if node in lasting
+        )
 
     # -- operators ----------------------------------------------------------------------------------------
 
@@ -341,6 +350,20 @@ class ClusterState:
         """Returns an epoch newer than every epoch at which the partition was owned, granted or reported."""
         _, epoch = self.operator(partition.operator).assignment.owner(partition.partition)
         return max(epoch, self.epochs_granted.get(partition, 0), self.epochs_seen.get(partition, 0)) + 1
+
+    def becomes_owner(self, replica: str, partition: PartitionId, epoch: int) -> bool:
+        """Tells whether a move or restore under way makes the replica own the partition at this epoch.
+
+        A move's target owns at the granted epoch; a restore's target at the planned epoch or a newer one.
+        """
+        return any(
+            move.planned.partition == partition
+            and (move.planned.target, move.planned.granted_epoch) == (replica, epoch)
+            for move in self.open_moves.values()
+        ) or any(
+            restore.partition == partition and restore.target == replica and restore.epoch <= epoch
+            for restore in self.restores.under_way
+        )
 
     def changes(self) -> Iterator[Change]:
         """Yields the work under way that changes owners: moves and takeovers, but not standbys."""
@@ -446,7 +469,7 @@ class ClusterState:
         self.history[reconfiguration].cancelled = True
 
     def _fold_downtime(self, reconfiguration: str, record: Record) -> None:
-        self.history[reconfiguration].stood_ms = record.payload["ms"]
+        self.history[reconfiguration].downtime_ms = record.payload["ms"]
 
     def _fold_grant(self, rest: str, record: Record) -> None:
         operator, partition, epoch = rest.rsplit("/", 2)

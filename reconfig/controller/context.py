@@ -1,13 +1,15 @@
-"""The context that the parts of a controller share: the cluster's state and its one writer, members, calls to replicas,
-tasks."""
+"""The context that the parts of a controller share: leadership, the cluster's state and its one writer, members, calls
+to replicas, tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc.aio
@@ -16,7 +18,6 @@ from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.members import Members, Names
 from reconfig.controller.replicas import Replicas
 from reconfig.controller.steps import Ending, Step
-from reconfig.decisions.leadership import Leadership
 from stateflow.clock import Clock
 from stateflow.errors import (
     HoldLost,
@@ -40,6 +41,8 @@ from stateflow.types import PartitionId, ReplicaInfo, node_of
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 P = ParamSpec("P")
+#: how many times a leader lease is renewed within its duration
+RENEWALS = 3
 #: the most characters of an author
 AUTHOR_MAX = 128
 #: seconds between looks, while replicas are waited for
@@ -48,6 +51,38 @@ LOOK_S = 0.05
 WRITTEN_WITHIN_S = 2.0
 #: records folded at a time, so that leases are renewed while a large plan is folded
 FOLDED_AT_ONCE = 100
+
+
+@dataclass(slots=True)
+class Leadership:
+    """The right of this controller to decide, by its leader lease; see :mod:`reconfig.controller.leading`.
+
+    ``until``: end of the lease, in monotonic seconds. Default: never expires (single controller, tests).
+    """
+
+    term: int = 1
+    lease_s: float = math.inf
+    until: float = math.inf
+
+    def renewed(self, sent_at: float) -> None:
+        self.until = max(self.until, sent_at + self.lease_s)
+
+    def left_s(self, now: float) -> float:
+        return self.until - now
+
+    @property
+    def renew_s(self) -> float:
+        return self.lease_s / RENEWALS
+
+    def check(self, now: float) -> None:
+        """Checks that the leader lease has not lapsed. Raises HoldLost. Callers check before they grant a lease, send a
+        command or write a record."""
+        if now >= self.until:
+            raise HoldLost(
+                "this controller could not renew its leader lease: another one may lead by now",
+                remedy="check the ledger's database; this controller leads again unless another takes the lease",
+                term=self.term,
+            )
 
 
 def author() -> str:

@@ -11,25 +11,21 @@ import grpc.aio
 
 from reconfig.controller import steps
 from reconfig.controller.agents import Agents, Restarting
-from reconfig.controller.claims import Adopter, Claims
 from reconfig.controller.cluster_state import Deployed
-from reconfig.controller.context import LOOK_S, ControllerContext, Writer
+from reconfig.controller.context import LOOK_S, ControllerContext, Leadership, Writer
 from reconfig.controller.deployments import Deployments, Leaving, Versions
-from reconfig.controller.executor import Executor, Replanning
-from reconfig.controller.history import maintained
+from reconfig.controller.executor import Executor, Replanning, RunRegistry
 from reconfig.controller.jobs import Jobs
 from reconfig.controller.measuring import Measuring
 from reconfig.controller.placing import AutoRebalance, Placing
 from reconfig.controller.reconfigurations import Reconfigurations
-from reconfig.controller.registration import Registration
+from reconfig.controller.registration import Adopter, Claims, Registration
 from reconfig.controller.restores import Restores
-from reconfig.controller.run_registry import RunRegistry
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.sweeping import Checkpoints, Covering, Scrubbing, Sweeps, Verifications
 from reconfig.controller.takeovers import GivingUp, Takeovers
 from reconfig.decisions.failover import Failover, Lack, Why, unserved
 from reconfig.decisions.jobs import Node
-from reconfig.decisions.leadership import Leadership
 from reconfig.decisions.placement import Choice
 from reconfig.decisions.policies import PolicyName
 from reconfig.decisions.sweeps import Chore
@@ -113,7 +109,7 @@ class StatusReporter:
         owned = context.cluster.owned_counts()
         now, room = context.clock.monotonic(), self._measuring.room_bytes()
         return ClusterReport(
-            maintenance=maintained(cluster),
+            maintenance=cluster.maintenance_reports(),
             replicas=tuple(
                 ReplicaStatus(
                     info.name,
@@ -198,7 +194,7 @@ class Controller:
         self.reconfigurations = Reconfigurations(context, self.runs, executor)
         self.leaving = Leaving(context, self.standbys, self.takeovers)
         claims = Claims(self.settings, clock)
-        self.registration = Registration(context, claims, self.leaving, self.takeovers)
+        self.registration = Registration(context, claims, self.takeovers)
         self.adopter = Adopter(context, claims)
         self.deployments = Deployments(context, claims, self.leaving.drop)
         self.versions = Versions(context, self.deployments)

@@ -12,15 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 from reconfig.controller import steps
-from reconfig.controller.claims import Claims
 from reconfig.controller.cluster_state import Deployed
 from reconfig.controller.context import ControllerContext
+from reconfig.controller.registration import Claims
 from reconfig.controller.standbys import Standbys
 from reconfig.controller.takeovers import Takeovers
 from stateflow import ring
@@ -39,7 +39,6 @@ from stateflow.errors import (
     VersionUnknown,
 )
 from stateflow.ledger import RecordState
-from stateflow.partition.control import PartitionView
 from stateflow.types import BUNDLE_PART, OperatorSpec, PartitionId, node_of, ranges
 
 log = logging.getLogger(__name__)
@@ -506,16 +505,6 @@ class Leaving:
             for name in sorted(self._context.cluster.roster.replicas)
             if isinstance(results.get(name, ""), Exception | str)
         ]
-
-    def dropped(self, views: Iterable[PartitionView]) -> dict[str, int]:
-        """Returns which undeployed operators a registering replica still has: operator → newest epoch to delete.
-
-        Args:
-            views: what the replica has.
-        """
-        undeployed, held = self._context.cluster.undeployed, [(view.partition.operator, view.epoch) for view in views]
-        gone = {operator for operator, epoch in held if epoch <= undeployed.get(operator, 0)}
-        return {operator: undeployed[operator] for operator in sorted(gone)}
 
     # -- replicas -----------------------------------------------------------------------------------------
 

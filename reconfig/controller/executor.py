@@ -1,45 +1,262 @@
 """The executor of reconfigurations: gives turns to their moves, runs them round by round, and learns from them.
 
-:class:`MoveQueue` holds the moves that wait, and lets them begin in the order that :mod:`reconfig.decisions.plan`
-decides. A move's begin is recorded before the move begins. :class:`Executor` runs the moves to their end, and learns
-how long later ones will take. A move that breaks off begins again from its records in the ledger, as after a restart of
-the controller. :class:`Replanning` records another target for a waiting move, which cannot begin meanwhile. The move
-then leaves the queue and begins again from its records.
+:class:`RunRegistry` knows all reconfigurations, as callers see them: it finds, watches, pauses and cancels them, and
+remembers those that are over. :class:`MoveQueue` holds the moves that wait, and lets them begin in the order that
+:mod:`reconfig.decisions.plan` decides. A move's begin is recorded before the move begins. :class:`Executor` runs the
+moves to their end, and learns how long later ones will take. A move that breaks off begins again from its records in
+the ledger, as after a restart of the controller. :class:`Replanning` records another target for a waiting move, which
+cannot begin meanwhile. The move then leaves the queue and begins again from its records.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from reconfig.controller import steps
-from reconfig.controller.batch_book import is_waiting
+from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.context import ControllerContext
-from reconfig.controller.history import report_to_record
-from reconfig.controller.run_registry import Running, RunRegistry
-from reconfig.controller.runners import Hooks, MoveRunner
-from reconfig.controller.spans import reconfiguring
+from reconfig.controller.history import is_waiting, past, progress_of, report_to_record, with_downtime
+from reconfig.controller.runners import Hooks, MoveRunner, Runner
 from reconfig.decisions import migration as m
 from reconfig.decisions.budget import Experience, FixedCost, Links
 from reconfig.decisions.placement import View, replan
-from reconfig.decisions.plan import Limits, Part, next_turns
-from reconfig.decisions.work import Copy, Planned, PlannedMove
-from stateflow.errors import BudgetUnreachable, StateflowError
+from reconfig.decisions.plan import Copy, Limits, Part, Planned, PlannedMove, ReconfigurationState, Strategy, next_turns
+from stateflow.errors import BudgetUnreachable, MoveConflict, MoveUnknown, StateflowError
 from stateflow.ledger import RecordState
-from stateflow.reports import MoveReport
+from stateflow.metrics.figures import PAUSE_BUCKETS, Histogram
+from stateflow.reports import MoveReport, Reconfiguration
 from stateflow.rpc.wire import unexpected
+from stateflow.tracing import about, tracing
 from stateflow.types import PartitionId
 
 log = logging.getLogger(__name__)
 #: duration of one hold of a stopped operator, in seconds; the hold is renewed before it ends
 HOLD_S = 3.0
+#: seconds between two reports to a watcher: the least, and the most
+WATCH_INTERVAL_S = 0.1
+WATCH_IDLE_S = 10.0
+#: reconfigurations that are over and stay in memory
+FINISHED_KEPT = 1000
+
+
+# -- Reconfigurations ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Running:
+    """A reconfiguration with its moves, and the event that wakes its watchers.
+
+    ``told``: report of the reconfiguration, containing only moves that ended under an earlier controller. ``order``:
+    positions in the plan, by move id.
+    """
+
+    told: Reconfiguration
+    strategy: Strategy | None = None
+    order: Mapping[str, int] = field(default_factory=dict)
+    runners: list[Runner] = field(default_factory=list)
+    rounds: list[list[MoveRunner]] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: bool = False
+    #: returns the fields of the report that describe limits and progress
+    progress: Callable[[], Mapping[str, Any]] = dict
+
+    def wake(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def report(self) -> Reconfiguration:
+        moves = [*self.told.moves, *(runner.report for runner in self.runners)]
+        moves.sort(key=lambda move: self.order.get(move.id, 0))
+        return replace(self.told, moves=tuple(moves), **self.progress())
+
+    def note_downtime(self, downtime_ms: float) -> None:
+        """Adds to the report how long the operator was stopped."""
+        self.told = replace(self.told, moves=tuple(with_downtime(move, downtime_ms) for move in self.told.moves))
+        for runner in self.runners:
+            runner.report = with_downtime(runner.report, downtime_ms)
+        self.wake()
+
+    @property
+    def id(self) -> str:
+        return self.told.id
+
+    @property
+    def state(self) -> ReconfigurationState:
+        return ReconfigurationState(self.told.state)
+
+    @state.setter
+    def state(self, state: ReconfigurationState) -> None:
+        self.told = replace(self.told, state=state)
+
+    @property
+    def over(self) -> bool:
+        return self.state.over
+
+
+def no_such(reconfiguration: str) -> MoveUnknown:
+    return MoveUnknown(f"there is no reconfiguration {reconfiguration!r}", remedy="see `stateflow reconfig list`")
+
+
+class RunRegistry:
+    """All reconfigurations: those that this process began or resumed, and others in the ledger."""
+
+    def __init__(self, cluster: ClusterState) -> None:
+        self._cluster = cluster
+        self.running: dict[str, Running] = {}
+        #: called when a reconfiguration resumes or its limits change, so that turns are assigned again
+        self.on_change: Callable[[], None] = lambda: None
+        #: withdraws all moves of a reconfiguration that wait for their turn
+        self.withdraw: Callable[[str], None] = lambda _: None
+        #: moves that have ended since this controller began, by kind and state
+        self.ended: Counter[tuple[str, str]] = Counter()
+        #: pauses of the completed ones in seconds, by kind
+        self.pauses: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(PAUSE_BUCKETS))
+
+    def goes_on(self, reconfiguration: str) -> bool:
+        return self.running[reconfiguration].state is ReconfigurationState.RUNNING
+
+    def keep(self, running: Running) -> None:
+        """Remembers a reconfiguration; of those that are over, only the newest ``FINISHED_KEPT``."""
+        self.running[running.id] = running
+        running.progress = partial(self._progress, running.id)
+        over = [key for key, each in self.running.items() if each.over]
+        for key in over[: max(0, len(over) - FINISHED_KEPT)]:
+            del self.running[key]
+
+    def _progress(self, reconfiguration: str) -> Mapping[str, Any]:
+        recorded = self._cluster.history.get(reconfiguration)
+        return {} if recorded is None else progress_of(recorded, self._cluster.now_us())
+
+    def settle(self, running: Running, state: ReconfigurationState) -> None:
+        running.state = state
+        kind = str(running.told.kind)
+        for report in (runner.report for runner in running.runners):
+            self.ended[kind, str(report.state)] += 1
+            if report.state == "COMPLETED" and report.pause_ms > 0:
+                self.pauses[kind].observe(report.pause_ms / 1e3)
+        running.changed.set()
+
+    def found(self, reconfiguration: str) -> Running:
+        """Returns a reconfiguration, under way or over. Raises MoveUnknown."""
+        running = self.running.get(reconfiguration)
+        if running is not None:
+            return running
+        if reconfiguration in self._cluster.history:
+            return Running(past(self._cluster.history[reconfiguration]))
+        raise no_such(reconfiguration)
+
+    def failed(self, reconfiguration: str, allow_cancelled: bool = True) -> list[PlannedMove]:
+        """Returns the failed moves of a reconfiguration, whichever process began them.
+
+        Args:
+            allow_cancelled: includes those that were cancelled by command.
+        """
+        recorded = self._cluster.history.get(reconfiguration)
+        if recorded is None:
+            return []
+        left = [] if allow_cancelled else recorded.withdrawn
+        return [move for move in recorded.failed if isinstance(move, PlannedMove) and move not in left]
+
+    def cancel(self, reconfiguration: str) -> Reconfiguration:
+        """Cancels a reconfiguration: waiting moves do not begin; others roll back, where it is not too late."""
+        running = self.found(reconfiguration)
+        running.cancelled = True
+        for runner in running.runners:
+            runner.cancel()
+        self.withdraw(reconfiguration)
+        self._go_on(running)
+        return running.report()
+
+    def stuck(self, reconfiguration: str) -> list[MoveRunner]:
+        """Returns the stuck moves of a reconfiguration: the source may have sealed, and the target does not own yet.
+
+        Raises MoveUnknown, and MoveConflict if there is none.
+        """
+        found = [
+            runner
+            for runner in self.found(reconfiguration).runners
+            if isinstance(runner, MoveRunner) and runner.machine.fenced
+        ]
+        if not found:
+            raise MoveConflict(
+                "none of its moves is past its fence",
+                remedy="cancel it, or wait until it has ended",
+                reconfiguration=reconfiguration,
+            )
+        return found
+
+    def pause(self, running: Running) -> Reconfiguration:
+        """Pauses a reconfiguration: moves that have not begun wait; those under way complete."""
+        if not running.over:
+            running.state = ReconfigurationState.PAUSED
+            running.wake()
+        return running.report()
+
+    def resume(self, running: Running) -> Reconfiguration:
+        self._go_on(running)
+        return running.report()
+
+    def _go_on(self, running: Running) -> None:
+        if running.state is ReconfigurationState.PAUSED:
+            running.state = ReconfigurationState.RUNNING
+        running.wake()
+        self.on_change()
+
+    def unfinished(self, reconfiguration: str) -> Running:
+        """Returns a reconfiguration that is not over. Raises MoveUnknown, and MoveConflict if it is over."""
+        running = self.found(reconfiguration)
+        if running.over:
+            raise MoveConflict(
+                f"the reconfiguration is {running.state}",
+                remedy="retry it if it failed",
+                reconfiguration=reconfiguration,
+            )
+        return running
+
+    async def watch(self, reconfiguration: str) -> AsyncIterator[Reconfiguration]:
+        running = self.found(reconfiguration)
+        while True:
+            changed = running.changed
+            report = running.report()
+            over = running.over  # taken with the report: it may end while that is being sent
+            yield report
+            if over:
+                return
+            with suppress(TimeoutError):  # repeated, so that a watcher can tell idleness from a hang
+                await asyncio.wait_for(changed.wait(), WATCH_IDLE_S)
+            if not running.over:
+                await asyncio.sleep(WATCH_INTERVAL_S)  # moves change many times a second; watchers need not
+
+    def moving(self) -> list[MoveRunner]:
+        """Returns all moves under way, without standbys."""
+        return [
+            runner
+            for running in self.running.values()
+            if not running.over
+            for runner in running.runners
+            if isinstance(runner, MoveRunner) and not runner.ended.is_set()
+        ]
+
+    def history(self, limit: int = 0) -> Iterator[Reconfiguration]:
+        """Yields reports, newest first: of reconfigurations that this process knows, then of others in the ledger.
+
+        The call fixes which ones; each report is made when it is taken. ``limit``: 0: all.
+        """
+        known = list(reversed(self.running.values()))
+        names = {running.id for running in known}
+        earlier = [moves for name, moves in reversed(self._cluster.history.items()) if name not in names]
+        everything = itertools.chain((running.report() for running in known), map(past, earlier))
+        return itertools.islice(everything, limit or None)
 
 
 # -- Moves that wait -------------------------------------------------------------------------------------------------
@@ -178,6 +395,19 @@ def _tell(ticket: _Ticket, begins: bool) -> None:
 
 
 # -- Runs ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def reconfiguring(reconfiguration: str, operator: str, kind: str) -> Iterator[None]:
+    """Opens the span of a reconfiguration, around all its moves."""
+    ids = {"operator": operator, "reconfiguration": reconfiguration}
+    traces = tracing()
+    with about(lambda: ids):
+        if traces is None:
+            yield
+        else:
+            with traces.span("stateflow.reconfiguration", kind="internal", cause=kind, **ids):
+                yield
 
 
 class Executor:
@@ -362,10 +592,10 @@ class Executor:
         finally:
             holding.cancel()
             await self._hold(operator, 0.0)
-        stood_ms = (self._context.clock.monotonic() - began) * 1e3
+        downtime_ms = (self._context.clock.monotonic() - began) * 1e3
         if not self._context.over.done():
-            await self._context.record(steps.operator_downtime, running.id, stood_ms)
-            running.stood(stood_ms)
+            await self._context.record(steps.operator_downtime, running.id, downtime_ms)
+            running.note_downtime(downtime_ms)
 
     async def _checkpoint(self, operator: str) -> None:
         owners = sorted(set(self._context.cluster.operator(operator).assignment.owners))
@@ -405,18 +635,18 @@ class Replanning:
             sites = {name: info.site for name, info in cluster.roster.replicas.items()}
             view = View({}, list(self._context.fit().values()), allowed=cluster.allowed_sites())
             found = replan(self._waiting(), view, gone, sites, self._shares())
-        able = await self._context.learnt({(anew.target, anew.move.partition.operator) for anew in found})
+        able = await self._context.learnt({(each.target, each.move.partition.operator) for each in found})
         async with self._context.planning:
             fit = self._context.fit()
-            for anew in found:
-                if anew.target not in fit or (anew.target, anew.move.partition.operator) not in able:
+            for each in found:
+                if each.target not in fit or (each.target, each.move.partition.operator) not in able:
                     continue
-                with self._executor.queue.withheld(anew.move) as waits:
-                    if not (waits and self._waits(anew.move)):
+                with self._executor.queue.withheld(each.move) as waits:
+                    if not (waits and self._waits(each.move)):
                         continue  # its turn has come meanwhile
-                    await self._context.record(steps.retarget, anew.move, anew.target, anew.reason)
-                    log.warning("move %s retargeted to %s: %s", anew.move.move_id, anew.target, anew.reason)
-                    self._executor.queue.leave(anew.move)
+                    await self._context.record(steps.retarget, each.move, each.target, each.reason)
+                    log.warning("move %s retargeted to %s: %s", each.move.move_id, each.target, each.reason)
+                    self._executor.queue.leave(each.move)
 
     def _waiting(self) -> list[PlannedMove]:
         moves = (each.planned for each in self._context.cluster.open_moves.values())

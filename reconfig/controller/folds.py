@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from reconfig.controller.batch_book import Batch
+from reconfig.controller.history import Batch
 from reconfig.decisions.jobs import RUNS_MAX, Do, Job, Node, Run, RunState, Unreadable, next_us, read_job
+from reconfig.decisions.plan import PlannedRestore, restore_of
 from reconfig.decisions.sweeps import Chore, Maintenance, Partitions, packed, unpacked, without
-from reconfig.decisions.work import PlannedRestore, restore_of
 from stateflow.errors import InvalidArgument
 from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger.batches import BatchStatus, EntityStatus
@@ -400,8 +400,8 @@ class Task:
 
 
 @dataclass(slots=True)
-class Known:
-    """A sweep. ``tasks``: by node, in their order."""
+class RecordedSweep:
+    """A sweep, as recorded. ``tasks``: by node, in their order."""
 
     batch: Batch
     chore: Chore
@@ -444,7 +444,7 @@ class SweepBook:
     cluster. ``wrong``: by partition, faults that its newest verification found.
     """
 
-    there: dict[str, Known] = field(default_factory=dict)
+    there: dict[str, RecordedSweep] = field(default_factory=dict)
     whole_us: dict[Chore, int] = field(default_factory=dict)
     wrong: dict[PartitionId, list[PartitionFault]] = field(default_factory=dict)
 
@@ -485,7 +485,7 @@ class SweepBook:
             chore = Chore(first.get("chore", Chore.RESTART))
             site, operator = first["site"], first.get("operator", "")
             said = first["limit"], site, operator, unpacked(first.get("scope", {}))
-            known = self.there[sweep_id] = Known(Batch(record, {}), chore, *said)
+            known = self.there[sweep_id] = RecordedSweep(Batch(record, {}), chore, *said)
             if not (site or operator):
                 self.whole_us[chore] = record.timestamp_us
         known.batch.fold(record)

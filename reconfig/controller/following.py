@@ -23,12 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from reconfig.controller.batch_book import Recorded, is_waiting
 from reconfig.controller.cluster_state import ClusterState, Deployed
+from reconfig.controller.executor import WATCH_IDLE_S, no_such
 from reconfig.controller.folds import told
-from reconfig.controller.history import ENDED, maintained, past
-from reconfig.controller.run_registry import WATCH_IDLE_S, no_such
-from reconfig.decisions.work import PlannedStandby, ReconfigurationState
+from reconfig.controller.history import ENDED, Recorded, is_waiting, past
+from reconfig.decisions.plan import PlannedStandby, ReconfigurationState
 from stateflow.clock import Clock
 from stateflow.errors import LedgerCorrupt, StateflowError, Unavailable
 from stateflow.ledger import Ledger, Record
@@ -76,7 +75,7 @@ class FollowerReports:
         running = (self._told(recorded) for recorded in cluster.history.values() if not recorded.state.over)
         copies = (each.planned for each in cluster.open_moves.values() if isinstance(each.planned, PlannedStandby))
         return ClusterReport(
-            maintenance=maintained(cluster),
+            maintenance=cluster.maintenance_reports(),
             replicas=tuple(
                 ReplicaStatus(info.name, info.site, info.address, info.weight, None, -1.0, owned.get(info.name, 0))
                 for info in sorted(cluster.roster.replicas.values(), key=lambda info: info.name)

@@ -1,24 +1,233 @@
-"""Reports of past reconfigurations, made from the ledger's records."""
+"""Reconfigurations in the ledger: the entries that record them, their fold, and the reports made from their records.
+
+A reconfiguration is a batch of the ledger's board: an item ``reconfiguration/<id>``. Its entities are the items of its
+moves, which also describe the moves. So one list holds all work, and ``stateflow batch`` shows reconfigurations beside
+the batches of users. The record that ends a move contains its report. Every controller therefore reports a past
+reconfiguration (:func:`past`) as the one that carried it out did. The module does no I/O.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
 from typing import Any
 
-from reconfig.controller.batch_book import Recorded
-from reconfig.controller.cluster_state import ClusterState
 from reconfig.decisions import failover as f
 from reconfig.decisions import migration as m
-from reconfig.decisions.work import Change, Planned, PlannedMove, PlannedTakeover
-from stateflow.errors import from_wire
-from stateflow.ledger import Record, RecordState
+from reconfig.decisions.plan import (
+    NONE,
+    Change,
+    Limits,
+    Planned,
+    PlannedMove,
+    PlannedRestore,
+    PlannedTakeover,
+    ReconfigurationState,
+    to_payload,
+)
+from stateflow.errors import MoveCancelled, from_wire
+from stateflow.ledger.batches import RECORD_STATE, BatchStatus, EntityStatus, worked_us
+from stateflow.ledger.records import App, Entry, Kind, Record, RecordState
+from stateflow.ledger.rules import path
+from stateflow.partition.control import TakenOver
 from stateflow.reports import MoveReport, Reconfiguration
-from stateflow.status import MaintenanceReport
+from stateflow.types import How
 
+APP = App("reconfig.controller", "1")
+OPEN = (RecordState.NEW, RecordState.PROCESSING)
 ENDED = frozenset({RecordState.PROCESSED, RecordState.FAILED})
 _FIELDS = frozenset(each.name for each in fields(MoveReport))
+
+
+# -- Entries and their fold --------------------------------------------------------------------------------------------
+
+
+def batch_item(reconfiguration: str) -> str:
+    return f"reconfiguration/{reconfiguration}"
+
+
+def entry(
+    item: str,
+    state: RecordState,
+    previous: Record | Entry | None,
+    payload: Any = None,
+    schema: str | None = None,
+) -> Entry:
+    # the controller's locks have no lease: a restarted controller continues its own moves
+    return Entry(item, APP, state, previous, payload, schema, lease_s=math.inf)
+
+
+@dataclass(slots=True)
+class Batch:
+    """A batch: its newest record, and its columns as of that record."""
+
+    record: Record
+    columns: dict[str, Any]
+
+    def fold(self, record: Record) -> None:
+        self.record = record
+        self.columns |= record.payload["set"]
+
+    @property
+    def status(self) -> BatchStatus:
+        return BatchStatus(self.columns["status"])
+
+    def worked_s(self, now_us: int) -> float:
+        """Returns the seconds for which the batch has been IN_PROGRESS."""
+        return worked_us(self.columns.get("worked_us"), self.columns.get("resumed_us"), now_us) / 1e6
+
+    def to(self, status: BatchStatus, now_us: int) -> list[Entry]:
+        worked = worked_us(self.columns.get("worked_us"), self.columns.get("resumed_us"), now_us)
+        columns: dict[str, Any] = {"status": status.value, "worked_us": worked, "resumed_us": None}
+        if status is BatchStatus.IN_PROGRESS:
+            columns["resumed_us"] = now_us
+        elif status is not BatchStatus.PAUSED:
+            columns["ended_us"] = now_us
+        steps = path(self.record.state, RECORD_STATE[status])
+        entries: list[Entry] = []
+        for number, step in enumerate(steps):
+            before: Record | Entry | None = entries[-1] if entries else self.record
+            if step is RecordState.PROCESSING:
+                before = None
+            payload = {"set": columns if number == len(steps) - 1 else {}}
+            entries.append(entry(self.record.item_id, step, before, payload, Kind.BATCH.payload_schema))
+        return entries
+
+
+@dataclass(slots=True)
+class Recorded:
+    """A reconfiguration: when it was planned, and its moves in the order of the plan, each with its newest record.
+
+    ``downtime_ms``: milliseconds for which its operator was stopped; None: not stopped, or still stopped. ``batch``:
+    None: an earlier version planned it. ``cancelled``: a command cancelled it. ``by``: author of the plan, see
+    :func:`reconfig.controller.context.author`.
+    """
+
+    created_us: int
+    moves: dict[str, tuple[Change, Record]] = field(default_factory=dict)  # by item id
+    downtime_ms: float | None = None
+    batch: Batch | None = None
+    limits: Limits = NONE
+    cancelled: bool = False
+    by: str = ""
+
+    @property
+    def failed(self) -> list[Change]:
+        """Moves that failed, including those that were cancelled."""
+        return [planned for planned, record in self.moves.values() if record.state is RecordState.FAILED]
+
+    @property
+    def withdrawn(self) -> list[Change]:
+        """Moves that ended because they were cancelled."""
+        return [planned for planned, record in self.moves.values() if was_cancelled(record)]
+
+    @property
+    def state(self) -> ReconfigurationState:
+        if any(record.state in OPEN for _, record in self.moves.values()):
+            return ReconfigurationState.RUNNING
+        if self.cancelled and self.withdrawn:
+            return ReconfigurationState.CANCELLED
+        return ReconfigurationState.FAILED if self.failed else ReconfigurationState.COMPLETED
+
+    def is_last(self, item: str) -> bool:
+        """Tells whether every other move of the reconfiguration has ended."""
+        return not any(record.state in OPEN for other, (_, record) in self.moves.items() if other != item)
+
+
+def because(planned: PlannedMove, reason: str) -> str:
+    """Joins the reason of a move and the reason of its target. The move's reason comes first, because it identifies the
+    moves of a job's run."""
+    return f"{planned.reason}; {reason}" if planned.reason else reason
+
+
+def was_cancelled(record: Record) -> bool:
+    error = (record.payload or {}).get("error") or {}
+    return record.state is RecordState.FAILED and error.get("code") == MoveCancelled.code
+
+
+def is_waiting(record: Record) -> bool:
+    """Tells whether a move waits for its turn. Moves recorded by earlier versions have no turns."""
+    return record.state is RecordState.NEW and record.payload_schema is not None
+
+
+def begun(moves: Iterable[Change], now_us: int) -> list[Entry]:
+    """Returns the entries of a plan: its batches and their moves. A takeover begins as soon as it is planned."""
+    entries: list[Entry] = []
+    batches: set[str] = set()
+    for planned in moves:
+        batch = batch_item(planned.reconfiguration)
+        if batch not in batches:
+            batches.add(batch)
+            entries += begun_batch(batch, planned.partition.operator, planned.cause, now_us)
+        entries.append(new := entity(batch, planned))
+        if not isinstance(planned, PlannedMove):
+            entries.append(taken_up(new))
+    return entries
+
+
+def begun_batch(item: str, name: str, command: str, now_us: int, more: Mapping[str, Any] | None = None) -> list[Entry]:
+    """Returns the entries that begin a batch, with its columns. ``more``: further payload of the first record."""
+    schema = Kind.BATCH.payload_schema
+    named = {"name": name, "command": str(command), "owner": APP.name, "status": BatchStatus.NEW.value}
+    new = entry(item, RecordState.NEW, None, {**(more or {}), "set": named}, schema)
+    columns = {
+        "status": BatchStatus.IN_PROGRESS.value,
+        "listed": 1,
+        "started_us": now_us,
+        "worked_us": 0,
+        "resumed_us": now_us,
+    }
+    return [new, entry(item, RecordState.PROCESSING, new, {"set": columns}, schema)]
+
+
+def entity(batch: str, planned: Change | PlannedRestore) -> Entry:
+    columns = {"bid": batch, "entity": str(planned.partition.partition), "status": EntityStatus.WAITING.value}
+    payload = {**to_payload(planned), "set": columns}
+    return entry(planned.item_id, RecordState.NEW, None, payload, Kind.ENTITY.payload_schema)
+
+
+def taken_up(before: Record | Entry) -> Entry:
+    """Returns the entry by which a move begins. Moves recorded by earlier versions have no columns."""
+    schema = before.payload_schema
+    payload = None if schema is None else {"set": {"status": EntityStatus.IN_PROGRESS.value}}
+    return entry(before.item_id, RecordState.PROCESSING, before, payload, schema)
+
+
+def retaken(ends: Sequence[Entry]) -> list[Entry]:
+    """Returns the entries that end items which a person resolved by hand meanwhile; before each, an entry takes the
+    item up again."""
+    entries: list[Entry] = []
+    for end in ends:
+        payload: Any = None if end.payload_schema is None else {"set": {}}
+        entries.append(entry(end.item_id, RecordState.PROCESSING, None, payload, end.payload_schema))
+        entries.append(replace(end, previous=entries[-1]))
+    return entries
+
+
+def ended(record: Record, payload: Mapping[str, Any], state: RecordState) -> dict[str, Any]:
+    """Returns the payload of the record that ends a move or restore."""
+    if record.payload_schema is None:
+        return dict(payload)
+    report, error = payload.get("report", {}), payload.get("error")
+    if state is RecordState.PROCESSED:
+        told = ("pause_ms", "bytes", "epoch")
+        status, result = EntityStatus.COMPLETED, {name: report[name] for name in told if name in report}
+    else:
+        cancelled = (error or {}).get("code") == MoveCancelled.code
+        status = EntityStatus.CANCELLED if cancelled else EntityStatus.FAILED
+        result = {"error": f"{(error or {}).get('code')}: {(error or {}).get('what')}"}
+    columns = {
+        "status": status.value,
+        "ms": round(1e3 * (report.get("duration_s") or 0.0)),
+        "result": json.dumps(result),
+    }
+    return {**payload, "set": columns}
+
+
+# -- Reports -----------------------------------------------------------------------------------------------------------
 
 
 def report_to_record(report: MoveReport) -> dict[str, Any]:
@@ -39,8 +248,8 @@ def progress_of(recorded: Recorded, now_us: int) -> dict[str, Any]:
 def past(recorded: Recorded) -> Reconfiguration:
     planned, _ = next(iter(recorded.moves.values()))
     moves = [move_of(planned, record) for planned, record in recorded.moves.values()]
-    if recorded.stood_ms is not None:
-        moves = [stood(move, recorded.stood_ms) for move in moves]
+    if recorded.downtime_ms is not None:
+        moves = [with_downtime(move, recorded.downtime_ms) for move in moves]
     return Reconfiguration(
         id=planned.reconfiguration,
         operator=planned.partition.operator,
@@ -73,23 +282,14 @@ def move_of(planned: Change, record: Record) -> MoveReport:
     return replace(begun, **told)
 
 
-def maintained(cluster: ClusterState) -> tuple[MaintenanceReport, ...]:
-    """Returns the nodes that are in maintenance, by name."""
-    return tuple(
-        MaintenanceReport(node, each.one_of, each.since_us, each.until_us)
-        for node, each in sorted(cluster.roster.maintenance.items())
-        if node in cluster.maintained()
-    )
-
-
-def stood(move: MoveReport, pause_ms: float) -> MoveReport:
-    """Returns the report of a move whose operator was stopped for ``pause_ms``; if the move completed, that was its
-    pause.
+def with_downtime(move: MoveReport, downtime_ms: float) -> MoveReport:
+    """Returns the report of a move whose operator was stopped for ``downtime_ms``: the pause of the move, if it
+    completed.
 
     A reconfiguration that another term resumes knows only how long the operator was stopped in that term.
     """
     completed = move.state == m.Phase.COMPLETED
-    return replace(move, pause_ms=max(move.pause_ms, pause_ms)) if completed else move
+    return replace(move, pause_ms=max(move.pause_ms, downtime_ms)) if completed else move
 
 
 def planned_report(planned: Planned) -> MoveReport:
@@ -109,3 +309,25 @@ def ended_as(planned: Planned, owned: bool) -> str:
     if isinstance(planned, PlannedTakeover):
         return f.Phase.COMPLETED if owned else f.Phase.ABANDONED
     return m.Phase.COMPLETED if owned else m.Phase.ABORTED
+
+
+def takeover_note(planned: PlannedTakeover, taken: TakenOver) -> str:
+    """Returns a note on a new owner's state: its origin, and what it lacks."""
+    positions = [f"{source} up to {batch}" for source, batch in sorted(taken.positions.items())]
+    contained = ", ".join(positions) or "nothing"
+    match planned.how:
+        case How.LOCAL:
+            return f"the former owner's own copy, complete; it contains {contained}"
+        case How.STANDBY:
+            return (
+                f"the copy of {planned.standby_move} at sequence {taken.sequence}; it contains {contained}; "
+                "batches acknowledged later without the standby are lost and requested again with position_gap"
+            )
+        case How.CHECKPOINT:
+            if (origin := taken.checkpoint) is None:  # the target owned already when it was asked again
+                which = "a checkpoint"
+            else:
+                at = datetime.fromtimestamp(origin.created_us / 1e6, UTC).isoformat(timespec="seconds")
+                which = f"the checkpoint of {at}, epoch {origin.epoch}, sequence {origin.sequence}"
+            lost = "later batches are lost and requested again with position_gap"
+            return f"{which}; it contains {contained}; {lost}"

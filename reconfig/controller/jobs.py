@@ -14,15 +14,15 @@ from dataclasses import replace
 
 from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
+from reconfig.controller.executor import RunRegistry
 from reconfig.controller.folds import told
 from reconfig.controller.history import past
 from reconfig.controller.placing import Placing
 from reconfig.controller.reconfigurations import Reconfigurations
-from reconfig.controller.run_registry import RunRegistry
 from reconfig.controller.sweeping import Checkpoints
 from reconfig.decisions.jobs import Affinity, Do, Go, Job, Node, Run, RunState, choose, due, next_at_us
+from reconfig.decisions.plan import ReconfigurationState
 from reconfig.decisions.policies import PolicyName
-from reconfig.decisions.work import ReconfigurationState
 from stateflow.errors import REPORT_LOG, AlreadyThere, InvalidArgument, OperatorNotDeployed, StateflowError
 from stateflow.reports import JobReport, JobRun, JobStage
 from stateflow.types import node_of

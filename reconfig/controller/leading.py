@@ -5,6 +5,12 @@ The leader lease is kept in the ledger. Each term has a controller object of its
 ledger is read afresh, every replica has to register, and unfinished work is resumed, as after a restart. A term ends
 when the lease is lost, when it could not be renewed in time, or when the ledger is not the one that was opened. From
 then on this process grants, commands and writes nothing, and waits for the lease like any other controller.
+
+A controller counts its lease on its own monotonic clock, from before it *sent* the renewal, as a replica does. The next
+process that takes the lease first waits, from that moment, for as long as the former holder may go on by its own count,
+plus a margin for clock drift. So no two controllers decide at once, whatever the database's clock does; that clock only
+says when to try. It may have been set back, and then report the end of a lease an hour late. A waiting controller
+therefore also counts, on its own clock, for how long it has seen no renewal (:class:`Unrenewed`).
 """
 
 from __future__ import annotations
@@ -15,12 +21,12 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from reconfig.controller.context import Writer
+from reconfig.controller.context import Leadership, Writer
 from reconfig.controller.controller import Controller
-from reconfig.decisions.leadership import Leadership, Unrenewed
 from stateflow.clock import Clock
 from stateflow.errors import (
     HoldLost,
@@ -36,6 +42,26 @@ from stateflow.settings import ControllerSettings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Unrenewed:
+    """Counts for how long another controller has not renewed its leader lease.
+
+    Args:
+        margin: fraction by which clocks may drift apart.
+    """
+
+    margin: float
+    _seen: tuple[int, int] | None = None  # term, and its end by the database's clock, which each renewal changes
+    _since: float = 0.0
+
+    def over(self, term: int, until_us: int, lease_s: float, now: float) -> bool:
+        """Notes a lease as just read. Returns whether it has lapsed: no renewal was seen for its whole duration,
+        margin included."""
+        if self._seen != (term, until_us):
+            self._seen, self._since = (term, until_us), now
+        return now - self._since > lease_s * (1 + self.margin)
 
 
 class Leading:

@@ -386,8 +386,7 @@ class Names:
         )
 
     def _asking_since(self) -> float:
-        """Returns the time, in monotonic seconds, before which a last request is too old: that process has stopped
-        asking."""
+        """Returns the time, in monotonic seconds: a process whose last request is older has stopped asking."""
         silent_s = self._settings.heartbeat_interval_s * self._settings.heartbeats_missed_max
         return self._clock.monotonic() - silent_s
 

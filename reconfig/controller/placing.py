@@ -12,18 +12,17 @@ from dataclasses import replace
 
 from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
+from reconfig.controller.executor import RunRegistry
 from reconfig.controller.measuring import Measuring, owners_of
 from reconfig.controller.reconfigurations import Reconfigurations
-from reconfig.controller.run_registry import RunRegistry
 from reconfig.decisions.budget import FixedCost
 from reconfig.decisions.placement import Choice, Joining, Left, MoveProposal, View, newcomers, was_emptied
+from reconfig.decisions.plan import Cause, PlannedStandby
 from reconfig.decisions.policies import Autopilot, AutopilotSettings, PolicyName, decide, uneven
-from reconfig.decisions.work import Cause, PlannedStandby
 from stateflow.errors import StateflowError
 from stateflow.ledger import RecordState
-from stateflow.moves import MoveOptions
 from stateflow.reports import LeftPartition, Placement, ProposedMove, Reconfiguration
-from stateflow.types import PartitionId
+from stateflow.types import MoveOptions, PartitionId
 
 log = logging.getLogger(__name__)
 

@@ -12,23 +12,20 @@ from types import MappingProxyType
 from reconfig.controller import steps
 from reconfig.controller.cluster_state import Deployed, OpenMove
 from reconfig.controller.context import ControllerContext
-from reconfig.controller.executor import Executor
+from reconfig.controller.executor import Executor, Running, RunRegistry
 from reconfig.controller.history import past
 from reconfig.controller.measuring import Heard, heard, loads_of, owners_of, unheard, with_room
-from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.controller.runners import MoveRunner
 from reconfig.decisions import migration as m
 from reconfig.decisions import plan
 from reconfig.decisions.placement import Choice, MoveProposal, View, drained, spread
-from reconfig.decisions.plan import Load, Transfer
+from reconfig.decisions.plan import Asked, Cause, Load, PlannedMove, ReconfigurationState, Transfer
 from reconfig.decisions.sweeps import Maintenance, ordered
-from reconfig.decisions.work import Asked, Cause, PlannedMove, ReconfigurationState
 from stateflow import ring
 from stateflow.errors import AlreadyThere, InMaintenance, InvalidArgument, MoveConflict, StateflowError, Unavailable
-from stateflow.moves import MoveOptions
 from stateflow.reports import Reconfiguration
 from stateflow.settings import ControllerSettings
-from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo, node_of, worker_of
+from stateflow.types import MoveOptions, OperatorSpec, PartitionId, ReplicaInfo, node_of, worker_of
 
 #: how long replicas, which may be busy, have to say what room they have, in seconds
 SAID_WITHIN_S = 3.0
@@ -406,7 +403,7 @@ class Reconfigurations:
             changes = sum(self._executor.change_rates.get(PartitionId(operator, number), 0.0) for number in targets)
             some = [loads.get(PartitionId(operator, number), Load()) for number in targets]
             strategy = plan.choose(some, changes, options.max_pause_ms, self._executor.bandwidth)
-        if options.max_pause_ms and strategy.kind is not m.Kind.WARM:
+        if options.max_pause_ms and strategy.kind is not plan.Kind.WARM:
             raise InvalidArgument(
                 f"{strategy.name} copies while the partition is not served and cannot keep a pause budget",
                 remedy="use warm-up or auto with max_pause_ms",
@@ -429,7 +426,7 @@ class Reconfigurations:
         options: MoveOptions,
         cause: Cause,
         asked: Asked,
-        reasons: Mapping[PartitionId, str] = MappingProxyType({}),
+        reasons: Mapping[PartitionId, str],
     ) -> Reconfiguration:
         """Records the moves and begins them. Callers hold ``planning``.
 

@@ -1,23 +1,37 @@
-"""Registers replicas under their names, renews their leases, and records the partitions that they report."""
+"""Registers replicas under their names, renews their leases, and records the partitions that they report.
+
+Claims are partitions that replicas have and the ledger does not know. The controller remembers them, so that it never
+creates empty partitions in their place. A replica that belongs to another ledger is not registered; a replica that
+registers may have operators that this ledger has lost. Both report what they have. Claims are kept in memory, because
+replicas report them again to a new controller. :class:`Adopter` takes claimed operators into the ledger, by the rules
+of :mod:`reconfig.decisions.failover`.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from reconfig.controller import steps
-from reconfig.controller.claims import Claims, Piece
 from reconfig.controller.context import ControllerContext
-from reconfig.controller.deployments import Leaving
 from reconfig.controller.folds import Home
 from reconfig.controller.takeovers import Takeovers
-from reconfig.decisions.failover import NOTHING, Said
-from stateflow.errors import ForeignLedger
+from reconfig.decisions.failover import NOTHING, Claim, Found, Held, Said, assignment, claimants, find
+from stateflow.clock import Clock
+from stateflow.code.loading import check_signed
+from stateflow.errors import AdoptionRefused, ForeignLedger, PartitionsClaimed
 from stateflow.partition.control import PartitionView, Superseded
+from stateflow.settings import ControllerSettings
+from stateflow.status import AdoptedOperator
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 
 log = logging.getLogger(__name__)
+#: the most silent replicas remembered at once, as any process may report under any name
+SILENT_MAX = 1_000
+
+
+# -- Messages --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +104,136 @@ class Admitted:
     dropped: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a replica's report of what it has. ``belongs_to``: the ledger that the replica's data directory belongs
+    to. ``first``: the piece begins a new report and voids the former one; ``last``: it completes the report."""
+
+    info: ReplicaInfo
+    home: Home
+    belongs_to: str
+    operators: Sequence[OperatorSpec]
+    partitions: Sequence[PartitionView]
+    first: bool = False
+    last: bool = False
+
+    def only(self, partitions: Sequence[PartitionView]) -> Piece:
+        return replace(self, partitions=partitions)
+
+
+# -- Claims ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Claimant:
+    """A replica with claims. ``whole``: its report is complete. ``at``: time of its last heartbeat, monotonic
+    seconds."""
+
+    info: ReplicaInfo
+    home: Home
+    claim: Claim
+    at: float
+    whole: bool = False
+
+
+class Claims:
+    def __init__(self, settings: ControllerSettings, clock: Clock) -> None:
+        self._settings, self._clock = settings, clock
+        self._by_directory: dict[str, Claimant] = {}
+        #: by directory: replica that has not completed its report, and when it was last heard
+        self._silent: dict[str, tuple[str, float]] = {}
+        self._heard_from = clock.monotonic() + 2 * settings.heartbeat_interval_s
+
+    def note(self, piece: Piece) -> None:
+        directory = piece.home.directory
+        if piece.first or directory not in self._by_directory:
+            claim = Claim(piece.info.name, directory, piece.belongs_to, {}, {})
+            self._by_directory[directory] = Claimant(piece.info, piece.home, claim, self._clock.monotonic())
+        noted = self._by_directory[directory]
+        specs, held = dict(noted.claim.specs), dict(noted.claim.held)
+        specs |= {spec.name: spec for spec in piece.operators}
+        held |= {view.partition: Held(view.state, view.epoch) for view in piece.partitions}
+        noted.claim = Claim(noted.claim.replica, noted.claim.directory, noted.claim.ledger, specs, held)
+        noted.whole = piece.last
+
+    def registered(self, unknown: Piece) -> None:
+        """Notes the partitions that a registering replica has.
+
+        Args:
+            unknown: the replica's partitions of operators that the ledger does not know.
+        """
+        self._by_directory.pop(unknown.home.directory, None)
+        if unknown.partitions:  # the replica will report more of them; until then nothing is created in their place
+            self.note(unknown)
+
+    @property
+    def early_s(self) -> float:
+        """Seconds until every running replica should have been heard. A controller with an empty ledger waits for that
+        long before it creates partitions."""
+        return max(0.0, self._heard_from - self._clock.monotonic())
+
+    def foreign(self, replica: str, directory: str) -> bool:
+        """Notes a heartbeat of a replica of another ledger. Returns whether its report is complete; otherwise it may
+        still be opening its partitions."""
+        whole = self.heard(directory)
+        if whole:
+            self._silent.pop(directory, None)
+        else:
+            self._silent[directory] = replica, self._clock.monotonic()
+            if len(self._silent) > SILENT_MAX:
+                del self._silent[next(iter(self._silent))]
+        return whole
+
+    def heard(self, directory: str) -> bool:
+        """Notes a heartbeat of a replica. Returns whether its report is complete."""
+        noted = self._by_directory.get(directory)
+        if noted is None:
+            return False
+        noted.at = self._clock.monotonic()
+        return noted.whole
+
+    def present(self) -> list[Claimant]:
+        """Returns the claimants with complete reports that were heard lately, by name."""
+        since = self._present_since()
+        there = [noted for noted in self._by_directory.values() if noted.whole and noted.at >= since]
+        return sorted(there, key=lambda noted: (noted.info.name, noted.home.directory))
+
+    def _present_since(self) -> float:
+        return self._clock.monotonic() - self._settings.heartbeat_interval_s * self._settings.heartbeats_missed_max
+
+    def check_free(self, operator: str, ledger: str) -> None:
+        """Checks that an operator can be created. Raises PartitionsClaimed if a replica has partitions of it, or may
+        have."""
+        since = self._present_since()
+        silent = sorted({replica for replica, at in self._silent.values() if at >= since})
+        if silent:
+            raise PartitionsClaimed(
+                "replicas of another ledger have not reported their partitions yet",
+                remedy="deploy again when `stateflow status` shows no replica that is opening",
+                operator=operator,
+                replicas=" ".join(silent),
+                ledger=ledger or None,
+            )
+        found = claimants([noted.claim for noted in self._by_directory.values()], operator)
+        if found:
+            raise PartitionsClaimed(
+                "replicas have partitions of this operator that the ledger does not know",
+                remedy="start the controller with the ledger that they belong to; if it is lost, `stateflow adopt "
+                "--dry-run` shows what they have, and `stateflow adopt` adds it to this one",
+                operator=operator,
+                replicas=" ".join(sorted(found)),
+                ledger=ledger or None,
+            )
+
+
+# -- Registration ----------------------------------------------------------------------------------------------------
+
+
 class Registration:
-    def __init__(self, context: ControllerContext, claims: Claims, leaving: Leaving, takeovers: Takeovers) -> None:
-        self._context, self._claims, self._leaving, self._takeovers = context, claims, leaving, takeovers
+    """Answers registrations and heartbeats."""
+
+    def __init__(self, context: ControllerContext, claims: Claims, takeovers: Takeovers) -> None:
+        self._context, self._claims, self._takeovers = context, claims, takeovers
         self._cluster, self._members, self._names = context.cluster, context.members, context.names
 
     async def register(self, arrival: Arrival) -> Admitted | None:
@@ -114,7 +255,7 @@ class Registration:
         if not self._is_good(arrival):
             return None
         self._members.registered(info.name, arrival.incarnation, arrival.ticket)
-        dropped = self._leaving.dropped(views)
+        dropped = self._dropped(views)
         unknown = self._unknown(views)
         self._claims.registered(Piece(info, arrival.home, arrival.belongs_to, (), unknown, first=True))
         superseded = self._takeovers.registered(info.name, views)
@@ -180,6 +321,16 @@ class Registration:
             if view.partition.operator not in have and view.epoch > cluster.undeployed.get(view.partition.operator, 0)
         ]
 
+    def _dropped(self, views: Iterable[PartitionView]) -> dict[str, int]:
+        """Returns which undeployed operators a registering replica still has: operator → newest epoch to delete.
+
+        Args:
+            views: what the replica has.
+        """
+        undeployed, held = self._cluster.undeployed, [(view.partition.operator, view.epoch) for view in views]
+        gone = {operator for operator, epoch in held if epoch <= undeployed.get(operator, 0)}
+        return {operator: undeployed[operator] for operator in sorted(gone)}
+
     async def replace(self, replica: str, directory: str) -> tuple[str, int]:
         """Gives a name to another data directory. The former directory is refused from now on, whatever it has.
 
@@ -197,3 +348,115 @@ class Registration:
             partitions,
         )
         return directory, partitions
+
+
+# -- Adoption --------------------------------------------------------------------------------------------------------
+
+
+class Adopter:
+    """Takes operators that replicas have into a ledger that does not know them."""
+
+    def __init__(self, context: ControllerContext, claims: Claims) -> None:
+        self._context, self._claims = context, claims
+
+    async def adopt(self, dry_run: bool, partial: bool) -> list[AdoptedOperator]:
+        """Adopts every operator that replicas report and the ledger does not know, and returns what was found.
+
+        Everything is checked before the first record. Replicas of another ledger are let in only after all operators
+        are recorded.
+
+        Args:
+            dry_run: only report what there is.
+            partial: also adopt operators whose partitions are partly missing, or exist only as sealed copies.
+
+        Raises AdoptionRefused, unless ``dry_run``.
+        """
+        async with self._context.deploying, self._context.planning:
+            return await self._adopt(self._claims.present(), dry_run, partial)
+
+    async def _adopt(self, there: Sequence[Claimant], dry_run: bool, partial: bool) -> list[AdoptedOperator]:
+        claims = [claimant.claim for claimant in there]
+        found = find(claims, self._known)
+        for each in found:
+            each.conflicts += self._strangers(there, each.operator)
+        if not dry_run:
+            self._check(there, found, partial)
+            await self._record(there, found)
+        return [_told(each, not dry_run) for each in found]
+
+    @property
+    def _known(self) -> set[str]:
+        return {*self._context.cluster.deployed, *self._context.cluster.planned}
+
+    def _strangers(self, there: Sequence[Claimant], operator: str) -> list[str]:
+        homes = self._context.cluster.roster.homes
+        return [
+            f"the name {claimant.info.name} belongs to another data directory in this ledger"
+            for claimant in there
+            if any(partition.operator == operator for partition in claimant.claim.held)
+            and claimant.info.name in homes
+            and homes[claimant.info.name].directory != claimant.home.directory
+        ]
+
+    def _check(self, there: Sequence[Claimant], found: Sequence[Found], partial: bool) -> None:
+        if not there:
+            raise AdoptionRefused(
+                "no replica that answers has partitions unknown to this ledger",
+                remedy="start the replicas with this controller's address, and run the command again",
+            )
+        own = self._context.ledger_id
+        for name in sorted(self._known):
+            foreign = claimants([c.claim for c in there if c.claim.ledger not in ("", own)], name)
+            if foreign:
+                raise AdoptionRefused(
+                    "an operator on replicas of another ledger is also deployed in this one",
+                    remedy="stop those replicas and keep their data directories, or adopt into an empty ledger",
+                    operator=name,
+                    replicas=" ".join(sorted(foreign)),
+                )
+        for each in found:
+            if each.conflicts or each.spec is None:
+                raise AdoptionRefused(
+                    "; ".join(each.conflicts),
+                    remedy="stop the replica that should not count, keep its data directory, and run the command again",
+                    operator=each.operator,
+                )
+            check_signed(each.spec)
+            if not each.whole and not partial:
+                lacking = sorted([*each.missing, *each.sealed])
+                raise AdoptionRefused(
+                    f"{len(each.missing)} partitions are missing, {len(each.sealed)} exist only as copies sealed for "
+                    "a move",
+                    remedy="start the replicas that have them, and run the command again; with --partial, sealed "
+                    "copies are served again and missing partitions wait for a checkpoint or their owner",
+                    operator=each.operator,
+                    partitions=" ".join(map(str, lacking[:20])) + (" …" if len(lacking) > 20 else ""),
+                )
+
+    async def _record(self, there: Sequence[Claimant], found: Sequence[Found]) -> None:
+        context = self._context
+        claims = [claimant.claim for claimant in there]
+        for claimant in there:
+            await context.record(steps.register, claimant.info, claimant.home)
+            context.members.expect(claimant.info.name)
+        for each in found:
+            assert each.spec is not None
+            await context.record(steps.adopt, each.spec, assignment(each, claims), each.granted)
+            log.warning(
+                "operator %s adopted: %d partitions, %d missing", each.operator, len(each.owners), len(each.missing)
+            )
+        for ledger in sorted({claim.ledger for claim in claims} - {"", context.ledger_id}):
+            await context.record(steps.adopt_ledger, ledger)
+            log.warning("replicas of ledger %s now belong to ledger %s", ledger, context.ledger_id)
+
+
+def _told(found: Found, done: bool) -> AdoptedOperator:
+    return AdoptedOperator(
+        found.operator,
+        found.spec.partitions if found.spec else 0,
+        tuple(sorted(found.owners)),
+        tuple(sorted(found.sealed)),
+        tuple(found.missing),
+        tuple(found.conflicts),
+        done,
+    )

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
 from reconfig.decisions.placement import Terms, best
-from reconfig.decisions.work import PlannedRestore
+from reconfig.decisions.plan import PlannedRestore
 from stateflow.errors import (
     InvalidArgument,
     LeaseLost,
@@ -126,8 +126,7 @@ class Restores:
         return planned
 
     def _check_not_alone(self, partition: PartitionId, owner: str) -> None:
-        """Checks that an owner that does not answer is not serving a partition alone, because it cannot be asked to
-        stop.
+        """Checks that an owner that does not answer, and so cannot be asked to stop, is not serving a partition alone.
 
         Raises Unavailable if it may be.
         """
@@ -264,7 +263,7 @@ class Restores:
                 if self._context.clock.monotonic() > give_up_at and members.lapsed(planned.target):
                     raise Unavailable(
                         f"target {planned.target} is gone: {error}",
-                        remedy=f"{planned.owner} serves what it had when it answers; restore to another with --to",
+                        remedy=f"{planned.owner} serves its former state once it answers; restore to another with --to",
                         partition=planned.partition,
                     ) from error
                 log.warning("restore of %s retried: %s", planned.partition, error)

@@ -1,9 +1,12 @@
-"""Runners of moves and takeovers: turn the machine's instructions into calls, and their results into events.
+"""Runners of moves: turn the machine's instructions into calls, and their results into events.
 
 A runner feeds one event at a time to its machine, and carries out the instructions in their order. A record is durable
 before the next instruction is carried out. A call whose result decides something runs as a task, and its result comes
 back as an event. An error that the machine does not know as an event ends the runner: ``run`` raises it, and the caller
 makes a new runner from the ledger's records. Once the end of a move is recorded, its report stays as recorded.
+
+The runner of a takeover is in :mod:`reconfig.controller.takeovers`. Where tracing is on, each move has a span below its
+reconfiguration's, and each phase a span below that. Lines that are logged meanwhile carry the ids.
 """
 
 from __future__ import annotations
@@ -13,20 +16,17 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from reconfig.controller.cluster_state import Deployed
 from reconfig.controller.history import ended_as, planned_report
 from reconfig.controller.replicas import Replicas
-from reconfig.controller.spans import MoveSpan, moving
-from reconfig.decisions import failover as f
 from reconfig.decisions import migration as m
 from reconfig.decisions import plan
 from reconfig.decisions.budget import FixedCost, Measured
 from reconfig.decisions.failover import Takeover
 from reconfig.decisions.migration import Move
-from reconfig.decisions.work import Copy, Planned, PlannedMove, PlannedStandby, PlannedTakeover
+from reconfig.decisions.plan import Copy, Kind, Planned, PlannedMove, PlannedStandby
 from stateflow.clock import Clock
 from stateflow.errors import DigestMismatch, LeaseLost, Locked, StaleTerm, StateflowError, StateMissing, Unavailable
 from stateflow.partition.control import (
@@ -36,13 +36,12 @@ from stateflow.partition.control import (
     Phase,
     Preparation,
     Progress,
-    TakenOver,
-    TakeOver,
 )
 from stateflow.reports import MoveReport
 from stateflow.settings import ControllerSettings
+from stateflow.tracing import Made, about, tracing
 from stateflow.transitions import check
-from stateflow.types import How, ReplicaInfo
+from stateflow.types import ReplicaInfo
 
 log = logging.getLogger(__name__)
 #: how long a move waits for its budget, in seconds, if its plan does not say
@@ -56,9 +55,81 @@ SHOWN = (
     *("bytes_warm", "bytes_reused", "bytes_delta", "lag_bytes", "bytes_stored", "base_bytes"),
     *("change_rate", "bandwidth", "rtt_ms"),
 )
+#: phases in which a move has ended: they last no time, and have no span
+_OVER = frozenset({"COMPLETED", "ABORTED"})
 
 
-# -- Both ------------------------------------------------------------------------------------------------------------
+# -- Spans -----------------------------------------------------------------------------------------------------------
+
+
+class MoveSpan:
+    """The span of a move, with one child for each phase."""
+
+    def __init__(self, made: Made) -> None:
+        self._made = made
+        self._phase = ""
+        self._child: Made | None = None
+
+    def phase(self, phase: str) -> None:
+        """Notes the phase that the move is in now."""
+        if phase == self._phase:
+            return
+        self._phase = phase
+        self._leave()
+        if phase not in _OVER:
+            self._child = self._made.child(f"stateflow.move.{phase.lower()}")
+
+    def _leave(self) -> None:
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+
+    def end(self, report: MoveReport, error: BaseException | None) -> None:
+        self._leave()
+        error = error or report.fault
+        self._made.tell(
+            state=str(report.state),
+            pause_ms=report.pause_ms,
+            predicted_pause_ms=report.predicted_pause_ms,
+            bytes_warm=report.bytes_warm,
+            bytes_delta=report.bytes_delta,
+            code=getattr(error, "code", None),
+        )
+        if error is not None:
+            self._made.failed(error)
+        self._made.end()
+
+
+@contextlib.contextmanager
+def moving(planned: Planned) -> Iterator[MoveSpan | None]:
+    """Opens the span of a move, which the caller ends.
+
+    Yields None if tracing is off, or where the move is a standby, whose span would last as long as the copy.
+    """
+    ids: dict[str, Any] = {
+        "operator": planned.partition.operator,
+        "partition": planned.partition.partition,
+        "reconfiguration": planned.reconfiguration,
+        "move": planned.move_id,
+    }
+    traces = None if isinstance(planned, PlannedStandby) else tracing()
+    with about(lambda: ids):
+        if traces is None:
+            yield None
+            return
+        made = traces.begin(
+            "stateflow.move",
+            from_replica=planned.source,
+            to_replica=planned.target,
+            strategy=str(planned.strategy),
+            cause=str(planned.cause),
+            **ids,
+        )
+        with made.current():
+            yield MoveSpan(made)
+
+
+# -- All runners -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -87,7 +158,7 @@ class _Broken:
 
 @dataclass(slots=True, kw_only=True)
 class Runner:
-    """Base of the runners of a move and of a takeover: its events, its report, and what both call."""
+    """Base of the runners of a move and of a takeover: events, report, and the calls that both make."""
 
     planned: Planned
     machine: Move | Takeover
@@ -126,6 +197,10 @@ class Runner:
             return await self._run(first)
 
     async def _run(self, first: list[Any] | None) -> MoveReport:
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Cancels the move, if it is not too late."""
         raise NotImplementedError
 
     async def _carry_out(self, instructions: list[Any]) -> None:
@@ -250,7 +325,7 @@ class MoveRunner(Runner):
     @classmethod
     def machine_for(cls, planned: Copy, granted: bool = False) -> m.Move:
         if isinstance(planned, PlannedStandby):
-            return m.Move(planned.epoch, planned.granted_epoch, kind=m.Kind.STANDBY)
+            return m.Move(planned.epoch, planned.granted_epoch, kind=Kind.STANDBY)
         return m.Move(
             planned.epoch,
             planned.granted_epoch,
@@ -446,7 +521,7 @@ class MoveRunner(Runner):
             self.source,
             self.planned.epoch,
             bandwidth_max=move.bandwidth_max if move else 0.0,
-            standby=self.machine.kind is m.Kind.STANDBY,
+            standby=self.machine.kind is Kind.STANDBY,
             on_demand=move is not None and plan.STRATEGIES[move.strategy].on_demand,
             newest_epoch=self.newest_epoch(),
         )
@@ -487,7 +562,7 @@ class MoveRunner(Runner):
 
         The first one found stays the answer, because the move relies on it once it is fenced.
         """
-        if self.machine.kind is not m.Kind.STANDBY and not self._joined:
+        if self.machine.kind is not Kind.STANDBY and not self._joined:
             self._joined = self.standby_move()
         return self._joined
 
@@ -562,122 +637,3 @@ class MoveRunner(Runner):
 
 def _unsaid() -> Unavailable:
     return Unavailable("the transfer ended without a result", remedy="see the target's log")
-
-
-# -- Takeovers -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True, kw_only=True)
-class TakeoverRunner(Runner):
-    """Carries out one takeover."""
-
-    planned: PlannedTakeover
-    machine: f.Takeover
-
-    def __post_init__(self) -> None:
-        self._begin_report(self.machine.phase)
-        self._tell(note=f"by {self.planned.how.lower()}")
-
-    @property
-    def completed(self) -> bool:
-        return self.machine.phase is f.Phase.COMPLETED
-
-    def cancel(self) -> None:
-        """Ignores the cancellation: a partition without an owner is taken over in any case."""
-
-    def target_gone(self) -> None:
-        self._events.put_nowait(f.TargetGone())
-
-    async def _run(self, first: list[f.Instruction] | None) -> MoveReport:
-        self._began = self.clock.monotonic()
-        try:
-            await self._carry_out(self.handle(m.Begin()) if first is None else first)
-            while self.machine.phase not in f.TERMINAL:
-                await self._carry_out(self.handle(await self._next_event()))
-                self._say(self.machine.phase)
-        finally:
-            self._end()
-        return self.report
-
-    async def _carry_out_one(self, instruction: f.Instruction) -> None:
-        match instruction:
-            case m.RecordGrant():
-                try:
-                    await self.hooks.record_grant()
-                except Locked as error:
-                    self._events.put_nowait(f.TargetRefused(error))
-                else:
-                    self._events.put_nowait(m.GrantRecorded())
-            case f.TakeOver(epoch):
-                self._start(self._take_over(epoch))
-            case m.CancelTarget():
-                self._start(self._cancel())
-            case f.RecordOwned(epoch):
-                await self._record_owned(epoch=epoch)
-                self._events.put_nowait(m.OwnedRecorded())
-            case m.RecordAborted(error):
-                if self.planned.standby_move:  # no other runner is left that would cancel that copy
-                    await self._cancel_at(self.target, self.planned.standby_move)
-                await self._record_aborted(error)
-            case f.Retry(f.TakeOver(epoch)):
-                self._start(self._later(lambda: self._take_over(epoch)))
-            case f.Retry(m.CancelTarget()):
-                self._start(self._later(self._cancel))
-
-    # -- calls --------------------------------------------------------------------------------------------
-
-    async def _take_over(self, epoch: int) -> None:
-        wanted = TakeOver(
-            self.deployed.spec,
-            self.planned.partition,
-            self.planned.move_id,
-            epoch,
-            self.planned.how,
-            standby_move=self.planned.standby_move,
-            oldest_epoch=self.deployed.first_epoch,
-        )
-        try:
-            taken = await self.replicas.take_over(self.target.name, wanted)
-        except StateflowError as error:
-            log.warning("takeover %s not confirmed: %s", self.planned.move_id, error)
-            unknown = isinstance(error, Unavailable | LeaseLost | StaleTerm)
-            self._events.put_nowait(m.TargetUnknown() if unknown else f.TargetRefused(error))
-            return
-        self._tell(note=self._note(taken) + self._outside())
-        self._events.put_nowait(f.TargetOwned(taken.epoch))
-
-    def _outside(self) -> str:
-        if not self.deployed.sites or self.target.site in self.deployed.sites:
-            return ""
-        return (
-            f"; {self.target.name} is at {self.target.site}, outside the operator's sites "
-            f"({', '.join(self.deployed.sites)})"
-        )
-
-    def _note(self, taken: TakenOver) -> str:
-        """Returns a note on the new owner's state: its origin, and what it lacks."""
-        positions = [f"{source} up to {batch}" for source, batch in sorted(taken.positions.items())]
-        contained = ", ".join(positions) or "nothing"
-        match self.planned.how:
-            case How.LOCAL:
-                return f"the former owner's own copy, complete; it contains {contained}"
-            case How.STANDBY:
-                return (
-                    f"the copy of {self.planned.standby_move} at sequence {taken.sequence}; it contains {contained}; "
-                    "batches acknowledged later without the standby are lost and requested again with position_gap"
-                )
-            case How.CHECKPOINT:
-                if (origin := taken.checkpoint) is None:  # the target owned already when it was asked again
-                    which = "a checkpoint"
-                else:
-                    at = datetime.fromtimestamp(origin.created_us / 1e6, UTC).isoformat(timespec="seconds")
-                    which = f"the checkpoint of {at}, epoch {origin.epoch}, sequence {origin.sequence}"
-                lost = "later batches are lost and requested again with position_gap"
-                return f"{which}; it contains {contained}; {lost}"
-
-    async def _cancel(self) -> None:
-        reply = await self._cancel_at(self.target, self.planned.move_id)
-        if reply is None:
-            self._events.put_nowait(m.TargetUnknown())
-            return
-        self._events.put_nowait(f.TargetOwned(reply.epoch) if reply.owned else m.TargetCancelled())

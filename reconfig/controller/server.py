@@ -14,12 +14,11 @@ import uuid
 from collections import Counter
 from pathlib import Path
 
-from reconfig.controller.context import Writer
+from reconfig.controller.context import Leadership, Writer
 from reconfig.controller.controller import Controller
 from reconfig.controller.following import Following
 from reconfig.controller.leading import Leading
 from reconfig.controller.service import ControllerService
-from reconfig.decisions.leadership import Leadership
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.ledger import Holder, Ledger
 from stateflow.metrics.figures import Values
@@ -37,7 +36,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def here(address: str) -> Holder:
-    """Returns this process as a holder.
+    """Returns this process, as the ledger names the holder of a lease.
 
     If the system does not tell when it started, no other process ever takes it for ended.
     """

@@ -12,25 +12,23 @@ from typing import Any, Protocol, TypeVar
 
 import grpc.aio
 
-from reconfig.controller.claims import Piece
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.controller import Controller
 from reconfig.controller.folds import Home
 from reconfig.controller.following import Following
 from reconfig.controller.leading import Leading
 from reconfig.controller.reconfigurations import Ask
-from reconfig.controller.registration import Admitted, Answer, Arrival, Beat
+from reconfig.controller.registration import Admitted, Answer, Arrival, Beat, Piece
 from reconfig.controller.restores import Request
 from reconfig.decisions.failover import Failover, Said
 from reconfig.decisions.jobs import Do, Job
 from reconfig.decisions.placement import Choice
+from reconfig.decisions.plan import ReconfigurationState
 from reconfig.decisions.policies import AutopilotSettings, policies_named
 from reconfig.decisions.sweeps import Chore, chore_named
-from reconfig.decisions.work import ReconfigurationState
 from stateflow.errors import InvalidArgument
 from stateflow.fleet import Beat as AgentBeat
 from stateflow.fleet import Request as Requested
-from stateflow.moves import MoveOptions
 from stateflow.partition.control import Wanted
 from stateflow.release import FIRST
 from stateflow.reports import AutopilotReport, FollowerReport, JobReport, JobRun, Reconfiguration
@@ -43,7 +41,7 @@ from stateflow.rpc.serving import caller
 from stateflow.rpc.wire import PAGE_BYTES, after_of, batched, message_of, streaming, tell_newest, unary, value_of
 from stateflow.security.roles import check_owners
 from stateflow.status import ClusterReport, Deployment
-from stateflow.types import OperatorSpec, ReplicaInfo, shown
+from stateflow.types import MoveOptions, OperatorSpec, ReplicaInfo, shown
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -60,9 +58,7 @@ class Tells(Protocol):
     def term(self) -> int: ...
     def deployment(self, operator: str) -> Deployment: ...
     def job_reports(self, name: str) -> list[JobReport]: ...
-
     def job_run(self, run_id: str) -> JobRun: ...
-
     def status(self) -> ClusterReport: ...
     def reconfiguration(self, reconfiguration: str) -> Reconfiguration: ...
     def history(self, limit: int = 0) -> Iterator[Reconfiguration]: ...
@@ -110,6 +106,21 @@ def to_the_end(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., A
     return handler
 
 
+def leader(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    """Makes the handler of a request to the leader."""
+    return unary(of_the_term(method))
+
+
+def command(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Awaitable[T]]:
+    """Makes the handler of a request to the leader that goes on when its caller leaves."""
+    return unary(of_the_term(to_the_end(method)))
+
+
+def question(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    """Makes the handler of a question that every controller may answer."""
+    return unary(of_any(method))
+
+
 class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     def __init__(self, leading: Leading, following: Following | None = None) -> None:
         self.leading, self._following = leading, following
@@ -133,8 +144,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 
     # -- membership ---------------------------------------------------------------------------------------
 
-    @unary
-    @of_the_term
+    @leader
     async def Register(self, request: cpb.RegisterRequest, controller: Controller) -> cpb.RegisterReply:
         admitted = await controller.registration.register(value_of(Arrival, request, **_sender(request)))
         return cpb.RegisterReply(late=True) if admitted is None else _admitted_to_pb(admitted, controller)
@@ -148,37 +158,29 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def _heard(self, request: cpb.HeartbeatRequest, controller: Controller) -> cpb.HeartbeatReply:
         return _answer_to_pb(controller.registration.heard(_beat_of(request)), controller)
 
-    @unary
-    @of_the_term
+    @leader
     async def Claim(self, request: cpb.ClaimRequest, controller: Controller) -> pb.Empty:
         controller.registration.claim(value_of(Piece, request, **_sender(request)))
         return pb.Empty()
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def Adopt(self, request: cpb.AdoptRequest, controller: Controller) -> cpb.AdoptReply:
         found = await controller.adopter.adopt(request.dry_run, request.partial)
         return message_of(cpb.AdoptReply, operators=found)
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def Replace(self, request: cpb.ReplaceRequest, controller: Controller) -> cpb.ReplaceReply:
         directory, partitions = await controller.registration.replace(request.replica, request.directory)
         return cpb.ReplaceReply(directory=directory, partitions=partitions)
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def Forget(self, request: cpb.ForgetRequest, controller: Controller) -> pb.Empty:
         await controller.leaving.forget(request.replica)
         return pb.Empty()
 
     # -- operators ----------------------------------------------------------------------------------------
 
-    @unary
-    @of_the_term
+    @leader
     async def Deploy(self, request: cpb.DeployRequest, controller: Controller) -> cpb.Deployment:
         await controller.try_out(value_of(OperatorSpec, request.spec))  # may take long, and ends when its caller leaves
         return await self._deploy(request, controller)
@@ -190,34 +192,28 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         deployment = await controller.deploy(value_of(OperatorSpec, request.spec), sites, failover)
         return message_of(cpb.Deployment, deployment)
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def TakeOver(self, request: cpb.TakeOverLostRequest, controller: Controller) -> cpb.ReconfigurationList:
         numbers, accepted = list(request.partitions), request.accept_loss
         begun = await controller.giving_up.by_command(request.operator, numbers, accepted)
         return message_of(cpb.ReconfigurationList, reconfigurations=begun)
 
-    @unary
-    @of_the_term
+    @leader
     async def PutBundlePart(self, request: cpb.BundlePart, controller: Controller) -> pb.Empty:
         await controller.versions.put(request.bundle, request.number, request.count, request.data)
         return pb.Empty()
 
-    @unary
-    @of_the_term
+    @leader
     async def GetBundlePart(self, request: cpb.BundlePartRequest, controller: Controller) -> cpb.BundlePart:
         data, count = await controller.versions.part(request.bundle, request.number)
         return cpb.BundlePart(bundle=request.bundle, number=request.number, count=count, data=data)
 
-    @unary
-    @of_the_term
+    @leader
     async def ListVersions(self, request: cpb.VersionsRequest, controller: Controller) -> cpb.VersionList:
         versions = enumerate(controller.versions.of(request.operator), 1)
         return cpb.VersionList(versions=[message_of(cpb.Version, spec, number=number) for number, spec in versions])
 
-    @unary
-    @of_the_term
+    @leader
     async def Upgrade(self, request: cpb.UpgradeRequest, controller: Controller) -> cpb.Deployment:
         await controller.try_out(controller.versions.version(request.operator, request.version))
         return await self._upgrade(request, controller)
@@ -226,20 +222,16 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def _upgrade(self, request: cpb.UpgradeRequest, controller: Controller) -> cpb.Deployment:
         return message_of(cpb.Deployment, await controller.upgrade(request.operator, request.version))
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def Undeploy(self, request: cpb.UndeployRequest, controller: Controller) -> cpb.UndeployReply:
         partitions, waiting = await controller.leaving.undeploy(request.operator, request.delete_state)
         return cpb.UndeployReply(partitions=partitions, waiting=waiting)
 
-    @unary
-    @of_any
+    @question
     async def GetDeployment(self, request: cpb.GetDeploymentRequest, tells: Tells) -> cpb.Deployment:
         return message_of(cpb.Deployment, tells.deployment(request.operator))
 
-    @unary
-    @of_any
+    @question
     async def Status(self, request: cpb.StatusRequest, tells: Tells) -> cpb.StatusReply:
         if request.measured and isinstance(tells, Controller):
             await tells.measuring.room()
@@ -247,25 +239,19 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 
     # -- reconfigurations ---------------------------------------------------------------------------------
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def Migrate(self, request: cpb.MigrateRequest, controller: Controller) -> cpb.Reconfiguration:
         _check_mover(controller, request)
         options = _options_of(request.options)
         migrate = controller.reconfigurations.migrate
         return message_of(cpb.Reconfiguration, await migrate(request.operator, request.partitions, request.to, options))
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def Rebalance(self, request: cpb.RebalanceRequest, controller: Controller) -> cpb.ReconfigurationList:
         started = await controller.reconfigurations.rebalance(request.operator, _options_of(request.options))
         return message_of(cpb.ReconfigurationList, reconfigurations=started)
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def Drain(self, request: cpb.DrainRequest, controller: Controller) -> cpb.ReconfigurationList:
         asked = request.maintenance
         maintenance = Ask(asked.for_s, asked.one_of) if request.HasField("maintenance") else None
@@ -274,15 +260,12 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         )
         return message_of(cpb.ReconfigurationList, reconfigurations=started)
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def EndMaintenance(self, request: cpb.EndMaintenanceRequest, controller: Controller) -> pb.Empty:
         await controller.reconfigurations.end_maintenance(request.node)
         return pb.Empty()
 
-    @unary
-    @of_the_term
+    @leader
     async def Propose(self, request: cpb.ProposeRequest, controller: Controller) -> cpb.PlaceReply:
         planning, command = controller.reconfigurations, request.WhichOneof("command")
         await controller.context.acquainted()
@@ -302,9 +285,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
                 raise InvalidArgument("the request names no command", remedy="use the controller's stateflow version")
         return message_of(cpb.PlaceReply, await controller.costs(choice, dict.fromkeys(choice.moves, command)))
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def Place(self, request: cpb.PlaceRequest, controller: Controller) -> cpb.PlaceReply:
         names, options = policies_named(",".join(request.policies)), _options_of(request.options)
         if request.dry_run:
@@ -312,9 +293,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         begun = await controller.placing.place(request.operator, names, options)
         return message_of(cpb.PlaceReply, reconfigurations=begun)
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def Autopilot(self, request: cpb.AutopilotRequest, controller: Controller) -> cpb.AutopilotOrders:
         if request.HasField("orders"):
             told = value_of(AutopilotReport, request.orders)
@@ -322,9 +301,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
             await controller.placing.order(AutopilotSettings.of(fields))
         return message_of(cpb.AutopilotOrders, AutopilotReport(**_said(controller.context.cluster.autopilot)))
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def CreateJob(self, request: cpb.Job, controller: Controller) -> cpb.Job:
         fields = {
             name: list(value) if name in ("policies", "partitions") else value
@@ -337,9 +314,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         job = replace(Job.of(request.name, fields), options=_options_of(request.options))
         return message_of(cpb.Job, await controller.jobs.create(job))
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def ChangeJob(self, request: cpb.ChangeJobRequest, controller: Controller) -> cpb.Job:
         match request.change:
             case "pause" | "resume":
@@ -350,20 +325,16 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
                 return message_of(cpb.Job, await controller.jobs.delete(request.name))
         raise InvalidArgument(f"a job has no command {shown(request.change)}", remedy="pause, resume, run or delete it")
 
-    @unary
-    @of_any
+    @question
     async def ListJobs(self, request: cpb.ListJobsRequest, tells: Tells) -> cpb.JobList:
         told = [replace(each, follower=None) for each in tells.job_reports(request.name)]  # the reply says it once
         return message_of(cpb.JobList, jobs=told, follower=tells.follower)
 
-    @unary
-    @of_any
+    @question
     async def GetJobRun(self, request: cpb.JobRunRequest, tells: Tells) -> cpb.JobRun:
         return message_of(cpb.JobRun, tells.job_run(request.id))
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def Standby(self, request: cpb.StandbyRequest, controller: Controller) -> cpb.StandbyReply:
         standbys = await controller.standbys.want(request.operator, request.count)
         return message_of(cpb.StandbyReply, standbys=standbys)
@@ -378,8 +349,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
             for page in batched((message_of(cpb.Reconfiguration, each) for each in told), PAGE_BYTES):
                 yield message_of(cpb.ReconfigurationList, reconfigurations=page, follower=tells.follower)
 
-    @unary
-    @of_any
+    @question
     async def GetReconfiguration(self, request: cpb.ReconfigurationRequest, tells: Tells) -> cpb.Reconfiguration:
         return message_of(cpb.Reconfiguration, tells.reconfiguration(request.id))
 
@@ -397,45 +367,34 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
             async for report in controller.runs.watch(request.id):
                 yield message_of(cpb.Reconfiguration, report)
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def CancelReconfiguration(
         self, request: cpb.ReconfigurationRequest, controller: Controller
     ) -> cpb.Reconfiguration:
         return message_of(cpb.Reconfiguration, await controller.reconfigurations.cancel(request.id))
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def EditReconfiguration(self, request: cpb.EditRequest, controller: Controller) -> cpb.Reconfiguration:
         limits = {field.name: value for field, value in request.ListFields() if field.name != "id"}
         return message_of(cpb.Reconfiguration, await controller.reconfigurations.edit(request.id, **limits))
 
-    @unary
-    @of_the_term
+    @leader
     async def ResolveReconfiguration(self, request: cpb.ResolveRequest, controller: Controller) -> cpb.Reconfiguration:
         return message_of(cpb.Reconfiguration, controller.takeovers.resolve(request.id, request.how))
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def PauseReconfiguration(
         self, request: cpb.ReconfigurationRequest, controller: Controller
     ) -> cpb.Reconfiguration:
         return message_of(cpb.Reconfiguration, await controller.reconfigurations.pause(request.id))
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def ResumeReconfiguration(
         self, request: cpb.ReconfigurationRequest, controller: Controller
     ) -> cpb.Reconfiguration:
         return message_of(cpb.Reconfiguration, await controller.reconfigurations.resume(request.id))
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def RetryReconfiguration(
         self, request: cpb.ReconfigurationRequest, controller: Controller
     ) -> cpb.Reconfiguration:
@@ -443,22 +402,17 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
-    @unary
-    @of_the_term
+    @leader
     async def Checkpoint(self, request: rpb.CheckpointRequest, controller: Controller) -> rpb.CheckpointReply:
         taken = await controller.checkpoints.take(request.operator, request.partitions, request.savepoint)
         return message_of(rpb.CheckpointReply, taken)
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def Restore(self, request: cpb.RestoreOperatorRequest, controller: Controller) -> cpb.RestoreReport:
         restore_id, done = await controller.restores.restore(_restore_of(request))
         return message_of(cpb.RestoreReport, id=restore_id, partitions=done)
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def CancelRestore(self, request: cpb.CancelRestoreRequest, controller: Controller) -> pb.Empty:
         await controller.restores.cancel(request.id)
         return pb.Empty()
@@ -474,74 +428,55 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def _heard_agent(self, request: cpb.AgentBeatRequest, controller: Controller) -> cpb.AgentBeatReply:
         return message_of(cpb.AgentBeatReply, await controller.agents.heard(value_of(AgentBeat, request)))
 
-    @unary
-    @of_the_term
+    @leader
     async def ListAgents(self, request: cpb.ListAgentsRequest, controller: Controller) -> cpb.AgentList:
-        found = controller.agents.standings()
+        found = controller.agents.states()
         views = [message_of(cpb.AgentView, each, agent=each.info, last_heartbeat_s=each.heard_s) for each in found]
         return cpb.AgentList(agents=views)
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def Spawn(self, request: cpb.SpawnRequest, controller: Controller) -> cpb.SpawnReply:
         return message_of(cpb.SpawnReply, spawned=await controller.agents.spawn(value_of(Requested, request)))
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def StopReplica(self, request: cpb.StopReplicaRequest, controller: Controller) -> cpb.SpawnReply:
         return message_of(cpb.SpawnReply, spawned=[await controller.agents.stop(request.replica, request.force)])
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def RestartAll(self, request: cpb.RestartAllRequest, controller: Controller) -> cpb.Rolling:
         roll = await controller.sweeps.begin(Chore.RESTART, request.site, request.limit)
         return message_of(cpb.Rolling, controller.sweeps.rolling(roll))
 
-    @unary
-    @of_the_term
+    @leader
     async def GetRolling(self, request: cpb.RollingRequest, controller: Controller) -> cpb.Rolling:
         return message_of(cpb.Rolling, controller.sweeps.rolling(request.id))
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def CancelRolling(self, request: cpb.RollingRequest, controller: Controller) -> cpb.Rolling:
         controller.sweeps.rolling(request.id)  # raises if it is not a rolling restart
         await controller.sweeps.cancel(request.id)
         return message_of(cpb.Rolling, controller.sweeps.rolling(request.id))
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def BeginSweep(self, request: cpb.BeginSweepRequest, controller: Controller) -> cpb.Sweep:
         sweeps, chore = controller.sweeps, chore_named(request.chore)
         sweep_id = await sweeps.begin(chore, request.site, request.limit, request.operator)
         return message_of(cpb.Sweep, sweeps.report(sweep_id))
 
-    @unary
-    @of_the_term
+    @leader
     async def GetSweep(self, request: cpb.SweepRequest, controller: Controller) -> cpb.Sweep:
         return message_of(cpb.Sweep, controller.sweeps.report(request.id))
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def CancelSweep(self, request: cpb.SweepRequest, controller: Controller) -> cpb.Sweep:
         await controller.sweeps.cancel(request.id)
         return message_of(cpb.Sweep, controller.sweeps.report(request.id))
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def RestartReplica(self, request: cpb.RestartReplicaRequest, controller: Controller) -> cpb.SpawnReply:
         return message_of(cpb.SpawnReply, spawned=[await controller.agents.restart(request.replica)])
 
-    @unary
-    @of_the_term
-    @to_the_end
+    @command
     async def ForgetAgent(self, request: cpb.ForgetAgentRequest, controller: Controller) -> pb.Empty:
         await controller.agents.forget(request.agent)
         return pb.Empty()

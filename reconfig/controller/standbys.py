@@ -13,13 +13,12 @@ from collections.abc import Collection, Iterable
 
 from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
-from reconfig.controller.executor import Executor
-from reconfig.controller.run_registry import Running
+from reconfig.controller.executor import Executor, Running
 from reconfig.controller.runners import MoveRunner
 from reconfig.decisions import migration as m
 from reconfig.decisions.failover import Standby
 from reconfig.decisions.placement import spread_standbys
-from reconfig.decisions.work import Copy, PlannedStandby, PlannedTakeover, ReconfigurationState
+from reconfig.decisions.plan import Copy, PlannedStandby, PlannedTakeover, ReconfigurationState
 from stateflow.errors import InvalidArgument, MoveAborted
 from stateflow.reports import Reconfiguration
 from stateflow.status import StandbyReport

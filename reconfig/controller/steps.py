@@ -12,15 +12,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from reconfig.controller.batch_book import begun, begun_batch, ended, entity, entry, retaken, taken_up
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.folds import MOVED, Home, Outcome, Task
+from reconfig.controller.history import begun, begun_batch, ended, entity, entry, retaken, taken_up
 from reconfig.decisions.failover import Failover
 from reconfig.decisions.jobs import Job, Run, RunState
-from reconfig.decisions.plan import Limits
+from reconfig.decisions.plan import Limits, Planned, PlannedMove, PlannedRestore, PlannedStandby, to_payload
 from reconfig.decisions.policies import AutopilotSettings
 from reconfig.decisions.sweeps import Chore, Maintenance, Plan, packed
-from reconfig.decisions.work import Planned, PlannedMove, PlannedRestore, PlannedStandby, to_payload
 from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger.batches import BatchStatus, EntityStatus
 from stateflow.ledger.records import Entry, Kind, Record, RecordState
@@ -78,7 +77,7 @@ def _end(record: Record, state: RecordState, payload: Any = None, with_it: Seque
 
 
 def _without(name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns fields without one that the item has."""
+    """Returns fields without the one that the item's name contains."""
     del fields[name]
     return fields
 
@@ -139,8 +138,8 @@ def plan_deployment(
 ) -> list[Entry]:
     placed = [owners[p] for p in range(spec.partitions)]
     payload = {"spec": _spec_payload(spec), "owners": placed, "sites": list(sites)}
-    burnt = cluster.undeployed.get(spec.name)
-    return _under_way(f"operator/{spec.name}" + ("" if burnt is None else f"/{burnt + 1}"), payload)
+    former = cluster.undeployed.get(spec.name)
+    return _under_way(f"operator/{spec.name}" + ("" if former is None else f"/{former + 1}"), payload)
 
 
 def begin_deployment(_: ClusterState, planned: Record) -> list[Entry]:

@@ -1,7 +1,7 @@
 """Sweeps and their chores: long work on many nodes, some at a time, while they serve.
 
 :class:`Sweeps` begins sweeps, at most one of each chore at a time, and the next leader resumes them. Each node's begin
-and outcome are recorded. A chore is a :class:`Does`: :class:`Covering` carries out chores on partitions, by
+and outcome are recorded. A chore is a :class:`ChoreWork`: :class:`Covering` carries out chores on partitions, by
 :class:`Checkpoints` or :class:`Verifications`; :mod:`reconfig.controller.agents` restarts nodes. :class:`Scrubbing`
 begins verifications at intervals.
 """
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
-from reconfig.controller.folds import MOVED, Known, Outcome
+from reconfig.controller.folds import MOVED, Outcome, RecordedSweep
 from reconfig.controller.standbys import Standbys
 from reconfig.decisions.sweeps import Begin, Chore, Partitions, Plan, shares, without
 from stateflow.errors import InvalidArgument, MoveConflict, MoveUnknown, StateflowError, Unavailable
@@ -53,7 +53,7 @@ _GOING = {
 # -- Sweeps ----------------------------------------------------------------------------------------------------------
 
 
-class Does(Protocol):
+class ChoreWork(Protocol):
     """The work of one chore. ``settle_s``: pause before the next node begins, in seconds."""
 
     settle_s: float
@@ -75,7 +75,7 @@ class Does(Protocol):
 
 
 class Sweeps:
-    def __init__(self, context: ControllerContext, does: Mapping[Chore, Does]) -> None:
+    def __init__(self, context: ControllerContext, does: Mapping[Chore, ChoreWork]) -> None:
         self._context, self._does = context, does
         self._book = context.cluster.sweeps
 
@@ -266,7 +266,9 @@ class Covering:
                     await self._at(known, name, partitions, tally)
         return tally.outcome(known.cancelled)
 
-    async def _at(self, known: Known, name: str, partitions: Partitions, tally: _Tally, *, last: bool = False) -> None:
+    async def _at(
+        self, known: RecordedSweep, name: str, partitions: Partitions, tally: _Tally, *, last: bool = False
+    ) -> None:
         """Carries out the chore for partitions at one replica, one after another.
 
         Args:
@@ -291,7 +293,7 @@ class Covering:
             if piece is not None:
                 tally.add(partition, name, piece)
 
-    async def _unless_cancelled(self, known: Known, work: Coroutine[Any, Any, Piece | None]) -> Piece | None:
+    async def _unless_cancelled(self, known: RecordedSweep, work: Coroutine[Any, Any, Piece | None]) -> Piece | None:
         """Waits for the work on a partition, which may take hours, but not once the sweep is cancelled. None: the work
         had no result, or was cancelled."""
         doing = self._context.spawn(work)
@@ -303,7 +305,7 @@ class Covering:
         finally:
             doing.cancel()
 
-    async def _rest(self, known: Known, tally: _Tally) -> None:
+    async def _rest(self, known: RecordedSweep, tally: _Tally) -> None:
         """Carries out the chore for partitions that no node has processed because they moved meanwhile. It leaves out
         those that are still at a failed node, whose failure is reported already."""
         clock = self._context.clock

@@ -2,8 +2,9 @@
 
 A partition that no owner serves is an *orphan*: its owner's lease has lapsed, its owner has lost it, or a move or
 restore that ended without an owner left it sealed. :meth:`Takeovers.watch` finds orphans, and begins a takeover of each
-one, once moves and restores of the partition have ended. A takeover that failed is tried again after a growing delay. A
-partition is an orphan no longer when a takeover has completed, its owner came back with it, or it has another owner.
+one, once moves and restores of the partition have ended. :class:`TakeoverRunner` carries it out. A takeover that failed
+is tried again after a growing delay. A partition is an orphan no longer when a takeover has completed, its owner came
+back with it, or it has another owner.
 
 Under manual failover, only a command (:class:`GivingUp`) begins a takeover, except that an owner serves again what it
 sealed.
@@ -20,17 +21,27 @@ from types import MappingProxyType
 
 from reconfig.controller import steps
 from reconfig.controller.context import ControllerContext
-from reconfig.controller.executor import Executor
-from reconfig.controller.run_registry import Running, RunRegistry
-from reconfig.controller.runners import MoveRunner, TakeoverRunner
+from reconfig.controller.executor import Executor, Running, RunRegistry
+from reconfig.controller.history import takeover_note
+from reconfig.controller.runners import MoveRunner, Runner
 from reconfig.controller.standbys import Standbys
 from reconfig.decisions import failover as f
-from reconfig.decisions.work import PlannedMove, PlannedTakeover, ReconfigurationState
-from stateflow.errors import InvalidArgument, LossPossible, StateflowError, Unavailable, UnknownPartition
+from reconfig.decisions import migration as m
+from reconfig.decisions.plan import PlannedMove, PlannedTakeover, ReconfigurationState
+from stateflow.errors import (
+    InvalidArgument,
+    LeaseLost,
+    Locked,
+    LossPossible,
+    StaleTerm,
+    StateflowError,
+    Unavailable,
+    UnknownPartition,
+)
 from stateflow.ledger import RecordState
-from stateflow.partition.control import Cancellation, PartitionView, Superseded
+from stateflow.partition.control import Cancellation, PartitionView, Superseded, TakeOver
 from stateflow.partition.lifecycle import SERVED, State
-from stateflow.reports import Reconfiguration
+from stateflow.reports import MoveReport, Reconfiguration
 from stateflow.types import How, PartitionId, ranges
 
 log = logging.getLogger(__name__)
@@ -62,6 +73,105 @@ _FROM = {
     How.STANDBY: "from its standby copy",
     How.CHECKPOINT: "from the newest checkpoint",
 }
+
+
+# -- One takeover ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class TakeoverRunner(Runner):
+    """Carries out one takeover."""
+
+    planned: PlannedTakeover
+    machine: f.Takeover
+
+    def __post_init__(self) -> None:
+        self._begin_report(self.machine.phase)
+        self._tell(note=f"by {self.planned.how.lower()}")
+
+    @property
+    def completed(self) -> bool:
+        return self.machine.phase is f.Phase.COMPLETED
+
+    def cancel(self) -> None:
+        """Ignores the cancellation: a partition without an owner is taken over in any case."""
+
+    def target_gone(self) -> None:
+        self._events.put_nowait(f.TargetGone())
+
+    async def _run(self, first: list[f.Instruction] | None) -> MoveReport:
+        self._began = self.clock.monotonic()
+        try:
+            await self._carry_out(self.handle(m.Begin()) if first is None else first)
+            while self.machine.phase not in f.TERMINAL:
+                await self._carry_out(self.handle(await self._next_event()))
+                self._say(self.machine.phase)
+        finally:
+            self._end()
+        return self.report
+
+    async def _carry_out_one(self, instruction: f.Instruction) -> None:
+        match instruction:
+            case m.RecordGrant():
+                try:
+                    await self.hooks.record_grant()
+                except Locked as error:
+                    self._events.put_nowait(f.TargetRefused(error))
+                else:
+                    self._events.put_nowait(m.GrantRecorded())
+            case f.TakeOver(epoch):
+                self._start(self._take_over(epoch))
+            case m.CancelTarget():
+                self._start(self._cancel())
+            case f.RecordOwned(epoch):
+                await self._record_owned(epoch=epoch)
+                self._events.put_nowait(m.OwnedRecorded())
+            case m.RecordAborted(error):
+                if self.planned.standby_move:  # no other runner is left that would cancel that copy
+                    await self._cancel_at(self.target, self.planned.standby_move)
+                await self._record_aborted(error)
+            case f.Retry(f.TakeOver(epoch)):
+                self._start(self._later(lambda: self._take_over(epoch)))
+            case f.Retry(m.CancelTarget()):
+                self._start(self._later(self._cancel))
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    async def _take_over(self, epoch: int) -> None:
+        wanted = TakeOver(
+            self.deployed.spec,
+            self.planned.partition,
+            self.planned.move_id,
+            epoch,
+            self.planned.how,
+            standby_move=self.planned.standby_move,
+            oldest_epoch=self.deployed.first_epoch,
+        )
+        try:
+            taken = await self.replicas.take_over(self.target.name, wanted)
+        except StateflowError as error:
+            log.warning("takeover %s not confirmed: %s", self.planned.move_id, error)
+            unknown = isinstance(error, Unavailable | LeaseLost | StaleTerm)
+            self._events.put_nowait(m.TargetUnknown() if unknown else f.TargetRefused(error))
+            return
+        self._tell(note=takeover_note(self.planned, taken) + self._outside())
+        self._events.put_nowait(f.TargetOwned(taken.epoch))
+
+    def _outside(self) -> str:
+        if self.deployed.may_be_at(self.target):
+            return ""
+        sites = ", ".join(self.deployed.sites)
+        return f"; {self.target.name} is at {self.target.site}, outside the operator's sites ({sites})"
+
+    async def _cancel(self) -> None:
+        reply = await self._cancel_at(self.target, self.planned.move_id)
+        if reply is None:
+            self._events.put_nowait(m.TargetUnknown())
+            return
+        self._events.put_nowait(f.TargetOwned(reply.epoch) if reply.owned else m.TargetCancelled())
+
+
+# -- All of them -----------------------------------------------------------------------------------------------------
 
 
 class Takeovers:
@@ -256,30 +366,16 @@ class Takeovers:
                 # the target may own by now; if the restore fails, the sealed copy here is served again
                 self._orphans[partition] = Orphan(epoch, f.Why.SEALED)
                 owner, epoch = restore.target, restore.epoch
-        burnt = 0
-        if view.epoch > epoch and not self._is_owning(name, partition, view.epoch):
-            burnt = view.epoch
+        voided = 0
+        if view.epoch > epoch and not self._context.cluster.becomes_owner(name, partition, view.epoch):
+            voided = view.epoch
             if owner == name:  # it has the whole partition, with all commits of that epoch
                 self._orphans[partition] = Orphan(epoch, f.Why.SEALED)
         elif epoch == view.epoch and owner != name:
-            burnt = view.epoch  # an older copy of the ledger granted that epoch a second time
+            voided = view.epoch  # an older copy of the ledger granted that epoch a second time
         elif epoch <= view.epoch:
             return None  # else the replica is outdated, even if it is the owner: its disk was put back
-        return Superseded(partition, epoch, self._context.cluster.roster.replicas[owner], burnt)
-
-    def _is_owning(self, name: str, partition: PartitionId, epoch: int) -> bool:
-        """Tells whether a move or restore under way makes the replica own the partition at this epoch.
-
-        A move's target owns at the granted epoch; a restore's target at the planned epoch or a newer one.
-        """
-        cluster = self._context.cluster
-        return any(
-            move.planned.partition == partition and (move.planned.target, move.planned.granted_epoch) == (name, epoch)
-            for move in cluster.open_moves.values()
-        ) or any(
-            restore.partition == partition and restore.target == name and restore.epoch <= epoch
-            for restore in cluster.restores.under_way
-        )
+        return Superseded(partition, epoch, self._context.cluster.roster.replicas[owner], voided)
 
     # -- watching -----------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 
 from reconfig.decisions.placement import Pair, View
 from reconfig.decisions.policies import ORIGIN_ROWS_MIN
+from stateflow.errors import BudgetUnreachable
 
 #: fixed cost until it has been measured: one durable write and one thread hand-over on each side
 FIXED_MS_DEFAULT = 8.0
@@ -143,6 +144,34 @@ def fixed_cost_of(moves: Sequence[tuple[float, float]]) -> FixedCost:
     regular = expected * math.exp(PROMISED * LEAST_DEVIATION)
     most = max(worst, regular, 0.0 if len(seen) >= MOVES_ENOUGH else PRIOR_PROMISE_MS)
     return FixedCost(expected, min(max(promised, twice[-1]), most) - expected)
+
+
+def unreachable(
+    measured: Measured, cost: FixedCost, pause_ms: float, max_pause_ms: float, waited_s: float
+) -> BudgetUnreachable:
+    """Returns the error of a move whose budget stays out of reach.
+
+    Args:
+        cost: expected cost, and the margin now.
+        pause_ms: predicted pause.
+        max_pause_ms: budget.
+        waited_s: seconds since the base copy was complete.
+    """
+    remedy = "raise max_pause_ms, or move when there are fewer changes"
+    if pause_ms <= max_pause_ms:
+        remedy = "raise max_pause_ms, or move a few times without it: the margin is learnt from moves"
+    return BudgetUnreachable(
+        f"a pause of {pause_ms:.1f} ms is predicted, up to {cost.margin_ms:.1f} ms more is possible, "
+        f"{max_pause_ms:g} ms are allowed",
+        remedy=remedy,
+        lag_bytes=measured.lag_bytes,
+        change_rate=round(measured.change_rate),
+        bandwidth=round(measured.bandwidth),
+        rtt_ms=round(measured.rtt_ms, 3),
+        sync_ms=round(measured.sync_ms, 3),
+        fixed_ms=round(cost.expected_ms, 3),
+        waited_s=round(waited_s, 1),
+    )
 
 
 class Experience:

@@ -21,10 +21,9 @@ from typing import Any
 
 from reconfig.decisions.policies import PolicyName, policies_named
 from stateflow.errors import REPORT_LINE, InvalidArgument, StateflowError
-from stateflow.moves import MoveOptions
 from stateflow.reports import JobStage
 from stateflow.schedule import Schedule
-from stateflow.types import check_name, shown
+from stateflow.types import MoveOptions, check_name, shown
 
 #: seconds after which a run gives up a soft affinity that names no time
 FALLBACK_S = 60.0

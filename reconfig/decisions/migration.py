@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, get_args
 
-from reconfig.decisions.budget import FIXED_MS_DEFAULT, Measured, lag_ms, predicted_pause_ms
+from reconfig.decisions.budget import FIXED_MS_DEFAULT, FixedCost, Measured, lag_ms, predicted_pause_ms, unreachable
+from reconfig.decisions.plan import Kind
 from stateflow.errors import (
     REPORT_LINE,
-    BudgetUnreachable,
     InvalidTransition,
     InvariantBroken,
     MoveAborted,
@@ -55,12 +55,6 @@ class Phase(StrEnum):
 
 
 TERMINAL = frozenset({Phase.COMPLETED, Phase.ABORTED})
-
-
-class Kind(StrEnum):
-    WARM = "WARM"  # copy while the source serves, fence when little is left
-    COLD = "COLD"  # fence, then copy
-    STANDBY = "STANDBY"  # copy, follow, and stay
 
 
 # -- events: facts ------------------------------------------------------------------------------------------
@@ -360,7 +354,8 @@ def _measure_and_ask(move: Move, event: CaughtUp) -> None:
 
 def _measure_and_refuse(move: Move, event: CaughtUp) -> None:
     _measure(move, event)
-    move.error = move.unreachable(event)
+    cost = FixedCost(move.fixed_ms, move.margin_now_ms)
+    move.error = unreachable(event.measured, cost, move.predicted_pause_ms, move.max_pause_ms, event.waited_s)
 
 
 def _refuse_and_cancel(move: Move, event: CaughtUp) -> None:
@@ -732,24 +727,6 @@ class Move:
 
     def out_of_patience(self, event: CaughtUp) -> bool:
         return bool(self.max_pause_ms) and event.waited_s >= self.patience_s
-
-    def unreachable(self, event: CaughtUp) -> BudgetUnreachable:
-        measured, (pause_ms, margin_ms) = event.measured, self.prediction(event)
-        remedy = "raise max_pause_ms, or move when there are fewer changes"
-        if pause_ms <= self.max_pause_ms:
-            remedy = "raise max_pause_ms, or move a few times without it: the margin is learnt from moves"
-        return BudgetUnreachable(
-            f"a pause of {pause_ms:.1f} ms is predicted, up to {margin_ms:.1f} ms more is possible, "
-            f"{self.max_pause_ms:g} ms are allowed",
-            remedy=remedy,
-            lag_bytes=measured.lag_bytes,
-            change_rate=round(measured.change_rate),
-            bandwidth=round(measured.bandwidth),
-            rtt_ms=round(measured.rtt_ms, 3),
-            sync_ms=round(measured.sync_ms, 3),
-            fixed_ms=round(self.fixed_ms, 3),
-            waited_s=round(event.waited_s, 1),
-        )
 
     def fault(self, what: str) -> InvalidTransition:
         return InvalidTransition(what, remedy=REPORT_LINE, story=" | ".join(self.story))

@@ -44,7 +44,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from reconfig.decisions.work import Cause, PlannedMove
+from reconfig.decisions.plan import Cause, PlannedMove
 from stateflow import ring
 from stateflow.errors import AlreadyThere, NoRoom, Unavailable
 from stateflow.reports import LackOfRoom
@@ -366,7 +366,7 @@ def best(able: Iterable[ReplicaInfo], load: Mapping[str, int], terms: Terms = NO
 
 
 def _filled(info: ReplicaInfo, load: Mapping[str, int]) -> float:
-    """Returns what a replica would have with one more, for its weight."""
+    """Returns a replica's load in relation to its weight, with one partition more."""
     return (load.get(info.name, 0) + 1) / max(info.weight, 1)
 
 
@@ -425,7 +425,7 @@ def spread_standbys(
 
 
 @dataclass(frozen=True, slots=True)
-class Anew:
+class Retargeted:
     """A move and its new target. ``reason``: recorded in the ledger and shown to people."""
 
     move: PlannedMove
@@ -439,7 +439,7 @@ def replan(
     gone: Collection[str],
     sites: Mapping[str, str],
     shares: Mapping[str, int],
-) -> list[Anew]:
+) -> list[Retargeted]:
     """Returns, in order, the moves that get another target because theirs is gone or a better one has joined.
 
     A move without an alternative stays as it is. Moves that have begun are not considered: they fail by themselves if
@@ -452,7 +452,7 @@ def replan(
         sites: site by replica, of all known replicas.
         shares: number of partitions that each replica will have when all planned moves have ended.
     """
-    alive, counts, found = {info.name: info for info in view.replicas}, Counter(shares), list[Anew]()
+    alive, counts, found = {info.name: info for info in view.replicas}, Counter(shares), list[Retargeted]()
     for move in waiting:
         able = (
             info
@@ -461,15 +461,15 @@ def replan(
         )
         counts[move.target] -= 1
         chosen = best(able, counts, Terms(at_site={sites.get(move.source, ""): -1}))
-        if chosen is not None and (reason := _why_anew(move, chosen, alive.get(move.target), gone, counts)):
-            found.append(Anew(move, chosen.name, reason))
+        if chosen is not None and (reason := _why_retargeted(move, chosen, alive.get(move.target), gone, counts)):
+            found.append(Retargeted(move, chosen.name, reason))
             counts[chosen.name] += 1
         else:
             counts[move.target] += 1
     return found
 
 
-def _why_anew(
+def _why_retargeted(
     move: PlannedMove, chosen: ReplicaInfo, target: ReplicaInfo | None, gone: Collection[str], load: Mapping[str, int]
 ) -> str:
     """Returns why a move goes to ``chosen`` instead of its target; empty: it does not. ``target``: None: it does not

@@ -34,9 +34,9 @@ from stateflow.client.commands import partition_numbers
 from stateflow.client.packing import comes_along, pack
 from stateflow.code.loading import is_text
 from stateflow.errors import InvalidArgument, OperatorNotDeployed
-from stateflow.moves import MoveOptions
 from stateflow.operator.operator import DEFAULT_PARTITIONS, load
 from stateflow.reports import OperatorVersion
+from stateflow.types import MoveOptions
 
 app = Commands()
 

@@ -29,9 +29,8 @@ from stateflow.cli.output import (
 from stateflow.cli.show import new_table, titled
 from stateflow.client import Cluster
 from stateflow.client.commands import call_off, partition_numbers, runner_of
-from stateflow.moves import MoveOptions
 from stateflow.reports import JobReport, JobRun
-from stateflow.types import ranges
+from stateflow.types import MoveOptions, ranges
 
 if TYPE_CHECKING:
     from stateflow.ledger import Board

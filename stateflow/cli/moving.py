@@ -35,8 +35,7 @@ from stateflow.cli.output import (
 from stateflow.client import Cluster, Migration, MoveReport, Reconfiguration
 from stateflow.client.commands import redistribute, would_redistribute
 from stateflow.errors import InvalidArgument
-from stateflow.moves import MoveOptions
-from stateflow.types import ranges
+from stateflow.types import MoveOptions, ranges
 
 app = Commands()
 

@@ -32,12 +32,11 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 from rich.text import Text
 
 from stateflow.errors import InvalidArgument, StateflowError
-from stateflow.moves import MoveOptions
-from stateflow.moves import Order as MoveOrder
 from stateflow.private import state_directory
 from stateflow.settings import LogSettings
 from stateflow.tracing import ids_of
-from stateflow.types import LABEL, shown
+from stateflow.types import LABEL, MoveOptions, shown
+from stateflow.types import Order as MoveOrder
 
 F = TypeVar("F", bound=Callable[..., Any])
 #: width without a terminal: no line is cut or folded, so that an id in a pipe is whole

@@ -6,7 +6,6 @@ from stateflow.client.forwarding import ForwardingClient, Waiting
 from stateflow.client.outbox import Refused
 from stateflow.client.packing import Bundle, pack
 from stateflow.client.stream import OutputDropReport, SourceReport, StreamClient
-from stateflow.moves import MoveOptions
 from stateflow.reports import (
     AgentReport,
     AutopilotReport,
@@ -30,6 +29,7 @@ from stateflow.reports import (
     SweepNode,
 )
 from stateflow.status import ClusterStatus, LinkReport, OperatorStatus, ReplicaStatus, StandbyReport
+from stateflow.types import MoveOptions
 
 __all__ = [
     "AgentReport",

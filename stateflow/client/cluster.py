@@ -13,7 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from stateflow import moves
 from stateflow.client.commands import POLL_S, Migration, RollingRestart, Spawning, Sweeping
 from stateflow.client.forwarding import ForwardingClient
 from stateflow.client.packing import Bundle
@@ -39,7 +38,6 @@ from stateflow.errors import (
     brief,
 )
 from stateflow.fleet import Request
-from stateflow.moves import MoveOptions
 from stateflow.operator.arrow import read_table
 from stateflow.operator.operator import DEFAULT_PARTITIONS, Operator, describe
 from stateflow.partition.entries import joined
@@ -64,7 +62,7 @@ from stateflow.rpc.cluster_client import ClusterClient
 from stateflow.settings import ClientSettings, RouterSettings
 from stateflow.state import encode_row_key
 from stateflow.status import AdoptedOperator, ClusterStatus, StandbyReport
-from stateflow.types import PARTITIONS_MAX, OperatorSpec, check_name
+from stateflow.types import DEFAULT_OPTIONS, PARTITIONS_MAX, MoveOptions, OperatorSpec, check_name
 
 #: rows of initial state that are sent at a time
 LOADED_ROWS = 50_000
@@ -266,7 +264,7 @@ class Cluster:
         operator: str,
         partitions: Iterable[int],
         to: str,
-        options: MoveOptions = moves.DEFAULT,
+        options: MoveOptions = DEFAULT_OPTIONS,
         **changed: Any,
     ) -> Migration:
         """Starts moving partitions to a site or replica; partitions that are there already stay.
@@ -282,7 +280,7 @@ class Cluster:
         asked = _asked(options, changed)
         return Migration(self._client, self._client.migrate(operator, _numbers(partitions), to, asked))
 
-    def rebalance(self, operator: str = "", options: MoveOptions = moves.DEFAULT, **changed: Any) -> list[Migration]:
+    def rebalance(self, operator: str = "", options: MoveOptions = DEFAULT_OPTIONS, **changed: Any) -> list[Migration]:
         """Gives every replica that answers its share of partitions by weight, with as few moves as possible.
 
         Returns one reconfiguration per operator; none when there is nothing to do.
@@ -300,7 +298,7 @@ class Cluster:
         return self._client.propose(operator, policies)
 
     def place(
-        self, *policies: str, operator: str = "", options: MoveOptions = moves.DEFAULT, **changed: Any
+        self, *policies: str, operator: str = "", options: MoveOptions = DEFAULT_OPTIONS, **changed: Any
     ) -> list[Migration]:
         """Moves partitions to where these policies propose them now, see :meth:`propose`.
 
@@ -343,7 +341,7 @@ class Cluster:
         to: str = "",
         coordinator: str = "",
         workers: str = "",
-        options: MoveOptions = moves.DEFAULT,
+        options: MoveOptions = DEFAULT_OPTIONS,
         **changed: Any,
     ) -> JobReport:
         """Creates a scheduled job. Each due run is carried out once, whichever controller leads at the time; see
@@ -440,7 +438,7 @@ class Cluster:
         """
         return self._client.adopt(dry_run, partial)
 
-    def drain(self, replica: str, options: MoveOptions = moves.DEFAULT, **changed: Any) -> list[Migration]:
+    def drain(self, replica: str, options: MoveOptions = DEFAULT_OPTIONS, **changed: Any) -> list[Migration]:
         """Moves all partitions away from a replica, preferably to others of its site.
 
         Raises AlreadyThere if it owns none.
@@ -453,7 +451,7 @@ class Cluster:
         *,
         for_s: float = 0.0,
         one_of: str = "",
-        options: MoveOptions = moves.DEFAULT,
+        options: MoveOptions = DEFAULT_OPTIONS,
         **changed: Any,
     ) -> list[Migration]:
         """Cordons a node: drains it as :meth:`drain` does, and keeps it without partitions from now on.

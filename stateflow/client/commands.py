@@ -18,12 +18,11 @@ import pyarrow as pa
 
 from stateflow.errors import EncodeError, InvalidArgument, MoveConflict, UnknownPartition, UnsupportedKeyType, brief
 from stateflow.fleet import Spawned
-from stateflow.moves import MoveOptions
 from stateflow.operator.arrow import read_table
 from stateflow.partition.entries import joined
 from stateflow.reports import ChildReport, Placement, Reconfiguration, Rolling, Sweep
 from stateflow.rpc.cluster_client import ClusterClient
-from stateflow.types import shown
+from stateflow.types import MoveOptions, shown
 
 if TYPE_CHECKING:
     from stateflow.client.cluster import Cluster

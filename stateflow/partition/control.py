@@ -304,14 +304,14 @@ class TakenOver:
 class Superseded:
     """A partition that a registering replica must seal, because ``owner`` owns it at ``epoch``, or will.
 
-    ``burnt``: the epoch at which the replica holds the partition, if the controller gave that epoch up and it belongs
+    ``voided``: the epoch at which the replica holds the partition, if the controller gave that epoch up and it belongs
     to no replica; 0: the replica holds an older epoch.
     """
 
     partition: PartitionId
     epoch: int
     owner: ReplicaInfo
-    burnt: int = 0
+    voided: int = 0
 
 
 # -- Checkpoints -----------------------------------------------------------------------------------------------------

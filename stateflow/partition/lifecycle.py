@@ -164,7 +164,7 @@ class Cancel(_Event):
 class Supersede(_Event):
     epoch: int
     successor: ReplicaInfo
-    burnt: int
+    voided: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +232,8 @@ SOURCE_STALE: Guard[Lifecycle] = Guard(
     lambda here, event: max(event.source_epoch, event.newest_epoch) < here.epoch,
 )
 STALE_WORD: Guard[Lifecycle] = Guard(
-    "the epoch is not newer, and the local one is not burnt",
-    lambda here, event: event.epoch <= here.epoch and here.epoch != event.burnt,
+    "the epoch is not newer, and the local one is not void",
+    lambda here, event: event.epoch <= here.epoch and here.epoch != event.voided,
 )
 NEWER_HERE: Guard[Lifecycle] = Guard("the local epoch is newer", lambda here, event: here.epoch > event.epoch)
 NEVER_KNOWN: Guard[Lifecycle] = Guard(
@@ -671,17 +671,17 @@ class Lifecycle:
         possible: bool = self._handle(Cancel(move_id, owned_at))
         return possible
 
-    def supersede(self, epoch: int, successor: ReplicaInfo, burnt: int = 0) -> bool:
+    def supersede(self, epoch: int, successor: ReplicaInfo, voided: int = 0) -> bool:
         """Records that the controller gave the partition to ``successor`` at ``epoch``.
 
         The controller did so after this replica's lease had lapsed. The copy here is a warm base from now on. False: no
         copy is here, or it is newer than ``epoch``.
 
         Args:
-            burnt: epoch of a takeover that the controller gave up; no replica owns it, and the partition is back at an
+            voided: epoch of a takeover that the controller gave up; no replica owns it, and the partition is back at an
                 older epoch. A copy owned here at this epoch is superseded although ``epoch`` is older. 0: none.
         """
-        changed: bool = self._handle(Supersede(epoch, successor, burnt))
+        changed: bool = self._handle(Supersede(epoch, successor, voided))
         return changed
 
     def lose(self) -> bool:

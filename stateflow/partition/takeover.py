@@ -235,19 +235,19 @@ class Successor:
 
     # -- the old owner ------------------------------------------------------------------------------------
 
-    def supersede(self, partition: PartitionId, epoch: int, owner: ReplicaInfo, burnt: int = 0) -> bool:
+    def supersede(self, partition: PartitionId, epoch: int, owner: ReplicaInfo, voided: int = 0) -> bool:
         """Notes durably that ``owner`` owns the partition at ``epoch``: the copy here is now only a warm base.
 
         False: there is no copy here, or it is newer.
         """
         local = self._registry.local(partition)
         with self._registry.reopening(local), local.work, local.mutex:
-            if not replace(local.lifecycle).supersede(epoch, owner, burnt):
+            if not replace(local.lifecycle).supersede(epoch, owner, voided):
                 return False
             self._registry.settle(local)
             store = self._registry.store(local)
-            self._registry.copies.record(local.lifecycle, store, lambda here: here.supersede(epoch, owner, burnt))
-            local.lifecycle.supersede(epoch, owner, burnt)
+            self._registry.copies.record(local.lifecycle, store, lambda here: here.supersede(epoch, owner, voided))
+            local.lifecycle.supersede(epoch, owner, voided)
             if local.processor is not None:
                 local.processor.let_go(self._registry.environment.aside)
             local.processor = local.kept = local.since = None

@@ -176,7 +176,7 @@ async def _register(
             await member.bundles.ensure(spec)
         await threads.in_files(node.follow, spec)
     for gone in told.superseded:
-        if await threads.in_files(node.successor.supersede, gone.partition, gone.epoch, gone.owner, gone.burnt):
+        if await threads.in_files(node.successor.supersede, gone.partition, gone.epoch, gone.owner, gone.voided):
             log.warning(
                 "%s moved to %s at epoch %d while this replica was out of contact",
                 gone.partition,

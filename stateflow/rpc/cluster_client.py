@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from stateflow.fleet import Request, Spawned
-from stateflow.moves import MoveOptions
 from stateflow.reports import (
     AgentReport,
     AutopilotReport,
@@ -28,7 +27,7 @@ from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.clients import DEPLOY_TIMEOUT_S, ControllerClient
 from stateflow.rpc.wire import message_of, value_of
 from stateflow.status import AdoptedOperator, ClusterReport, ClusterStatus, Deployment, LeaderReport, StandbyReport
-from stateflow.types import BUNDLE_PART, OperatorSpec
+from stateflow.types import BUNDLE_PART, MoveOptions, OperatorSpec
 
 #: time limit of calls that plan, for which the controller asks replicas
 PLAN_TIMEOUT_S = 120.0

@@ -62,18 +62,18 @@ class Dropped(_message.Message):
     def __init__(self, operator: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Superseded(_message.Message):
-    __slots__ = ("operator", "partition", "epoch", "owner", "burnt")
+    __slots__ = ("operator", "partition", "epoch", "owner", "voided")
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
-    BURNT_FIELD_NUMBER: _ClassVar[int]
+    VOIDED_FIELD_NUMBER: _ClassVar[int]
     operator: str
     partition: int
     epoch: int
     owner: _common_pb2.Replica
-    burnt: int
-    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., owner: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., burnt: _Optional[int] = ...) -> None: ...
+    voided: int
+    def __init__(self, operator: _Optional[str] = ..., partition: _Optional[int] = ..., epoch: _Optional[int] = ..., owner: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., voided: _Optional[int] = ...) -> None: ...
 
 class Incoming(_message.Message):
     __slots__ = ("operator", "partition", "move_id")

@@ -324,7 +324,7 @@ KINDS: dict[str, Kind | tuple[Kind, Kind]] = {
     "numbers": PARTITION,
     "epoch": EPOCH,
     "epochs": EPOCH,
-    "burnt": EPOCH,
+    "voided": EPOCH,
     "oldest_epoch": EPOCH,
     "source_epoch": EPOCH,
     "newest_epoch": EPOCH,

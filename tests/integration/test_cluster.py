@@ -38,14 +38,13 @@ from stateflow.errors import (
     UnknownState,
 )
 from stateflow.ledger import Board, Ledger
-from stateflow.moves import STRATEGIES
 from stateflow.partition import layout
 from stateflow.partitioner import partition_of
 from stateflow.settings import RouterSettings
 from stateflow.state import scan_state
 from stateflow.storage import RocksEngine
 from stateflow.testing import LocalCluster
-from stateflow.types import PartitionId
+from stateflow.types import STRATEGIES, PartitionId
 from tests.integration.operators import EXITS, RAISES, UNENCODABLE, WRONG_OUTPUT, Blob, Reading, Tally
 from tests.integration.support import (
     Model,

@@ -13,10 +13,9 @@ import pytest
 from sqlalchemy import insert
 
 from reconfig.controller import steps
-from reconfig.controller.batch_book import APP
 from reconfig.controller.folds import Home
-from reconfig.decisions.plan import StrategyName
-from reconfig.decisions.work import PlannedMove, to_payload
+from reconfig.controller.history import APP
+from reconfig.decisions.plan import PlannedMove, StrategyName, to_payload
 from stateflow.client import Cluster
 from stateflow.errors import StateflowError
 from stateflow.ledger import Ledger

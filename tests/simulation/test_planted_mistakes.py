@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from reconfig.controller.claims import Claims
 from reconfig.controller.context import ControllerContext
 from reconfig.controller.following import Following
 from reconfig.controller.members import Members, Names
+from reconfig.controller.registration import Claims
 from reconfig.controller.takeovers import Takeovers
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.client.history import History

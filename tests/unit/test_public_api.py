@@ -13,10 +13,10 @@ import pytest
 from google.protobuf.message import Message
 
 from stateflow import client, reports, rpc, status
-from stateflow.moves import MoveOptions
 from stateflow.rpc import replica_pb2 as rpb
 from stateflow.rpc.wire import value_of
 from stateflow.testing import LocalCluster
+from stateflow.types import MoveOptions
 
 SURFACES = [client.Cluster, client.Migration, client.StreamClient, LocalCluster]
 #: exchanged between controllers and clients only

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from reconfig.controller.context import Writer
+from reconfig.controller.context import Leadership, Writer
 from reconfig.controller.controller import Controller
 from reconfig.controller.following import Following
 from reconfig.controller.leading import Leading
 from reconfig.controller.service import ControllerService
-from reconfig.decisions.leadership import Leadership
 from stateflow.errors import NotLeading
 from stateflow.ledger import Holder
 from stateflow.rpc import controller_pb2 as cpb

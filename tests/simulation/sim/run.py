@@ -7,7 +7,7 @@ import logging
 from random import Random
 from unittest.mock import patch
 
-from reconfig.decisions.work import PlannedMove, PlannedTakeover
+from reconfig.decisions.plan import PlannedMove, PlannedTakeover
 from stateflow import transitions
 from stateflow.replica.executor import ErrorThrottle
 from tests.simulation.sim import flow

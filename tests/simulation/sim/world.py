@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from reconfig.controller.cluster_state import ClusterState
 from reconfig.controller.controller import Controller
-from reconfig.decisions.work import ReconfigurationState
+from reconfig.decisions.plan import ReconfigurationState
 from stateflow.changes import ChangeSet, Mutations
 from stateflow.errors import StateflowError
 from stateflow.ledger import RecordState

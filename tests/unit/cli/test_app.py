@@ -26,8 +26,7 @@ from stateflow.cli.group import EXAMPLES
 from stateflow.cli.output import bytes_per_second, guarded, milliseconds, position, size
 from stateflow.client.commands import partition_numbers
 from stateflow.errors import InvalidArgument, Unavailable
-from stateflow.moves import MoveOptions
-from stateflow.types import ranges
+from stateflow.types import MoveOptions, ranges
 
 #: a port without a listener, so that connections are refused at once
 NOBODY = "127.0.0.1:1"

@@ -22,8 +22,8 @@ from stateflow.client.commands import (
     would_redistribute,
 )
 from stateflow.errors import EncodeError, InvalidArgument, UnknownPartition, UnsupportedKeyType
-from stateflow.moves import MoveOptions
 from stateflow.state import encode_row_key
+from stateflow.types import MoveOptions
 
 
 class Asked:

@@ -10,9 +10,9 @@ import pytest
 
 from stateflow.dashboard.acts import Access, Acts, Lookup, Move, Named, Sweep, read_body
 from stateflow.errors import InvalidArgument, NotAllowed
-from stateflow.moves import MoveOptions
 from stateflow.reports import Placement
 from stateflow.security.roles import Identity, Role
+from stateflow.types import MoveOptions
 
 ANYBODY = Access(None, None)
 READER = Access(Identity(Role.ADMIN, "page"), Identity(Role.READ, "grafana"))

@@ -400,8 +400,8 @@ def test_an_epoch_that_was_given_up_is_nobodys() -> None:
     lifecycle = ALL["owned"]()
     lifecycle.epoch = 9
     assert lifecycle.supersede(5, CLOUD) is False, "an older word"
-    assert lifecycle.supersede(5, CLOUD, burnt=8) is False, "that is another epoch"
-    assert lifecycle.supersede(5, CLOUD, burnt=9) is True
+    assert lifecycle.supersede(5, CLOUD, voided=8) is False, "that is another epoch"
+    assert lifecycle.supersede(5, CLOUD, voided=9) is True
     assert (lifecycle.state, lifecycle.epoch, lifecycle.successor) == (State.SEALED, 5, CLOUD)
 
 

@@ -97,7 +97,7 @@ class Shell:
         self.happened.append("lease")
         self.leased.set()
 
-    def _supersede(self, partition: PartitionId, epoch: int, owner: ReplicaInfo, burnt: int) -> bool:
+    def _supersede(self, partition: PartitionId, epoch: int, owner: ReplicaInfo, voided: int) -> bool:
         if self._failing:
             self._failing -= 1
             raise StateMissing("it cannot be sealed", remedy="none")

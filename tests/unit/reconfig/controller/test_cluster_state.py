@@ -17,18 +17,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from reconfig.controller import cluster_state as cluster_state_module
 from reconfig.controller import steps
-from reconfig.controller.batch_book import APP, batch_item, entry
-from reconfig.controller.context import Writer
+from reconfig.controller.context import Leadership, Writer
 from reconfig.controller.folds import Home
-from reconfig.decisions.leadership import Leadership
-from reconfig.decisions.plan import Limits, StrategyName
+from reconfig.controller.history import APP, batch_item, entry
+from reconfig.decisions.plan import Limits, PlannedMove, PlannedRestore, PlannedStandby, StrategyName, to_payload
 from reconfig.decisions.sweeps import Maintenance
-from reconfig.decisions.work import PlannedMove, PlannedRestore, PlannedStandby, to_payload
 from stateflow.errors import HoldLost, IllegalRecord, InvariantBroken, Locked, MoveCancelled, OperatorNotDeployed
 from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger import App, Board, Entry, Ledger, Record, RecordState
-from stateflow.moves import MoveOptions
-from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+from stateflow.types import MoveOptions, OperatorSpec, PartitionId, ReplicaInfo
 from tests.sizes import sized
 from tests.writing import Written, deploy, write
 

@@ -24,10 +24,9 @@ from stateflow.errors import (
     UnknownSite,
 )
 from stateflow.ledger import Ledger
-from stateflow.moves import MoveOptions
 from stateflow.operator.operator import describe
 from stateflow.settings import ControllerSettings
-from stateflow.types import OperatorSpec, ReplicaInfo
+from stateflow.types import MoveOptions, OperatorSpec, ReplicaInfo
 from tests.unit.operators import Count
 from tests.writing import Written
 

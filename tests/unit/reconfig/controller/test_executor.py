@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 
 from reconfig.controller import steps
-from reconfig.controller.executor import Executor
+from reconfig.controller.executor import Executor, Running, RunRegistry
 from reconfig.controller.folds import Home
 from reconfig.controller.history import planned_report
-from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.controller.runners import MoveRunner
 from reconfig.decisions import migration as m
-from reconfig.decisions.plan import STRATEGIES, Part, StrategyName
-from reconfig.decisions.work import PlannedMove
+from reconfig.decisions.plan import STRATEGIES, Part, PlannedMove, StrategyName
 from stateflow.clock import ManualClock
 from stateflow.errors import HoldLost, StateflowError, Unavailable
 from stateflow.ledger import Ledger

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reconfig.controller import steps
-from reconfig.controller.batch_book import APP, entry
 from reconfig.controller.folds import KEPT, MOVED, Home, Outcome
+from reconfig.controller.history import APP, entry
+from reconfig.decisions.plan import PlannedRestore
 from reconfig.decisions.sweeps import Chore, Plan
-from reconfig.decisions.work import PlannedRestore
 from stateflow.clock import ManualClock
 from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger import Board, Ledger

@@ -13,7 +13,7 @@ import pytest
 from reconfig.controller import steps
 from reconfig.controller.folds import Home
 from reconfig.controller.following import Following
-from reconfig.decisions.work import PlannedMove, PlannedStandby
+from reconfig.decisions.plan import PlannedMove, PlannedStandby
 from stateflow.clock import ManualClock
 from stateflow.errors import MoveUnknown, OperatorNotDeployed, StateflowError, Unavailable
 from stateflow.ledger import App, Ledger, RecordState

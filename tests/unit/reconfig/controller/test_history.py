@@ -9,16 +9,13 @@ from pathlib import Path
 import pytest
 
 from reconfig.controller import steps
-from reconfig.controller.batch_book import Recorded
-from reconfig.controller.history import past
-from reconfig.controller.run_registry import Running, RunRegistry
-from reconfig.decisions.plan import StrategyName
-from reconfig.decisions.work import PlannedMove, PlannedStandby
+from reconfig.controller.executor import Running, RunRegistry
+from reconfig.controller.history import Recorded, past
+from reconfig.decisions.plan import PlannedMove, PlannedStandby, StrategyName
 from stateflow.errors import MoveConflict, MoveUnknown
 from stateflow.ledger import App, Ledger, Record, RecordState
-from stateflow.moves import MoveOptions
 from stateflow.reports import Reconfiguration
-from stateflow.types import OperatorSpec, PartitionId
+from stateflow.types import MoveOptions, OperatorSpec, PartitionId
 from tests.writing import Written, deploy, write
 
 SPEC = OperatorSpec("Op", "m:Op", 9, ("k",), b"", "[]")

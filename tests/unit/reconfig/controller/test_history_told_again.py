@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from reconfig.controller import steps
-from reconfig.controller.executor import Executor
+from reconfig.controller.executor import Executor, Running, RunRegistry
 from reconfig.controller.folds import Home
 from reconfig.controller.history import past, report_to_record
-from reconfig.controller.run_registry import Running, RunRegistry
-from reconfig.controller.runners import MoveRunner, TakeoverRunner
+from reconfig.controller.runners import MoveRunner
+from reconfig.controller.takeovers import TakeoverRunner
 from reconfig.decisions import failover as f
-from reconfig.decisions.plan import STRATEGIES, StrategyName
-from reconfig.decisions.work import Change, MoveOptions, PlannedMove, PlannedTakeover
+from reconfig.decisions.plan import STRATEGIES, Change, MoveOptions, PlannedMove, PlannedTakeover, StrategyName
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import MoveConflict, TransferCorrupt, Unavailable
 from stateflow.ledger import Ledger

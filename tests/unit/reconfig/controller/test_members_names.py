@@ -11,8 +11,7 @@ from reconfig.controller import steps
 from reconfig.controller.folds import Home
 from reconfig.controller.members import Members, Names
 from reconfig.decisions.failover import Failover, Said
-from reconfig.decisions.plan import StrategyName
-from reconfig.decisions.work import PlannedMove
+from reconfig.decisions.plan import PlannedMove, StrategyName
 from stateflow.clock import ManualClock
 from stateflow.errors import InvalidArgument, NameTaken
 from stateflow.ledger import Ledger

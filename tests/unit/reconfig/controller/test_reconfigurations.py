@@ -14,24 +14,22 @@ import pytest
 
 from reconfig.controller import reconfigurations, steps
 from reconfig.controller.context import ControllerContext
+from reconfig.controller.executor import Running, RunRegistry
 from reconfig.controller.folds import Home
 from reconfig.controller.history import planned_report
 from reconfig.controller.jobs import Jobs
 from reconfig.controller.measuring import Heard
 from reconfig.controller.reconfigurations import Ask, Reconfigurations
-from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.decisions import migration as m
 from reconfig.decisions.jobs import Do, Job, Node
 from reconfig.decisions.placement import Choice, MoveProposal
-from reconfig.decisions.plan import STRATEGIES, StrategyName
-from reconfig.decisions.work import Asked, Cause, PlannedMove
+from reconfig.decisions.plan import STRATEGIES, Asked, Cause, Kind, PlannedMove, StrategyName
 from stateflow.clock import ManualClock
 from stateflow.errors import InvalidArgument, StateflowError, Unavailable
 from stateflow.ledger import Ledger
-from stateflow.moves import MoveOptions
 from stateflow.schedule import Schedule
 from stateflow.settings import ControllerSettings
-from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
+from stateflow.types import MoveOptions, OperatorSpec, PartitionId, ReplicaInfo
 from tests.writing import Written, deploy, write
 
 SPEC = OperatorSpec("Op", "m:Op", 4, ("k",), b"", "[]")
@@ -149,7 +147,7 @@ def test_rounds_strategy_and_what_has_ended(cluster: Written) -> None:
     ]
     assert (report.kind, report.strategy, report.state) == ("drain", "fluid", "RUNNING")
     assert report.created_us == cluster.history["r"].created_us
-    assert {runner.machine.kind for round_ in running.rounds[1:] for runner in round_} == {m.Kind.COLD}
+    assert {runner.machine.kind for round_ in running.rounds[1:] for runner in round_} == {Kind.COLD}
 
 
 def test_a_pause_outlives_its_controller(cluster: Written) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from reconfig.controller.restores import Restores
-from reconfig.decisions.work import PlannedRestore
+from reconfig.decisions.plan import PlannedRestore
 from stateflow.errors import HoldLost, MoveConflict, StateflowError, Unavailable
 from stateflow.operator.operator import describe
 from stateflow.partition.control import Cancelled, Restore, Restored

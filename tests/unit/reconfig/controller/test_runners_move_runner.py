@@ -13,17 +13,15 @@ from reconfig.controller.cluster_state import Deployed
 from reconfig.controller.runners import Hooks, MoveRunner
 from reconfig.decisions import migration as m
 from reconfig.decisions.budget import FixedCost
-from reconfig.decisions.plan import StrategyName
-from reconfig.decisions.work import PlannedMove
+from reconfig.decisions.plan import PlannedMove, StrategyName
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateMissing, Unavailable
-from stateflow.moves import MoveOptions
 from stateflow.operator.operator import describe
 from stateflow.partition.control import Cancellation, Cancelled, Fence, Fenced, Phase, Preparation, Progress
 from stateflow.reports import MoveReport
 from stateflow.ring import Assignment
 from stateflow.settings import ControllerSettings
-from stateflow.types import PartitionId, ReplicaInfo
+from stateflow.types import MoveOptions, PartitionId, ReplicaInfo
 from tests.unit.operators import Count
 
 #: in milliseconds, far more than the whole move takes

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from reconfig.controller import steps
+from reconfig.controller.executor import Running, RunRegistry
 from reconfig.controller.folds import RestoreBook, Roster
-from reconfig.controller.run_registry import Running, RunRegistry
 from reconfig.controller.takeovers import Orphan, Takeovers
 from reconfig.decisions import failover as f
-from reconfig.decisions.work import PlannedTakeover
+from reconfig.decisions.plan import PlannedTakeover
 from stateflow.errors import HoldLost, OperatorNotDeployed, Unavailable
 from stateflow.ledger import Ledger
 from stateflow.partition.control import Cancelled, PartitionView

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reconfig.controller import steps
-from reconfig.controller.batch_book import entry
+from reconfig.controller.history import entry
 from reconfig.decisions.jobs import Affinity, Do, Job, Run, RunState, due, next_at_us, next_us
 from reconfig.decisions.policies import PolicyName
 from stateflow.errors import InvalidArgument

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from reconfig.decisions import migration as m
 from reconfig.decisions.budget import Measured, predicted_pause_ms
-from reconfig.decisions.migration import Kind, Move, Phase
+from reconfig.decisions.migration import Move, Phase
+from reconfig.decisions.plan import Kind
 from stateflow.errors import BudgetUnreachable, InvalidTransition, InvariantBroken, MoveAborted, StaleEpoch, Unavailable
 from tests.instructions import names
 from tests.sizes import sized

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reconfig.decisions.placement import Joining, newcomers, was_emptied
-from reconfig.decisions.work import Cause
+from reconfig.decisions.plan import Cause
 from stateflow.types import PartitionId, ReplicaInfo
 
 AFTER_S = 60.0

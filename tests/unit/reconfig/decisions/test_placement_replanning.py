@@ -6,8 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from reconfig.decisions.placement import View, replan
-from reconfig.decisions.plan import StrategyName
-from reconfig.decisions.work import Asked, Cause, PlannedMove
+from reconfig.decisions.plan import Asked, Cause, PlannedMove, StrategyName
 from stateflow.types import PartitionId, ReplicaInfo
 
 INFOS = {

@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconfig.decisions import plan
-from reconfig.decisions.migration import Kind
-from reconfig.decisions.plan import Load, Transfer
-from stateflow.moves import ORDERS
-from stateflow.types import PartitionId
+from reconfig.decisions.plan import Kind, Load, Transfer
+from stateflow.types import ORDERS, PartitionId
 
 
 def transfer(number: int, source: str, target: str, rate: float = 0.0) -> Transfer:

@@ -1,4 +1,4 @@
-"""Arguments of a move: the client and the controller accept the same ones."""
+"""Options of a move: the client and the controller accept the same ones."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from reconfig.controller.service import _options_of as options_of
 from stateflow.client import Cluster
 from stateflow.client.cluster import _asked
 from stateflow.errors import InvalidArgument
-from stateflow.moves import DEFAULT, MoveOptions
 from stateflow.rpc import controller_pb2 as cpb
 from stateflow.rpc.wire import message_of
+from stateflow.types import DEFAULT_OPTIONS, MoveOptions
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_pause_ms": -1}, "max_pause_ms cannot be -1: pass a positive number of milliseconds, or omit it"),
@@ -38,8 +38,8 @@ def test_keywords_change_what_the_options_say() -> None:
     given = MoveOptions(50.0, strategy="warm-up")
     asked = _asked(given, {"patience_s": 5, "max_pause_ms": None})
     assert asked == options_of(message_of(cpb.MoveOptions, asked)) == MoveOptions(patience_s=5.0, strategy="warm-up")
-    sent = message_of(cpb.MoveOptions, _asked(DEFAULT, {}))
-    assert options_of(sent) == DEFAULT == options_of(cpb.MoveOptions())
+    sent = message_of(cpb.MoveOptions, _asked(DEFAULT_OPTIONS, {}))
+    assert options_of(sent) == DEFAULT_OPTIONS == options_of(cpb.MoveOptions())
 
 
 def test_a_keyword_that_is_none_is_refused_before_anything_is_asked() -> None:

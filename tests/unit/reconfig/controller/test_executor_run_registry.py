@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from reconfig.controller.run_registry import Running, RunRegistry
-from reconfig.decisions.work import ReconfigurationState
+from reconfig.controller.executor import Running, RunRegistry
+from reconfig.decisions.plan import ReconfigurationState
 from stateflow.ledger import Ledger
 from stateflow.reports import Reconfiguration
 from tests.writing import Written

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from reconfig.controller import steps
-from reconfig.controller.claims import EPOCHS_SKIPPED, Claim, Held, assignment, claimants, find
 from reconfig.controller.folds import Home
+from reconfig.decisions.failover import EPOCHS_SKIPPED, Claim, Held, assignment, claimants, find
 from stateflow.errors import ForeignLedger, StaleTerm
 from stateflow.ledger import Ledger
 from stateflow.partition.control import Command, FencingGuard

@@ -11,9 +11,9 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from reconfig.controller.runners import Hooks
-from reconfig.controller.spans import moving, reconfiguring
-from reconfig.decisions.work import PlannedStandby
+from reconfig.controller.executor import reconfiguring
+from reconfig.controller.runners import Hooks, moving
+from reconfig.decisions.plan import PlannedStandby
 from stateflow.errors import MoveAborted
 from stateflow.tracing import carried, ids_of, use
 from stateflow.types import PartitionId

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from reconfig.decisions.plan import StrategyName
-from reconfig.decisions.work import (
+from reconfig.decisions.plan import (
     Asked,
     Cause,
     Planned,
@@ -15,12 +14,12 @@ from reconfig.decisions.work import (
     PlannedRestore,
     PlannedStandby,
     PlannedTakeover,
+    StrategyName,
     planned_of,
     restore_of,
     to_payload,
 )
-from stateflow.moves import MoveOptions
-from stateflow.types import How, PartitionId
+from stateflow.types import How, MoveOptions, PartitionId
 
 P = PartitionId("Op", 3)
 COMMON = {"operator": "Op", "partition": 3, "source": "a", "target": "b", "epoch": 4}

@@ -1,4 +1,4 @@
-"""A controller's tenure: when it may decide, and whether a former controller is gone."""
+"""A controller's leadership: when it may decide, and whether a former controller is gone."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from reconfig.controller.context import Leadership
 from reconfig.controller.members import Members
 from reconfig.controller.server import here, is_gone
-from reconfig.decisions.leadership import Leadership
 from stateflow.clock import ManualClock
 from stateflow.errors import HoldLost
 from stateflow.settings import ControllerSettings
