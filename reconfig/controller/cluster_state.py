@@ -73,8 +73,8 @@ from reconfig.decisions.plan import Limits, limits_of
 from reconfig.decisions.policies import AutopilotSettings
 from reconfig.decisions.work import Change, Planned, PlannedMove, PlannedStandby, planned_of
 from stateflow.errors import REPORT_LINE, InvariantBroken, OperatorNotDeployed
-from stateflow.ledger.batches import BatchStatus
 from stateflow.ledger.records import Record, RecordState
+from stateflow.ledger.rules import BatchStatus
 from stateflow.ring import Assignment
 from stateflow.transitions import check
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo

@@ -30,7 +30,7 @@ from stateflow.errors import (
     WriteUncertain,
 )
 from stateflow.ledger import rules
-from stateflow.ledger.schema import HOLD, IDENTITY, METADATA, RECORD, REVISION, VERSION_TABLE
+from stateflow.ledger.records import HOLD, IDENTITY, METADATA, RECORD, REVISION, VERSION_TABLE
 from stateflow.ledger.verify import rebuild
 from stateflow.private import masked
 from stateflow.types import shown

@@ -44,8 +44,7 @@ from stateflow.errors import (
     StateflowError,
 )
 from stateflow.ledger import records
-from stateflow.ledger.records import App, Item, Record, RecordState
-from stateflow.ledger.schema import HOLD, IDENTITY, now_us
+from stateflow.ledger.records import HOLD, IDENTITY, App, Item, Record, RecordState, now_us
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,24 @@ from stateflow.ledger import leases, rules, statements
 from stateflow.ledger import records as payloads
 from stateflow.ledger.database import Database, prepare
 from stateflow.ledger.leases import Holder, LeaderLease, held
-from stateflow.ledger.records import App, Entry, Fault, Head, Item, Kind, Record, RecordState, Who
-from stateflow.ledger.schema import ARCHIVE, BUNDLE, ITEM, RECORD, SCHEMA, microseconds, now_us
+from stateflow.ledger.records import (
+    ARCHIVE,
+    BUNDLE,
+    ITEM,
+    RECORD,
+    SCHEMA,
+    App,
+    Entry,
+    Fault,
+    Head,
+    Item,
+    Kind,
+    Record,
+    RecordState,
+    Who,
+    microseconds,
+    now_us,
+)
 from stateflow.ledger.verify import faults_of, payload_faults, rebuild, verify
 from stateflow.types import shown
 

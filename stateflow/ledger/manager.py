@@ -42,9 +42,8 @@ from stateflow.ledger import rules
 from stateflow.ledger.board import check_names
 from stateflow.ledger.leases import error_payload
 from stateflow.ledger.ledger import Ledger
-from stateflow.ledger.records import App, Entry, Kind, Record, RecordState
+from stateflow.ledger.records import STAGE, App, Entry, Kind, Record, RecordState
 from stateflow.ledger.rules import Action, Status
-from stateflow.ledger.schema import STAGE
 from stateflow.ledger.statements import newest_first, unchanged
 from stateflow.types import shown
 
@@ -232,7 +231,7 @@ def _entries(state_id: str, now: RecordState, blocking: Any, status: Status, pay
     lease."""
     entries: list[Entry] = []
     previous = None if now is RecordState.NEW else blocking
-    steps = rules.path(now, rules.RECORD_STATE[status])
+    steps = rules.path(now, rules.STAGE_RECORD_STATE[status])
     for place, state in enumerate(steps):
         named = None if state is RecordState.PROCESSING else previous
         what = payload if place == len(steps) - 1 else {"set": {}}

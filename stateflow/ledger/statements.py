@@ -39,9 +39,27 @@ from sqlalchemy import (
 from stateflow.errors import IllegalRecord, InvalidPayload, LedgerCorrupt, Locked
 from stateflow.ledger import records, rules
 from stateflow.ledger import records as payloads
-from stateflow.ledger.batches import VIEWS
-from stateflow.ledger.records import EVERYONE, App, Entry, Head, Kind, Record, RecordState, Who
-from stateflow.ledger.schema import ARCHIVE, IDENTITY, ITEM, LEASE, RECORD, SCHEMA, STAGE, VERDICT, ItemId, now_us
+from stateflow.ledger.records import (
+    ARCHIVE,
+    EVERYONE,
+    IDENTITY,
+    ITEM,
+    LEASE,
+    RECORD,
+    SCHEMA,
+    STAGE,
+    VERDICT,
+    App,
+    Entry,
+    Head,
+    ItemId,
+    Kind,
+    Record,
+    RecordState,
+    Who,
+    now_us,
+)
+from stateflow.ledger.rules import VIEWS
 
 PAGE = 1000
 CHUNK = 500

@@ -39,7 +39,7 @@ from stateflow.checkpoint.codec import Codec
 from stateflow.checkpoint.manifest import Manifest, parse_name
 from stateflow.code import bundles
 from stateflow.errors import StateflowError
-from stateflow.ledger.batches import check_affinity
+from stateflow.ledger.rules import check_affinity
 from stateflow.operator.arrow import parse_ddl, read_batch, read_schema, read_table
 from stateflow.operator.operator import describe
 from stateflow.operator.output import join_output, split_output

@@ -20,7 +20,7 @@ from reconfig.decisions.work import PlannedMove, to_payload
 from stateflow.client import Cluster
 from stateflow.errors import StateflowError
 from stateflow.ledger import Ledger
-from stateflow.ledger.schema import RECORD
+from stateflow.ledger.records import RECORD
 from stateflow.local.process import Process
 from stateflow.testing import LocalCluster
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
