@@ -48,7 +48,7 @@ def init(
 ) -> None:
     """Make an authority: a key that stays here, and a certificate that every process and person is given."""
     from stateflow.security.authority import Authority
-    from stateflow.security.variables import CA
+    from stateflow.security.plain import CA
 
     where = authority_directory(directory)
     Authority.init(where, name)
@@ -98,7 +98,7 @@ def renew(
 
 
 def _say(certificate: Certificate, where: Path, as_json: bool) -> None:
-    from stateflow.security.variables import CA, CRL, OWN_CERT, OWN_KEY
+    from stateflow.security.plain import CA, CRL, OWN_CERT, OWN_KEY
 
     files = {"CA": CA, "CERT": OWN_CERT, "KEY": OWN_KEY, "CRL": CRL}
     environment = {f"STATEFLOW_TLS_{which}": str((where / file).absolute()) for which, file in files.items()}

@@ -5,7 +5,7 @@ and each certificate that it has issued (``issued/SERIAL.pem``). A certificate i
 because an unrecorded one could not be revoked.
 
 A process's own directory has its certificate (``cert.pem``), its key (``key.pem``), ``ca.pem`` and ``crl.pem``.
-Environment variables tell the process where these files are, see :mod:`stateflow.security.variables`.
+Environment variables tell the process where these files are, see :mod:`stateflow.security.plain`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from stateflow.security.certificates import (
     read_certificates,
 )
 from stateflow.security.files import utc
+from stateflow.security.plain import CA, CRL, OWN_CERT, OWN_KEY
 from stateflow.security.roles import Identity
-from stateflow.security.variables import CA, CRL, OWN_CERT, OWN_KEY
 
 KEY, ISSUED = "ca.key", "issued"
 AUTHORITY_DAYS, DAYS, DAYS_MAX = 3650, 90, 825
