@@ -117,6 +117,14 @@ CALLS = (
 FIGURES = {each.name: each for each in (*COMMON, *REPLICA, *CONTROLLER, *AGENT, *CLIENT, *CALLS)}
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One ``/metrics`` page. ``address``: host:port as it is bound. ``labels``: labels to add to its metrics."""
+
+    address: str
+    labels: Mapping[str, str]
+
+
 def monitoring() -> dict[str, str]:
     """Returns the rules for Prometheus and the dashboard for Grafana: file name → text."""
     folder = Path(__file__).parent / "files"

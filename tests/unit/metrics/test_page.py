@@ -14,8 +14,7 @@ import pytest
 
 from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, PortInUse, StateflowError
 from stateflow.local.cluster import Certificates
-from stateflow.metrics.discovery import Target
-from stateflow.metrics.figures import Values
+from stateflow.metrics.figures import Target, Values
 from stateflow.metrics.page import Page
 from stateflow.security import files
 
