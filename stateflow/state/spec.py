@@ -132,7 +132,7 @@ class StateSpec:
         now_us: time of this batch in the domain of ``ttl``; while that is not known, a time before any expiry.
         expiry_us: expiry of everything this batch writes; None: never.
         header: bytes before the payload of everything this batch writes.
-        encode_many: encodes many values, see :mod:`stateflow.state.keyed`; None: they are encoded one by one.
+        encode_many: encodes many values, see :func:`.encoder_of`; None: they are encoded one by one.
     """
 
     __slots__ = (
