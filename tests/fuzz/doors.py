@@ -35,8 +35,8 @@ from google.protobuf.message import Message
 from reconfig.decisions.jobs import Affinity as JobAffinity
 from stateflow import documents, reports, status
 from stateflow.changes import ChangeSet, Mutations
+from stateflow.checkpoint.catalog import Manifest, parse_name
 from stateflow.checkpoint.codec import Codec
-from stateflow.checkpoint.manifest import Manifest, parse_name
 from stateflow.code import bundles
 from stateflow.errors import StateflowError
 from stateflow.ledger.rules import check_affinity
