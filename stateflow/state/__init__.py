@@ -33,10 +33,9 @@ from stateflow.state.evolution import (
     scan_state,
 )
 from stateflow.state.keyed import MAX_VALUE_BYTES, KeyedState, stored_tags
-from stateflow.state.spec import CellReader
+from stateflow.state.tracked import CellReader, TrackedCounter, TrackedReducing, TrackedValue
 from stateflow.state.tracked_list import TrackedList
 from stateflow.state.tracked_map import TrackedMap, TrackedSet
-from stateflow.state.tracked_value import TrackedCounter, TrackedReducing, TrackedValue
 
 __all__ = [
     "MAX_VALUE_BYTES",

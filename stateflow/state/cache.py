@@ -14,7 +14,7 @@ from itertools import chain, islice
 from typing import Any, Final
 
 from stateflow.state.collection import Collection
-from stateflow.state.spec import PACKED, CellReader, StateSpec
+from stateflow.state.tracked import PACKED, CellReader, StateSpec
 
 #: one key's tracked objects, by attribute; or those of a key in a namespace, by tag
 Bundle = dict[Any, Any]

@@ -27,7 +27,7 @@ from stateflow.state.cells import CELL, decode_row_key, split_address, unpack_ce
 from stateflow.state.coders import Coder
 from stateflow.state.declare import Declaration
 from stateflow.state.keyed import MAX_VALUE_BYTES, KeyedState
-from stateflow.state.spec import CellReader
+from stateflow.state.tracked import CellReader
 
 #: coders whose values Arrow returns as they are
 _PLAIN: frozenset[type] = frozenset({coders.Int64, coders.Bool, coders.Utf8, coders.Bytes, coders.Date})

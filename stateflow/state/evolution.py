@@ -37,7 +37,7 @@ from stateflow.state.coders import Coder
 from stateflow.state.declare import NOTHING, Declaration
 from stateflow.state.keyed import KeyedState
 from stateflow.state.shapes import Verdict, spelled, verdict
-from stateflow.state.spec import DECODE_FAILURES, CellReader, StateSpec, Ttl
+from stateflow.state.tracked import DECODE_FAILURES, CellReader, StateSpec, Ttl
 from stateflow.types import shown
 
 # -- Stored schemas and entries --------------------------------------------------------------------------------------

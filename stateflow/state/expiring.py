@@ -15,10 +15,19 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from stateflow.changes import Mutations
 from stateflow.state.cells import range_end, unpack_cell_with_expiry
 from stateflow.state.collection import Collection
-from stateflow.state.spec import DECODE_FAILURES, EXPIRED, PACKED, UNREAD, CellReader, StateSpec
+from stateflow.state.tracked import (
+    DECODE_FAILURES,
+    EXPIRED,
+    PACKED,
+    UNREAD,
+    CellReader,
+    StateSpec,
+    TrackedCounter,
+    TrackedReducing,
+    TrackedValue,
+)
 from stateflow.state.tracked_list import TrackedList
 from stateflow.state.tracked_map import CanonicalTrackedMap, CanonicalTrackedSet, TrackedMap, TrackedSet, _frozen
-from stateflow.state.tracked_value import TrackedCounter, TrackedReducing, TrackedValue
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -42,7 +42,7 @@ from stateflow.state.coders import Coder, Int64, encoder_of
 from stateflow.state.collection import Collection
 from stateflow.state.declare import NOTHING, Declaration, check_names, tracked_class
 from stateflow.state.expiring import Sweep
-from stateflow.state.spec import UNREAD, CellReader, StateSpec, Ttl
+from stateflow.state.tracked import UNREAD, CellReader, StateSpec, Ttl
 from stateflow.types import shown
 
 MAX_VALUE_BYTES: Final = 64 << 20

@@ -58,7 +58,7 @@ from stateflow.security.certificates import PREFIX, checked_pair, decoded_token,
 from stateflow.security.roles import Identity
 from stateflow.state import cells, encoding
 from stateflow.state.declare import coder_for
-from stateflow.state.spec import DECODE_FAILURES
+from stateflow.state.tracked import DECODE_FAILURES
 from stateflow.storage import commit_log as log_format
 from stateflow.storage.faults import meaning
 from stateflow.storage.rocks import RocksEngine
