@@ -153,10 +153,10 @@ class Authority:
         write_durably(out / CRL, (self._directory / CRL).read_bytes(), 0o644)
         return described(cert)
 
-    def certify(self, identity: Identity, hosts: Sequence[str], request: bytes, days: int = DAYS) -> bytes:
+    def certify(self, identity: Identity, hosts: Sequence[str], request: bytes) -> bytes:
         """Issues a certificate, as PEM, for a request whose key the requester has made itself, see :func:`own_request`.
         Names in the request are ignored. Raises BadCertificate, InvalidArgument."""
-        _check_wanted(identity, hosts, days)
+        _check_wanted(identity, hosts, DAYS)
         try:
             asked = x509.load_pem_x509_csr(request)
             sound, key = asked.is_signature_valid, asked.public_key()
@@ -166,7 +166,7 @@ class Authority:
             raise BadCertificate(
                 "the request is not signed with its own elliptic curve key", remedy="sign it with that key"
             )
-        return _pem(self._cert_of(identity, hosts, timedelta(days=days), key))
+        return _pem(self._cert_of(identity, hosts, timedelta(days=DAYS), key))
 
     @property
     def ca(self) -> bytes:
