@@ -88,7 +88,7 @@ class ManifestFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One partition at one sequence.
+    """The state of one partition at one sequence.
 
     ``positions``: source → last batch contained. ``digest``: of the files and the sequence. ``state_digest``: of the
     decoded entries; empty: not computed. ``schema``: the states, as KeyedState.schema() describes them. ``target``:

@@ -216,7 +216,7 @@ class Collector:
             elif swept is None:
                 report.held_up = "the lease of an upload or restore is torn: it expires a day after it was written"
             else:
-                self._store.check()  # it is still this store, and so was the last listing
+                self._store.check()  # the store was not replaced, so that the listing was of it, too
                 for name, size in swept.items():
                     if not report.dry_run:
                         self._check_stands(mark, began)

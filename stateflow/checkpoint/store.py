@@ -460,7 +460,7 @@ class CheckpointStore:
             if stored is not None:
                 if stored.size == encoded.stat().st_size:
                     return blob, False
-                # torn, or written by another version of the compression, so that others may rely on it
+                # the blob is torn, or was compressed by another version, and others may rely on it
                 blob = self._generation_of(file)
             self.objects.upload(f"{BLOBS}/{blob}", encoded, throttle)
         finally:

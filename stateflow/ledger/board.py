@@ -267,7 +267,7 @@ class Board:
         return self.job(job_id)
 
     def move_job(self, job_id: str, to: JobStatus | str, worker: str | None = None) -> None:
-        """Ends a job, or lets it be WAITING so that another worker can take it over.
+        """Ends a job, or moves it back to WAITING, so that another worker can claim it.
 
         Args:
             worker: worker that has done the job, or failed to; only the job's present worker may report this. Anyone

@@ -446,7 +446,7 @@ def _upgrade(connection: Connection) -> Opened:
         migrate(connection, REVISION)
         if adopted:
             rebuild(connection)
-        if dialect == "mysql":  # the next lock holder must see the version, or takes this for killed
+        if dialect == "mysql":  # else the next lock holder sees no version, and takes this for killed
             connection.execute(text("COMMIT"))
         return Opened.MADE if fresh and not adopted else Opened.UPGRADED
     finally:
@@ -490,7 +490,7 @@ def _clear_rest_of_killed_upgrade(connection: Connection) -> None:
             continue
         rows = select(func.count()).select_from(table)
         if table is IDENTITY:
-            # its row is made with the table: without records and a leader lease, no program knows the id
+            # the id is made with the table: where there are no records and no leader lease, no program has read it
             rows = rows.where(false())
         elif table is HOLD:
             rows = rows.where(HOLD.c.term > 0)

@@ -49,8 +49,8 @@ from stateflow.ledger.records import HOLD, IDENTITY, App, Item, Record, RecordSt
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that may decide. ``boot``, ``namespace``, ``pid`` and ``started`` identify it to processes of the same
-    machine, which can so tell whether it is gone. ``address``: address at which it takes requests."""
+    """A process that may decide. By ``boot``, ``namespace``, ``pid`` and ``started`` processes of the same machine can
+    tell whether it is gone. ``address``: address at which it takes requests."""
 
     id: str
     host: str = ""
@@ -72,7 +72,7 @@ NOBODY = Holder("")
 class LeaderLease:
     """The leader lease of a ledger when it was read. ``left_s``: seconds until it ends, by the database's clock.
     ``until_us``: its end by that clock, which each renewal changes; a process with another clock can only compare it.
-    ``grace_s``: seconds after it was taken for which the former holder may go on, by any clock."""
+    ``grace_s``: seconds after it was taken in which the former holder may still decide, by any clock."""
 
     term: int
     holder: Holder

@@ -70,7 +70,7 @@ class StateManager:
     def insert_state(self, *positional: Any, error: BaseException | str | None = None, **fields: Any) -> dict[str, Any]:
         """Adds a stage; its status is in_progress and its action ``sourcing pre-pull`` unless they are given.
 
-        Without ``correlation_id_in`` the stage takes the ``correlation_id_out`` of the stage that it goes on from, see
+        Without ``correlation_id_in`` the stage takes the ``correlation_id_out`` of the stage that it continues, see
         ``preceding``. ``state_id``, ``run_id``, ``correlation_id_out`` and ``git_sha`` are made up when left out.
         """
         row = rules.stage_changes(rules.stage_fields(positional, fields))
@@ -250,7 +250,7 @@ def _error_in(record: Record | None) -> dict[str, Any] | None:
 
 
 def preceding(row: Mapping[str, Any]) -> list[Select[Any]]:
-    """Returns queries for the stage that a new one goes on from, the most specific first: the newest stage that pushed
+    """Returns queries for the stage that a new one continues, the most specific first: the newest stage that pushed
     the entity which this one pulls; the newest of its job and run; of its run; of its job, in an earlier run."""
     queries: list[Select[Any]] = []
     if row.get("source_entity"):

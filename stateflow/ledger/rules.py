@@ -288,7 +288,7 @@ def _check_answer(head: Head, app: App, state: RecordState, previous: Record) ->
 
 _NEXT: dict[RecordState, tuple[RecordState, ...]] = {
     NEW: (PROCESSING,),
-    PROCESSING: (RESOLVED, PROCESSED, FAILED),  # in this order: work that is only carried on was not PROCESSED
+    PROCESSING: (RESOLVED, PROCESSED, FAILED),  # RESOLVED first: work that goes on was not PROCESSED
     PROCESSED: (PROCESSING,),
     FAILED: (RESOLVED,),
     RESOLVED: (PROCESSING,),
@@ -505,7 +505,7 @@ JOB_NEXT: Mapping[JobStatus, frozenset[JobStatus]] = {
     _J.PROCESSED: frozenset(),
     _J.TERMINATED: frozenset({_J.WAITING}),
 }
-#: record state of an item, by its status; RESOLVED is free to be taken up: neither done, failed nor running
+#: record state of a batch's item, by its status; RESOLVED: free to be acquired, neither done, failed nor running
 BATCH_RECORD_STATE: Mapping[StrEnum, RecordState] = {
     _B.GENERATE_IID: RecordState.PROCESSING,
     _B.IN_PROGRESS: RecordState.PROCESSING,

@@ -118,9 +118,9 @@ def heads_for_update(ids: list[str]) -> Select[Any]:
 
 
 def turn() -> Select[Any]:
-    """Locks the row that every writer locks before it numbers its records, and keeps until its commit. Ids are
-    therefore in the order of commits: a reader that has seen an id has seen all lower ones. SQLite has one writer at a
-    time by itself."""
+    """Locks, until the commit, the row that each writer locks before it numbers its records. Ids are therefore in the
+    order of commits: a reader that has seen an id has seen all lower ones. SQLite has one writer at a time by
+    itself."""
     query = select(IDENTITY.c.only).where(IDENTITY.c.only == 1).with_for_update()
     return query.with_hint(IDENTITY, "WITH (UPDLOCK, ROWLOCK)", "mssql")
 

@@ -168,7 +168,7 @@ class _Tls:
         self._number = -1
         self._context = self._made()
 
-    def met(self, client: socket.socket) -> ssl.SSLSocket:
+    def handshake(self, client: socket.socket) -> ssl.SSLSocket:
         """Performs the TLS handshake with a client, within its timeout.
 
         Raises OSError, and NotAllowed if the client's certificate was revoked.
@@ -180,14 +180,14 @@ class _Tls:
                 except BadCertificate as error:  # the files are read again for the next client
                     log.warning("changed TLS files are unusable, metrics keep the former ones: %s", error)
             context = self._context
-        met = context.wrap_socket(client, server_side=True)
-        serial = int(str((met.getpeercert() or {})["serialNumber"]), 16)
+        secure = context.wrap_socket(client, server_side=True)
+        serial = int(str((secure.getpeercert() or {})["serialNumber"]), 16)
         if serial in self._files.current().revoked:
-            met.close()
+            secure.close()
             raise NotAllowed(
                 "the certificate was revoked", remedy="use another one: `stateflow certs issue`", serial=f"{serial:x}"
             )
-        return met
+        return secure
 
     def _made(self) -> ssl.SSLContext:
         material, settings = self._files.current(), self._settings
@@ -222,11 +222,11 @@ class _Server(ThreadingMixIn, WSGIServer):
         if self.tls is None:
             super().finish_request(request, client_address)
             return
-        met = self.tls.met(request)
+        secure = self.tls.handshake(request)
         try:
-            super().finish_request(met, client_address)
+            super().finish_request(secure, client_address)
         finally:
-            self.shutdown_request(met)
+            self.shutdown_request(secure)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.warning("metrics request from %s failed: %s", client_address[0], sys.exception())

@@ -362,8 +362,8 @@ def _check_kinds(source: pa.DataType, target: pa.DataType, path: str) -> None:
         source = source.value_type
     if source == target or t.is_null(source):
         return
-    ours = next((are for told, are in _TURNS if told(source)), None)
-    if ours is None or not any(told(target) for told in ours):
+    ours = next((into for is_kind, into in _CONVERTS_TO if is_kind(source)), None)
+    if ours is None or not any(is_kind(target) for is_kind in ours):
         raise Misfit(f"is declared {target} but is a column of {source}", path=path)
     if t.is_timestamp(source) and (source.tz is None) != (target.tz is None):
         how = "attach a time zone: pyarrow.compute.assume_timezone" if source.tz is None else "declare timestamp"
@@ -492,17 +492,20 @@ def _is_strict(kind: pa.DataType) -> bool:
     return any(not field.nullable or _is_strict(field.type) for field in inside)
 
 
-_Told = Callable[[pa.DataType], bool]
+_IsKind = Callable[[pa.DataType], bool]
 _TEXTS = (t.is_string, t.is_large_string, t.is_string_view)
 _BYTES = (t.is_binary, t.is_large_binary, t.is_fixed_size_binary, t.is_binary_view)
 _LISTS = (t.is_list, t.is_large_list, t.is_fixed_size_list)
 #: kinds of types that values of a type can be converted to, as long as the value itself loses nothing
-_TURNS: tuple[tuple[_Told, tuple[_Told, ...]], ...] = (
+_CONVERTS_TO: tuple[tuple[_IsKind, tuple[_IsKind, ...]], ...] = (
     (t.is_integer, (t.is_integer, t.is_floating, t.is_decimal)),
     (t.is_floating, (t.is_floating, t.is_integer)),
     (t.is_decimal, (t.is_decimal, t.is_integer)),
-    *((told, _TEXTS) for told in _TEXTS),
-    *((told, _BYTES) for told in _BYTES),
-    *((told, _LISTS) for told in _LISTS),
-    *((told, (told,)) for told in (t.is_date, t.is_timestamp, t.is_time, t.is_duration, t.is_map, t.is_struct)),
+    *((is_kind, _TEXTS) for is_kind in _TEXTS),
+    *((is_kind, _BYTES) for is_kind in _BYTES),
+    *((is_kind, _LISTS) for is_kind in _LISTS),
+    *(
+        (is_kind, (is_kind,))
+        for is_kind in (t.is_date, t.is_timestamp, t.is_time, t.is_duration, t.is_map, t.is_struct)
+    ),
 )

@@ -41,7 +41,7 @@ from stateflow.security.roles import Identity
 
 KEY, ISSUED = "ca.key", "issued"
 AUTHORITY_DAYS, DAYS, DAYS_MAX = 3650, 90, 825
-#: most by which clocks of two machines are taken to differ
+#: maximum difference assumed between the clocks of two machines
 SKEW = timedelta(minutes=5)
 
 

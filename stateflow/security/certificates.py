@@ -80,7 +80,7 @@ def described(found: x509.Certificate) -> Certificate:
         hosts += map(str, names.get_values_for_type(x509.IPAddress))
     return Certificate(
         found.serial_number,
-        ours[0] if len(ours) == 1 else None,  # with two it is not known which one speaks
+        ours[0] if len(ours) == 1 else None,  # with two, it is unclear which one the caller uses
         tuple(hosts),
         found.not_valid_before_utc,
         found.not_valid_after_utc,
@@ -198,7 +198,7 @@ PREFIX: Final = "sftoken1_"
 #: length of a text, at most; one of ours has some 1,600 characters
 LENGTH_MAX = 64 << 10
 SHORTEST, LONGEST = timedelta(minutes=1), timedelta(days=31)
-#: roles that tokens may have: members that listen have hosts and stay, and have certificates
+#: roles that tokens may have; members that listen stay at their hosts, and have certificates
 ROLES = frozenset({Role.READ, Role.DATA, Role.OPERATE, Role.ADMIN})
 _ANOTHER = "issue another one: `stateflow token issue`"
 

@@ -16,7 +16,7 @@ from stateflow.security.certificates import Certificate, checked_pair, decoded_t
 from stateflow.settings import ConnectionSettings
 
 log = logging.getLogger(__name__)
-#: seconds between two looks at the files, at least
+#: minimum of seconds between two checks of the files
 LOOK_S = 1.0
 #: the first warning comes this long before the certificate expires, or at a quarter of its lifetime if that is less;
 #: each further one when half of the remaining time has passed

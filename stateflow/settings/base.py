@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 
 # -- The file of settings --------------------------------------------------------------------------------------------
 
-#: a larger file is taken for another one, named by mistake
+#: larger files are refused: the path is most likely wrong
 BYTES_MAX = 1 << 20
-#: similarity from which a name is suggested for a misspelt one
+#: least similarity of a name that is suggested for a misspelt one
 ALIKE = 0.6
 _TABLE = re.compile(r"""^\s*\[\s*["']?([\w-]+)["']?\s*(?:\.\s*["']?([\w-]+)["']?\s*)?\]""")
 _KEY = re.compile(r"""^\s*["']?([\w-]+)["']?\s*(?:\.\s*["']?([\w-]+)["']?)?.*?=""")

@@ -209,7 +209,7 @@ def typed_of(coder: Coder[Any]) -> Typed:
 
 
 def taken(coder: Coder[Any] | None, given: Any) -> Any:
-    """Returns the value of ``coder`` for ``given``, which a reader of its column received.
+    """Converts ``given``, read from a column of the coder's values, back to such a value.
 
     Input that cannot be converted is returned unchanged; storing it then raises an error.
     """
@@ -484,7 +484,7 @@ class _IntIndex:
         """Returns the index of each key, -1 for unknown ones."""
         if not len(self.keys):
             return np.full(len(keys), -1, np.int64)
-        order = np.argsort(keys)  # sorted keys search where the processor's cache has been: a third of the time
+        order = np.argsort(keys)  # sorted keys hit the processor's cache: a third of the time
         ascending = keys[order]
         place = np.searchsorted(self.keys, ascending)
         place[place == len(self.keys)] = 0

@@ -5,7 +5,7 @@ or ``rollback``. Between ``collect`` and ``mark_clean`` callers must leave the s
 rows: ``expired``, the durable write and ``mark_clean``.
 
 There is one tracked object for each state, key and namespace. It stays cached while an operator can reach it.
-:class:`Settling` encodes the objects that a batch wrote.
+:class:`PendingWrites` encodes the objects that a batch wrote.
 
 A state can also be addressed at run time, by a namespace and a *tag*: a declaration that need not be an attribute of
 the operator. Its description is stored with the data (:class:`TagRegister`), so that a process that does not know the
@@ -56,16 +56,16 @@ _IN_TUPLE: Final = frozenset({str, int})
 #: kinds of states that have one cell per key
 _SINGLE_VALUES: Final = frozenset({"value", "counter", "reducing"})
 
-#: maximum of keys that are evicted beyond those that must leave
+#: maximum of keys evicted beyond those over the limit
 EVICTED_BEYOND: Final = 1024
 
-#: fewer values are encoded as fast one by one
+#: for fewer values, encoding them together saves nothing
 _MANY: Final = 4
 
 # -- Encoding of a batch's writes ------------------------------------------------------------------------------------
 
 
-class Settling:
+class PendingWrites:
     """One ``collect``, up to its ``mark_clean``; encodes values of one state together where the result is the same.
 
     Encoding a value by itself costs a call, an exception handler and a check of its type. If all values of a state have
@@ -329,7 +329,7 @@ class KeyedState:
         #: tracked objects written, or handed out mutable, since the last commit
         self._written: list[Any] = []
         #: result of the last ``collect``, until it is durable
-        self._settling: Settling | None = None
+        self._pending: PendingWrites | None = None
         #: times of this batch in microseconds since 1970
         self._processing_us: int | None = None
         self._event_us: int | None = None
@@ -614,8 +614,8 @@ class KeyedState:
         """
         self._check_time()
         into = Mutations()
-        self._settling = None
-        self._settling = Settling(self._written, into)
+        self._pending = None
+        self._pending = PendingWrites(self._written, into)
         self._register.collect(into)
         if self._budget is not None:
             self._budget.written(into.puts)
@@ -627,10 +627,10 @@ class KeyedState:
         Values that their coder changes (an int in a float state) are replaced by their stored form. The oldest keys
         beyond the limits leave the cache.
         """
-        if self._settling is None:
+        if self._pending is None:
             self.collect()
-        assert self._settling is not None
-        self._settling.saved()
+        assert self._pending is not None
+        self._pending.saved()
         written = self._written
         self._register.saved()
         keys = sum(map(len, self._caches.values()))
@@ -684,7 +684,7 @@ class KeyedState:
     def _end_batch(self) -> None:
         # in place, as every spec holds this list
         self._written.clear()
-        self._settling = None
+        self._pending = None
 
     # --- schema -----------------------------------------------------------------------------------------
 
