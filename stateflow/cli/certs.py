@@ -133,7 +133,7 @@ def revoke(
 def list_(directory: Dir = None, as_json: Json = False) -> None:
     """List the certificates that were issued, and until when they are valid."""
     from stateflow.security.authority import Authority
-    from stateflow.security.files import utc
+    from stateflow.security.certificates import utc
 
     now = utc(SYSTEM_CLOCK)
     issued = Authority(authority_directory(directory)).issued()
@@ -213,7 +213,7 @@ def show_token(
     as_json: Json = False,
 ) -> None:
     """Show a token's owner and its end of validity. The token itself is not shown."""
-    from stateflow.security.files import TlsFiles, utc
+    from stateflow.security.certificates import TlsFiles, utc
     from stateflow.security.plain import of_file, tls_files
 
     if file is not None:

@@ -34,8 +34,8 @@ from stateflow.security.certificates import (
     encoded_token,
     names_of,
     read_certificates,
+    utc,
 )
-from stateflow.security.files import utc
 from stateflow.security.plain import CA, CRL, OWN_CERT, OWN_KEY
 from stateflow.security.roles import Identity
 

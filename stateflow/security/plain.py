@@ -21,7 +21,7 @@ from stateflow.errors import InsecureRefused
 from stateflow.settings import CONFIG, NO_TOKEN, ConnectionSettings
 
 if TYPE_CHECKING:
-    from stateflow.security.files import TlsFiles
+    from stateflow.security.certificates import TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def own_token() -> str:
 
 @functools.lru_cache(maxsize=64)
 def _files(settings: ConnectionSettings) -> TlsFiles:
-    from stateflow.security.files import TlsFiles
+    from stateflow.security.certificates import TlsFiles
 
     return TlsFiles(settings)
 
