@@ -40,8 +40,7 @@ from stateflow.documents import read_document
 from stateflow.errors import IllegalRecord, InvalidArgument, Locked
 from stateflow.ledger import rules
 from stateflow.ledger.board import check_names
-from stateflow.ledger.leases import error_payload
-from stateflow.ledger.ledger import Ledger
+from stateflow.ledger.ledger import Ledger, error_payload
 from stateflow.ledger.records import STAGE, App, Entry, Kind, Record, RecordState
 from stateflow.ledger.rules import Action, Status
 from stateflow.ledger.statements import newest_first, unchanged
