@@ -60,7 +60,7 @@ LIMITS = {
     "row, at the client": 20,
     "row, at the replica": 40,
     "checkpoint, at a replica": 24,
-    "move, at the controller": 42,
+    "move, at the controller": 41,
     "move, at the source": 30,
     "move, at the target": 28,
     "append to the ledger": 6,
