@@ -3,7 +3,7 @@
 ``rules`` decides what may be written. :func:`append` takes these steps in the caller's transaction:
 
 1. Lock the heads of the items, and call the guard.
-2. Take the turn, so that ids of records are in the order of commits.
+2. Lock the row of writers, so that ids of records are in the order of commits.
 3. Resolve the expired locks of items that are to be acquired, and insert all records, each checked.
 4. Write heads, verdicts, leases and views.
 
@@ -123,7 +123,7 @@ def heads_for_update(ids: list[str]) -> Select[Any]:
     return query.with_for_update().with_hint(ITEM, "WITH (UPDLOCK, ROWLOCK)", "mssql")
 
 
-def turn() -> Select[Any]:
+def writer_lock() -> Select[Any]:
     """Locks, until the commit, the row that each writer locks before it numbers its records. Ids are therefore in the
     order of commits: a reader that has seen an id has seen all lower ones. SQLite has one writer at a time by
     itself."""
@@ -371,7 +371,7 @@ def append(connection: Connection, entries: Sequence[Entry], stamp: Stamp, guard
     if guard is not None:
         guard(before)
     resolutions = _resolve_expired(connection, entries, before)
-    connection.execute(turn()).all()  # after the items' locks, so that its holder waits for no other writer
+    connection.execute(writer_lock()).all()  # after the items' locks, so that its holder waits for no other writer
     return _Append(connection, stamp, before).run([*resolutions, *entries])[len(resolutions) :]
 
 
