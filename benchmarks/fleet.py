@@ -25,7 +25,7 @@ from benchmarks.record import Correctness, Record, Target, spread
 from stateflow.client import Cluster, Reconfiguration
 from stateflow.errors import StateflowError
 from stateflow.ledger import LeaderLease, Ledger
-from stateflow.security.variables import environment
+from stateflow.security.plain import environment
 from stateflow.settings import ControllerSettings
 from stateflow.testing import LocalCluster
 from tests.crash_matrix.proxy import Proxy, Trap

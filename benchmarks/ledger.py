@@ -17,7 +17,7 @@ from sqlalchemy import func, select
 
 from benchmarks.record import Correctness, Record, Target, ratio, spread
 from stateflow.ledger import App, Entry, Ledger
-from stateflow.ledger.schema import RECORD
+from stateflow.ledger.records import RECORD
 
 APP = App("benchmark", "1")
 STATES = ("NEW", "PROCESSING", "PROCESSED")

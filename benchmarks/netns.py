@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stateflow.security.variables import environment
+from stateflow.security.plain import environment
 from stateflow.testing import LocalCluster
 
 _PREFIX = f"sf{os.getpid() % 100_000}"

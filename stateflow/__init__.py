@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from stateflow.client import Cluster, StreamClient
     from stateflow.errors import StateflowError
     from stateflow.operator.operator import BatchOperator, Context, Operator
-    from stateflow.operator.timers import Timer, TimerColumns
-    from stateflow.operator.windows import SessionWindows, SlidingWindows, TumblingWindows, Window
+    from stateflow.operator.timers import SessionWindows, SlidingWindows, Timer, TimerColumns, TumblingWindows, Window
     from stateflow.state import (
         Namespace,
         TrackedCounter,
@@ -50,8 +49,9 @@ _PLACES = {
     "stateflow.client": ("Cluster", "StreamClient"),
     "stateflow.errors": ("StateflowError",),
     "stateflow.operator.operator": ("BatchOperator", "Context", "Operator"),
-    "stateflow.operator.timers": ("Timer", "TimerColumns"),
-    "stateflow.operator.windows": ("SessionWindows", "SlidingWindows", "TumblingWindows", "Window"),
+    "stateflow.operator.timers": (
+        *("SessionWindows", "SlidingWindows", "Timer", "TimerColumns", "TumblingWindows", "Window"),
+    ),
     "stateflow.state": (
         *("Namespace", "TrackedCounter", "TrackedList", "TrackedMap", "TrackedReducing", "TrackedSet", "TrackedValue"),
     ),

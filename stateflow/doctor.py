@@ -20,7 +20,7 @@ from stateflow.client import Cluster
 from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import StateflowError
 from stateflow.release import VERSION
-from stateflow.security.files import SOON, TlsFiles, utc
+from stateflow.security.certificates import SOON, TlsFiles, utc
 from stateflow.settings import ConnectionSettings
 from stateflow.settings.base import own_variables, unknown_variables
 from stateflow.spark.session import require_java

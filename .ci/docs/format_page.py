@@ -16,13 +16,13 @@ FORMATS = {
     "stateflow.partition.layout": "Other entries of a partition's database",
     "stateflow.operator.output": "Stored output",
     "stateflow.partition.data_directory": "Data directory: identity, checkpoint store, quarantine",
-    "stateflow.checkpoint.manifest": "Checkpoint: manifest",
+    "stateflow.checkpoint.catalog": "Checkpoint: store and manifest",
     "stateflow.checkpoint.codec": "Checkpoint: blobs",
     "stateflow.code.bundles": "Bundle: an operator's code",
     "stateflow.client.outbox": "Outbox of a forwarding client",
 }
 #: classes whose fields are the format
-CLASSES = {"stateflow.checkpoint.manifest": "Manifest"}
+CLASSES = {"stateflow.checkpoint.catalog": "Manifest"}
 _ROLE = re.compile(r":(?:meth|class|func|mod|attr):`~?([^`]+)`")
 _TABLE = re.compile(r"=+(?: +=+)+")
 

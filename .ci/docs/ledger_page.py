@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from sqlalchemy import Table
 from sqlalchemy.dialects import postgresql, sqlite
 
-from stateflow.ledger import schema
+from stateflow.ledger import records
 
 DIALECTS = {"SQLite": sqlite.dialect(), "PostgreSQL": postgresql.dialect()}
 
 
 def page() -> str:
-    tables = [line for table in schema.METADATA.sorted_tables for line in _table(table)]
-    return "\n".join([f"{schema.__doc__}\n", f"This is revision {schema.REVISION}.\n", *tables])
+    tables = [line for table in records.METADATA.sorted_tables for line in _table(table)]
+    return "\n".join([f"{records.__doc__}\n", f"This is revision {records.REVISION}.\n", *tables])
 
 
 def _table(table: Table) -> Iterator[str]:

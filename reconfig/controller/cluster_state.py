@@ -72,8 +72,8 @@ from reconfig.decisions.failover import Failover, Failovers
 from reconfig.decisions.plan import Change, Limits, Planned, PlannedMove, PlannedStandby, limits_of, planned_of
 from reconfig.decisions.policies import AutopilotSettings
 from stateflow.errors import REPORT_LINE, InvariantBroken, OperatorNotDeployed
-from stateflow.ledger.batches import BatchStatus
 from stateflow.ledger.records import Record, RecordState
+from stateflow.ledger.rules import BatchStatus
 from stateflow.ring import Assignment
 from stateflow.status import MaintenanceReport
 from stateflow.transitions import check

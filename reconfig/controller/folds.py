@@ -24,8 +24,8 @@ from reconfig.decisions.plan import PlannedRestore, restore_of
 from reconfig.decisions.sweeps import Chore, Maintenance, Partitions, packed, unpacked, without
 from stateflow.errors import InvalidArgument
 from stateflow.fleet import AgentInfo, Spawned
-from stateflow.ledger.batches import BatchStatus, EntityStatus
 from stateflow.ledger.records import Record, RecordState
+from stateflow.ledger.rules import BatchStatus, EntityStatus
 from stateflow.reports import (
     FollowerReport,
     JobReport,

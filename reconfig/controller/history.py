@@ -29,9 +29,8 @@ from reconfig.decisions.plan import (
     to_payload,
 )
 from stateflow.errors import MoveCancelled, from_wire
-from stateflow.ledger.batches import RECORD_STATE, BatchStatus, EntityStatus, worked_us
 from stateflow.ledger.records import App, Entry, Kind, Record, RecordState
-from stateflow.ledger.rules import path
+from stateflow.ledger.rules import BATCH_RECORD_STATE, BatchStatus, EntityStatus, path, worked_us
 from stateflow.partition.control import TakenOver
 from stateflow.reports import MoveReport, Reconfiguration
 from stateflow.types import How
@@ -86,7 +85,7 @@ class Batch:
             columns["resumed_us"] = now_us
         elif status is not BatchStatus.PAUSED:
             columns["ended_us"] = now_us
-        steps = path(self.record.state, RECORD_STATE[status])
+        steps = path(self.record.state, BATCH_RECORD_STATE[status])
         entries: list[Entry] = []
         for number, step in enumerate(steps):
             before: Record | Entry | None = entries[-1] if entries else self.record

@@ -21,8 +21,8 @@ from reconfig.decisions.plan import Limits, Planned, PlannedMove, PlannedRestore
 from reconfig.decisions.policies import AutopilotSettings
 from reconfig.decisions.sweeps import Chore, Maintenance, Plan, packed
 from stateflow.fleet import AgentInfo, Spawned
-from stateflow.ledger.batches import BatchStatus, EntityStatus
 from stateflow.ledger.records import Entry, Kind, Record, RecordState
+from stateflow.ledger.rules import BatchStatus, EntityStatus
 from stateflow.reports import JobStage
 from stateflow.types import OperatorSpec, ReplicaInfo
 

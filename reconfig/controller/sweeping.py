@@ -22,7 +22,7 @@ from reconfig.controller.folds import MOVED, Outcome, RecordedSweep
 from reconfig.controller.standbys import Standbys
 from reconfig.decisions.sweeps import Begin, Chore, Partitions, Plan, shares, without
 from stateflow.errors import InvalidArgument, MoveConflict, MoveUnknown, StateflowError, Unavailable
-from stateflow.ledger.batches import EntityStatus
+from stateflow.ledger.rules import EntityStatus
 from stateflow.partition.control import Verification
 from stateflow.reports import PartitionFault, Rolling, Sweep, Taken
 from stateflow.rpc.wire import unexpected

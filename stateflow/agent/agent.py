@@ -56,8 +56,7 @@ from stateflow.fleet import (
     Started,
     heard,
 )
-from stateflow.metrics.discovery import Target
-from stateflow.metrics.figures import Values
+from stateflow.metrics.figures import Target, Values
 from stateflow.partition.control import Command as Commanded
 from stateflow.partition.control import FencingGuard
 from stateflow.partition.environment import Closable, claim, place_of

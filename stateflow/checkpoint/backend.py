@@ -36,8 +36,8 @@ PIECE_BYTES = 1 << 20
 Throttle = Callable[[int], None]
 T = TypeVar("T")
 TIMEOUT_S = 60.0
-#: a piece that is sent or fetched without visible progress may take the timeout and the time for it at this rate, as a
-#: slow link is not a broken one
+#: slowest rate of a link that is not taken for broken: a piece without visible progress may take the timeout, and the
+#: time for its bytes at this rate
 BYTES_PER_S_MIN = 32 << 10
 #: interval at which the progress of a transfer is checked
 LOOK_S = 0.5
@@ -162,7 +162,7 @@ class LocalBackend:
 
     def list(self, prefix: str) -> list[Stored]:
         found = []
-        for folder, _, files in os.walk(self.root / prefix, onerror=_unless_it_is_gone):
+        for folder, _, files in os.walk(self.root / prefix, onerror=_raise_unless_gone):
             for file in files:
                 path = Path(folder) / file
                 with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
@@ -183,7 +183,7 @@ class LocalBackend:
         (self.root / name).unlink(missing_ok=True)
 
 
-def _unless_it_is_gone(error: OSError) -> None:
+def _raise_unless_gone(error: OSError) -> None:
     """Re-raises an error unless the folder is gone. An unreadable folder must not count as empty: the blobs that it
     refers to would be collected."""
     if not isinstance(error, FileNotFoundError):
@@ -233,9 +233,9 @@ class FsspecBackend:
 
     def upload(self, name: str, path: Path, throttle: Throttle) -> None:
         self._folder(self._path(name))
-        told = _Told(throttle)
-        self._fs.put_file(str(path), self._path(name), callback=told)
-        throttle(max(0, path.stat().st_size - told.bytes))
+        progress = _Progress(throttle)
+        self._fs.put_file(str(path), self._path(name), callback=progress)
+        throttle(max(0, path.stat().st_size - progress.bytes))
 
     def read(self, name: str) -> bytes:
         data: bytes = self._fs.cat_file(self._path(name))
@@ -287,7 +287,7 @@ class FsspecBackend:
         return Stored(name.lstrip("/"), int(info.get("size") or 0), _micros(when))
 
 
-class _Told(Callback):
+class _Progress(Callback):
     """Counts the bytes that fsspec reports as sent, and passes them to the throttle."""
 
     def __init__(self, throttle: Throttle) -> None:

@@ -1,28 +1,34 @@
-"""Contents of a store: its marker, manifests by partition, savepoints, blobs, and marks that make collecting safe.
+"""Contents of a checkpoint store: its marker, manifests by partition, savepoints, blobs, and leases on blobs.
 
 =========================================================  ===================================================
 ``blobs/<2>/<digest>[.zst][.<key id>][.g<generation>]``     content, named by the xxh3_128 of its plain form
 ``manifests/<operator>/p00003/<epoch>-<sequence>.json``     checkpoints; published last, never changed
 ``savepoints/<name>/<operator>/p00003.json``                manifests that are kept until deleted
 ``STORE``                                                   the marker: which store this is
-``intents/<id>.json``                                       digests that an upload, a restore or a reader relies on
+``intents/<id>.json``                                       leases: digests that an upload, a restore or a reader
+                                                            relies on
 ``condemned/<id>.json``                                     blobs a collection under way may delete
 ``tmp/``                                                    of a local directory: files being written
 =========================================================  ===================================================
 
+A manifest describes the checkpoint of one partition at one sequence, and names the blobs that contain its files. The
+object's name orders it: ``<epoch>-<sequence>[-<attempt>].json``. The newest is the greatest, so that a late upload by
+an earlier owner can never become the newest, whatever the store thinks of renames. The proof of a checkpoint is a
+digest of decoded state: it covers every entry of a partition store, in order, whichever files contain them.
+
 The marker has an id and is created once. It distinguishes a store from the empty directory under its mount point, and
 two stores from two spellings of one URL.
 
-A *hold*, an object in ``intents/``, tells collections which digests a process relies on. The process writes it before
-it reads or uploads them. The protocol needs no locks and no correct clock:
+A *lease* tells collections which digests a process relies on. The process writes it before it reads or uploads them.
+The protocol needs no locks and no correct clock:
 
-1. a process that relies on blobs writes a hold, *then* reads which blobs are condemned;
-2. a collection condemns blobs, *then* reads the holds. Whichever comes later sees the other: the process stores a
-   condemned blob again under another name, or the collection spares a held one;
-3. a hold that is a day old, by the clock of the store, belongs to a process that died. A collection *removes* it before
+1. a process that relies on blobs writes a lease, *then* reads which blobs are condemned;
+2. a collection condemns blobs, *then* reads the leases. Whichever comes later sees the other: the process stores a
+   condemned blob again under another name, or the collection spares a leased one;
+3. a lease that is a day old, by the clock of the store, has expired: its process died. A collection *removes* it before
    it reads the manifests for the last time;
-4. a process that published something looks *afterwards* whether its hold stands. If it does, a collection can remove
-   the hold only later, and then reads what was published. If not, a collection took the process for dead, and the
+4. a process that published something looks *afterwards* whether its lease stands. If it does, a collection can remove
+   the lease only later, and then reads what was published. If not, a collection took the process for dead, and the
    process starts over.
 """
 
@@ -32,33 +38,252 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import xxhash
 
-from stateflow.checkpoint.backend import TEMPORARY, Objects
+from stateflow.checkpoint.backend import Objects
 from stateflow.checkpoint.codec import Codec
-from stateflow.checkpoint.manifest import Manifest, Order, parse_name
 from stateflow.errors import CheckpointCorrupt, CheckpointNewer, CheckpointStoreMissing, StateflowError, Unavailable
-from stateflow.types import PartitionId
+from stateflow.types import NAME, PartitionId
 
 log = logging.getLogger(__name__)
 MANIFESTS, SAVEPOINTS, BLOBS, INTENTS, CONDEMNED = "manifests", "savepoints", "blobs", "intents", "condemned"
-__all__ = ["BLOBS", "CONDEMNED", "INTENTS", "MANIFESTS", "SAVEPOINTS", "TEMPORARY", "Catalog", "Found", "Mark"]
 #: a larger manifest is damaged; that of a partition with a hundred thousand files is smaller
 MANIFEST_BYTES_MAX = 32 << 20
-#: a hold older than this, by the clock of the store, belongs to a process that died
+#: a mark older than this, by the clock of the store, belongs to a process that died
 MARK_LIFE_S = 24 * 3600.0
 MARKER: Final = "STORE"
-FORMAT: Final = 1
+MARKER_FORMAT: Final = 1
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _PLACE = re.compile(rf"{MANIFESTS}/([^/]+)/p(\d+)/[^/]+\Z")
 _SAVEPOINT = re.compile(rf"{SAVEPOINTS}/([^/]+)/([^/]+)/p(\d+)\.json\Z")
 
-# -- Manifests and marks ---------------------------------------------------------------------------------------------
+# -- Manifests -------------------------------------------------------------------------------------------------------
+
+FORMAT = 2
+_NAME = re.compile(r"(\d{12})-(\d{16})(?:-(\d+))?\.json\Z")
+_DIGEST = re.compile(r"[0-9a-f]{2,64}")
+_BLOB = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2,64}(?:\.[a-z0-9]+)*")
+Order = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFile:
+    """A file of a checkpoint.
+
+    ``digest``: xxh3_128 of the plain content, hexadecimal. ``blob``: name of the blob that contains it, see
+    :func:`blob_name`.
+    """
+
+    name: str
+    size: int
+    digest: str
+    blob: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The state of one partition at one sequence.
+
+    ``positions``: source → last batch contained. ``digest``: of the files and the sequence. ``state_digest``: of the
+    decoded entries; empty: not computed. ``schema``: the states, as KeyedState.schema() describes them. ``target``:
+    import path of the operator's class. ``version``: of the operator's class.
+    """
+
+    operator: str
+    partition: int
+    epoch: int
+    sequence: int
+    digest: str
+    positions: dict[str, int]
+    created_us: int
+    replica: str
+    files: tuple[ManifestFile, ...]
+    watermark_us: int | None = None
+    state_digest: str = ""
+    schema: list[dict[str, Any]] = field(default_factory=list)
+    target: str = ""
+    version: str = ""
+    partitions: int = 0  # number of the operator's partitions; 0: not known
+    key: tuple[str, ...] = ()
+
+    @property
+    def order(self) -> Order:
+        return self.epoch, self.sequence
+
+    @property
+    def id(self) -> PartitionId:
+        return PartitionId(self.operator, self.partition)
+
+    @property
+    def size(self) -> int:
+        """Size of its files in plain form, in bytes."""
+        return sum(file.size for file in self.files)
+
+    def is_same_state(self, other: Manifest) -> bool:
+        """Returns whether both manifests describe the same state. Files do not count: they change when a database is
+        opened."""
+        digests = {self.state_digest, other.state_digest} - {""}
+        return (self.id, self.sequence, self.positions, self.watermark_us) == (
+            other.id,
+            other.sequence,
+            other.positions,
+            other.watermark_us,
+        ) and len(digests) < 2
+
+    def encode(self) -> bytes:
+        body = json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True)
+        return json.dumps({"body": body, "checksum": _checksum(body)}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes, place: str) -> Manifest:
+        """Decodes a manifest. Raises CheckpointCorrupt; CheckpointNewer for an intact one in the format of a later
+        program."""
+        try:
+            outer = json.loads(data)
+            body = outer["body"]
+            if _checksum(body) != outer["checksum"]:
+                raise ValueError("the checksum differs")
+            values = json.loads(body)
+            format_ = int(values.pop("format"))
+            if format_ > FORMAT:
+                raise CheckpointNewer(
+                    f"a checkpoint has format {format_}, this program reads up to {FORMAT}",
+                    remedy="run the stateflow version that wrote it, or a newer one",
+                    place=place,
+                )
+            if format_ < 1 or not set(values) <= {each.name for each in fields(cls)}:
+                raise ValueError("unknown format")
+            _check_types(values)
+            files = tuple(_file(each) for each in values.pop("files"))
+            if len({file.name for file in files}) < len(files):
+                raise ValueError("two files have the same name")
+            values["key"] = tuple(values.get("key", ()))
+            return cls(files=files, **values)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            why = " ".join(str(error).split())[:200] or type(error).__name__
+            raise CheckpointCorrupt(
+                f"a manifest cannot be read: {why}", remedy="an older checkpoint is used", place=place
+            ) from error
+
+
+def _checksum(body: str) -> str:
+    digest: str = xxhash.xxh3_128_hexdigest(body.encode())
+    return digest
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_micros(value: Any) -> bool:
+    return type(value) is int and -(1 << 63) <= value < 1 << 63
+
+
+def _is_states(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, dict)
+        and all(_is_text(each.get(name)) for name in ("name", "kind", "tag"))
+        and isinstance(each.get("coders"), list)
+        and all(map(_is_text, each["coders"]))
+        for each in value
+    )
+
+
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "operator": _is_text,
+    "partition": lambda value: _is_count(value) and value < 1 << 32,
+    "epoch": _is_count,
+    "sequence": _is_count,
+    "digest": _is_text,
+    "positions": lambda value: isinstance(value, dict) and all(map(_is_micros, value.values())),
+    "created_us": _is_micros,
+    "replica": _is_text,
+    "files": lambda value: isinstance(value, list),
+    "watermark_us": lambda value: value is None or _is_micros(value),
+    "state_digest": _is_text,
+    "schema": _is_states,
+    "target": _is_text,
+    "version": _is_text,
+    "partitions": lambda value: _is_count(value) and value < 1 << 32,
+    "key": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+}
+
+
+def _check_types(values: dict[str, Any]) -> None:
+    """Checks the types of all fields, before other code meets a wrong one. Raises ValueError."""
+    wrong = [name for name, value in values.items() if not _TYPES[name](value)]
+    if wrong:
+        raise ValueError(f"wrong type: {', '.join(wrong)}")
+
+
+def _file(values: dict[str, Any]) -> ManifestFile:
+    file = ManifestFile(**values)
+    if not (isinstance(file.name, str) and NAME.holds(file.name)):
+        raise ValueError("invalid file name")
+    if not (_is_count(file.size) and _is_text(file.digest) and _DIGEST.fullmatch(file.digest)):
+        raise ValueError("invalid file size or digest")
+    if not _is_text(file.blob) or (file.blob and not _BLOB.fullmatch(file.blob)):
+        raise ValueError("invalid blob name")
+    return file if file.blob else ManifestFile(file.name, file.size, file.digest, blob_name(file.digest))
+
+
+def blob_name(digest: str, suffix: str = "") -> str:
+    """Returns the name of a blob below ``blobs/``: the digest of its plain content, and a suffix that tells the
+    encoding."""
+    return f"{digest[:2]}/{digest}{suffix}"
+
+
+def digest_of(blob: str) -> str:
+    """Inverse of :func:`blob_name`, for any suffix."""
+    return blob.rpartition("/")[2].partition(".")[0]
+
+
+def manifest_name(order: Order, attempt: int = 0) -> str:
+    return f"{order[0]:012d}-{order[1]:016d}" + (f"-{attempt}" if attempt else "") + ".json"
+
+
+def parse_name(name: str) -> tuple[Order, int] | None:
+    """Returns (order, attempt) from the name of a manifest's object; None: the name is not a manifest's."""
+    match = _NAME.search(name)
+    return None if match is None else ((int(match[1]), int(match[2])), int(match[3] or 0))
+
+
+#: takes about a millisecond, which other threads that wait for the interpreter do not feel
+ENTRIES_AT_ONCE = 200
+
+
+def state_digest(
+    entries: Iterable[tuple[bytes, bytes]], skip: tuple[bytes, ...], rest: Callable[[], None] = lambda: None
+) -> str:
+    """Returns the xxh3_128, hexadecimal, of all entries except those whose keys begin with one of ``skip``.
+
+    Args:
+        rest: called after each ENTRIES_AT_ONCE, to let others run.
+    """
+    hasher = xxhash.xxh3_128()
+    iterator = iter(entries)
+    while some := list(islice(iterator, ENTRIES_AT_ONCE)):
+        parts: list[bytes] = []
+        for key, value in some:
+            if not key.startswith(skip):
+                parts += (len(key).to_bytes(4, "big"), key, len(value).to_bytes(4, "big"), value)
+        hasher.update(b"".join(parts))
+        rest()
+    digest: str = hasher.hexdigest()
+    return digest
+
+
+# -- Contents of a store ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +305,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An intent's digests or a collection's condemned blobs. ``names`` None: the mark is torn, and may name any
-    blob."""
+    """The digests of a lease, or the condemned blobs of a collection. ``names`` None: the mark is torn, and may name
+    any blob."""
 
     name: str
     written_us: int
@@ -89,6 +314,8 @@ class Mark:
 
 
 class Catalog:
+    """Lists and reads the manifests and marks of a store."""
+
     def __init__(self, objects: Objects, codec: Codec) -> None:
         self._objects = objects
         self._codec = codec
@@ -175,11 +402,11 @@ def savepoint_place(name: str, partition: PartitionId) -> str:
     return f"{SAVEPOINTS}/{name}/{partition.operator}/p{partition.partition:05d}.json"
 
 
-# -- Holds -----------------------------------------------------------------------------------------------------------
+# -- Leases ----------------------------------------------------------------------------------------------------------
 
 
-class Pin:
-    """A hold on digests, from its creation on. Raises Unavailable if the store cannot be written."""
+class Lease:
+    """A lease on digests, from its creation on. Raises Unavailable if the store cannot be written."""
 
     def __init__(self, objects: Objects, digests: Iterable[str]) -> None:
         self._objects = objects
@@ -187,16 +414,16 @@ class Pin:
         objects.create(self._name, json.dumps(sorted(set(digests))).encode())
 
     def stands(self) -> bool:
-        """Returns whether the hold still exists. False: a collection took its process for dead."""
+        """Returns whether the lease still exists. False: a collection took its process for dead."""
         return self._objects.stat(self._name) is not None
 
     def release(self) -> None:
         try:
             self._objects.delete(self._name)
         except (Unavailable, FileNotFoundError) as error:
-            log.warning("hold not released, it expires after a day: %s", error)
+            log.warning("lease on blobs not released, it expires after a day: %s", error)
 
-    def __enter__(self) -> Pin:
+    def __enter__(self) -> Lease:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -224,7 +451,7 @@ def read_marker(objects: Objects) -> str | None:
         marker = json.loads(data)
         id_, format_ = marker["id"], marker["format"]
         sound = isinstance(format_, int) and isinstance(id_, str) and _ID.fullmatch(id_) is not None
-        sound = sound and marker["checksum"] == _checksum(id_, format_)
+        sound = sound and marker["checksum"] == _marker_checksum(id_, format_)
     except (ValueError, KeyError, TypeError, RecursionError):
         sound = False
     if not sound:
@@ -234,9 +461,9 @@ def read_marker(objects: Objects) -> str | None:
             url=objects.url,
             object=MARKER,
         )
-    if format_ > FORMAT:
+    if format_ > MARKER_FORMAT:
         raise CheckpointNewer(
-            f"the checkpoint store has format {format_}, this program supports up to {FORMAT}",
+            f"the checkpoint store has format {format_}, this program supports up to {MARKER_FORMAT}",
             remedy="run the stateflow version that created it, or a newer one",
             url=objects.url,
         )
@@ -246,9 +473,10 @@ def read_marker(objects: Objects) -> str | None:
 def make_marker(objects: Objects) -> str:
     """Creates the marker of a new store and returns its id. If two processes create it at once, both get the id of the
     first."""
+    id_ = uuid.uuid4().hex
+    marker = {"format": MARKER_FORMAT, "id": id_, "checksum": _marker_checksum(id_, MARKER_FORMAT)}
     try:
-        id_ = uuid.uuid4().hex
-        objects.create(MARKER, json.dumps({"format": FORMAT, "id": id_, "checksum": _checksum(id_, FORMAT)}).encode())
+        objects.create(MARKER, json.dumps(marker).encode())
     except FileExistsError:
         pass
     made = read_marker(objects)
@@ -257,7 +485,7 @@ def make_marker(objects: Objects) -> str:
     return made
 
 
-def _checksum(id_: str, format_: int) -> str:
+def _marker_checksum(id_: str, format_: int) -> str:
     """Checksum of a marker, so that a damaged one is not taken for another store's."""
     digest: str = xxhash.xxh3_64_hexdigest(f"{format_} {id_}".encode())
     return digest

@@ -1,9 +1,9 @@
 """Retention and garbage collection: pure functions decide what to keep, the shell only lists and deletes.
 
 Mark and sweep. A blob is referenced if any readable manifest or savepoint names it; it is spared if an upload, a
-restore or a reader under way relies on it. The order of steps makes a collection safe beside these: remove the holds of
-dead processes, list blobs, condemn the unreferenced ones, read the holds, read the manifests once more, delete the
-condemned blobs that are still neither referenced nor held. See :mod:`stateflow.checkpoint.catalog` for the other side.
+restore or a reader under way relies on it. The order of steps makes a collection safe beside these: remove expired
+leases, list blobs, condemn the unreferenced ones, read the leases, read the manifests once more, delete the condemned
+blobs that are still neither referenced nor leased. See :mod:`stateflow.checkpoint.catalog` for the other side.
 
 Only the clock of the store counts, because this machine's may be wrong. A checkpoint counts as kept when all of its
 blobs are there. While a manifest that retention keeps cannot be read, nothing is swept, because its blobs are not
@@ -18,8 +18,18 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stateflow.checkpoint.catalog import BLOBS, CONDEMNED, INTENTS, MARK_LIFE_S, TEMPORARY, Catalog, Found, Mark
-from stateflow.checkpoint.manifest import Manifest, digest_of
+from stateflow.checkpoint.backend import TEMPORARY
+from stateflow.checkpoint.catalog import (
+    BLOBS,
+    CONDEMNED,
+    INTENTS,
+    MARK_LIFE_S,
+    Catalog,
+    Found,
+    Manifest,
+    Mark,
+    digest_of,
+)
 from stateflow.checkpoint.store import CheckpointStore
 from stateflow.errors import CheckpointCorrupt, InvalidArgument, Unavailable
 from stateflow.types import PartitionId
@@ -70,14 +80,14 @@ def whose_turn(checkpoints: Iterable[Found]) -> PartitionId | None:
     return None if newest is None else newest.partition
 
 
-def to_sweep(blobs: Mapping[str, int], referenced: Collection[str], holds: Iterable[Mark]) -> dict[str, int] | None:
-    """Returns the blobs (name → bytes) that are not needed. None: a hold is torn, so that nothing may be swept.
+def to_sweep(blobs: Mapping[str, int], referenced: Collection[str], leases: Iterable[Mark]) -> dict[str, int] | None:
+    """Returns the blobs (name → bytes) that are not needed. None: a lease is torn, so that nothing may be swept.
 
     Args:
         referenced: blobs that manifests name.
     """
     relied_on: set[str] = set()
-    for mark in holds:
+    for mark in leases:
         if mark.names is None:
             return None
         relied_on |= mark.names
@@ -132,7 +142,7 @@ class Collector:
         self._store.check()
         now_us = self._objects.now_us()
         report = Collected(dry_run)
-        if not dry_run:  # before manifests are read: a process wrongly taken for dead sees that its hold is gone
+        if not dry_run:  # before manifests are read: a process wrongly taken for dead sees that its lease is gone
             self._tidy(now_us)
         blobs = {stored.name[len(BLOBS) + 1 :]: stored.size for stored in self._store.blobs()}
         checkpoints = self._catalog.checkpoints()
@@ -179,7 +189,7 @@ class Collector:
         return dropped
 
     def _sweep(self, blobs: dict[str, int], kept: list[Found], passed_over: Collection[str], report: Collected) -> None:
-        """Condemns unreferenced blobs, then deletes those that are still neither referenced nor held.
+        """Condemns unreferenced blobs, then deletes those that are still neither referenced nor leased.
 
         Args:
             passed_over: in a dry run, manifests that would be dropped. Otherwise empty, because a manifest with the
@@ -192,21 +202,21 @@ class Collector:
             self._objects.create(mark, json.dumps(sorted(condemned)).encode())
         deleting = False
         try:
-            holds = self._catalog.marks(INTENTS)
+            leases = self._catalog.marks(INTENTS)
             kept = [found for found in self._catalog.checkpoints() if found.name not in passed_over]
             kept += self._catalog.savepoints()
             self._read_all(kept)
             report.unreadable = sorted(f.name for f in kept if isinstance(self._read.get(f.name), CheckpointCorrupt))
-            swept = None if condemned is None else to_sweep(condemned, self._referenced(kept), holds)
+            swept = None if condemned is None else to_sweep(condemned, self._referenced(kept), leases)
             if report.unreadable:
                 report.held_up = (
                     "some manifests cannot be read, so their blobs are unknown: such manifests are dropped once newer "
                     "checkpoints replace them, or at once with --drop-corrupt"
                 )
             elif swept is None:
-                report.held_up = "a hold of a running upload or restore is torn: it expires a day after it was written"
+                report.held_up = "the lease of an upload or restore is torn: it expires a day after it was written"
             else:
-                self._store.check()  # it is still this store, and so was the last listing
+                self._store.check()  # the store was not replaced, so that the listing was of it, too
                 for name, size in swept.items():
                     if not report.dry_run:
                         self._check_stands(mark, began)

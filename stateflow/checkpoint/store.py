@@ -1,13 +1,13 @@
 """Checkpoint store: a save uploads missing blobs and then publishes; a restore verifies every file.
 
-A save writes a hold, uploads and publishes, and starts over if the hold is gone before or after the publication.
+A save writes a lease, uploads and publishes, and starts over if the lease is gone before or after the publication.
 Publication is one exclusive new object. Its name orders it by (epoch, sequence), and a name that is taken is not
 written again, so that neither a repeated nor a late upload changes what others read.
 
 A restore reports a file (:class:`Fetching`) only when it is written, verified by its digest and, if it is to be
 durable, on disk. The new owner of a partition publishes an adopted checkpoint as its own first (:class:`Adoption`).
 
-Collections (:mod:`stateflow.checkpoint.collecting`) may run at any time. Holds (:mod:`stateflow.checkpoint.catalog`)
+Collections (:mod:`stateflow.checkpoint.collecting`) may run at any time. Leases (:mod:`stateflow.checkpoint.catalog`)
 keep them from deleting blobs that are being uploaded, read or adopted.
 """
 
@@ -32,6 +32,7 @@ import xxhash
 
 from stateflow.checkpoint.backend import (
     FULL,
+    TEMPORARY,
     TIMEOUT_S,
     Backend,
     Objects,
@@ -44,19 +45,21 @@ from stateflow.checkpoint.backend import (
 from stateflow.checkpoint.catalog import (
     BLOBS,
     CONDEMNED,
-    TEMPORARY,
     Catalog,
     Known,
-    Pin,
+    Lease,
+    Manifest,
+    ManifestFile,
     another,
+    blob_name,
     folder_of,
     make_marker,
+    manifest_name,
     missing,
     read_marker,
     savepoint_place,
 )
 from stateflow.checkpoint.codec import Codec, configured_key
-from stateflow.checkpoint.manifest import Manifest, ManifestFile, blob_name, manifest_name
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.durable import sync
 from stateflow.errors import (
@@ -73,7 +76,7 @@ from stateflow.private import masked
 from stateflow.types import PartitionId, check_name
 
 log = logging.getLogger(__name__)
-#: maximum of attempts at an upload whose hold was taken for dead
+#: maximum of attempts at an upload whose lease was taken for dead
 ATTEMPTS = 3
 RESTORE_THREADS = 4
 #: errors that do not go away with time
@@ -343,14 +346,14 @@ class CheckpointStore:
         """
         uploaded = 0
         for again in range(ATTEMPTS):
-            with self._hold(manifest) as hold:
+            with self._lease(manifest) as lease:
                 files, new = self._upload(manifest, directory, earlier, throttle)
                 uploaded += new
                 whole = replace(manifest, files=files)
-                if not hold.stands():
+                if not lease.stands():
                     continue
                 publish(whole, again > 0)
-                if hold.stands():
+                if lease.stands():
                     return Saved(whole, uploaded, whole.size)
         raise Unavailable(
             "collections repeatedly took this upload for dead",
@@ -358,25 +361,25 @@ class CheckpointStore:
             url=self.url,
         )
 
-    def _hold(self, manifest: Manifest) -> Pin:
-        return Pin(self.objects, (file.digest for file in manifest.files))
+    def _lease(self, manifest: Manifest) -> Lease:
+        return Lease(self.objects, (file.digest for file in manifest.files))
 
     @contextmanager
-    def held(self, manifest: Manifest) -> Iterator[None]:
+    def leased(self, manifest: Manifest) -> Iterator[None]:
         """Protects the blobs that a manifest names from collections.
 
-        Where no hold can be written (no right, no room) the blobs may be collected while they are read. That raises an
+        Where no lease can be written (no right, no room) the blobs may be collected while they are read. That raises an
         error, and never returns incomplete data.
         """
         try:
-            hold = self._hold(manifest)
+            lease = self._lease(manifest)
         except Unavailable as error:
             if not self._warned:
-                log.warning("cannot write a hold, a collection may delete blobs while they are read: %s", error)
+                log.warning("cannot write a lease, a collection may delete blobs while they are read: %s", error)
             self._warned = True
             yield
             return
-        with hold:
+        with lease:
             yield
 
     def _free_place(self, manifest: Manifest, *, again: bool = False) -> int | Saved:
@@ -457,7 +460,7 @@ class CheckpointStore:
             if stored is not None:
                 if stored.size == encoded.stat().st_size:
                     return blob, False
-                # torn, or written by another version of the compression, so that others may rely on it
+                # the blob is torn, or was compressed by another version, and others may rely on it
                 blob = self._generation_of(file)
             self.objects.upload(f"{BLOBS}/{blob}", encoded, throttle)
         finally:
@@ -486,14 +489,14 @@ class CheckpointStore:
         owner then publishes the adoption.
         """
         self.check(first_use=True)
-        hold = self._hold(manifest)
+        lease = self._lease(manifest)
         try:
             earlier = manifest if not self.codec.suffix or self._names(manifest) else None
             files, _ = self._upload(manifest, directory, earlier, lambda _: None)
         except BaseException:
-            hold.release()
+            lease.release()
             raise
-        return Adoption(self, replace(manifest, files=files), hold)
+        return Adoption(self, replace(manifest, files=files), lease)
 
     def _names(self, manifest: Manifest) -> bool:
         """Returns whether this store has the manifest."""
@@ -613,7 +616,7 @@ class CheckpointStore:
         self.check_room(manifest, directory)
 
         with (
-            self.held(manifest),
+            self.leased(manifest),
             ThreadPoolExecutor(RESTORE_THREADS, thread_name_prefix="syncing") as disk,
             ThreadPoolExecutor(RESTORE_THREADS, thread_name_prefix="restore") as pool,
         ):
@@ -647,11 +650,11 @@ class CheckpointStore:
 
 
 class Adoption:
-    """A checkpoint whose blobs are in a store, held until its new owner publishes it or releases it."""
+    """A checkpoint whose blobs are in a store, leased until its new owner publishes it or releases it."""
 
-    def __init__(self, store: CheckpointStore, manifest: Manifest, hold: Pin) -> None:
+    def __init__(self, store: CheckpointStore, manifest: Manifest, lease: Lease) -> None:
         self.url = store.url
-        self._store, self._manifest, self._hold = store, manifest, hold
+        self._store, self._manifest, self._lease = store, manifest, lease
 
     def publish(self, epoch: int, replica: str) -> None:
         """Publishes the checkpoint as its owner's first, durably: from then on no older one can become the newest.
@@ -669,15 +672,15 @@ class Adoption:
         self._check_stands()
 
     def _check_stands(self) -> None:
-        if not self._hold.stands():
+        if not self._lease.stands():
             raise StaleCheckpoint(
-                "the hold on the fetched blobs is gone, they may have been collected",
+                "the lease on the fetched blobs is gone, they may have been collected",
                 remedy="the checkpoint is fetched again",
                 partition=self._manifest.id,
             )
 
     def release(self) -> None:
-        self._hold.release()
+        self._lease.release()
 
     def __enter__(self) -> Adoption:
         return self

@@ -48,7 +48,7 @@ def init(
 ) -> None:
     """Make an authority: a key that stays here, and a certificate that every process and person is given."""
     from stateflow.security.authority import Authority
-    from stateflow.security.variables import CA
+    from stateflow.security.plain import CA
 
     where = authority_directory(directory)
     Authority.init(where, name)
@@ -98,7 +98,7 @@ def renew(
 
 
 def _say(certificate: Certificate, where: Path, as_json: bool) -> None:
-    from stateflow.security.variables import CA, CRL, OWN_CERT, OWN_KEY
+    from stateflow.security.plain import CA, CRL, OWN_CERT, OWN_KEY
 
     files = {"CA": CA, "CERT": OWN_CERT, "KEY": OWN_KEY, "CRL": CRL}
     environment = {f"STATEFLOW_TLS_{which}": str((where / file).absolute()) for which, file in files.items()}
@@ -133,7 +133,7 @@ def revoke(
 def list_(directory: Dir = None, as_json: Json = False) -> None:
     """List the certificates that were issued, and until when they are valid."""
     from stateflow.security.authority import Authority
-    from stateflow.security.files import utc
+    from stateflow.security.certificates import utc
 
     now = utc(SYSTEM_CLOCK)
     issued = Authority(authority_directory(directory)).issued()
@@ -213,7 +213,7 @@ def show_token(
     as_json: Json = False,
 ) -> None:
     """Show a token's owner and its end of validity. The token itself is not shown."""
-    from stateflow.security.files import TlsFiles, utc
+    from stateflow.security.certificates import TlsFiles, utc
     from stateflow.security.plain import of_file, tls_files
 
     if file is not None:

@@ -119,7 +119,7 @@ def entities(bid: Bid, status: Status = None, url: Url = DEFAULT, as_json: Json 
 @batch_commands.command()
 def jobs(status: Status = None, url: Url = DEFAULT, as_json: Json = False) -> None:
     """List jobs by status, in the order of their creation."""
-    from stateflow.ledger.batches import JobStatus
+    from stateflow.ledger.rules import JobStatus
 
     with _board(url) as board:
         rows = [row for each in ([status] if status is not None else JobStatus) for row in board.jobs(each)]

@@ -47,8 +47,7 @@ from stateflow.dashboard.watching import Looking, Records, Watching, checkpoints
 from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, NotAllowed, StateflowError, Unavailable
 from stateflow.release import VERSION
 from stateflow.rpc.wire import unexpected
-from stateflow.security.certificates import described, read_certificates
-from stateflow.security.files import TlsFiles
+from stateflow.security.certificates import TlsFiles, described, read_certificates
 from stateflow.security.plain import connection_settings, host_of, is_loopback, tls_files
 from stateflow.types import cannot_listen, listened_at
 

@@ -5,7 +5,7 @@ Three views of one set of records: items that are processed in steps (``Ledger``
 """
 
 from stateflow.ledger.board import Board
-from stateflow.ledger.leases import Holder, LeaderLease
+from stateflow.ledger.database import Holder, LeaderLease
 from stateflow.ledger.ledger import Ledger
 from stateflow.ledger.manager import (
     AzureSQLServerStateManager,

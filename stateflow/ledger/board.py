@@ -14,11 +14,10 @@ from typing import Any, TypeVar
 from sqlalchemy import RowMapping, Select, func, select
 
 from stateflow.errors import IllegalRecord, InvalidArgument, InvalidTransition, LeaseLost, Locked
-from stateflow.ledger import batches, rules
-from stateflow.ledger.batches import VIEWS, BatchStatus, EntityStatus, JobStatus, RetryPlan
+from stateflow.ledger import rules
 from stateflow.ledger.ledger import Ledger
-from stateflow.ledger.records import App, Entry, Item, Kind, RecordState
-from stateflow.ledger.schema import BATCH, ENTITY, JOB, is_time
+from stateflow.ledger.records import BATCH, ENTITY, JOB, App, Entry, Item, Kind, RecordState, is_time
+from stateflow.ledger.rules import VIEWS, BatchStatus, EntityStatus, JobStatus, RetryPlan
 from stateflow.ledger.statements import newest_first, unchanged
 from stateflow.schedule import Schedule, pace_per_s, remaining
 from stateflow.types import shown
@@ -52,7 +51,7 @@ class Board:
         _check_texts(name=name, command=command, owner=owner)
         for given in (affinity, job_affinity):
             if given is not None:
-                batches.check_affinity(given)
+                rules.check_affinity(given)
         bid = bid or uuid.uuid4().hex
         status = BatchStatus.WAITING_FOR_JOB if waits_for_job else BatchStatus.NEW
         columns = {"name": name, "command": command, "owner": owner, "affinity": affinity, "job_affinity": job_affinity}
@@ -71,9 +70,9 @@ class Board:
             slow = connection.execute(slowest(bid)).mappings().all()
         ended = sum(count for status, count in counts.items() if EntityStatus(status).over)
         total, now = sum(counts.values()), self.ledger.clock.now_us()
-        worked_s = batches.worked_us(row["worked_us"], row["resumed_us"], now) / 1e6
+        worked_s = rules.worked_us(row["worked_us"], row["resumed_us"], now) / 1e6
         left = None if row["resumed_us"] is None else remaining(total, ended, worked_s)
-        eta, sooner, later = batches.eta_us(now, left) or (None, None, None)
+        eta, sooner, later = rules.eta_us(now, left) or (None, None, None)
         return dict(row) | {
             "total_entities": total,
             "waiting": counts.get(EntityStatus.WAITING, 0),
@@ -105,18 +104,18 @@ class Board:
         entities have ended."""
         to, seen = _status(BatchStatus, to), self._seen(Kind.BATCH, bid)
         row = seen.row
-        batches.check_transition("batch", bid, batches.BATCH, BatchStatus(row["status"]), to)
+        rules.check_transition("batch", bid, rules.BATCH_NEXT, BatchStatus(row["status"]), to)
         with self.ledger.database.reading() as connection:
             counts: dict[str, int] = {row[0]: row[1] for row in connection.execute(counted(bid))}
         left = sum(count for status, count in counts.items() if not EntityStatus(status).over)
-        batches.check_ready(bid, to, listed=bool(row["listed"]), open=left)
+        rules.check_ready(bid, to, listed=bool(row["listed"]), open=left)
         now = self.ledger.clock.now_us()
         columns: dict[str, Any] = {"status": to.value} | _worked(row, to, now)
         if to in (BatchStatus.GENERATE_IID, BatchStatus.IN_PROGRESS):
             columns |= {"started_us": row["started_us"] or now, "ended_us": None}
         elif to in (BatchStatus.DONE, BatchStatus.FAILED, BatchStatus.CANCELLED):
             columns |= {"ended_us": now}
-        self._append([seen.to(batches.RECORD_STATE[to], columns)])
+        self._append([seen.to(rules.BATCH_RECORD_STATE[to], columns)])
 
     def list_entities(self, bid: str, entities: Iterable[str], *, complete: bool = True) -> None:
         """Stores entities that the batch must process. ``complete``: the list is complete with these. Entities already
@@ -152,10 +151,10 @@ class Board:
             now = EntityStatus(seen.row["status"])
             if now in (EntityStatus.COMPLETED, to):
                 return False
-            batches.check_transition("entity", entity, batches.ENTITY, now, to)
+            rules.check_transition("entity", entity, rules.ENTITY_NEXT, now, to)
             columns = {"status": to.value, "ms": ms, "result": None if result is None else json.dumps(result)}
             try:
-                self._append([seen.to(batches.ENTITY_RECORD_STATE[to], columns)])
+                self._append([seen.to(rules.ENTITY_RECORD_STATE[to], columns)])
             except Locked:  # another process was first, and may have reported another status
                 before, seen = seen, self._seen(Kind.ENTITY, item_id)
                 if seen.item.records[-1].seq == before.item.records[-1].seq:
@@ -205,7 +204,7 @@ class Board:
     def retry_batch(self, bid: str, *, allow_cancelled: bool = False) -> tuple[RetryPlan, list[str]]:
         """Retries a batch: failed entities wait again. Returns the plan and the entities to do."""
         seen = self._seen(Kind.BATCH, bid)
-        plan = batches.plan_retry(
+        plan = rules.plan_retry(
             bid, BatchStatus(seen.row["status"]), listed=bool(seen.row["listed"]), allow_cancelled=allow_cancelled
         )
         found = {status: self.entities(bid, status) for status in plan.entities}
@@ -216,7 +215,7 @@ class Board:
         again = [_Seen(items[each["item_id"]], each).to(RecordState.RESOLVED, waits) for each in stopped]
         to = BatchStatus.GENERATE_IID if plan.relist else BatchStatus.IN_PROGRESS
         columns = {"status": to.value, "ended_us": None} | _worked(seen.row, to, self.ledger.clock.now_us())
-        self._append([*again, seen.to(batches.RECORD_STATE[to], columns)])
+        self._append([*again, seen.to(rules.BATCH_RECORD_STATE[to], columns)])
         ordered = sorted([*stopped, *waiting], key=lambda each: int(each["first_record_id"]))
         return plan, [each["entity"] for each in ordered]
 
@@ -242,7 +241,7 @@ class Board:
                 f"fire_us cannot be {shown(fire_us)}", remedy="use microseconds since 1970-01-01 UTC", job=name
             )
         if affinity is not None:
-            batches.check_affinity(affinity)
+            rules.check_affinity(affinity)
         if schedule is not None:
             Schedule.parse(schedule)
         job_id = f"job/{name}/{uuid.uuid4().hex if fire_us is None else fire_us}"
@@ -268,7 +267,7 @@ class Board:
         return self.job(job_id)
 
     def move_job(self, job_id: str, to: JobStatus | str, worker: str | None = None) -> None:
-        """Ends a job, or lets it be WAITING so that another worker can take it over.
+        """Ends a job, or moves it back to WAITING, so that another worker can claim it.
 
         Args:
             worker: worker that has done the job, or failed to; only the job's present worker may report this. Anyone
@@ -291,8 +290,8 @@ class Board:
                 worker=worker,
                 holder=seen.row["worker"],
             )
-        batches.check_transition("job", seen.item.item_id, batches.JOB, JobStatus(seen.row["status"]), to)
-        self._append([seen.to(batches.JOB_RECORD_STATE[to], columns | {"status": to.value})])
+        rules.check_transition("job", seen.item.item_id, rules.JOB_NEXT, JobStatus(seen.row["status"]), to)
+        self._append([seen.to(rules.JOB_RECORD_STATE[to], columns | {"status": to.value})])
 
     # -- parts --------------------------------------------------------------------------------------------
 
@@ -362,7 +361,7 @@ def entity_id(bid: str, entity: str) -> str:
 
 def _worked(row: Mapping[str, Any], to: BatchStatus, now_us: int) -> dict[str, Any]:
     """Returns the columns that say how long the batch was worked on, after it moves to ``to``."""
-    worked = batches.worked_us(row["worked_us"], row["resumed_us"], now_us)
+    worked = rules.worked_us(row["worked_us"], row["resumed_us"], now_us)
     return {"worked_us": worked, "resumed_us": now_us if to is BatchStatus.IN_PROGRESS else None}
 
 

@@ -1,24 +1,59 @@
-"""One database of any supported kind: opening it, transactions with retries, and errors translated into stateflow's.
-Callers that may write it make or upgrade its schema; for all others the schema is only checked.
+"""One database of any supported kind: its transactions, its schema, and the leader lease that fences its writers.
+
+Transactions are retried after conflicts, and errors translated into stateflow's. Callers that may write the database
+make or upgrade its schema; for all others the schema is only checked.
+
+One process at a time has the leader lease of a ledger, and decides. The lease is one row, with a term that rises by one
+each time it is taken. Every write of a ledger that was opened to decide checks, in its own transaction, that the row
+still has the writer's term and id. So a former holder that was suspended or cut off, and does not know that it was
+replaced, writes nothing. The check locks the row: a process that takes the lease waits for every write that passed the
+check, and then reads what these wrote.
+
+A leader lease ends in one of these ways:
+
+- It was not renewed: by the database's clock, or by the clock of a process that waits for the lease and has watched the
+  row, because the database's clock may have been put back by an hour.
+- Its holder gave it back.
+- Its holder was a process of this machine and is gone.
+
+Its end serves liveness only, because clocks step: by its own clock, the former holder may go on with what it was
+granted for the rest of its lease. ``LeaderLease.grace_s`` says for how long.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import random  # noqa: TID251 - a type only
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, false, func, inspect, make_url, select, text
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    Select,
+    create_engine,
+    event,
+    false,
+    func,
+    inspect,
+    make_url,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
 from stateflow.errors import (
+    HoldLost,
     InvalidArgument,
     LedgerCorrupt,
     LedgerReadOnly,
@@ -30,7 +65,7 @@ from stateflow.errors import (
     WriteUncertain,
 )
 from stateflow.ledger import rules
-from stateflow.ledger.schema import HOLD, IDENTITY, METADATA, RECORD, REVISION, VERSION_TABLE
+from stateflow.ledger.records import HOLD, IDENTITY, METADATA, RECORD, REVISION, VERSION_TABLE, now_us
 from stateflow.ledger.verify import rebuild
 from stateflow.private import masked
 from stateflow.types import shown
@@ -446,7 +481,7 @@ def _upgrade(connection: Connection) -> Opened:
         migrate(connection, REVISION)
         if adopted:
             rebuild(connection)
-        if dialect == "mysql":  # the next lock holder must see the version, or takes this for killed
+        if dialect == "mysql":  # else the next lock holder sees no version, and takes this for killed
             connection.execute(text("COMMIT"))
         return Opened.MADE if fresh and not adopted else Opened.UPGRADED
     finally:
@@ -490,7 +525,7 @@ def _clear_rest_of_killed_upgrade(connection: Connection) -> None:
             continue
         rows = select(func.count()).select_from(table)
         if table is IDENTITY:
-            # its row is made with the table: without records and a leader lease, no program knows the id
+            # the id is made with the table: where there are no records and no leader lease, no program has read it
             rows = rows.where(false())
         elif table is HOLD:
             rows = rows.where(HOLD.c.term > 0)
@@ -501,3 +536,132 @@ def _clear_rest_of_killed_upgrade(connection: Connection) -> None:
                 table=table.name,
             )
         table.drop(connection)
+
+
+# -- Leader lease ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that may decide. By ``boot``, ``namespace``, ``pid`` and ``started`` processes of the same machine can
+    tell whether it is gone. ``address``: address at which it takes requests."""
+
+    id: str
+    host: str = ""
+    address: str = ""
+    pid: int = 0
+    started: int = 0
+    boot: str = ""
+    namespace: str = ""
+
+    def __str__(self) -> str:
+        where = f" at {self.address}" if self.address else ""
+        return f"process {self.pid} on {self.host}{where}" if self.pid else f"{self.id}{where}"
+
+
+NOBODY = Holder("")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderLease:
+    """The leader lease of a ledger when it was read. ``left_s``: seconds until it ends, by the database's clock.
+    ``until_us``: its end by that clock, which each renewal changes; a process with another clock can only compare it.
+    ``grace_s``: seconds after it was taken in which the former holder may still decide, by any clock."""
+
+    term: int
+    holder: Holder
+    since_us: int
+    lease_s: float
+    left_s: float
+    grace_s: float = 0.0
+    until_us: int = 0
+
+
+def identity(connection: Connection) -> str:
+    """Returns the ledger's id, which is made once. Raises LedgerCorrupt if it is missing."""
+    found = connection.execute(select(IDENTITY.c.id)).scalar()
+    if found is None:
+        raise LedgerCorrupt("the ledger's id is missing", remedy="restore its tables from a backup")
+    return str(found)
+
+
+def present_lease(connection: Connection) -> LeaderLease:
+    """Returns the present leader lease; its holder is NOBODY if no process has it."""
+    row = connection.execute(_lease_row()).one()
+    return _lease_of(row)
+
+
+def take_lease(
+    connection: Connection, holder: Holder, lease_s: float, gone: Callable[[Holder], bool], over_us: int | None = None
+) -> LeaderLease:
+    """Takes the leader lease if it is free or over. Returns the lease afterwards: the caller's, or the present
+    holder's."""
+    row = connection.execute(_lease_row().with_for_update().with_hint(HOLD, "WITH (UPDLOCK, ROWLOCK)", "mssql")).one()
+    before = _lease_of(row)
+    clean = not before.holder.id or before.holder.id == holder.id or gone(before.holder)
+    if not clean and before.left_s > 0 and before.until_us != over_us:
+        return before
+    lease_us = round(lease_s * 1e6)
+    taken = update(HOLD).values(
+        term=before.term + 1,
+        holder=holder.id,
+        about=json.dumps(asdict(holder)),
+        since_us=now_us(),
+        until_us=now_us() + lease_us,
+        lease_us=lease_us,
+    )
+    connection.execute(taken)
+    return LeaderLease(before.term + 1, holder, 0, lease_s, lease_s, 0.0 if clean else before.lease_s)
+
+
+def renew_lease(connection: Connection, term: int, holder: str, lease_s: float) -> None:
+    """Renews the leader lease. Raises HoldLost."""
+    mine = (HOLD.c.term == term) & (HOLD.c.holder == holder)
+    renewed = update(HOLD).where(mine).values(until_us=now_us() + round(lease_s * 1e6))
+    if connection.execute(renewed).rowcount != 1:
+        raise leadership_lost(connection, term)
+
+
+def give_back_lease(connection: Connection, term: int, holder: str) -> None:
+    """Gives the leader lease back. Does nothing when this holder no longer has it."""
+    mine = (HOLD.c.term == term) & (HOLD.c.holder == holder)
+    connection.execute(update(HOLD).where(mine).values(holder="", until_us=0))
+
+
+def check_lease(connection: Connection, ledger: str, term: int, holder: str) -> None:
+    """Checks, in the transaction of a write, that the ledger is still the same one and that the writer has the leader
+    lease. Raises LedgerReplaced, HoldLost."""
+    if identity(connection) != ledger:
+        raise replaced(ledger)
+    held = select(HOLD.c.term, HOLD.c.holder).with_for_update(read=True)
+    found = connection.execute(held.with_hint(HOLD, "WITH (HOLDLOCK, ROWLOCK)", "mssql")).one()
+    if (found.term, found.holder) != (term, holder):
+        raise leadership_lost(connection, term)
+
+
+def replaced(ledger: str) -> LedgerReplaced:
+    return LedgerReplaced(
+        "the ledger was replaced by another one after it was opened",
+        remedy="put it back, or restart to use the new one; nothing was written",
+        ledger=ledger,
+    )
+
+
+def leadership_lost(connection: Connection, term: int) -> HoldLost:
+    now = present_lease(connection)
+    return HoldLost(
+        f"the leader lease was taken by {now.holder}" if now.holder.id else "the leader lease has ended",
+        remedy="ask the current leader",
+        term=term,
+        newest=now.term,
+        leader=now.holder.address or None,
+    )
+
+
+def _lease_row() -> Select[Any]:
+    return select(HOLD, (HOLD.c.until_us - now_us()).label("left_us"))
+
+
+def _lease_of(row: Any) -> LeaderLease:
+    holder = Holder(**json.loads(row.about)) if row.holder else NOBODY
+    return LeaderLease(row.term, holder, row.since_us, row.lease_us / 1e6, row.left_us / 1e6, until_us=row.until_us)

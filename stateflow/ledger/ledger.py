@@ -1,25 +1,27 @@
 """The ledger as programs use it: items, their records, and work on them.
 
-:class:`Ledger` adds records in transactions that check them against ``rules``, and, once it has taken the leader lease,
-that it still has it (``hold``). Work on an item runs under the item's lock, a PROCESSING record with a lease
-(``work``).
+:class:`Ledger` adds records in transactions that check them against ``rules``, and, once it has taken the leader lease
+(``database``), that it still has it.
 
-The ledger also keeps the code bundles of operators beside the records that name them, so that every leader has them. A
-bundle is stored in parts, because databases limit the length of a statement. Its digest identifies it, so writes carry
-no term. Putting a part again only renews its age, because a record that names the bundle is about to follow.
+Work on an item runs under the item's lock, a PROCESSING record with a lease. The lock is renewed while the work runs,
+and released however the work ends.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import random  # noqa: TID251 - the default of an argument
+import threading
+import traceback
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any, Literal, TypeVar
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import insert, select
 
 from stateflow.clock import SYSTEM_CLOCK, Clock
 from stateflow.errors import (
@@ -30,72 +32,38 @@ from stateflow.errors import (
     InvalidPayload,
     LeaseLost,
     Locked,
+    StateflowError,
 )
-from stateflow.ledger import leases, rules, statements
+from stateflow.ledger import database, rules, statements
 from stateflow.ledger import records as payloads
-from stateflow.ledger.database import Database, prepare
-from stateflow.ledger.leases import Holder, LeaderLease, held
-from stateflow.ledger.records import App, Entry, Fault, Head, Item, Kind, Record, RecordState, Who
-from stateflow.ledger.schema import ARCHIVE, BUNDLE, ITEM, RECORD, SCHEMA, microseconds, now_us
+from stateflow.ledger.database import Database, Holder, LeaderLease, prepare
+from stateflow.ledger.records import (
+    ARCHIVE,
+    RECORD,
+    SCHEMA,
+    App,
+    Entry,
+    Fault,
+    Head,
+    Item,
+    Kind,
+    Record,
+    RecordState,
+    Who,
+    microseconds,
+)
 from stateflow.ledger.verify import faults_of, payload_faults, rebuild, verify
 from stateflow.types import shown
 
 T = TypeVar("T")
 OnBlocked = Literal["skip", "raise"]
 Work = Callable[[Item], Any]
+log = logging.getLogger(__name__)
 LEASE_S = 300.0
 #: in seconds: a hundred years
 LEASE_MAX_S = 3_155_760_000
 #: application of the records that a person or the ledger itself adds to an item
 SELF = App("stateflow.ledger")
-
-
-# -- Code bundles of operators ---------------------------------------------------------------------------------------
-
-
-def put(connection: Connection, digest: str, number: int, count: int, body: bytes) -> None:
-    """Stores a part of a bundle, ``number`` from 0; when the part is there already, only renews its time."""
-    where = (BUNDLE.c.digest == digest) & (BUNDLE.c.number == number)
-    if connection.execute(update(BUNDLE).where(where).values(stored_us=now_us())).rowcount == 0:
-        values = {"digest": digest, "number": number, "count": count, "body": body}
-        connection.execute(insert(BUNDLE).values(stored_us=now_us(), **values))
-
-
-def part(connection: Connection, digest: str, number: int) -> tuple[bytes, int] | None:
-    """Returns (body of a part, number of parts of the bundle); None when the part is not stored."""
-    where = (BUNDLE.c.digest == digest) & (BUNDLE.c.number == number)
-    row = connection.execute(select(BUNDLE.c.body, BUNDLE.c.count).where(where)).first()
-    return None if row is None else (bytes(row[0]), int(row[1]))
-
-
-def drop_others(connection: Connection, digests: Collection[str], older_than_us: int) -> int:
-    """Deletes bundles whose newest part is at least that old, except these. Returns how many parts it deleted."""
-    known = connection.execute(
-        select(BUNDLE.c.digest, func.max(BUNDLE.c.stored_us), now_us()).group_by(BUNDLE.c.digest)
-    ).all()
-    gone = [digest for digest, stored, now in known if digest not in digests and now - stored >= older_than_us]
-    if not gone:
-        return 0
-    return int(connection.execute(delete(BUNDLE).where(BUNDLE.c.digest.in_(gone))).rowcount)
-
-
-# -- Archive of the records of items that are done -------------------------------------------------------------------
-
-
-def archive(connection: Connection, before_us: int) -> int:
-    """Archives up to 200 items that are older, in the caller's transaction. Returns how many; 0 when there are no
-    more."""
-    found = statements.archivable(before_us, 200)
-    ids = list(connection.execute(found).scalars())
-    locked = {row.item_id for row in connection.execute(statements.heads_for_update(ids))} if ids else set()
-    ids = sorted(locked & set(connection.execute(found).scalars())) if ids else []
-    if ids:
-        columns = RECORD.columns.keys()
-        records = select(RECORD).where(RECORD.c.item_id.in_(ids))
-        connection.execute(insert(ARCHIVE).from_select(columns, records))
-        connection.execute(delete(RECORD).where(RECORD.c.item_id.in_(ids)))
-        connection.execute(update(ITEM).where(ITEM.c.item_id.in_(ids)).values(archived=1))
-    return len(ids)
 
 
 # -- Items from their rows -------------------------------------------------------------------------------------------
@@ -170,7 +138,7 @@ class Ledger:
         try:
             self.opened = prepare(self.database, create=create)
             with self.database.reading() as connection:
-                self.id = leases.identity(connection)
+                self.id = database.identity(connection)
             self.database.check_file()
         except BaseException:
             self.database.close()
@@ -271,7 +239,7 @@ class Ledger:
             return self.database.write(work)
 
         def guarded(connection: Any) -> T:
-            leases.check(connection, self.id, *held)
+            database.check_lease(connection, self.id, *held)
             return work(connection)
 
         return self.database.write(guarded)
@@ -330,7 +298,7 @@ class Ledger:
     def hold(self) -> LeaderLease:
         """Returns the present leader lease of this ledger; its holder has no id if no process has it."""
         with self.database.reading() as connection:
-            return leases.current(connection)
+            return database.present_lease(connection)
 
     def take_leadership(
         self,
@@ -351,9 +319,9 @@ class Ledger:
         self._held = None
 
         def take(connection: Any) -> LeaderLease:
-            if leases.identity(connection) != self.id:
-                raise leases.replaced(self.id)
-            return leases.take(connection, holder, lease_s, gone, over_us)
+            if database.identity(connection) != self.id:
+                raise database.replaced(self.id)
+            return database.take_lease(connection, holder, lease_s, gone, over_us)
 
         hold = self.database.write(take)
         if hold.holder.id == holder.id:
@@ -363,13 +331,13 @@ class Ledger:
     def renew_leadership(self, lease_s: float) -> None:
         """Renews the leader lease. Raises HoldLost, Unavailable, LedgerReplaced."""
         held = self._mine()
-        self._write(lambda connection: leases.renew(connection, *held, lease_s))
+        self._write(lambda connection: database.renew_lease(connection, *held, lease_s))
 
     def give_back_leadership(self) -> None:
         """Gives the leader lease back. Does nothing if this ledger has not taken it."""
         if self._held is not None:
             held, self._held = self._held, None
-            self.database.write(lambda connection: leases.give_back(connection, *held))
+            self.database.write(lambda connection: database.give_back_lease(connection, *held))
 
     def _mine(self) -> tuple[int, str]:
         if self._held is None:
@@ -491,7 +459,7 @@ class Ledger:
         """Adds an item and works on it; see ``process_item``. Raises IllegalRecord if the item is there already."""
         new = Entry(item_id, app, RecordState.NEW)
         lock = self.append([new, Entry(item_id, app, RecordState.PROCESSING, new, acquire_payload)])[1]
-        return held(self, lock, work)
+        return work_locked(self, lock, work)
 
     def process_item(self, item_id: str, app: App, work: Work, acquire_payload: Any = None) -> Record:
         """Acquires an item, calls ``work(item)`` and records the outcome, even if this application has processed the
@@ -503,7 +471,7 @@ class Ledger:
         Raises Locked if the item is held, IllegalRecord if it must be skipped or does not exist, ApplicationError
         if ``work`` raised (FAILED is recorded), LeaseLost if the lock was resolved meanwhile.
         """
-        return held(self, self.put(item_id, app, RecordState.PROCESSING, None, acquire_payload), work)
+        return work_locked(self, self.put(item_id, app, RecordState.PROCESSING, None, acquire_payload), work)
 
     def process_all(
         self,
@@ -533,7 +501,7 @@ class Ledger:
             if lock is None:
                 continue
             try:
-                done.append(held(self, lock, work))
+                done.append(work_locked(self, lock, work))
             except (ApplicationError, LeaseLost) as failure:
                 failures.append(failure)
         if failures:
@@ -589,18 +557,18 @@ class Ledger:
     # -- bundles ------------------------------------------------------------------------------------------
 
     def put_bundle_part(self, digest: str, number: int, count: int, body: bytes) -> None:
-        """Stores a part of an operator's code bundle, see :func:`put`."""
-        self.database.write(lambda connection: put(connection, digest, number, count, body))
+        """Stores a part of an operator's code bundle, see :func:`.statements.put_bundle_part`."""
+        self.database.write(lambda connection: statements.put_bundle_part(connection, digest, number, count, body))
 
     def bundle_part(self, digest: str, number: int) -> tuple[bytes, int] | None:
         """Returns (body of a part, number of parts of the bundle); None when the part is not stored."""
         with self.database.reading() as connection:
-            return part(connection, digest, number)
+            return statements.bundle_part(connection, digest, number)
 
     def drop_other_bundles(self, digests: Collection[str], older_than: timedelta) -> int:
         """Deletes all older bundles except these. Returns how many parts it deleted."""
         older_us = round(older_than / timedelta(microseconds=1))
-        return self.database.write(lambda connection: drop_others(connection, digests, older_us))
+        return self.database.write(lambda connection: statements.drop_other_bundles(connection, digests, older_us))
 
     def archive(self, older_than: timedelta | datetime) -> int:
         """Archives the records of items that are done and whose newest record is older; returns how many items.
@@ -613,7 +581,7 @@ class Ledger:
         else:
             before_us = microseconds("older_than", older_than)
         total = 0
-        while moved := self.database.write(lambda connection: archive(connection, before_us)):
+        while moved := self.database.write(lambda connection: statements.archive(connection, before_us)):
             total += moved
         return total
 
@@ -638,3 +606,83 @@ def _lease(seconds: float) -> float:
             f"a lease cannot last {shown(seconds)} s", remedy=f"use more than 0 and up to {LEASE_MAX_S:,}, or math.inf"
         )
     return seconds
+
+
+# -- Work under a lock -----------------------------------------------------------------------------------------------
+
+MESSAGE_MAX, STACK_MAX = 2048, 8192
+
+
+def work_locked(ledger: Ledger, lock: Record, work: Callable[[Item], Any]) -> Record:
+    """Calls ``work(item)``, then releases the lock. Returns the PROCESSED record. Raises ApplicationError, LeaseLost.
+
+    After LeaseLost, another application may do the work again.
+    """
+    item = ledger.item(lock.item_id)
+    assert item is not None
+    try:
+        with renewing(ledger, lock):
+            payload = work(item)
+        payloads.encode(payload, lock.item_id)  # work whose result cannot be recorded has failed
+    except BaseException as error:
+        failure = ApplicationError(
+            f"work on the item raised {type(error).__name__}: {_message(error)[:300]}",
+            remedy="fix the cause, then resolve the item",
+            item=lock.item_id,
+            app=lock.app.name,
+            run=ledger.run_id,
+        )
+        _record_failure(ledger, lock, error, failure)
+        if not isinstance(error, Exception):  # Ctrl-C and exit stay what they are
+            raise
+        raise failure from error
+    try:
+        return ledger.put(lock.item_id, lock.app, RecordState.PROCESSED, lock, payload)
+    except Locked as error:
+        raise LeaseLost(
+            "another process released the lock while its holder worked", remedy="read the item again", **error.where
+        ) from error
+
+
+def error_payload(error: BaseException | str) -> dict[str, Any]:
+    if isinstance(error, str):  # as another process reported it
+        return {"error": {"type": "", "message": error[:MESSAGE_MAX], "stack": error[-STACK_MAX:]}}
+    stack = "".join(traceback.format_exception(error))
+    return {"error": {"type": type(error).__name__, "message": _message(error), "stack": stack[-STACK_MAX:]}}
+
+
+def _message(error: BaseException) -> str:
+    return str(error)[:MESSAGE_MAX]
+
+
+def _record_failure(ledger: Ledger, lock: Record, error: BaseException, failure: ApplicationError) -> None:
+    try:
+        ledger.put(lock.item_id, lock.app, RecordState.FAILED, lock, error_payload(error))
+    except StateflowError as second:
+        failure.add_note(f"and FAILED could not be recorded: {second}")
+
+
+@contextmanager
+def renewing(ledger: Ledger, lock: Record) -> Iterator[None]:
+    """Renews the lock's lease three times per lease, in a thread, until the block is left."""
+    if math.isinf(ledger.lease_s):
+        yield
+        return
+    done = threading.Event()
+
+    def renew() -> None:
+        while not done.wait(ledger.lease_s / 3):
+            try:
+                if not ledger.renew(lock):
+                    log.warning("lock on %s lost, the result of its work will be refused", lock.item_id)
+                    return
+            except StateflowError as error:  # if the lease ends, the release reports it
+                log.warning("lock on %s could not be renewed: %s", lock.item_id, error)
+
+    thread = threading.Thread(target=renew, name=f"lease of {lock.item_id[:40]}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

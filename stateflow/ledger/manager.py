@@ -40,11 +40,9 @@ from stateflow.documents import read_document
 from stateflow.errors import IllegalRecord, InvalidArgument, Locked
 from stateflow.ledger import rules
 from stateflow.ledger.board import check_names
-from stateflow.ledger.leases import error_payload
-from stateflow.ledger.ledger import Ledger
-from stateflow.ledger.records import App, Entry, Kind, Record, RecordState
+from stateflow.ledger.ledger import Ledger, error_payload
+from stateflow.ledger.records import STAGE, App, Entry, Kind, Record, RecordState
 from stateflow.ledger.rules import Action, Status
-from stateflow.ledger.schema import STAGE
 from stateflow.ledger.statements import newest_first, unchanged
 from stateflow.types import shown
 
@@ -71,7 +69,7 @@ class StateManager:
     def insert_state(self, *positional: Any, error: BaseException | str | None = None, **fields: Any) -> dict[str, Any]:
         """Adds a stage; its status is in_progress and its action ``sourcing pre-pull`` unless they are given.
 
-        Without ``correlation_id_in`` the stage takes the ``correlation_id_out`` of the stage that it goes on from, see
+        Without ``correlation_id_in`` the stage takes the ``correlation_id_out`` of the stage that it continues, see
         ``preceding``. ``state_id``, ``run_id``, ``correlation_id_out`` and ``git_sha`` are made up when left out.
         """
         row = rules.stage_changes(rules.stage_fields(positional, fields))
@@ -232,7 +230,7 @@ def _entries(state_id: str, now: RecordState, blocking: Any, status: Status, pay
     lease."""
     entries: list[Entry] = []
     previous = None if now is RecordState.NEW else blocking
-    steps = rules.path(now, rules.RECORD_STATE[status])
+    steps = rules.path(now, rules.STAGE_RECORD_STATE[status])
     for place, state in enumerate(steps):
         named = None if state is RecordState.PROCESSING else previous
         what = payload if place == len(steps) - 1 else {"set": {}}
@@ -251,7 +249,7 @@ def _error_in(record: Record | None) -> dict[str, Any] | None:
 
 
 def preceding(row: Mapping[str, Any]) -> list[Select[Any]]:
-    """Returns queries for the stage that a new one goes on from, the most specific first: the newest stage that pushed
+    """Returns queries for the stage that a new one continues, the most specific first: the newest stage that pushed
     the entity which this one pulls; the newest of its job and run; of its run; of its job, in an earlier run."""
     queries: list[Select[Any]] = []
     if row.get("source_entity"):

@@ -1,5 +1,4 @@
-"""Rules of which record may follow which, and stages as records: their columns, the order of their actions, and the
-state of their items. Pure.
+"""Rules of the ledger: which record may follow which, and what stages, batches, entities and jobs are as records. Pure.
 
 =============  ==================================================  =================================
 state          means                                               previous record
@@ -15,20 +14,47 @@ SKIPPED        an application (``*``: all) must leave it alone     any of the it
 An item is blocked by its earliest record that is a PROCESSING without a PROCESSED, FAILED or RESOLVED that answers it,
 or a FAILED without a RESOLVED. A blocked item cannot be acquired. An application that was told to skip an item cannot
 acquire it either. A skip never unblocks.
+
+Stages, batches, entities and jobs are items of their own kinds, and views (:data:`VIEWS`): one row per item; each
+record sets some of its columns. A status implies the state of the item's record. The statuses follow each other so::
+
+    batch   WAITING_FOR_JOB → NEW → GENERATE_IID → IN_PROGRESS → DONE | FAILED | CANCELLED | PAUSED
+    entity  WAITING → IN_PROGRESS → COMPLETED | FAILED | CANCELLED
+    job     WAITING → IN_PROCESS → PROCESSED | FAILED | TERMINATED
+
+GENERATE_IID lists the entities. FAILED means that the batch itself failed: a failed entity is only counted, and the
+batch goes on. An entity may end without having been IN_PROGRESS.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
-from stateflow.errors import IllegalRecord, InvalidArgument, LeaseLost, Locked
-from stateflow.ledger.records import EVERYONE, ITEM_ID_MAX, App, Head, Kind, Record, RecordState, Who
-from stateflow.ledger.schema import microseconds, to_time
+from sqlalchemy import Table
+
+from stateflow.errors import IllegalRecord, InvalidArgument, InvalidTransition, LeaseLost, Locked
+from stateflow.ledger.records import (
+    BATCH,
+    ENTITY,
+    EVERYONE,
+    ITEM_ID_MAX,
+    JOB,
+    STAGE,
+    App,
+    Head,
+    Kind,
+    Record,
+    RecordState,
+    Who,
+    microseconds,
+    to_time,
+)
+from stateflow.schedule import Remaining
 from stateflow.types import shown
 
 NEW, PROCESSING, PROCESSED, FAILED, RESOLVED, SKIPPED = RecordState
@@ -53,7 +79,7 @@ _NO_NAME = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")
 APP_NAME_MAX, APP_VERSION_MAX, APP_INSTANCE_MAX = 128, 64, 128
 
 
-# -- whom a record concerns -----------------------------------------------------------------------------------
+# -- Whom a record concerns ------------------------------------------------------------------------------------------
 
 
 def covers(recorded: Who, asked: Who) -> bool:
@@ -65,7 +91,7 @@ def skips(recorded: Who, asked: Who) -> bool:
     return recorded.name == EVERYONE or covers(recorded, asked)
 
 
-# -- what records amount to -----------------------------------------------------------------------------------
+# -- What records amount to ------------------------------------------------------------------------------------------
 
 
 def blocking(records: Sequence[Record]) -> Record | None:
@@ -123,7 +149,7 @@ def advance(head: Head | None, record: Record) -> Head:
     )
 
 
-# -- what may be written --------------------------------------------------------------------------------------
+# -- What may be written ---------------------------------------------------------------------------------------------
 
 
 def is_id(value: object, at_most: int) -> bool:
@@ -258,11 +284,11 @@ def _check_answer(head: Head, app: App, state: RecordState, previous: Record) ->
         )
 
 
-# -- sequences ------------------------------------------------------------------------------------------------
+# -- Sequences of records, and stages --------------------------------------------------------------------------------
 
 _NEXT: dict[RecordState, tuple[RecordState, ...]] = {
     NEW: (PROCESSING,),
-    PROCESSING: (RESOLVED, PROCESSED, FAILED),  # in this order: work that is only carried on was not PROCESSED
+    PROCESSING: (RESOLVED, PROCESSED, FAILED),  # RESOLVED first: work that goes on was not PROCESSED
     PROCESSED: (PROCESSING,),
     FAILED: (RESOLVED,),
     RESOLVED: (PROCESSING,),
@@ -303,7 +329,7 @@ class Status(StrEnum):
 
 
 #: record state of a stage's item, by its status
-RECORD_STATE = {
+STAGE_RECORD_STATE = {
     Status.SUCCESS: RecordState.PROCESSED,
     Status.FAILURE: RecordState.FAILED,
     Status.IN_PROGRESS: RecordState.PROCESSING,
@@ -417,3 +443,235 @@ def stage_answer(row: Mapping[str, Any]) -> dict[str, Any]:
 def is_done(row: Mapping[str, Any]) -> bool:
     """Tells whether a stage is done: everything was pulled and pushed."""
     return (row["action"], row["status"]) == (Action.POST_PUSH, Status.SUCCESS)
+
+
+# -- Batches, their entities and jobs --------------------------------------------------------------------------------
+
+
+class BatchStatus(StrEnum):
+    WAITING_FOR_JOB = "WAITING_FOR_JOB"
+    NEW = "NEW"
+    GENERATE_IID = "GENERATE_IID"
+    IN_PROGRESS = "IN_PROGRESS"
+    PAUSED = "PAUSED"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+class EntityStatus(StrEnum):
+    WAITING = "WAITING"
+    IN_PROGRESS = "IN_PROGRESS"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def over(self) -> bool:
+        return self not in (EntityStatus.WAITING, EntityStatus.IN_PROGRESS)
+
+
+class JobStatus(StrEnum):
+    WAITING = "WAITING"
+    IN_PROCESS = "IN_PROCESS"
+    PROCESSED = "PROCESSED"
+    FAILED = "FAILED"
+    TERMINATED = "TERMINATED"
+
+
+_B, _E, _J = BatchStatus, EntityStatus, JobStatus
+#: from a status to the statuses that may follow it; those after an end are for retries
+BATCH_NEXT: Mapping[BatchStatus, frozenset[BatchStatus]] = {
+    _B.WAITING_FOR_JOB: frozenset({_B.NEW, _B.CANCELLED, _B.FAILED}),
+    _B.NEW: frozenset({_B.GENERATE_IID, _B.CANCELLED, _B.PAUSED, _B.FAILED}),
+    _B.GENERATE_IID: frozenset({_B.IN_PROGRESS, _B.CANCELLED, _B.PAUSED, _B.FAILED}),
+    _B.IN_PROGRESS: frozenset({_B.DONE, _B.FAILED, _B.CANCELLED, _B.PAUSED}),
+    _B.PAUSED: frozenset({_B.GENERATE_IID, _B.IN_PROGRESS, _B.CANCELLED}),
+    _B.FAILED: frozenset({_B.GENERATE_IID, _B.IN_PROGRESS, _B.CANCELLED}),
+    _B.DONE: frozenset({_B.IN_PROGRESS}),
+    _B.CANCELLED: frozenset({_B.GENERATE_IID, _B.IN_PROGRESS}),
+}
+ENTITY_NEXT: Mapping[EntityStatus, frozenset[EntityStatus]] = {
+    _E.WAITING: frozenset({_E.IN_PROGRESS, _E.COMPLETED, _E.FAILED, _E.CANCELLED}),
+    _E.IN_PROGRESS: frozenset({_E.WAITING, _E.COMPLETED, _E.FAILED, _E.CANCELLED}),
+    _E.FAILED: frozenset({_E.WAITING}),
+    _E.CANCELLED: frozenset({_E.WAITING}),
+    _E.COMPLETED: frozenset(),
+}
+JOB_NEXT: Mapping[JobStatus, frozenset[JobStatus]] = {
+    _J.WAITING: frozenset({_J.IN_PROCESS, _J.TERMINATED}),
+    _J.IN_PROCESS: frozenset({_J.PROCESSED, _J.FAILED, _J.TERMINATED, _J.WAITING}),
+    _J.FAILED: frozenset({_J.WAITING}),
+    _J.PROCESSED: frozenset(),
+    _J.TERMINATED: frozenset({_J.WAITING}),
+}
+#: record state of a batch's item, by its status; RESOLVED: free to be acquired, neither done, failed nor running
+BATCH_RECORD_STATE: Mapping[StrEnum, RecordState] = {
+    _B.GENERATE_IID: RecordState.PROCESSING,
+    _B.IN_PROGRESS: RecordState.PROCESSING,
+    _B.DONE: RecordState.PROCESSED,
+    _B.FAILED: RecordState.FAILED,
+    _B.WAITING_FOR_JOB: RecordState.RESOLVED,
+    _B.NEW: RecordState.RESOLVED,
+    _B.PAUSED: RecordState.RESOLVED,
+    _B.CANCELLED: RecordState.RESOLVED,
+}
+ENTITY_RECORD_STATE: Mapping[EntityStatus, RecordState] = {
+    _E.WAITING: RecordState.RESOLVED,
+    _E.IN_PROGRESS: RecordState.PROCESSING,
+    _E.COMPLETED: RecordState.PROCESSED,
+    _E.FAILED: RecordState.FAILED,
+    _E.CANCELLED: RecordState.FAILED,
+}
+JOB_RECORD_STATE: Mapping[JobStatus, RecordState] = {
+    _J.WAITING: RecordState.RESOLVED,
+    _J.IN_PROCESS: RecordState.PROCESSING,
+    _J.PROCESSED: RecordState.PROCESSED,
+    _J.FAILED: RecordState.FAILED,
+    _J.TERMINATED: RecordState.RESOLVED,
+}
+
+
+S = TypeVar("S", bound=StrEnum)
+
+
+def check_ready(bid: str, to: BatchStatus, *, listed: bool, open: int) -> None:
+    """Checks that the batch's entities allow this status. Raises InvalidTransition."""
+    if to is BatchStatus.IN_PROGRESS and not listed:
+        raise InvalidTransition(
+            "the batch's list of entities is incomplete",
+            remedy="list the rest in GENERATE_IID, with complete=True",
+            batch=bid,
+        )
+    if to is BatchStatus.DONE and open:
+        raise InvalidTransition(
+            f"{open} entities of the batch have not ended",
+            remedy="end them, or pause or cancel the batch",
+            batch=bid,
+        )
+
+
+def check_transition(what: str, name: str, table: Mapping[S, frozenset[S]], now: S, to: S) -> None:
+    """Checks that ``to`` may follow ``now``. Raises InvalidTransition."""
+    if to not in table[now]:
+        allowed = ", ".join(sorted(table[now])) or "nothing"
+        raise InvalidTransition(
+            f"a {what} that is {now} cannot become {to}", remedy=f"it may become {allowed}", **{what: name}
+        )
+
+
+# -- Retries of batches ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPlan:
+    """Plan of a retry. ``relist``: the stored list is incomplete and must be made again. ``entities``: statuses of the
+    entities that are tried again."""
+
+    relist: bool
+    entities: frozenset[EntityStatus]
+
+
+def plan_retry(bid: str, status: BatchStatus, *, listed: bool, allow_cancelled: bool = False) -> RetryPlan:
+    """Decides what a retry of this batch does. Raises InvalidTransition if a batch in this status is not retried."""
+    cancelled = frozenset({EntityStatus.CANCELLED} if allow_cancelled else ())
+    if status is BatchStatus.DONE:
+        return RetryPlan(False, cancelled | {EntityStatus.FAILED})
+    if status in (BatchStatus.PAUSED, BatchStatus.FAILED) or (status is BatchStatus.CANCELLED and allow_cancelled):
+        return RetryPlan(not listed, cancelled | {EntityStatus.WAITING, EntityStatus.IN_PROGRESS, EntityStatus.FAILED})
+    remedy = "pass allow_cancelled" if status is BatchStatus.CANCELLED else "wait until it has ended"
+    raise InvalidTransition(f"a batch that is {status} cannot be retried", remedy=remedy, batch=bid)
+
+
+# -- Progress of batches ---------------------------------------------------------------------------------------------
+
+
+def worked_us(worked: int | None, resumed_us: int | None, now_us: int) -> int:
+    """Returns how long a batch has been IN_PROGRESS, in microseconds, without listing, pauses, and the time between an
+    end and a retry.
+
+    Args:
+        worked: time that it had been IN_PROGRESS when it last stopped; None: never.
+        resumed_us: time at which it resumed; None while it is stopped.
+    """
+    return (worked or 0) + (0 if resumed_us is None else max(0, now_us - resumed_us))
+
+
+def eta_us(now_us: int, remaining: Remaining | None) -> tuple[int, int, int] | None:
+    """Estimates the end of a batch: expected time, and earliest and latest time with 95 % confidence; None: unknown."""
+    if remaining is None:
+        return None
+    expected, low, high = (now_us + round(each * 1e6) for each in (remaining.s, remaining.low_s, remaining.high_s))
+    return expected, low, high
+
+
+# -- Where a job may run, and when -----------------------------------------------------------------------------------
+
+
+_AFFINITY = re.compile(
+    r"(?P<place>[^\s:]+)(?::(?P<low>\d{1,9})(?:-(?P<high>\d{1,9}))?)?(?:\s+(?P<mode>hard|soft)(?:\s+(?P<s>[\d.]{1,9}))?)?",
+    re.ASCII,
+)
+
+
+def check_affinity(text: str) -> None:
+    """Checks which nodes a job may run on: ``place[:recommended[-at most]] [hard | soft seconds]``. With ``label:2-4
+    soft 30`` those are 2 nodes with the label, at most 4, and after 30 s any node. Raises InvalidArgument.
+    """
+    match = _AFFINITY.fullmatch(text.strip())
+    try:
+        if match is None:
+            raise ValueError
+        low = int(match["low"]) if match["low"] else None
+        high = int(match["high"]) if match["high"] else low
+        after = float(match["s"]) if match["s"] else None
+        soft = match["mode"] == "soft"
+        if (low is not None and high is not None and not 1 <= low <= high) or soft != (after is not None):
+            raise ValueError
+    except ValueError:
+        raise InvalidArgument(
+            f"{shown(text)} is not a valid affinity", remedy="write edge-1, gpu:2-4 or gpu:2-4 soft 30"
+        ) from None
+
+
+# -- Views of the ledger ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Table of a view. ``created`` and ``updated``: the columns that hold the time of the first and of the newest
+    record."""
+
+    table: Table
+    key: str
+    created: str | None = None
+    updated: str | None = None
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+    def apply(self, row: dict[str, Any] | None, record: Record) -> dict[str, Any]:
+        """Returns the row after one more record. Pure."""
+        if row is None:
+            row = dict.fromkeys(self.table.columns.keys())
+            row |= {self.key: record.item_id, "first_record_id": record.record_id} | self.defaults
+            if self.created:
+                row[self.created] = record.timestamp_us
+        changes = record.payload["set"]
+        row = row | {column: changes[column] for column in changes if column in self.table.columns}
+        if self.updated:
+            row[self.updated] = record.timestamp_us
+        return row
+
+    def fold(self, records: list[Record]) -> dict[str, Any]:
+        row = None
+        for record in records:
+            row = self.apply(row, record)
+        assert row is not None
+        return row
+
+
+VIEWS: dict[Kind, View] = {
+    Kind.STAGE: View(STAGE, "state_id", created="created_on", updated="updated_on"),
+    Kind.BATCH: View(BATCH, "bid", created="created_us", defaults={"listed": 0}),
+    Kind.ENTITY: View(ENTITY, "item_id"),
+    Kind.JOB: View(JOB, "job_id", defaults={"tries": 0}),
+}

@@ -3,18 +3,22 @@
 ``rules`` decides what may be written. :func:`append` takes these steps in the caller's transaction:
 
 1. Lock the heads of the items, and call the guard.
-2. Take the turn, so that ids of records are in the order of commits.
+2. Lock the row of writers, so that ids of records are in the order of commits.
 3. Resolve the expired locks of items that are to be acquired, and insert all records, each checked.
 4. Write heads, verdicts, leases and views.
 
 An index answers each of the queries that select the items of calls over many items.
+
+The code bundles of operators lie beside the records that name them, so that every leader has them. A bundle is stored
+in parts, because databases limit the length of a statement. Its digest identifies it, so writes carry no term. Putting
+a part again only renews its age, because a record that names the bundle is about to follow.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +32,7 @@ from sqlalchemy import (
     bindparam,
     delete,
     exists,
+    func,
     insert,
     literal,
     or_,
@@ -39,9 +44,28 @@ from sqlalchemy import (
 from stateflow.errors import IllegalRecord, InvalidPayload, LedgerCorrupt, Locked
 from stateflow.ledger import records, rules
 from stateflow.ledger import records as payloads
-from stateflow.ledger.batches import VIEWS
-from stateflow.ledger.records import EVERYONE, App, Entry, Head, Kind, Record, RecordState, Who
-from stateflow.ledger.schema import ARCHIVE, IDENTITY, ITEM, LEASE, RECORD, SCHEMA, STAGE, VERDICT, ItemId, now_us
+from stateflow.ledger.records import (
+    ARCHIVE,
+    BUNDLE,
+    EVERYONE,
+    IDENTITY,
+    ITEM,
+    LEASE,
+    RECORD,
+    SCHEMA,
+    STAGE,
+    VERDICT,
+    App,
+    Entry,
+    Head,
+    ItemId,
+    Kind,
+    Record,
+    RecordState,
+    Who,
+    now_us,
+)
+from stateflow.ledger.rules import VIEWS
 
 PAGE = 1000
 CHUNK = 500
@@ -99,10 +123,10 @@ def heads_for_update(ids: list[str]) -> Select[Any]:
     return query.with_for_update().with_hint(ITEM, "WITH (UPDLOCK, ROWLOCK)", "mssql")
 
 
-def turn() -> Select[Any]:
-    """Locks the row that every writer locks before it numbers its records, and keeps until its commit. Ids are
-    therefore in the order of commits: a reader that has seen an id has seen all lower ones. SQLite has one writer at a
-    time by itself."""
+def writer_lock() -> Select[Any]:
+    """Locks, until the commit, the row that each writer locks before it numbers its records. Ids are therefore in the
+    order of commits: a reader that has seen an id has seen all lower ones. SQLite has one writer at a time by
+    itself."""
     query = select(IDENTITY.c.only).where(IDENTITY.c.only == 1).with_for_update()
     return query.with_hint(IDENTITY, "WITH (UPDLOCK, ROWLOCK)", "mssql")
 
@@ -347,7 +371,7 @@ def append(connection: Connection, entries: Sequence[Entry], stamp: Stamp, guard
     if guard is not None:
         guard(before)
     resolutions = _resolve_expired(connection, entries, before)
-    connection.execute(turn()).all()  # after the items' locks, so that its holder waits for no other writer
+    connection.execute(writer_lock()).all()  # after the items' locks, so that its holder waits for no other writer
     return _Append(connection, stamp, before).run([*resolutions, *entries])[len(resolutions) :]
 
 
@@ -616,3 +640,51 @@ def renew_lease(item_id: str, record_id: int, lease_s: float) -> Any:
         .where(LEASE.c.item_id == item_id, LEASE.c.record_id == record_id)
         .values(until_us=now_us() + literal(round(lease_s * 1e6)))
     )
+
+
+# -- Code bundles of operators ---------------------------------------------------------------------------------------
+
+
+def put_bundle_part(connection: Connection, digest: str, number: int, count: int, body: bytes) -> None:
+    """Stores a part of a bundle, ``number`` from 0; when the part is there already, only renews its time."""
+    where = (BUNDLE.c.digest == digest) & (BUNDLE.c.number == number)
+    if connection.execute(update(BUNDLE).where(where).values(stored_us=now_us())).rowcount == 0:
+        values = {"digest": digest, "number": number, "count": count, "body": body}
+        connection.execute(insert(BUNDLE).values(stored_us=now_us(), **values))
+
+
+def bundle_part(connection: Connection, digest: str, number: int) -> tuple[bytes, int] | None:
+    """Returns (body of a part, number of parts of the bundle); None when the part is not stored."""
+    where = (BUNDLE.c.digest == digest) & (BUNDLE.c.number == number)
+    row = connection.execute(select(BUNDLE.c.body, BUNDLE.c.count).where(where)).first()
+    return None if row is None else (bytes(row[0]), int(row[1]))
+
+
+def drop_other_bundles(connection: Connection, digests: Collection[str], older_than_us: int) -> int:
+    """Deletes bundles whose newest part is at least that old, except these. Returns how many parts it deleted."""
+    known = connection.execute(
+        select(BUNDLE.c.digest, func.max(BUNDLE.c.stored_us), now_us()).group_by(BUNDLE.c.digest)
+    ).all()
+    gone = [digest for digest, stored, now in known if digest not in digests and now - stored >= older_than_us]
+    if not gone:
+        return 0
+    return int(connection.execute(delete(BUNDLE).where(BUNDLE.c.digest.in_(gone))).rowcount)
+
+
+# -- Archive of the records of items that are done -------------------------------------------------------------------
+
+
+def archive(connection: Connection, before_us: int) -> int:
+    """Archives up to 200 items that are older, in the caller's transaction. Returns how many; 0 when there are no
+    more."""
+    found = archivable(before_us, 200)
+    ids = list(connection.execute(found).scalars())
+    locked = {row.item_id for row in connection.execute(heads_for_update(ids))} if ids else set()
+    ids = sorted(locked & set(connection.execute(found).scalars())) if ids else []
+    if ids:
+        columns = RECORD.columns.keys()
+        records = select(RECORD).where(RECORD.c.item_id.in_(ids))
+        connection.execute(insert(ARCHIVE).from_select(columns, records))
+        connection.execute(delete(RECORD).where(RECORD.c.item_id.in_(ids)))
+        connection.execute(update(ITEM).where(ITEM.c.item_id.in_(ids)).values(archived=1))
+    return len(ids)

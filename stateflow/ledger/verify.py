@@ -16,10 +16,22 @@ from sqlalchemy import Connection, delete, insert, literal, select, union_all
 from stateflow.errors import StateflowError
 from stateflow.ledger import records as payloads
 from stateflow.ledger import rules
-from stateflow.ledger.batches import VIEWS
-from stateflow.ledger.records import Fault, Head, Kind, Record, RecordState
-from stateflow.ledger.rules import TIMES
-from stateflow.ledger.schema import ARCHIVE, ITEM, LEASE, PROJECTIONS, RECORD, SCHEMA, VERDICT, is_time
+from stateflow.ledger.records import (
+    ARCHIVE,
+    ITEM,
+    LEASE,
+    PROJECTIONS,
+    RECORD,
+    SCHEMA,
+    VERDICT,
+    Fault,
+    Head,
+    Kind,
+    Record,
+    RecordState,
+    is_time,
+)
+from stateflow.ledger.rules import TIMES, VIEWS
 from stateflow.ledger.statements import PAGE, head_row, load_schema, record_of, verdict_row, verdicts_of
 
 Schemas = Mapping[str, Mapping[str, Any]]

@@ -27,9 +27,8 @@ from stateflow.errors import InvalidArgument, NameTaken, StateflowError, Unavail
 from stateflow.local.process import START_TIMEOUT_S, Process
 from stateflow.node.workers import WORKERS, nobody_in
 from stateflow.operator.operator import Operator, check_class
-from stateflow.security.plain import host_of
+from stateflow.security.plain import CRL, OWN_CERT, environment, host_of, variables_of
 from stateflow.security.roles import Identity
-from stateflow.security.variables import CRL, OWN_CERT, environment, variables_of
 from stateflow.settings import ReplicaSettings
 from stateflow.types import check_name, worker_name
 

@@ -22,7 +22,7 @@ PAUSE_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts observed values, each under the least of ``bounds`` that is not below it. ``total``: their sum."""
+    """Counts observed values, each in the bucket of the least bound that is not below it. ``total``: their sum."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(init=False)
@@ -59,7 +59,7 @@ class Figure:
     labels: Labels = ()
 
 
-#: metric → its values, by labels. A metric of which nothing is known has no values
+#: metric → its values, by labels; empty: nothing is known of the metric
 Values = dict[str, Mapping[Any, float | Histogram]]
 
 COMMON = (
@@ -115,6 +115,14 @@ CALLS = (
     Figure("stateflow_calls_refused_total", "counter", "calls refused to callers with too many in progress"),
 )
 FIGURES = {each.name: each for each in (*COMMON, *REPLICA, *CONTROLLER, *AGENT, *CLIENT, *CALLS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One ``/metrics`` page. ``address``: host:port as it is bound. ``labels``: labels to add to its metrics."""
+
+    address: str
+    labels: Mapping[str, str]
 
 
 def monitoring() -> dict[str, str]:

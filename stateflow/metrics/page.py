@@ -1,4 +1,7 @@
-"""The HTTP page ``/metrics``: a process's metrics in the formats of Prometheus (OpenMetrics and text); and ``/sd``.
+"""The HTTP pages ``/metrics`` and ``/sd`` of a process, for Prometheus.
+
+``/metrics`` has its metrics in the formats of Prometheus (OpenMetrics and text). ``/sd`` lists the addresses at which
+metrics are served, for Prometheus to discover (its ``http_sd_configs``).
 
 The process's event loop computes the metrics; a thread for each client answers HTTP. With TLS, clients need a
 certificate of the same authority, and replaced files take effect with the next client.
@@ -7,6 +10,7 @@ certificate of the same authority, and replaced files take effect with the next 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 import ssl
@@ -23,15 +27,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from stateflow.errors import BadCertificate, NotAllowed
-from stateflow.metrics.discovery import Target, answer
-from stateflow.metrics.figures import FIGURES, Figure, Histogram, Values
+from stateflow.metrics.figures import FIGURES, Figure, Histogram, Target, Values
 from stateflow.metrics.own import PREFIX, OwnFigures, by_name
-from stateflow.security.plain import check_served, connection_settings, tls_files
+from stateflow.security.plain import check_served, connection_settings, host_of, tls_files
 from stateflow.settings import ConnectionSettings
 from stateflow.types import cannot_listen, listened_at
 
 if TYPE_CHECKING:
-    from stateflow.security.files import TlsFiles
+    from stateflow.security.certificates import TlsFiles
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -39,6 +42,7 @@ T = TypeVar("T")
 WITHIN_S = 5.0
 #: seconds of silence after which a client is disconnected
 PATIENCE_S = 10.0
+ANYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with the addresses of others
 
 
 def _asked(made: Callable[[], Awaitable[T]], loop: asyncio.AbstractEventLoop) -> T:
@@ -115,6 +119,25 @@ def _family(figure: Figure) -> Any:
     return made[figure.kind](figure.name, figure.what, labels=figure.labels)
 
 
+def answer(targets: Iterable[Target], asked: str) -> bytes:
+    """Returns the targets as JSON.
+
+    Args:
+        asked: host or host:port at which the caller reached this process. It replaces the host of targets that listen
+            at all addresses of this machine, because the caller can reach those there, too.
+    """
+    found = [{"targets": [_reached(each.address, asked)], "labels": dict(each.labels)} for each in targets]
+    return json.dumps(found).encode()
+
+
+def _reached(address: str, asked: str) -> str:
+    if host_of(address) not in ANYWHERE:
+        return address
+    host, _, port = asked.rpartition(":")
+    host = host if host and port.isdecimal() else asked
+    return f"{host}:{address.rpartition(':')[2]}"
+
+
 def _with_discovery(
     figures: Any, targets: Callable[[str], Iterable[Target]], own: str, loop: asyncio.AbstractEventLoop
 ) -> Any:
@@ -145,7 +168,7 @@ class _Tls:
         self._number = -1
         self._context = self._made()
 
-    def met(self, client: socket.socket) -> ssl.SSLSocket:
+    def handshake(self, client: socket.socket) -> ssl.SSLSocket:
         """Performs the TLS handshake with a client, within its timeout.
 
         Raises OSError, and NotAllowed if the client's certificate was revoked.
@@ -157,14 +180,14 @@ class _Tls:
                 except BadCertificate as error:  # the files are read again for the next client
                     log.warning("changed TLS files are unusable, metrics keep the former ones: %s", error)
             context = self._context
-        met = context.wrap_socket(client, server_side=True)
-        serial = int(str((met.getpeercert() or {})["serialNumber"]), 16)
+        secure = context.wrap_socket(client, server_side=True)
+        serial = int(str((secure.getpeercert() or {})["serialNumber"]), 16)
         if serial in self._files.current().revoked:
-            met.close()
+            secure.close()
             raise NotAllowed(
                 "the certificate was revoked", remedy="use another one: `stateflow certs issue`", serial=f"{serial:x}"
             )
-        return met
+        return secure
 
     def _made(self) -> ssl.SSLContext:
         material, settings = self._files.current(), self._settings
@@ -199,11 +222,11 @@ class _Server(ThreadingMixIn, WSGIServer):
         if self.tls is None:
             super().finish_request(request, client_address)
             return
-        met = self.tls.met(request)
+        secure = self.tls.handshake(request)
         try:
-            super().finish_request(met, client_address)
+            super().finish_request(secure, client_address)
         finally:
-            self.shutdown_request(met)
+            self.shutdown_request(secure)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.warning("metrics request from %s failed: %s", client_address[0], sys.exception())

@@ -156,6 +156,11 @@ def in_micros(kind: pa.DataType) -> pa.DataType:
     return _with_times(kind, _in_micros)
 
 
+def holds_map(type_: pa.DataType) -> bool:
+    """Tells whether the type has a map in it, at any depth."""
+    return pa.types.is_map(type_) or any(holds_map(type_.field(n).type) for n in range(type_.num_fields))
+
+
 def _zoned(kind: pa.DataType) -> pa.DataType:
     return pa.timestamp(kind.unit, python_zone(kind.tz)) if t.is_timestamp(kind) and kind.tz is not None else kind
 

@@ -477,7 +477,7 @@ def items_of(value: Any) -> list[Any]:
 
 
 def type_of(values: list[Any], key: bool = False) -> pa.DataType:
-    """Returns the type that takes every value as it would be taken alone. Raises Misfit if there is none.
+    """Returns the type in which every value reads back as it would alone. Raises Misfit if there is none.
 
     Only ints beside floats or Decimals change their type, because the converted values are equal.
 

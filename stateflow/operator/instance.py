@@ -17,8 +17,8 @@ import pyarrow as pa
 from stateflow.errors import OperatorFailed, OperatorStuck, StateflowError
 from stateflow.metrics.own import Metrics, OwnFigures
 from stateflow.operator.operator import BatchOperator, Context, Operator, key_columns, output_schema, side_schemas
-from stateflow.operator.output import OutputReader, join_output
-from stateflow.operator.rows import DecodedRows, OutputWriter
+from stateflow.operator.output import OutputReader, OutputWriter, join_output
+from stateflow.operator.rows import DecodedRows
 from stateflow.operator.timers import Domain, TimerColumns, Timers, to_datetime
 from stateflow.operator.watchdog import Interrupted, frames_of
 from stateflow.state import ColumnStates, KeyedState

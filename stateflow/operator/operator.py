@@ -19,7 +19,7 @@ from stateflow.errors import DeclarationError, InvalidArgument, OperatorNotImpor
 from stateflow.metrics.own import Metrics, OwnFigures
 from stateflow.operator.arrow import schema_of
 from stateflow.operator.rows import columns_of
-from stateflow.operator.timers import Timer, TimerColumns, Timers, check_timer_name
+from stateflow.operator.timers import Timer, TimerColumns, Timers, Windows, check_timer_name
 from stateflow.partitioner import check_partitions
 from stateflow.state import (
     ColumnStates,
@@ -49,12 +49,6 @@ _CHANGES = {
 }
 #: namespace of an operator's own states
 GLOBAL = Namespace()
-
-
-class Helper:
-    """Base of helpers, such as windows, that store data under a name; by default the name of the class attribute."""
-
-    name: str
 
 
 class Context:
@@ -493,7 +487,7 @@ def _check_windows(cls: type[Operator]) -> None:
     seen: dict[str, str] = {}
     for attribute in dir(cls):
         helper = inspect.getattr_static(cls, attribute)
-        if not isinstance(helper, Helper):
+        if not isinstance(helper, Windows):
             continue
         if issubclass(cls, BatchOperator):
             raise DeclarationError(

@@ -1,13 +1,12 @@
-"""Rows as operators see and make them, converted from Arrow record batches and back.
+"""Rows as operators see them, decoded from Arrow record batches.
 
 :class:`RowDecoder` holds rows of several partitions that arrived in one record batch, and has a :class:`RowReader`
-decode them together. :class:`OutputWriter` encodes what operators return. A value that Python cannot represent becomes
-:class:`Unreadable`, which raises an error only when it is accessed.
+decode them together. A value that Python cannot represent becomes :class:`Unreadable`, which raises an error only when
+it is accessed.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import gc
 import unicodedata
@@ -15,24 +14,19 @@ from bisect import bisect_right
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
-from operator import attrgetter, itemgetter
-from types import MappingProxyType, NoneType
+from datetime import date, datetime
+from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, NoReturn
-from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from stateflow.errors import InvalidArgument, KeyColumnMissing, NullKey, OutputMismatch, SchemaMismatch
-from stateflow.operator.arrow import in_micros, in_python_zones, read_schema, time_of
-from stateflow.operator.casting import taken
-from stateflow.operator.exact import Misfit, column_of
+from stateflow.errors import InvalidArgument, KeyColumnMissing, NullKey, SchemaMismatch
+from stateflow.operator.arrow import holds_map, in_micros, in_python_zones, read_schema, time_of
 from stateflow.state.cells import CELL, decode_row_key, split_address
 from stateflow.storage import PartitionStore
-from stateflow.types import shown
 
 #: rows of neighbouring parts decoded to Python at a time; a single part is decoded whole, however many rows it has
 WINDOW_ROWS = 2048
@@ -248,7 +242,7 @@ def _shared(name: str, columns: Sequence[str]) -> InvalidArgument:
     )
 
 
-# -- Readers and writers ---------------------------------------------------------------------------------------------
+# -- Reading ---------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -426,174 +420,12 @@ def readable(scalar: pa.Scalar, column: str, row: int) -> Any:
     return Unreadable(column, row, str(scalar.type), _first_line(why))
 
 
-def holds_map(type_: pa.DataType) -> bool:
-    """Tells whether the type has a map in it, at any depth."""
-    return pa.types.is_map(type_) or any(holds_map(type_.field(n).type) for n in range(type_.num_fields))
-
-
 def null_key(column: str, count: int, operator: str) -> NullKey:
     return NullKey(
         f"the key column {column!r} is null in {count} row(s)",
         remedy="filter out such rows before the operator, or coalesce the column to a value",
         operator=operator,
     )
-
-
-class OutputWriter:
-    """Encodes output rows as one record batch message in the operator's declared schema.
-
-    Args:
-        tag: the side output's tag; None: the main output.
-    """
-
-    def __init__(self, schema: pa.Schema, operator: str, tag: str | None = None) -> None:
-        self.schema = schema
-        self._operator, self._tag = operator, tag
-        self._names = schema.names
-        self._columns = [column_of(field) for field in schema]
-        self._changeable = frozenset(i for i, field in enumerate(schema) if _may_change(field.type))
-
-    @property
-    def freeze(self) -> Callable[[Any], Any] | None:
-        """Function that copies a row, so that the copy stays as it is when the state it was made from changes.
-
-        None: values of the declared types never change.
-        """
-        return self._freeze if self._changeable else None
-
-    def _freeze(self, row: Any) -> Any:
-        if isinstance(row, tuple):
-            frozen = [_frozen(value) if i in self._changeable else value for i, value in enumerate(row)]
-            made: Any = getattr(row, "_make", type(row))(frozen)  # with its names, which are checked later
-            return made
-        return {name: _frozen(value) for name, value in row.items()} if isinstance(row, dict) else row
-
-    def write(self, rows: list[Any], columns: Sequence[pa.RecordBatch] = ()) -> bytes:
-        """Encodes ``columns``, then ``rows``; ``b""`` for nothing. Raises OutputMismatch with the row and the field."""
-        batches = [
-            batch for batch in (*columns, self._encode(self.settled(rows))) if batch is not None and batch.num_rows
-        ]
-        if not batches:
-            return b""
-        whole = batches[0] if len(batches) == 1 else self._joined(pa.Table.from_batches(batches).combine_chunks())
-        message: bytes = whole.serialize().to_pybytes()
-        return message
-
-    def write_each(self, several: Sequence[list[Any]]) -> list[bytes]:
-        """Encodes several lists of rows at once, each to the same bytes as if it had been encoded alone.
-
-        Args:
-            several: frozen rows, see :meth:`settled`.
-
-        Raises OutputMismatch, and pyarrow's error for too many rows.
-        """
-        whole = self._encode([row for rows in several for row in rows] if len(several) > 1 else several[0])
-        messages, start = [], 0
-        for rows in several:
-            messages.append(_message(whole.slice(start, len(rows))) if whole is not None and rows else b"")
-            start += len(rows)
-        return messages
-
-    def settled(self, rows: list[Any]) -> list[Any]:
-        """Returns a frozen copy of rows, which later changes by the operator do not affect. Raises OutputMismatch."""
-        if rows and set(map(type, rows)) != {tuple}:
-            return [self._as_tuple(row, number) for number, row in enumerate(rows)]
-        return rows
-
-    def _encode(self, rows: list[Any]) -> pa.RecordBatch | None:
-        """Encodes frozen rows; None: there are none. Raises OutputMismatch."""
-        if not rows:
-            return None
-        width = len(self._names)
-        if set(map(len, rows)) != {width}:
-            number, bad = next((number, row) for number, row in enumerate(rows) if len(row) != width)
-            raise self._mismatch(f"a row has {len(bad)} fields, {width} are declared: {shown(bad)}", row=number)
-        arrays = []
-        for index, field in enumerate(self.schema):
-            try:
-                array = self._columns[index].array(list(map(itemgetter(index), rows)))
-            except Misfit as misfit:
-                raise self._misfit(field, misfit) from misfit
-            if isinstance(array, pa.ChunkedArray):
-                raise self._mismatch(
-                    "the rows of one batch have more than 2 GiB of text in the column", column=field.name
-                )
-            arrays.append(array)
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-    def columns(self, produced: Any, method: str) -> pa.RecordBatch:
-        """Returns the result of ``method`` with the declared columns in order. Raises OutputMismatch."""
-        if not isinstance(produced, (pa.RecordBatch, pa.Table)):
-            raise self._mismatch(f"{method} must return a RecordBatch or Table, not {type(produced).__name__}")
-        if set(produced.schema.names) != set(self._names) or produced.num_columns != len(self._names):
-            raise self._mismatch(f"the columns are {', '.join(produced.schema.names)}")
-        table = pa.Table.from_batches([produced]) if isinstance(produced, pa.RecordBatch) else produced
-        arrays = []
-        for field in self.schema:
-            try:
-                arrays.append(taken(table[field.name], field))
-            except Misfit as misfit:
-                raise self._misfit(field, misfit) from misfit
-            except pa.ArrowException as error:  # too much for one column
-                raise self._mismatch(str(error).splitlines()[0], column=field.name) from error
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-    def _joined(self, table: pa.Table) -> pa.RecordBatch:
-        batches = table.to_batches()
-        if len(batches) != 1:
-            raise self._mismatch("the rows of one batch have more than 2 GiB of text in a column")
-        return batches[0]
-
-    def _as_tuple(self, row: Any, number: int) -> tuple[Any, ...]:
-        if isinstance(row, tuple):
-            fields = getattr(row, "_fields", None)
-            if fields and list(fields) != self._names and sorted(fields) == sorted(self._names):
-                raise self._mismatch(
-                    f"a named tuple has the declared fields in another order: {', '.join(fields)}", row=number
-                )
-            return tuple(row)
-        if isinstance(row, dict):
-            if set(row) != set(self._names):
-                odd = sorted(set(row) ^ set(self._names), key=str)
-                what = f"the fields of a row differ from the declared ones: {', '.join(map(str, odd))}"
-                raise self._mismatch(what, row=number)
-            return tuple(row[name] for name in self._names)
-        what = f"a row must be a tuple or a dict, not {type(row).__name__}: {shown(row)}"
-        raise self._mismatch(what, row=number)
-
-    def _misfit(self, field: pa.Field, misfit: Misfit) -> OutputMismatch:
-        what = f"field {field.name!r}{misfit.path} {misfit.what}"
-        return self._mismatch(what, misfit.how, column=f"{field.name}{misfit.path}", row=misfit.row)
-
-    def _mismatch(self, what: str, how: str = "", **where: Any) -> OutputMismatch:
-        remedy = "make process() produce what `output` declares, in that order"
-        if self._tag is not None:
-            remedy = f"emit what `side_outputs` declares for {self._tag!r}, in that order"
-        remedy = f"{how}; {remedy}" if how else remedy
-        return OutputMismatch(what, remedy=remedy, operator=self._operator, side_output=self._tag, **where)
-
-
-def _message(part: pa.RecordBatch) -> bytes:
-    """Serializes a slice. Copies it first, because pyarrow also sends up to 64 bytes per buffer that follow the slice
-    and belong to another partition."""
-    message: bytes = pa.concat_batches([part]).serialize().to_pybytes()
-    return message
-
-
-def _may_change(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_nested(type_) or pa.types.is_binary(type_) or pa.types.is_large_binary(type_))
-
-
-_NEVER_CHANGE = frozenset({NoneType, bool, int, float, str, bytes, date, datetime, time, timedelta, Decimal, UUID})
-
-
-def _frozen(value: Any) -> Any:
-    """Copies a value, as deep as necessary."""
-    if value.__class__ in _NEVER_CHANGE:
-        return value
-    if value.__class__ is list:
-        return [_frozen(each) for each in value]
-    return copy.deepcopy(value)  # a tracked container becomes a plain one
 
 
 def _first_line(error: Exception) -> str:

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Saved
-from stateflow.checkpoint.catalog import BLOBS
-from stateflow.checkpoint.manifest import state_digest
+from stateflow.checkpoint.catalog import BLOBS, state_digest
 from stateflow.errors import CheckpointCorrupt, CheckpointMissing, StaleCheckpoint, StateflowError, Unavailable
 from stateflow.operator.operator import Operator, load
 from stateflow.partition import layout
@@ -233,7 +232,7 @@ def verify(store: CheckpointStore, manifest: Manifest) -> Verified:
         directory = Path(folder) / "files"
         directory.mkdir()
         store.check_room(manifest, directory)
-        with store.held(manifest):
+        with store.leased(manifest):
             for file in manifest.files:
                 try:
                     store.fetch(manifest, file, directory / file.name)

@@ -26,7 +26,7 @@ from heapq import merge
 from pathlib import Path
 from typing import Any
 
-from stateflow.checkpoint.manifest import state_digest
+from stateflow.checkpoint.catalog import state_digest
 from stateflow.errors import (
     DecodeError,
     EncodeError,

@@ -15,7 +15,7 @@ from stateflow.errors import BadCertificate
 from stateflow.security.plain import check_dialled, check_served, connection_settings, tls_files
 
 if TYPE_CHECKING:
-    from stateflow.security.files import Material, TlsFiles
+    from stateflow.security.certificates import Material, TlsFiles
 
 
 Options = Sequence[tuple[str, Any]]

@@ -42,7 +42,7 @@ from stateflow.settings import ServerSettings
 from stateflow.types import cannot_listen, listened_at
 
 if TYPE_CHECKING:
-    from stateflow.security.files import TlsFiles
+    from stateflow.security.certificates import TlsFiles
 
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ and each certificate that it has issued (``issued/SERIAL.pem``). A certificate i
 because an unrecorded one could not be revoked.
 
 A process's own directory has its certificate (``cert.pem``), its key (``key.pem``), ``ca.pem`` and ``crl.pem``.
-Environment variables tell the process where these files are, see :mod:`stateflow.security.variables`.
+Environment variables tell the process where these files are, see :mod:`stateflow.security.plain`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from stateflow.security.certificates import (
     encoded_token,
     names_of,
     read_certificates,
+    utc,
 )
-from stateflow.security.files import utc
+from stateflow.security.plain import CA, CRL, OWN_CERT, OWN_KEY
 from stateflow.security.roles import Identity
-from stateflow.security.variables import CA, CRL, OWN_CERT, OWN_KEY
 
 KEY, ISSUED = "ca.key", "issued"
 AUTHORITY_DAYS, DAYS, DAYS_MAX = 3650, 90, 825
-#: most by which clocks of two machines are taken to differ
+#: maximum difference assumed between the clocks of two machines
 SKEW = timedelta(minutes=5)
 
 
@@ -153,10 +153,10 @@ class Authority:
         write_durably(out / CRL, (self._directory / CRL).read_bytes(), 0o644)
         return described(cert)
 
-    def certify(self, identity: Identity, hosts: Sequence[str], request: bytes, days: int = DAYS) -> bytes:
+    def certify(self, identity: Identity, hosts: Sequence[str], request: bytes) -> bytes:
         """Issues a certificate, as PEM, for a request whose key the requester has made itself, see :func:`own_request`.
         Names in the request are ignored. Raises BadCertificate, InvalidArgument."""
-        _check_wanted(identity, hosts, days)
+        _check_wanted(identity, hosts, DAYS)
         try:
             asked = x509.load_pem_x509_csr(request)
             sound, key = asked.is_signature_valid, asked.public_key()
@@ -166,7 +166,7 @@ class Authority:
             raise BadCertificate(
                 "the request is not signed with its own elliptic curve key", remedy="sign it with that key"
             )
-        return _pem(self._cert_of(identity, hosts, timedelta(days=days), key))
+        return _pem(self._cert_of(identity, hosts, timedelta(days=DAYS), key))
 
     @property
     def ca(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Connections of this process: its TLS files, chosen by its settings, and the rules for plain text.
+"""Connections of this process: its TLS files, chosen by its settings or environment variables, and plain text.
 
 Plain text may go over loopback, and elsewhere only if ``insecure`` is set: :func:`check_served` checks servers,
 :func:`check_dialled` channels. With plain text, no library that reads certificates is imported.
@@ -10,6 +10,8 @@ import functools
 import ipaddress
 import logging
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +21,16 @@ from stateflow.errors import InsecureRefused
 from stateflow.settings import CONFIG, NO_TOKEN, ConnectionSettings
 
 if TYPE_CHECKING:
-    from stateflow.security.files import TlsFiles
+    from stateflow.security.certificates import TlsFiles
 
 log = logging.getLogger(__name__)
+
+#: names of the files that an authority writes
+CA, CRL = "ca.pem", "crl.pem"
+#: files that a process is given
+OWN_CERT, OWN_KEY = "cert.pem", "key.pem"
+#: a process with a certificate takes no other identity from a token in its environment
+NO_TOKEN_VARIABLES = {"STATEFLOW_TOKEN": "", "STATEFLOW_TOKEN_FILE": ""}
 
 # -- Settings and TLS files of connections ---------------------------------------------------------------------------
 
@@ -77,7 +86,7 @@ def own_token() -> str:
 
 @functools.lru_cache(maxsize=64)
 def _files(settings: ConnectionSettings) -> TlsFiles:
-    from stateflow.security.files import TlsFiles
+    from stateflow.security.certificates import TlsFiles
 
     return TlsFiles(settings)
 
@@ -87,6 +96,30 @@ def tls_files() -> TlsFiles | None:
     InvalidArgument, BadCertificate."""
     found = connection_settings()
     return _files(found) if found.tls else None
+
+
+# -- Variables of a process ------------------------------------------------------------------------------------------
+
+
+def variables_of(out: Path) -> dict[str, str]:
+    """Returns the environment of a process whose files are in ``out``, as an authority has written them."""
+    files = {"CA": CA, "CERT": OWN_CERT, "KEY": OWN_KEY, "CRL": CRL}
+    return {f"STATEFLOW_TLS_{which}": str(out / file) for which, file in files.items()}
+
+
+@contextmanager
+def environment(given: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables within the block; afterwards they have their former values, or are unset."""
+    before = {variable: os.environ.get(variable) for variable in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for variable, value in before.items():
+            if value is None:
+                os.environ.pop(variable, None)
+            else:
+                os.environ[variable] = value
 
 
 # -- Rules for plain text --------------------------------------------------------------------------------------------

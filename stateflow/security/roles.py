@@ -106,8 +106,8 @@ class Rule:
     """Conditions of a call. ``roles``: roles that may make it.
 
     ``own``: field of the request that names a replica or agent, for which a calling node or agent must speak.
-    ``itself``: the caller must have that very name, because an agent may be named as a replica of another agent would
-    be. ``operator``: field that names an operator, which the caller must reach; if empty, a caller that does not reach
+    ``itself``: the caller must have that very name, because an agent may have the name of another agent's replica.
+    ``operator``: field that names an operator, which the caller must reach; if empty, a caller that does not reach
     all operators is refused. ``pieces``: the request arrives in pieces, and only the first one names the operator.
     """
 

@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 
 # -- The file of settings --------------------------------------------------------------------------------------------
 
-#: a larger file is taken for another one, named by mistake
+#: larger files are refused: the path is most likely wrong
 BYTES_MAX = 1 << 20
-#: similarity from which a name is suggested for a misspelt one
+#: least similarity of a name that is suggested for a misspelt one
 ALIKE = 0.6
 _TABLE = re.compile(r"""^\s*\[\s*["']?([\w-]+)["']?\s*(?:\.\s*["']?([\w-]+)["']?\s*)?\]""")
 _KEY = re.compile(r"""^\s*["']?([\w-]+)["']?\s*(?:\.\s*["']?([\w-]+)["']?)?.*?=""")
@@ -432,18 +432,18 @@ def is_strict(environment: Mapping[str, str]) -> bool:
     return environment.get(STRICT, "") not in ("", "0")
 
 
-def check_variables(environment: Mapping[str, str] = os.environ, say: Callable[[str], None] | None = None) -> None:
-    """Reports the variables that no process reads, each with the name that may have been meant. Raises InvalidArgument
-    instead if STRICT is set. Otherwise they are not an error, because a variable may be for another release of the
-    fleet.
+def check_variables(say: Callable[[str], None] | None = None) -> None:
+    """Reports the variables of stateflow that no process reads, each with the name that may have been meant. Raises
+    InvalidArgument instead if STRICT is set. Otherwise they are no error, because a variable may be for another release
+    of the fleet.
 
     Args:
         say: called with a line; by default it is logged as a warning.
     """
-    unknown = unknown_variables(environment)
+    unknown = unknown_variables(os.environ)
     for name, meant in unknown.items():
         hint = f"did you mean {meant}?" if meant else ""
-        if is_strict(environment):
+        if is_strict(os.environ):
             raise InvalidArgument(
                 f"nothing reads {name}, which is set",
                 remedy=hint or "remove it, or drop --strict and STATEFLOW_STRICT",

@@ -40,8 +40,8 @@ from stateflow.clock import SYSTEM_CLOCK
 from stateflow.errors import NotAllowed, StateflowError, Unavailable, from_wire
 from stateflow.security.authority import KEY, Authority, own_request, write_own, write_private
 from stateflow.security.certificates import LONGEST
+from stateflow.security.plain import NO_TOKEN_VARIABLES, OWN_CERT, OWN_KEY, environment, variables_of
 from stateflow.security.roles import Identity, Role
-from stateflow.security.variables import NO_TOKEN, OWN_CERT, OWN_KEY, environment, variables_of
 from stateflow.types import NAME
 
 log = logging.getLogger(__name__)
@@ -263,7 +263,7 @@ class Credentials:
     @property
     def of_controller(self) -> Mapping[str, str]:
         """Environment variables of the controller."""
-        return variables_of(self._controller) | NO_TOKEN
+        return variables_of(self._controller) | NO_TOKEN_VARIABLES
 
     def begin(self) -> None:
         """Gives this process the certificate of an administrator of this cluster until :meth:`end`.

@@ -43,8 +43,7 @@ from stateflow.errors import AlreadyThere, BadCertificate, InvalidArgument, Stat
 from stateflow.local.process import Process
 from stateflow.node.workers import nobody_in
 from stateflow.operator.operator import Operator
-from stateflow.security.plain import is_loopback, tls_files
-from stateflow.security.variables import NO_TOKEN, variables_of
+from stateflow.security.plain import NO_TOKEN_VARIABLES, is_loopback, tls_files, variables_of
 from stateflow.settings import ReplicaSettings
 from stateflow.spark.checks import check_running
 from stateflow.spark.credentials import RENEW_S, Credentials, Enrolment
@@ -142,7 +141,7 @@ class ReplicaTask:
             return {}
         self.enrolment.enrol(name, folder / "tls")
         # no revocation list reaches the task
-        return variables_of(folder / "tls") | NO_TOKEN | {"STATEFLOW_TLS_CRL": ""}
+        return variables_of(folder / "tls") | NO_TOKEN_VARIABLES | {"STATEFLOW_TLS_CRL": ""}
 
     def _ended(self, replica: subprocess.Popen[bytes], folder: Path, name: str) -> int:
         """Waits for the replica to end, and returns its status.

@@ -23,13 +23,19 @@ from stateflow.state.coders import (
 )
 from stateflow.state.columns import ColumnStates, ValueColumn
 from stateflow.state.declare import Declaration, coder_for, counter, declarations_of, list, map, reducing, set, value
-from stateflow.state.evolution import DeployedStates, Evolution
-from stateflow.state.keyed import MAX_VALUE_BYTES, KeyedState
-from stateflow.state.spec import CellReader
-from stateflow.state.stored import StoredEntry, check_cell, check_schema, scan_entries, scan_state, stored_tags
+from stateflow.state.evolution import (
+    DeployedStates,
+    Evolution,
+    StoredEntry,
+    check_cell,
+    check_schema,
+    scan_entries,
+    scan_state,
+)
+from stateflow.state.keyed import MAX_VALUE_BYTES, KeyedState, stored_tags
+from stateflow.state.tracked import CellReader, TrackedCounter, TrackedReducing, TrackedValue
 from stateflow.state.tracked_list import TrackedList
 from stateflow.state.tracked_map import TrackedMap, TrackedSet
-from stateflow.state.tracked_value import TrackedCounter, TrackedReducing, TrackedValue
 
 __all__ = [
     "MAX_VALUE_BYTES",

@@ -1,11 +1,11 @@
-"""Stored values of declared types as Arrow columns and numpy arrays, and back; and the slots of keys in them.
+"""Stored values of declared types as Arrow columns and numpy arrays, and back; and the indices of keys in them.
 
-A *lane* is one array. The values of a coder lie side by side in its lanes, and are encoded and compared many at a time.
-int, float and bool values have one lane, a fixed tuple of ints and floats one per item, and values without a fixed
-width one lane of Python objects.
+A :class:`Layout` puts the values of one coder into numpy arrays, so that many are encoded and compared at a time. int,
+float and bool values take one array, a fixed tuple of ints and floats one per item, and values without a fixed width
+one array of Python objects.
 
-A *slot* is the place of a key's cached data in the arrays of a partition's column states. Slots are numbered 0, 1, …;
-they are renumbered when the least recently used keys are dropped.
+A :class:`KeyIndex` gives each key an index into the arrays of a partition's column states. Indices are 0, 1, …; they
+are renumbered when the least recently used keys are dropped.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def typed_of(coder: Coder[Any]) -> Typed:
 
 
 def taken(coder: Coder[Any] | None, given: Any) -> Any:
-    """Returns the value of ``coder`` for ``given``, which a reader of its column received.
+    """Converts ``given``, read from a column of the coder's values, back to such a value.
 
     Input that cannot be converted is returned unchanged; storing it then raises an error.
     """
@@ -235,7 +235,7 @@ _ARROW_TYPES: dict[type[Coder[Any]], pa.DataType] = {
 #: types whose keys are equal when their stored forms are; keys of other types are looked up by that form
 _PLAIN: Final = frozenset({str, bytes, bool, date, float, Decimal})
 
-# -- Lanes -----------------------------------------------------------------------------------------------------------
+# -- Layouts ---------------------------------------------------------------------------------------------------------
 
 
 def _arrow_type(coder: Coder[Any]) -> pa.DataType | None:
@@ -248,32 +248,32 @@ def _arrow_type(coder: Coder[Any]) -> pa.DataType | None:
     return pa.list_(types[0]) if coder.arity is None else pa.struct([(f"_{n}", each) for n, each in enumerate(types)])
 
 
-class Lanes(ABC):
-    """Layout of the values of one coder."""
+class Layout(ABC):
+    """Layout of the values of one coder in arrays. ``dtypes``: one for each array."""
 
     dtypes: tuple[Any, ...]
 
     @abstractmethod
     def of_arrow(self, values: pa.Array) -> list[Array]:
-        """Returns one array per lane, with arbitrary items where ``values`` is null. Raises EncodeError,
+        """Returns the arrays of ``values``, with arbitrary items where these are null. Raises EncodeError,
         ArrowException."""
 
     @abstractmethod
-    def to_arrow(self, lanes: list[Array], null: Array) -> pa.Array: ...
+    def to_arrow(self, arrays: list[Array], null: Array) -> pa.Array: ...
 
     @abstractmethod
     def of_value(self, value: Any) -> tuple[Any, ...]:
-        """Returns the items of one decoded value, one per lane."""
+        """Returns the items of one decoded value, one per array."""
 
     def single(self, value: Any) -> list[Array]:
-        """Returns lanes of length 1, with one decoded value."""
-        lanes = [np.empty(1, dtype) for dtype in self.dtypes]
-        for lane, item in zip(lanes, self.of_value(value), strict=True):
-            lane[0] = item
-        return lanes
+        """Returns arrays of length 1, with one decoded value."""
+        arrays = [np.empty(1, dtype) for dtype in self.dtypes]
+        for array, item in zip(arrays, self.of_value(value), strict=True):
+            array[0] = item
+        return arrays
 
     @abstractmethod
-    def cells(self, lanes: list[Array]) -> list[bytes]:
+    def cells(self, arrays: list[Array]) -> list[bytes]:
         """Returns stored values with headers. Raises EncodeError with the ``index`` of the value in its ``where``."""
 
     def differ(self, before: list[Array], now: list[Array]) -> Array:
@@ -285,8 +285,8 @@ class Lanes(ABC):
         return found
 
 
-class _Numbers(Lanes):
-    """Numbers, one per lane. ``kinds``: a letter of ``_DTYPES`` for each lane."""
+class _Numbers(Layout):
+    """Numbers in one or more arrays. ``kinds``: a letter of ``_DTYPES`` for each array."""
 
     def __init__(self, kinds: str) -> None:
         self._kinds = kinds
@@ -295,19 +295,19 @@ class _Numbers(Lanes):
     def of_arrow(self, values: pa.Array) -> list[Array]:
         return [_numbers(values, self._kinds[0])]
 
-    def to_arrow(self, lanes: list[Array], null: Array) -> pa.Array:
-        return pa.array(lanes[0], mask=null)
+    def to_arrow(self, arrays: list[Array], null: Array) -> pa.Array:
+        return pa.array(arrays[0], mask=null)
 
     def of_value(self, value: Any) -> tuple[Any, ...]:
         return (value,)
 
-    def cells(self, lanes: list[Array]) -> list[bytes]:
+    def cells(self, arrays: list[Array]) -> list[bytes]:
         width = len(HEADER) + sum(dtype.itemsize for dtype in self.dtypes)
-        table = np.empty((len(lanes[0]), width), np.uint8)
+        table = np.empty((len(arrays[0]), width), np.uint8)
         table[:, : len(HEADER)] = np.frombuffer(HEADER, np.uint8)
         start = len(HEADER)
-        for kind, lane in zip(self._kinds, lanes, strict=True):
-            encoded = _FORMS[kind](lane).view(np.uint8).reshape(len(lane), -1)
+        for kind, array in zip(self._kinds, arrays, strict=True):
+            encoded = _FORMS[kind](array).view(np.uint8).reshape(len(array), -1)
             table[:, start : start + encoded.shape[1]] = encoded
             start += encoded.shape[1]
         cells: list[bytes] = table.view(f"V{width}").ravel().tolist()
@@ -317,10 +317,10 @@ class _Numbers(Lanes):
 #: b: bool, i: int as Int64 encodes it, q and d: int and float as struct encodes them
 _DTYPES = {"b": "bool", "i": "int64", "q": "int64", "d": "float64"}
 _FORMS: dict[str, Callable[[Array], Array]] = {
-    "b": lambda lane: lane,
-    "i": lambda lane: (lane.view(np.uint64) ^ _BIAS).astype(">u8"),
-    "q": lambda lane: lane.astype(">i8"),
-    "d": lambda lane: lane.astype(">f8"),
+    "b": lambda array: array,
+    "i": lambda array: (array.view(np.uint64) ^ _BIAS).astype(">u8"),
+    "q": lambda array: array.astype(">i8"),
+    "d": lambda array: array.astype(">f8"),
 }
 
 
@@ -366,9 +366,9 @@ class _Structs(_Numbers):
                 raise EncodeError("a field is null where its struct is not")
         return [_numbers(field, kind) for field, kind in zip(fields, self._kinds, strict=True)]
 
-    def to_arrow(self, lanes: list[Array], null: Array) -> pa.Array:
-        names = [f"_{number}" for number in range(len(lanes))]
-        return pa.StructArray.from_arrays([pa.array(lane) for lane in lanes], names=names, mask=pa.array(null))
+    def to_arrow(self, arrays: list[Array], null: Array) -> pa.Array:
+        names = [f"_{number}" for number in range(len(arrays))]
+        return pa.StructArray.from_arrays([pa.array(array) for array in arrays], names=names, mask=pa.array(null))
 
     def of_value(self, value: Any) -> tuple[Any, ...]:
         return tuple(value)
@@ -408,7 +408,7 @@ def _to_arrow(coder: Coder[Any]) -> Callable[[Any], Any]:
     return as_struct
 
 
-class _Objects(Lanes):
+class _Objects(Layout):
     dtypes = (np.dtype(object),)
 
     def __init__(self, coder: Coder[Any], bytes_max: int) -> None:
@@ -418,25 +418,25 @@ class _Objects(Lanes):
         self._from_arrow, self._to_arrow = _from_arrow(coder), _to_arrow(coder)
 
     def of_arrow(self, values: pa.Array) -> list[Array]:
-        lane = np.empty(len(values), object)
+        array = np.empty(len(values), object)
         for index, value in enumerate(map(self._from_arrow, values.to_pylist())):
-            lane[index] = value  # one by one: numpy would turn tuples into a second dimension
-        for value in lane:
+            array[index] = value  # one by one: numpy would turn tuples into a second dimension
+        for value in array:
             if value is not None and type(value) is not self._coder.exact:
                 self._coder.encode(value)
-        return [lane]
+        return [array]
 
-    def to_arrow(self, lanes: list[Array], null: Array) -> pa.Array:
-        values = lanes[0].copy()
+    def to_arrow(self, arrays: list[Array], null: Array) -> pa.Array:
+        values = arrays[0].copy()
         values[null] = None
         return pa.array(list(map(self._to_arrow, values.tolist())), type=self._type)
 
     def of_value(self, value: Any) -> tuple[Any, ...]:
         return (value,)
 
-    def cells(self, lanes: list[Array]) -> list[bytes]:
+    def cells(self, arrays: list[Array]) -> list[bytes]:
         found = []
-        for index, value in enumerate(lanes[0]):
+        for index, value in enumerate(arrays[0]):
             try:
                 payload = self._coder.encode(value)
             except EncodeError as error:
@@ -458,8 +458,8 @@ class _Objects(Lanes):
         return np.fromiter(map(differs, before[0], now[0]), np.bool_, len(now[0]))
 
 
-def lanes_of(coder: Coder[Any], bytes_max: int) -> Lanes:
-    """Returns the lanes for a coder. Raises DeclarationError for a coder whose values can change in place."""
+def layout_of(coder: Coder[Any], bytes_max: int) -> Layout:
+    """Returns the layout for a coder. Raises DeclarationError for a coder whose values can change in place."""
     kinds = {coders.Int64: "i", coders.Float64: "d", coders.Bool: "b"}
     if type(coder) in kinds:
         return _Numbers(kinds[type(coder)])
@@ -470,70 +470,70 @@ def lanes_of(coder: Coder[Any], bytes_max: int) -> Lanes:
     return _Objects(coder, bytes_max)
 
 
-# -- Slots -----------------------------------------------------------------------------------------------------------
+# -- Indices of keys -------------------------------------------------------------------------------------------------
 
 
-class _IntSlots:
-    """int → slot by binary search: a third of the cost of a dict for many keys at once."""
+class _IntIndex:
+    """int → index by binary search: a third of the cost of a dict for many keys at once."""
 
     def __init__(self) -> None:
         self.keys = np.zeros(0, np.int64)  # ascending
-        self.slots = np.zeros(0, np.int64)
+        self.indices = np.zeros(0, np.int64)
 
     def find(self, keys: Array) -> Array:
-        """Returns the slot of each key, -1 for unknown ones."""
+        """Returns the index of each key, -1 for unknown ones."""
         if not len(self.keys):
             return np.full(len(keys), -1, np.int64)
-        order = np.argsort(keys)  # sorted keys search where the processor's cache has been: a third of the time
+        order = np.argsort(keys)  # sorted keys hit the processor's cache: a third of the time
         ascending = keys[order]
         place = np.searchsorted(self.keys, ascending)
         place[place == len(self.keys)] = 0
         found = np.empty(len(keys), np.int64)
-        found[order] = np.where(self.keys[place] == ascending, self.slots[place], -1)
+        found[order] = np.where(self.keys[place] == ascending, self.indices[place], -1)
         return found
 
-    def add(self, keys: Array, slots: Array) -> None:
+    def add(self, keys: Array, indices: Array) -> None:
         """Adds keys that are not known yet, in ascending order."""
         where = np.searchsorted(self.keys, keys)
-        self.keys, self.slots = np.insert(self.keys, where, keys), np.insert(self.slots, where, slots)
+        self.keys, self.indices = np.insert(self.keys, where, keys), np.insert(self.indices, where, indices)
 
     def moved(self, places: Array) -> None:
-        """Renumbers: slot n becomes ``places[n]``, or is dropped when that is -1."""
-        slots = places[self.slots]
-        self.keys, self.slots = self.keys[slots >= 0], slots[slots >= 0]
+        """Renumbers: index n becomes ``places[n]``, or is dropped when that is -1."""
+        indices = places[self.indices]
+        self.keys, self.indices = self.keys[indices >= 0], indices[indices >= 0]
 
 
-class KeySlots:
-    """Map of keys to slots, shared by the columns of one partition."""
+class KeyIndex:
+    """Index of each key, shared by the columns of one partition."""
 
     def __init__(self, operator: str, belongs: Callable[[Hashable], None] | None = None) -> None:
         self._operator = operator
         self._belongs = belongs
-        self._slots: dict[type, dict[Any, int]] = {}
-        self._ints = _IntSlots()
+        self._known: dict[type, dict[Any, int]] = {}
+        self._ints = _IntIndex()
         self._last: tuple[pa.Array, Array] | None = None
         self._batch = 0
         self._touched = np.zeros(0, np.int64)
-        #: by slot: the middle of the addresses of its key
+        #: by index: the middle of the addresses of its key
         self.rows: list[bytes] = []
 
     def of(self, keys: pa.Array) -> Array:
-        """Returns the slot of each key, a new one for keys not seen before. Raises NullKey, EncodeError (NaN)."""
+        """Returns the index of each key, a new one for keys not seen before. Raises NullKey, EncodeError (NaN)."""
         if self._last is not None and self._last[0] is keys:
             return self._last[1]
         if keys.null_count:
             raise NullKey("a key is null", remedy="filter such rows before the operator", operator=self._operator)
-        slots = self._of_ints(_as_int64(keys)) if pa.types.is_integer(keys.type) else self._of_objects(keys)
+        indices = self._of_ints(_as_int64(keys)) if pa.types.is_integer(keys.type) else self._of_objects(keys)
         if len(self.rows) > len(self._touched):
             self._touched = grown(self._touched, len(self.rows))
-        self._touched[slots] = self._batch
-        self._last = keys, slots
-        return slots
+        self._touched[indices] = self._batch
+        self._last = keys, indices
+        return indices
 
     def _of_ints(self, keys: Array) -> Array:
-        slots = self._ints.find(keys)
-        if len(slots) and slots.min() < 0:
-            new = np.unique(keys[slots < 0])
+        indices = self._ints.find(keys)
+        if len(indices) and indices.min() < 0:
+            new = np.unique(keys[indices < 0])
             first = len(self.rows)
             added: list[int] = new.tolist()
             if self._belongs is not None:
@@ -541,8 +541,8 @@ class KeySlots:
                     self._belongs(key)
             self.rows += [row_part(encode_row_key(key)) for key in added]
             self._ints.add(new, np.arange(first, len(self.rows)))
-            slots = self._ints.find(keys)
-        return slots
+            indices = self._ints.find(keys)
+        return indices
 
     def _of_objects(self, keys: pa.Array) -> Array:
         plain: list[Any] = keys.to_pylist()
@@ -550,47 +550,47 @@ class KeySlots:
             plain = [tuple(row.values()) for row in plain]
         kind = type(plain[0]) if plain else object
         places = plain if kind in _PLAIN else [encode_row_key(key) for key in plain]
-        known = self._slots.setdefault(kind if kind in _PLAIN else object, {})
+        known = self._known.setdefault(kind if kind in _PLAIN else object, {})
         found = list(map(known.get, places))
         if None in found:
-            for index, slot in enumerate(found):
-                if slot is None:
-                    found[index] = self._add(known, places[index], plain[index])
+            for number, index in enumerate(found):
+                if index is None:
+                    found[number] = self._add(known, places[number], plain[number])
         return np.array(found, np.int64)
 
     def _add(self, known: dict[Any, int], place: Any, key: Hashable) -> int:
-        slot = known.get(place)
-        if slot is None:
+        index = known.get(place)
+        if index is None:
             row = row_part(encode_row_key(key))
             if self._belongs is not None:
                 self._belongs(key)
             self.rows.append(row)
-            slot = known[place] = len(self.rows) - 1
-        return slot
+            index = known[place] = len(self.rows) - 1
+        return index
 
     def end_batch(self) -> None:
         self._batch += 1
         self._last = None
 
-    def oldest_out(self, keep: int) -> Array:
-        """Drops all slots except the ``keep`` most recently used ones. Returns those kept; they are numbered 0, 1, …
-        from now on."""
+    def drop_oldest(self, keep: int) -> Array:
+        """Drops all keys except the ``keep`` most recently used ones. Returns the old indices of those kept; the new
+        ones are 0, 1, …"""
         count = len(self.rows)
         kept = np.sort(np.argsort(-self._touched[:count], kind="stable")[:keep])
         place = np.full(count, -1, np.int64)
         place[kept] = np.arange(len(kept))
         self._ints.moved(place)
         moved = place.tolist()
-        for kind, known in self._slots.items():
-            self._slots[kind] = {key: moved[slot] for key, slot in known.items() if moved[slot] >= 0}
-        self.rows = [self.rows[slot] for slot in kept.tolist()]
+        for kind, known in self._known.items():
+            self._known[kind] = {key: moved[index] for key, index in known.items() if moved[index] >= 0}
+        self.rows = [self.rows[index] for index in kept.tolist()]
         self._touched = self._touched[kept]
         self._last = None
         return kept
 
     def clear(self) -> None:
-        self._slots.clear()
-        self._ints = _IntSlots()
+        self._known.clear()
+        self._ints = _IntIndex()
         self.rows = []
         self._last = None
 

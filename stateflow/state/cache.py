@@ -14,15 +14,15 @@ from itertools import chain, islice
 from typing import Any, Final
 
 from stateflow.state.collection import Collection
-from stateflow.state.spec import PACKED, CellReader, StateSpec
+from stateflow.state.tracked import PACKED, CellReader, StateSpec
 
 #: one key's tracked objects, by attribute; or those of a key in a namespace, by tag
 Bundle = dict[Any, Any]
 #: cached keys by type; keys whose equality may differ from that of their row keys lie under a marker class of ``keyed``
 Caches = dict[type, dict[Any, Bundle]]
 
-# Approximate bytes of a bundle with its key, of a tracked object with its two or three slots that hold objects, and of
-# an entry's places in the dicts of its collection.
+# Approximate bytes of a bundle with its key, of a tracked object with the two or three objects in it, and of an entry's
+# places in the dicts of its collection.
 _BUNDLE, _OBJECT, _ENTRY = 350, 200, 130
 _OPAQUE, _SMALL = 200, 64
 # Fractions of the limit: the estimate at which weighing begins (and how far members differ in it), the weight above

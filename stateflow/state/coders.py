@@ -2,7 +2,8 @@
 
 A coder turns one value, or one map key, into bytes and back, and never uses pickle. Every coder has a *value form*
 (``encode``/``decode``) and, when ``deterministic``, a *key form* (``encode_key``/``decode_key``) in which equal keys
-have equal bytes and byte order is value order.
+have equal bytes and byte order is value order. Coders of simple types can encode many values in one call
+(:func:`encoder_of`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import decimal
 import struct
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date, datetime
+from itertools import starmap
 from numbers import Number
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from stateflow.errors import DecodeError, EncodeError
 from stateflow.state import encoding, shapes
@@ -579,3 +581,76 @@ class Tuple(Coder[tuple[Any, ...]]):
 
     def _coders(self, length: int) -> tuple[Coder[Any], ...]:
         return self._items * length if self._variadic else self._items
+
+
+# -- Many values at once ---------------------------------------------------------------------------------------------
+
+#: returns the payloads of values; None: encode them one by one
+EncodeMany = Callable[[list[Any]], Sequence[bytes] | None]
+
+
+def _all(values: list[Any], kind: type) -> bool:
+    return set(map(type, values)) == {kind}
+
+
+def _ints(values: list[Any]) -> list[bytes] | None:
+    try:
+        return list(map(_pack_int, map(_BIAS.__add__, values))) if _all(values, int) else None
+    except struct.error:
+        return None
+
+
+def _floats(values: list[Any]) -> list[bytes] | None:
+    return list(map(_pack_float, values)) if _all(values, float) else None
+
+
+def _texts(values: list[Any]) -> list[bytes] | None:
+    try:
+        return list(map(str.encode, values)) if _all(values, str) else None
+    except UnicodeEncodeError:
+        return None
+
+
+def _blobs(values: list[Any]) -> list[bytes] | None:
+    return values if _all(values, bytes) else None
+
+
+def _tuples(pack: Callable[..., bytes], kinds: list[type | None]) -> EncodeMany:
+    def encode(values: list[Any]) -> list[bytes] | None:
+        if not _all(values, tuple):
+            return None
+        try:
+            columns = zip(*values, strict=True)
+            alike = all(set(map(type, items)) == {kind} for items, kind in zip(columns, kinds, strict=True))
+            return list(starmap(pack, values)) if alike else None
+        except (struct.error, ValueError):
+            return None
+
+    return encode
+
+
+_MANY_AT_ONCE: Final[dict[type[Coder[Any]], EncodeMany]] = {
+    Int64: _ints,
+    Float64: _floats,
+    Utf8: _texts,
+    Bytes: _blobs,
+}
+
+
+def encoder_of(coder: Coder[Any], max_bytes: int) -> EncodeMany | None:
+    """Returns a function that encodes many values of a coder; None: there is none.
+
+    The function returns None if an encoded value is longer than ``max_bytes``. There is none for a subclass of a coder,
+    which may encode in its own way.
+    """
+    if type(coder) is Tuple:
+        return None if coder.packed is None else _tuples(coder.packed.pack, [item.exact for item in coder.items])
+    encode = _MANY_AT_ONCE.get(type(coder))
+    if encode is None or coder.fixed_width:
+        return encode
+
+    def bounded(values: list[Any]) -> Sequence[bytes] | None:
+        payloads = encode(values)
+        return None if payloads is None or max(map(len, payloads)) > max_bytes else payloads
+
+    return bounded

@@ -17,7 +17,7 @@ from stateflow.changes import Mutations
 from stateflow.errors import EncodeError
 from stateflow.state.cells import HEADER, range_end, unpack_cell
 from stateflow.state.encoding import order_int, unorder_int
-from stateflow.state.spec import (
+from stateflow.state.tracked import (
     DECODE_FAILURES,
     ENCODE_FAILURES,
     MISSING,

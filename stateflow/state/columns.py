@@ -1,12 +1,12 @@
 """Column-wise states, for operators that process whole record batches.
 
-Values that neither change in place nor expire lie in arrays (:class:`ValueColumn`). The cached data of a key lies in
-its *slot*, see :mod:`~stateflow.state.arrays`. All other states are the tracked objects of an operator of rows, used
-for many keys with one call (:class:`TrackedColumn`): maps, sets, counters, reducing states and states with a ttl. The
-tracked objects decide what is stored, what expires and what is rolled back.
+Values that neither change in place nor expire lie in arrays (:class:`ValueColumn`), at the index of their key (see
+:mod:`~stateflow.state.arrays`). All other states are the tracked objects of a row operator, used for many keys with one
+call (:class:`TrackedColumn`): maps, sets, counters, reducing states and states with a ttl. The tracked objects decide
+what is stored, what expires and what is rolled back.
 
-The cells are the same as those of an operator of rows, so that an operator can go from rows to batches, and back, over
-the same stored state.
+The cells are the same as those of a row operator, so that an operator can go from rows to batches, and back, over the
+same stored state.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import pyarrow as pa
 from stateflow.changes import Mutations
 from stateflow.errors import DeclarationError, EncodeError, NullKey, StateflowError
 from stateflow.state import coders
-from stateflow.state.arrays import Array, KeySlots, Lanes, Typed, grown, lanes_of, taken, typed_of
+from stateflow.state.arrays import Array, KeyIndex, Layout, Typed, grown, layout_of, taken, typed_of
 from stateflow.state.cache import CachePool
 from stateflow.state.cells import CELL, decode_row_key, split_address, unpack_cell
 from stateflow.state.coders import Coder
 from stateflow.state.declare import Declaration
 from stateflow.state.keyed import MAX_VALUE_BYTES, KeyedState
-from stateflow.state.spec import CellReader
+from stateflow.state.tracked import CellReader
 
 #: coders whose values Arrow returns as they are
 _PLAIN: frozenset[type] = frozenset({coders.Int64, coders.Bool, coders.Utf8, coders.Bytes, coders.Date})
 _UNKNOWN, _ABSENT, _PRESENT = 0, 1, 2
-#: approximate bytes of a slot (key, its address, place in the dict) and of its place in each array
-_SLOT_BYTES, _LANE_BYTES = 250, 10
+#: approximate bytes of a key (with its address and place in the dict) and of its place in each array
+_KEY_BYTES, _ITEM_BYTES = 250, 10
 
 
 def whole(array: Any) -> pa.Array:
@@ -305,24 +305,24 @@ class ValueColumn:
     """
 
     def __init__(
-        self, operator: str, declaration: Declaration, reader: CellReader, slots: KeySlots, max_value_bytes: int
+        self, operator: str, declaration: Declaration, reader: CellReader, index: KeyIndex, max_value_bytes: int
     ) -> None:
         self._operator = operator
         self._name = declaration.name
         self._coder = declaration.coder
         payload = declaration.default_payload
-        self._lanes: Lanes = lanes_of(declaration.coder, max_value_bytes)
-        self._default = None if payload is None else self._lanes.single(declaration.coder.decode(payload))
+        self._layout: Layout = layout_of(declaration.coder, max_value_bytes)
+        self._default = None if payload is None else self._layout.single(declaration.coder.decode(payload))
         self._head = CELL + declaration.tag
         self._reader = reader
-        self._slots = slots
+        self._index = index
         self.invalidate()
 
     def invalidate(self) -> None:
-        self._values = [np.zeros(0, dtype) for dtype in self._lanes.dtypes]
+        self._values = [np.zeros(0, dtype) for dtype in self._layout.dtypes]
         self._known = np.zeros(0, np.uint8)
         self._dirty = np.zeros(0, np.bool_)
-        #: slots changed in this batch, with ``_known`` and the values from before it
+        #: indices of keys changed in this batch, with ``_known`` and the values from before it
         self._before: list[tuple[Array, Array, list[Array]]] = []
 
     def get_many(self, keys: pa.Array) -> pa.Array:
@@ -330,14 +330,14 @@ class ValueColumn:
 
         A tuple comes as a struct with the fields ``_0``, ``_1``, …
         """
-        slots = self._loaded(whole(keys))
-        values = [lane[slots] for lane in self._values]
-        absent = self._known[slots] == _ABSENT
+        indices = self._loaded(whole(keys))
+        values = [array[indices] for array in self._values]
+        absent = self._known[indices] == _ABSENT
         if self._default is None:
-            return self._lanes.to_arrow(values, absent)
-        for lane, default in zip(values, self._default, strict=True):
-            lane[absent] = default
-        return self._lanes.to_arrow(values, np.zeros(len(slots), np.bool_))
+            return self._layout.to_arrow(values, absent)
+        for array, default in zip(values, self._default, strict=True):
+            array[absent] = default
+        return self._layout.to_arrow(values, np.zeros(len(indices), np.bool_))
 
     def put_many(self, keys: pa.Array, values: pa.Array) -> None:
         """Stores a value for each key; null clears. For a key that comes twice the last value counts.
@@ -347,26 +347,26 @@ class ValueColumn:
         keys, values = whole(keys), whole(values)
         if len(keys) != len(values):
             raise self._unencodable(f"{len(keys)} keys came with {len(values)} values", "give as many values as keys")
-        slots = self._loaded(keys)
+        indices = self._loaded(keys)
         null = np.zeros(len(values), np.bool_)
         if values.null_count:
             null = values.is_null().to_numpy(zero_copy_only=False)
         arrays = self._arrays(values, null)
         touched = np.zeros(len(self._dirty), np.bool_)
-        touched[slots] = True
-        fresh = np.flatnonzero(touched)  # faster than np.unique for many slots
+        touched[indices] = True
+        fresh = np.flatnonzero(touched)  # faster than np.unique for many keys
         fresh = fresh[~self._dirty[fresh]]
-        self._before.append((fresh, self._known[fresh], [lane[fresh] for lane in self._values]))
+        self._before.append((fresh, self._known[fresh], [array[fresh] for array in self._values]))
         self._dirty[fresh] = True
-        self._known[slots] = np.where(null, _ABSENT, _PRESENT)
-        for lane, array in zip(self._values, arrays, strict=True):
-            lane[slots] = array
+        self._known[indices] = np.where(null, _ABSENT, _PRESENT)
+        for array, given in zip(self._values, arrays, strict=True):
+            array[indices] = given
 
     def _arrays(self, values: pa.Array, null: Array) -> list[Array]:
         if null.all():
-            return [np.zeros(len(values), dtype) for dtype in self._lanes.dtypes]
+            return [np.zeros(len(values), dtype) for dtype in self._layout.dtypes]
         try:
-            return self._lanes.of_arrow(values)
+            return self._layout.of_arrow(values)
         except EncodeError as error:
             raise self._unencodable(error.what) from error
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -376,70 +376,70 @@ class ValueColumn:
         return EncodeError(what, remedy=remedy, operator=self._operator, state=self._name, key=key)
 
     def _loaded(self, keys: pa.Array) -> Array:
-        """Returns the slots of the keys, after loading the values that are not known yet."""
-        slots = self._slots.of(keys)
-        if len(self._slots.rows) > len(self._known):
-            length = len(self._slots.rows)
-            self._values = [grown(lane, length) for lane in self._values]
+        """Returns the indices of the keys, after loading the values that are not known yet."""
+        indices = self._index.of(keys)
+        if len(self._index.rows) > len(self._known):
+            length = len(self._index.rows)
+            self._values = [grown(array, length) for array in self._values]
             self._known, self._dirty = grown(self._known, length), grown(self._dirty, length)
-        unknown = slots[self._known[slots] == _UNKNOWN]
+        unknown = indices[self._known[indices] == _UNKNOWN]
         if len(unknown):
             self._load(np.unique(unknown))
-        return slots
+        return indices
 
-    def _load(self, slots: Array) -> None:
-        get, decode, rows, head = self._reader.get, self._coder.decode, self._slots.rows, self._head
-        of_value, known, lanes = self._lanes.of_value, self._known, self._values
-        known[slots] = _ABSENT
-        for slot in slots.tolist():
-            cell = get(head + rows[slot])
+    def _load(self, indices: Array) -> None:
+        get, decode, rows, head = self._reader.get, self._coder.decode, self._index.rows, self._head
+        of_value, known, arrays = self._layout.of_value, self._known, self._values
+        known[indices] = _ABSENT
+        for index in indices.tolist():
+            cell = get(head + rows[index])
             if cell is not None:
-                known[slot] = _PRESENT
-                for lane, item in zip(lanes, of_value(decode(unpack_cell(cell))), strict=True):
-                    lane[slot] = item
+                known[index] = _PRESENT
+                for array, item in zip(arrays, of_value(decode(unpack_cell(cell))), strict=True):
+                    array[index] = item
 
     def collect(self, into: Mutations) -> None:
         if not self._before:
             return
-        slots = np.concatenate([each[0] for each in self._before])
+        indices = np.concatenate([each[0] for each in self._before])
         known_before = np.concatenate([each[1] for each in self._before])
-        before = [np.concatenate(lanes) for lanes in zip(*(each[2] for each in self._before), strict=True)]
-        known = self._known[slots]
-        now = [lane[slots] for lane in self._values]
+        before = [np.concatenate(arrays) for arrays in zip(*(each[2] for each in self._before), strict=True)]
+        known = self._known[indices]
+        now = [array[indices] for array in self._values]
         put = (known == _PRESENT) & (known_before == _ABSENT)
         both = (known == _PRESENT) & (known_before == _PRESENT)
-        put[both] = self._lanes.differ([lane[both] for lane in before], [lane[both] for lane in now])
-        head, rows = self._head, self._slots.rows
-        addresses = [head + rows[slot] for slot in slots[put].tolist()]
+        put[both] = self._layout.differ([array[both] for array in before], [array[both] for array in now])
+        head, rows = self._head, self._index.rows
+        addresses = [head + rows[index] for index in indices[put].tolist()]
         try:
-            cells = self._lanes.cells([lane[put] for lane in now]) if addresses else []
+            cells = self._layout.cells([array[put] for array in now]) if addresses else []
         except EncodeError as error:
             key = repr(decode_row_key(split_address(addresses[int(error.where["index"])])[0]))
             raise self._unencodable(error.what, error.remedy or "cast the column", key) from error
         into.puts += zip(addresses, cells, strict=True)
-        gone = slots[(known == _ABSENT) & (known_before == _PRESENT)]
-        into.deletes += [head + rows[slot] for slot in gone.tolist()]
+        gone = indices[(known == _ABSENT) & (known_before == _PRESENT)]
+        into.deletes += [head + rows[index] for index in gone.tolist()]
 
     def mark_clean(self) -> None:
-        for slots, _, _ in self._before:
-            self._dirty[slots] = False
+        for indices, _, _ in self._before:
+            self._dirty[indices] = False
         self._before.clear()
 
     def rollback(self) -> None:
-        for slots, known, lanes in self._before:
-            self._dirty[slots] = False
-            self._known[slots] = known
-            for lane, old in zip(self._values, lanes, strict=True):
-                lane[slots] = old
+        for indices, known, arrays in self._before:
+            self._dirty[indices] = False
+            self._known[indices] = known
+            for array, old in zip(self._values, arrays, strict=True):
+                array[indices] = old
         self._before.clear()
 
     def keep(self, kept: Array) -> None:
-        """Keeps only the slots ``kept``, in this order. Callers make sure that no slot is dirty."""
+        """Keeps only the keys at the indices ``kept``, in this order. Callers make sure that no key is dirty."""
         missing = max(0, int(kept.max(initial=-1)) + 1 - len(self._known))
         if missing:
-            self._values = [grown(lane, len(lane) + missing) for lane in self._values]
+            self._values = [grown(array, len(array) + missing) for array in self._values]
             self._known = grown(self._known, len(self._known) + missing)
-        self._values = [lane[kept] for lane in self._values]
+        self._values = [array[kept] for array in self._values]
         self._known = self._known[kept]
         self._dirty = np.zeros(len(kept), np.bool_)
 
@@ -469,11 +469,11 @@ class ColumnStates:
         max_value_bytes: int = MAX_VALUE_BYTES,
         belongs: Callable[[Hashable], None] | None = None,
     ) -> None:
-        self._slots = KeySlots(operator, belongs)
+        self._index = KeyIndex(operator, belongs)
         plain = {name: each for name, each in declarations.items() if is_plain(each)}
         others = {name: each for name, each in declarations.items() if name not in plain}
         self.columns = {
-            name: ValueColumn(operator, declaration, reader, self._slots, max_value_bytes)
+            name: ValueColumn(operator, declaration, reader, self._index, max_value_bytes)
             for name, declaration in plain.items()
         }
         self._tracked = KeyedState(
@@ -489,7 +489,7 @@ class ColumnStates:
         self.tracked = tracked_columns(operator, others, self._objects)
         self._keyed = KeyedState(operator, declarations, reader, max_value_bytes=max_value_bytes)
         self._cached_keys = cached_keys
-        self._slot_bytes = _SLOT_BYTES + sum(_LANE_BYTES * len(column._values) for column in self.columns.values())
+        self._key_bytes = _KEY_BYTES + sum(_ITEM_BYTES * len(column._values) for column in self.columns.values())
         self._pool = cache if plain or not others else None
         if self._pool is not None:
             self._pool.join()
@@ -525,12 +525,12 @@ class ColumnStates:
         self._objects.end_batch()
         for column in self.columns.values():
             column.mark_clean()
-        self._slots.end_batch()
+        self._index.end_batch()
         most = self._cached_keys
         if self._pool is not None:
-            most = min(most, self._pool.share // self._slot_bytes)
-        if len(self._slots.rows) > most:
-            kept = self._slots.oldest_out(most * 3 // 4)
+            most = min(most, self._pool.share // self._key_bytes)
+        if len(self._index.rows) > most:
+            kept = self._index.drop_oldest(most * 3 // 4)
             for column in self.columns.values():
                 column.keep(kept)
 
@@ -539,13 +539,13 @@ class ColumnStates:
         self._objects.end_batch()
         for column in self.columns.values():
             column.rollback()
-        self._slots.end_batch()
+        self._index.end_batch()
 
     def invalidate(self) -> None:
         self._keyed.invalidate()
         self._tracked.invalidate()
         self._objects.end_batch()
-        self._slots.clear()
+        self._index.clear()
         for column in self.columns.values():
             column.invalidate()
 

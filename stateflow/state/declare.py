@@ -35,16 +35,18 @@ from stateflow.state.expiring import (
     ExpiringSet,
     ExpiringValue,
 )
-from stateflow.state.spec import Domain, Refresh, Ttl
-from stateflow.state.tracked_list import TrackedList
-from stateflow.state.tracked_map import CanonicalTrackedMap, CanonicalTrackedSet, TrackedMap, TrackedSet
-from stateflow.state.tracked_value import (
+from stateflow.state.tracked import (
+    Domain,
     MutableTrackedReducing,
     MutableTrackedValue,
+    Refresh,
     TrackedCounter,
     TrackedReducing,
     TrackedValue,
+    Ttl,
 )
+from stateflow.state.tracked_list import TrackedList
+from stateflow.state.tracked_map import CanonicalTrackedMap, CanonicalTrackedSet, TrackedMap, TrackedSet
 
 T = TypeVar("T")
 K = TypeVar("K")

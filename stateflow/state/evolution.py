@@ -1,9 +1,12 @@
-"""Evolves the states a partition has stored into those that its operator declares now.
+"""States as a partition has stored them: their schemas and entries, and their evolution into the declared states.
 
-Added states need nothing, dropped ones are removed, and numbers are widened (int to float or Decimal, also as map
-values, list elements and tuple items). All other changes are left to the operator's ``migrate_state``, which finds
-widened states in their new form, and may overwrite them. Everything becomes one set of mutations, so that a crash
-leaves either the old states or the new ones.
+:func:`scan_entries` reads the entries of a state without a KeyedState.
+
+:class:`Evolution` changes the stored states into those that the operator declares now. Added states need nothing,
+dropped ones are removed, and numbers are widened (int to float or Decimal, also as map values, list elements and tuple
+items). All other changes are left to the operator's ``migrate_state``, which finds widened states in their new form,
+and may overwrite them. Everything becomes one set of mutations, so that a crash leaves either the old states or the new
+ones.
 """
 
 from __future__ import annotations
@@ -20,14 +23,158 @@ from typing import Any, Final
 from stateflow.changes import Mutations, net
 from stateflow.errors import DeclarationError, EncodeError, SchemaMismatch
 from stateflow.state import coders
-from stateflow.state.cells import CELL, COUNT, range_end, unpack_cell
+from stateflow.state.cells import (
+    CELL,
+    COUNT,
+    Namespace,
+    decode_row_key,
+    range_end,
+    split_address,
+    unpack_cell,
+    unpack_cell_with_expiry,
+)
 from stateflow.state.coders import Coder
 from stateflow.state.declare import NOTHING, Declaration
 from stateflow.state.keyed import KeyedState
-from stateflow.state.shapes import Verdict, spelled
-from stateflow.state.spec import CellReader, Ttl
-from stateflow.state.stored import check_schema, scan_entries, types_become
+from stateflow.state.shapes import Verdict, spelled, verdict
+from stateflow.state.tracked import DECODE_FAILURES, CellReader, StateSpec, Ttl
 from stateflow.types import shown
+
+# -- Stored schemas and entries --------------------------------------------------------------------------------------
+
+
+def check_schema(stored: list[dict[str, Any]], declared: list[dict[str, Any]], operator: str) -> None:
+    """Compares two :meth:`.KeyedState.schema`. Added and dropped states are fine.
+
+    Raises SchemaMismatch if a state is stored with another kind, coder or type than declared.
+
+    >>> check_schema([], [], "Count")
+    """
+    before = {each["name"]: each for each in stored}
+    for now in declared:
+        was = before.get(now["name"], now)
+        if was["tag"] != now["tag"] or types_become(was, now) is not Verdict.KEPT:
+            raise SchemaMismatch(
+                f"state {now['name']!r} is stored as {_signature(was)} but declared as {_signature(now)}",
+                remedy="declare it as it is stored, give the new state another name=, or write migrate_state and raise "
+                "state_version",
+                operator=operator,
+                state=now["name"],
+            )
+
+
+def types_become(was: dict[str, Any], now: dict[str, Any]) -> Verdict:
+    """Compares a state's stored types with those of another description with the same tag.
+
+    Values that were stored without their types count as KEPT.
+    """
+    both = zip(was.get("types", ()), now.get("types", ()), strict=False)
+    return max((verdict(*each) for each in both), default=Verdict.KEPT)
+
+
+def _signature(described: dict[str, Any]) -> str:
+    types = [spelled(each) for each in described.get("types", described["coders"])]
+    return f"{described['kind']}({', '.join(types)})"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """One stored entry of a state.
+
+    Attributes:
+        entry: the map key, the set member or the index in a list; None for a single value.
+        value: None for a set.
+        expiry_us: when it expires, in the state's ttl domain; None: never.
+
+    Example: ``[each.value for each in scan_entries(declaration, store) if each.key == "N14228"]``
+    """
+
+    key: Any
+    namespace: Namespace
+    entry: Any
+    value: Any
+    expiry_us: int | None
+
+
+def scan_entries(
+    declaration: Declaration,
+    reader: CellReader,
+    *,
+    processing_us: int | None = None,
+    event_us: int | None = None,
+) -> Iterator[StoredEntry]:
+    """Yields every stored entry of one state, in all namespaces, in address order.
+
+    For a state with ttl, entries that have expired at the given time of its domain are left out; without that time they
+    are included. Raises DecodeError, which names state, key and entry.
+
+    Example: ``[(each.key, each.value) for each in scan_entries(declaration, store)]``
+    """
+    spec = StateSpec("", declaration.name, declaration.coder, key_coder=declaration.key_coder)
+    now = _time_of(declaration, processing_us, event_us)
+    row, index, start = b"", 0, len(CELL) + len(declaration.tag)
+    for address, data in reader.scan(CELL + declaration.tag):
+        key, namespace, entry = split_address(address)
+        before, row = row, address[start : len(address) - len(entry)]
+        if row != before:
+            index = 0
+        try:
+            payload, expiry = unpack_cell_with_expiry(data)
+            if now is not None and expiry is not None and expiry <= now:
+                continue
+            where: Any = None
+            if declaration.kind == "list":
+                where, index = index, index + 1
+            elif declaration.key_coder is not None:
+                where = declaration.key_coder.decode_key(entry)
+            value = declaration.coder.decode(payload)
+        except DECODE_FAILURES as error:
+            raise spec.decode_error(error, row, entry=entry.hex()) from error
+        yield StoredEntry(decode_row_key(key), Namespace(namespace), where, value, expiry)
+
+
+def check_cell(declaration: Declaration, address: bytes, data: bytes) -> None:
+    """Decodes one stored cell of a state, expired or not. Raises DecodeError, which names state, key and entry.
+
+    Example: ``check_cell(declaration, address, data)``
+    """
+    key, _, entry = split_address(address)
+    row = address[len(CELL) + len(declaration.tag) : len(address) - len(entry)]
+    try:
+        payload, _ = unpack_cell_with_expiry(data)
+        if declaration.kind != "list" and declaration.key_coder is not None:
+            declaration.key_coder.decode_key(entry)
+        declaration.coder.decode(payload)
+        decode_row_key(key)
+    except DECODE_FAILURES as error:
+        spec = StateSpec("", declaration.name, declaration.coder, key_coder=declaration.key_coder)
+        raise spec.decode_error(error, row, entry=entry.hex()) from error
+
+
+def scan_state(
+    declaration: Declaration,
+    reader: CellReader,
+    *,
+    namespace: bytes = b"",
+    processing_us: int | None = None,
+    event_us: int | None = None,
+) -> Iterator[tuple[Any, Any, Any]]:
+    """Yields ``(key, entry, value)`` of :func:`scan_entries` for one namespace.
+
+    Example: ``for key, entry, value in scan_state(declaration, store): ...``
+    """
+    for stored in scan_entries(declaration, reader, processing_us=processing_us, event_us=event_us):
+        if stored.namespace == namespace:
+            yield stored.key, stored.entry, stored.value
+
+
+def _time_of(declaration: Declaration, processing_us: int | None, event_us: int | None) -> int | None:
+    if declaration.ttl is None:
+        return None
+    return processing_us if declaration.ttl.domain == "processing" else event_us
+
+
+# -- Evolution -------------------------------------------------------------------------------------------------------
 
 _SIMPLE: dict[str, type[Coder[Any]]] = {
     cls.name: cls

@@ -1,23 +1,33 @@
-"""Tracked objects of states with a ttl.
+"""Tracked objects of states with a ttl, and the sweep that finds their expired cells in the store.
 
 Time is fixed within a batch. An expired value, entry or element is *dropped by the first access that meets it*, and
 counts as removed in that batch, so that the rest of the machinery (net change, count, rollback, putting it again) can
-ignore time. Expired entries that were not accessed stay in the store, and in the count, invisible.
+ignore time. Expired entries that were not accessed stay in the store, and in the count, invisible, until the
+:class:`Sweep` meets them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stateflow.changes import Mutations
-from stateflow.state.cells import unpack_cell_with_expiry
+from stateflow.state.cells import range_end, unpack_cell_with_expiry
 from stateflow.state.collection import Collection
-from stateflow.state.spec import DECODE_FAILURES, EXPIRED, PACKED, UNREAD, StateSpec
+from stateflow.state.tracked import (
+    DECODE_FAILURES,
+    EXPIRED,
+    PACKED,
+    UNREAD,
+    CellReader,
+    StateSpec,
+    TrackedCounter,
+    TrackedReducing,
+    TrackedValue,
+)
 from stateflow.state.tracked_list import TrackedList
 from stateflow.state.tracked_map import CanonicalTrackedMap, CanonicalTrackedSet, TrackedMap, TrackedSet, _frozen
-from stateflow.state.tracked_value import TrackedCounter, TrackedReducing, TrackedValue
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -434,3 +444,53 @@ class ExpiringReducing(TrackedReducing[T], ExpiringValue[T]):
 
 class ExpiringCounter(TrackedCounter, ExpiringValue[int]):
     __slots__ = ()
+
+
+# -- Sweep -----------------------------------------------------------------------------------------------------------
+
+
+class Sweep:
+    """Walks over the stored cells of states with a ttl, a portion at a time.
+
+    It remembers where it stopped, not what it saw: cells may come and go between two calls.
+
+    Args:
+        heads: address prefixes of the cells to walk over.
+    """
+
+    def __init__(self, reader: CellReader, heads: Iterable[bytes]) -> None:
+        self._reader = reader
+        self._heads = sorted(heads)
+        self._seen = b""
+
+    def add(self, head: bytes) -> None:
+        self._heads = sorted({*self._heads, head})
+
+    def next(self, limit: int) -> list[tuple[bytes, bytes]]:
+        """Returns up to ``limit`` cells after those of the last call. Fewer: this is the end; the next call starts
+        over."""
+        found: list[tuple[bytes, bytes]] = []
+        for head in self._heads:
+            if self._seen >= range_end(head):
+                continue
+            for cell in self._behind(head):
+                if len(found) >= limit:
+                    self._seen = found[-1][0] if found else self._seen
+                    return found
+                found.append(cell)
+        self._seen = b""
+        return found
+
+    def _behind(self, head: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yields the cells under ``head`` that were not seen in this round."""
+        seen = self._seen
+        if not seen.startswith(head):
+            yield from self._reader.scan(head)
+            return
+        scan_from = getattr(self._reader, "scan_from", None)
+        if scan_from is not None:
+            yield from scan_from(seen + b"\x00", range_end(head))
+            return
+        for cell in self._reader.scan(head):
+            if cell[0] > seen:
+                yield cell

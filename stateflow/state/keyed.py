@@ -5,37 +5,44 @@ or ``rollback``. Between ``collect`` and ``mark_clean`` callers must leave the s
 rows: ``expired``, the durable write and ``mark_clean``.
 
 There is one tracked object for each state, key and namespace. It stays cached while an operator can reach it.
-:class:`Settling` encodes the objects that a batch wrote; :class:`Sweep` finds the cells that ``expired`` checks.
+:class:`PendingWrites` encodes the objects that a batch wrote.
+
+A state can also be addressed at run time, by a namespace and a *tag*: a declaration that need not be an attribute of
+the operator. Its description is stored with the data (:class:`TagRegister`), so that a process that does not know the
+declaration can use a stand-in.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
-from itertools import chain, starmap
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any, Final
 from uuid import UUID
 
 from stateflow.changes import Mutations
 from stateflow.errors import DeclarationError, DecodeError, UnsupportedKeyType
-from stateflow.state import coders
+from stateflow.state import encoding
 from stateflow.state.cache import Budget, Bundle, CachePool, Caches, Meter, evict_entries, evict_keys, is_held
 from stateflow.state.cells import (
+    TAGS,
     decode_row_key,
     encode_row_key,
-    range_end,
+    pack_cell,
     row_part,
     split_address,
+    unpack_cell,
     unpack_cell_with_expiry,
 )
-from stateflow.state.coders import Coder
-from stateflow.state.declare import Declaration, check_names, tracked_class
-from stateflow.state.spec import UNREAD, CellReader, StateSpec
-from stateflow.state.stored import Tag, TagRegister, is_empty, stand_in
+from stateflow.state.coders import Coder, Int64, encoder_of
+from stateflow.state.collection import Collection
+from stateflow.state.declare import NOTHING, Declaration, check_names, tracked_class
+from stateflow.state.expiring import Sweep
+from stateflow.state.tracked import UNREAD, CellReader, StateSpec, Ttl
 from stateflow.types import shown
 
 MAX_VALUE_BYTES: Final = 64 << 20
@@ -49,88 +56,16 @@ _IN_TUPLE: Final = frozenset({str, int})
 #: kinds of states that have one cell per key
 _SINGLE_VALUES: Final = frozenset({"value", "counter", "reducing"})
 
-#: maximum of keys that are evicted beyond those that must leave
+#: maximum of keys evicted beyond those over the limit
 EVICTED_BEYOND: Final = 1024
 
-#: returns the payloads of values; None: encode them one by one
-EncodeMany = Callable[[list[Any]], Sequence[bytes] | None]
-
-#: fewer values are encoded as fast one by one
+#: for fewer values, encoding them together saves nothing
 _MANY: Final = 4
-_pack_int, _pack_float = struct.Struct(">Q").pack, struct.Struct(">d").pack
-_bias = (1 << 63).__add__
 
-# -- Encoding of a batch's writes ----------------------------------------------------------------------------------
+# -- Encoding of a batch's writes ------------------------------------------------------------------------------------
 
 
-def _all(values: list[Any], kind: type) -> bool:
-    return set(map(type, values)) == {kind}
-
-
-def _ints(values: list[Any]) -> list[bytes] | None:
-    try:
-        return list(map(_pack_int, map(_bias, values))) if _all(values, int) else None
-    except struct.error:
-        return None
-
-
-def _floats(values: list[Any]) -> list[bytes] | None:
-    return list(map(_pack_float, values)) if _all(values, float) else None
-
-
-def _texts(values: list[Any]) -> list[bytes] | None:
-    try:
-        return list(map(str.encode, values)) if _all(values, str) else None
-    except UnicodeEncodeError:
-        return None
-
-
-def _blobs(values: list[Any]) -> list[bytes] | None:
-    return values if _all(values, bytes) else None
-
-
-def _tuples(pack: Callable[..., bytes], kinds: list[type | None]) -> EncodeMany:
-    def encode(values: list[Any]) -> list[bytes] | None:
-        if not _all(values, tuple):
-            return None
-        try:
-            columns = zip(*values, strict=True)
-            alike = all(set(map(type, items)) == {kind} for items, kind in zip(columns, kinds, strict=True))
-            return list(starmap(pack, values)) if alike else None
-        except (struct.error, ValueError):
-            return None
-
-    return encode
-
-
-_MANY_AT_ONCE: Final[dict[type[Coder[Any]], EncodeMany]] = {
-    coders.Int64: _ints,
-    coders.Float64: _floats,
-    coders.Utf8: _texts,
-    coders.Bytes: _blobs,
-}
-
-
-def encoder_of(coder: Coder[Any], max_bytes: int) -> EncodeMany | None:
-    """Returns a function that encodes many values of a coder; None: there is none.
-
-    The function returns None if an encoded value is longer than ``max_bytes``. There is none for a subclass of a coder,
-    which may encode in its own way.
-    """
-    if type(coder) is coders.Tuple:
-        return None if coder.packed is None else _tuples(coder.packed.pack, [item.exact for item in coder.items])
-    encode = _MANY_AT_ONCE.get(type(coder))
-    if encode is None or coder.fixed_width:
-        return encode
-
-    def bounded(values: list[Any]) -> Sequence[bytes] | None:
-        payloads = encode(values)
-        return None if payloads is None or max(map(len, payloads)) > max_bytes else payloads
-
-    return bounded
-
-
-class Settling:
+class PendingWrites:
     """One ``collect``, up to its ``mark_clean``; encodes values of one state together where the result is the same.
 
     Encoding a value by itself costs a call, an exception handler and a check of its type. If all values of a state have
@@ -203,54 +138,140 @@ def _is_plain(tracked: Any) -> bool:
     return not tracked._implicit and tracked._stored is not UNREAD and tracked._now is not None
 
 
-# -- Sweep -----------------------------------------------------------------------------------------------------------
+# -- States addressed at run time ------------------------------------------------------------------------------------
 
 
-class Sweep:
-    """Walks over the stored cells of states with a ttl, a portion at a time.
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """One state of a partition.
 
-    It remembers where it stopped, not what it saw: cells may come and go between two calls.
-
-    Args:
-        heads: address prefixes of the cells to walk over.
+    Attributes:
+        attribute: its name in the operator; None: the operator does not declare the state.
     """
 
-    def __init__(self, reader: CellReader, heads: Iterable[bytes]) -> None:
+    declaration: Declaration
+    spec: StateSpec
+    attribute: str | None
+
+    def make(self, row: bytes) -> Any:
+        """Returns a new tracked object for one key and namespace."""
+        return tracked_class(self.declaration)._bound(self.spec, row)
+
+    def check(self, declaration: Declaration, operator: str) -> None:
+        """Checks that a declaration of the same cells has the same default and ttl. Raises DeclarationError."""
+        mine = self.declaration
+        if (mine.default_payload, mine.ttl) != (declaration.default_payload, declaration.ttl):
+            raise DeclarationError(
+                f"state {mine.name!r} is declared twice, with another default or ttl",
+                remedy="make each tag once, at module or class level",
+                operator=operator,
+                state=mine.name,
+            )
+
+
+class Opaque(Coder[bytes]):
+    """A coder that returns stored bytes unchanged, for a state whose declaration this process does not know yet."""
+
+    name = "opaque"
+    deterministic = True
+    natural_order = True
+    mutable = False
+    exact = exact_key = bytes
+
+    def encode(self, value: bytes) -> bytes:
+        return value
+
+    def decode(self, data: bytes) -> bytes:
+        return data
+
+
+def stand_in(tag: bytes, described: dict[str, Any]) -> Declaration:
+    """Returns a declaration for a state that another process made at run time and this one does not know yet.
+
+    It suffices to empty the state and to sweep it.
+
+    Args:
+        described: the state's :meth:`Declaration.describe`.
+
+    Raises DecodeError.
+    """
+    try:
+        kind, lives = described["kind"], Ttl.described(described.get("ttl"))
+        keys: dict[str, Coder[Any]] = {"map": Opaque(), "set": Opaque(), "list": Int64()}
+        coder = NOTHING if kind == "set" else Opaque()
+        declaration = Declaration(kind, coder, key_coder=keys.get(kind), name=described["name"], ttl=lives)
+    except (KeyError, TypeError, AttributeError, DeclarationError) as error:
+        raise DecodeError(
+            "the stored declaration of a state made at run time cannot be read",
+            remedy="restore a checkpoint",
+            tag=tag.hex(),
+        ) from error
+    declaration._tag = tag
+    return declaration
+
+
+def is_empty(tracked: Any) -> bool:
+    """Returns whether an object that was written in this batch is empty now."""
+    return tracked._count == 0 if isinstance(tracked, Collection) else tracked._now is None
+
+
+def stored_tags(reader: CellReader) -> dict[bytes, dict[str, Any]]:
+    """Returns the states that were made at run time: tag → :meth:`Declaration.describe`.
+
+    Example: ``stored_tags(store).values()``
+    """
+    return {cell[len(TAGS) :]: encoding.loads(unpack_cell(data)) for cell, data in reader.scan(TAGS)}
+
+
+def tag_cell(declaration: Declaration) -> tuple[bytes, bytes]:
+    """Returns the (address, cell) that makes a run-time tag known to :func:`stored_tags`."""
+    return TAGS + declaration.tag, pack_cell(encoding.dumps(declaration.describe()))
+
+
+class TagRegister:
+    """Keeps track of the tags that were made at run time, and of those not in the store yet.
+
+    A tag is stored together with the first cell under it, so that a process that does not know the declaration can also
+    empty its namespaces and sweep it. It is stored again when it is declared with another ttl.
+    """
+
+    def __init__(self, reader: CellReader) -> None:
         self._reader = reader
-        self._heads = sorted(heads)
-        self._seen = b""
+        self._made: dict[bytes, Declaration] = {}
+        #: tags to be stored → whether another description of the tag is stored
+        self._unrecorded: dict[bytes, bool] = {}
+        self._recording: list[bytes] = []
 
-    def add(self, head: bytes) -> None:
-        self._heads = sorted({*self._heads, head})
+    def add(self, declaration: Declaration) -> None:
+        self._made[declaration.tag] = declaration
+        address, cell = tag_cell(declaration)
+        stored = self._reader.get(address)
+        if stored != cell:
+            self._unrecorded[declaration.tag] = stored is not None
 
-    def next(self, limit: int) -> list[tuple[bytes, bytes]]:
-        """Returns up to ``limit`` cells after those of the last call. Fewer: this is the end; the next call starts
-        over."""
-        found: list[tuple[bytes, bytes]] = []
-        for head in self._heads:
-            if self._seen >= range_end(head):
-                continue
-            for cell in self._behind(head):
-                if len(found) >= limit:
-                    self._seen = found[-1][0] if found else self._seen
-                    return found
-                found.append(cell)
-        self._seen = b""
-        return found
+    def stored(self) -> dict[bytes, dict[str, Any]]:
+        return stored_tags(self._reader)
 
-    def _behind(self, head: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yields the cells under ``head`` that were not seen in this round."""
-        seen = self._seen
-        if not seen.startswith(head):
-            yield from self._reader.scan(head)
-            return
-        scan_from = getattr(self._reader, "scan_from", None)
-        if scan_from is not None:
-            yield from scan_from(seen + b"\x00", range_end(head))
-            return
-        for cell in self._reader.scan(head):
-            if cell[0] > seen:
-                yield cell
+    def collect(self, into: Mutations) -> None:
+        if self._unrecorded:
+            used = {address[1:9] for address, _ in into.puts}
+            self._recording = [tag for tag, differs in self._unrecorded.items() if differs or tag in used]
+            into.puts += [tag_cell(self._made[tag]) for tag in self._recording]
+
+    def saved(self) -> None:
+        for tag in self._recording:
+            del self._unrecorded[tag]
+        self._recording = []
+
+    def forget(self) -> None:
+        self._recording = []
+
+    def invalidate(self) -> None:
+        """Compares all tags with the store again, because the store was changed underneath."""
+        self._recording = []
+        self._unrecorded = {}
+        for declaration in self._made.values():
+            self.add(declaration)
 
 
 # -- States of a partition -------------------------------------------------------------------------------------------
@@ -308,7 +329,7 @@ class KeyedState:
         #: tracked objects written, or handed out mutable, since the last commit
         self._written: list[Any] = []
         #: result of the last ``collect``, until it is durable
-        self._settling: Settling | None = None
+        self._pending: PendingWrites | None = None
         #: times of this batch in microseconds since 1970
         self._processing_us: int | None = None
         self._event_us: int | None = None
@@ -593,8 +614,8 @@ class KeyedState:
         """
         self._check_time()
         into = Mutations()
-        self._settling = None
-        self._settling = Settling(self._written, into)
+        self._pending = None
+        self._pending = PendingWrites(self._written, into)
         self._register.collect(into)
         if self._budget is not None:
             self._budget.written(into.puts)
@@ -606,10 +627,10 @@ class KeyedState:
         Values that their coder changes (an int in a float state) are replaced by their stored form. The oldest keys
         beyond the limits leave the cache.
         """
-        if self._settling is None:
+        if self._pending is None:
             self.collect()
-        assert self._settling is not None
-        self._settling.saved()
+        assert self._pending is not None
+        self._pending.saved()
         written = self._written
         self._register.saved()
         keys = sum(map(len, self._caches.values()))
@@ -663,7 +684,7 @@ class KeyedState:
     def _end_batch(self) -> None:
         # in place, as every spec holds this list
         self._written.clear()
-        self._settling = None
+        self._pending = None
 
     # --- schema -----------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex, TypeVar
 from stateflow.changes import Mutations
 from stateflow.state.collection import Collection
 from stateflow.state.encoding import order_int, unorder_int
-from stateflow.state.spec import MISSING, PACKED
+from stateflow.state.tracked import MISSING, PACKED
 
 T = TypeVar("T")
 

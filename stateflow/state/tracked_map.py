@@ -10,7 +10,7 @@ from reprlib import recursive_repr
 from typing import Any, TypeVar
 
 from stateflow.state.collection import Collection
-from stateflow.state.spec import PACKED
+from stateflow.state.tracked import PACKED
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -7,7 +7,7 @@ from datetime import timedelta
 from sqlalchemy import update
 
 from stateflow.ledger import Ledger
-from stateflow.ledger.schema import BUNDLE
+from stateflow.ledger.records import BUNDLE
 from stateflow.types import BUNDLE_PART
 
 ONE, TWO = "1" * 64, "2" * 64

@@ -24,7 +24,7 @@ from stateflow.errors import (
 )
 from stateflow.ledger import App, Board, Entry, Ledger, RecordState, StateManager
 from stateflow.ledger.database import Database, migrate
-from stateflow.ledger.schema import BATCH, ENTITY, ITEM, JOB, LEASE, METADATA, RECORD, STAGE, VERDICT
+from stateflow.ledger.records import BATCH, ENTITY, ITEM, JOB, LEASE, METADATA, RECORD, STAGE, VERDICT
 from tests.contract.ledger_support import PATIENCE_S, A, done, sound
 
 V2_RECORD = {"item_id": "ü/1", "app_name": "a", "app_version": "1", "author": "me", "timestamp_us": 5, "run_id": "r"}

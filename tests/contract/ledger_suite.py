@@ -26,8 +26,7 @@ from stateflow.errors import (
     Unavailable,
 )
 from stateflow.ledger import App, Board, Entry, Item, Ledger, Record, RecordState, StateManager, rules, statements
-from stateflow.ledger.records import Who
-from stateflow.ledger.schema import LEASE, RECORD, SCHEMA
+from stateflow.ledger.records import LEASE, RECORD, SCHEMA, Who
 from stateflow.ledger.statements import load_heads
 from tests.contract import ledger_oracle as oracle
 from tests.contract.databases import fresh_database

@@ -13,10 +13,9 @@ from sqlalchemy import delete, update
 from stateflow.clock import ManualClock
 from stateflow.errors import IllegalRecord, InvalidArgument, InvalidTransition, LeaseLost, Locked
 from stateflow.ledger import App, Board, Entry, Ledger, StateManager
-from stateflow.ledger.batches import BatchStatus
 from stateflow.ledger.manager import APP
-from stateflow.ledger.rules import ANSWER, COLUMNS
-from stateflow.ledger.schema import BATCH, ENTITY, JOB, RECORD, STAGE
+from stateflow.ledger.records import BATCH, ENTITY, JOB, RECORD, STAGE
+from stateflow.ledger.rules import ANSWER, COLUMNS, BatchStatus
 
 FIELDS = ("first_record_pulled", "last_record_pulled")
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)

@@ -10,25 +10,25 @@ import fsspec
 import pytest
 
 from stateflow.checkpoint.backend import Backend, FsspecBackend, open_backend
-from tests.contract.checkpoint_holds_suite import HoldsContract
+from tests.contract.checkpoint_leases_suite import LeasesContract
 from tests.contract.checkpoint_suite import CheckpointContract
 
 NUMBERS = itertools.count()
 
 
-class TestDirectory(CheckpointContract, HoldsContract):
+class TestDirectory(CheckpointContract, LeasesContract):
     @pytest.fixture
     def backend(self, tmp_path: Path) -> Backend:
         return open_backend(str(tmp_path / "store"))
 
 
-class TestMemory(CheckpointContract, HoldsContract):
+class TestMemory(CheckpointContract, LeasesContract):
     @pytest.fixture
     def backend(self) -> Backend:
         return open_backend(f"memory://stateflow-tests-{next(NUMBERS)}")
 
 
-class TestFsspecDirectory(CheckpointContract, HoldsContract):
+class TestFsspecDirectory(CheckpointContract, LeasesContract):
     """A file system that fsspec knows and that has no special treatment in stateflow."""
 
     @pytest.fixture
@@ -48,7 +48,7 @@ def s3_server() -> Iterator[str]:
 
 
 @pytest.mark.thorough
-class TestS3(CheckpointContract, HoldsContract):
+class TestS3(CheckpointContract, LeasesContract):
     stride = 7
 
     @pytest.fixture

@@ -17,7 +17,7 @@ from sqlalchemy.schema import CreateColumn, CreateIndex
 from stateflow.clock import ManualClock
 from stateflow.ledger import App, Entry, Holder, Ledger
 from stateflow.ledger.migrations.versions import v0001_ledger, v0002_hold, v0003_keys, v0004_bundles
-from stateflow.ledger.schema import HOLD, METADATA, ItemId
+from stateflow.ledger.records import HOLD, METADATA, ItemId
 from tests.contract.databases import fresh_database
 from tests.contract.ledger_bundles_suite import BundlesContract
 from tests.contract.ledger_keeping_suite import KeepingContract

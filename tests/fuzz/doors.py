@@ -35,11 +35,11 @@ from google.protobuf.message import Message
 from reconfig.decisions.jobs import Affinity as JobAffinity
 from stateflow import documents, reports, status
 from stateflow.changes import ChangeSet, Mutations
+from stateflow.checkpoint.catalog import Manifest, parse_name
 from stateflow.checkpoint.codec import Codec
-from stateflow.checkpoint.manifest import Manifest, parse_name
 from stateflow.code import bundles
 from stateflow.errors import StateflowError
-from stateflow.ledger.batches import check_affinity
+from stateflow.ledger.rules import check_affinity
 from stateflow.operator.arrow import parse_ddl, read_batch, read_schema, read_table
 from stateflow.operator.operator import describe
 from stateflow.operator.output import join_output, split_output
@@ -58,7 +58,7 @@ from stateflow.security.certificates import PREFIX, checked_pair, decoded_token,
 from stateflow.security.roles import Identity
 from stateflow.state import cells, encoding
 from stateflow.state.declare import coder_for
-from stateflow.state.spec import DECODE_FAILURES
+from stateflow.state.tracked import DECODE_FAILURES
 from stateflow.storage import commit_log as log_format
 from stateflow.storage.faults import meaning
 from stateflow.storage.rocks import RocksEngine

@@ -19,7 +19,7 @@ from reconfig.decisions.plan import PlannedMove, StrategyName, to_payload
 from stateflow.client import Cluster
 from stateflow.errors import StateflowError
 from stateflow.ledger import Ledger
-from stateflow.ledger.schema import RECORD
+from stateflow.ledger.records import RECORD
 from stateflow.local.process import Process
 from stateflow.testing import LocalCluster
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo

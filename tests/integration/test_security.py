@@ -19,7 +19,7 @@ from stateflow.client import Cluster, StreamClient
 from stateflow.errors import NotAllowed
 from stateflow.ledger import Ledger
 from stateflow.local.cluster import Certificates
-from stateflow.security.files import LOOK_S
+from stateflow.security.certificates import LOOK_S
 from stateflow.testing import LocalCluster
 from tests.integration.operators import Reading, Tally
 from tests.integration.support import Streaming, check_owners, eventually, rows_of, wait_alive

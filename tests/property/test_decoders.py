@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateflow.changes import ChangeSet, Mutations
-from stateflow.checkpoint.manifest import Manifest
+from stateflow.checkpoint.catalog import Manifest
 from stateflow.errors import CheckpointCorrupt, StateflowError
 from stateflow.operator.output import join_output, split_output
 from stateflow.partition import layout

@@ -27,7 +27,8 @@ from stateflow import Operator, state
 from stateflow.client.stream import numbered
 from stateflow.errors import EncodeError, InvalidArgument, OutputMismatch
 from stateflow.operator.arrow import parse_ddl, read_batch
-from stateflow.operator.rows import OutputWriter, RowReader
+from stateflow.operator.output import OutputWriter
+from stateflow.operator.rows import RowReader
 from stateflow.testing import OperatorHarness
 from stateflow.types import OperatorSpec
 from tests.sizes import sized

@@ -45,7 +45,7 @@ def adopted_as_it_was(patch: pytest.MonkeyPatch) -> None:
 
     def adopt(self: CheckpointStore, manifest: Any, directory: Any) -> Adoption:
         self.check(first_use=True)
-        return Adoption(self, manifest, self._hold(manifest))
+        return Adoption(self, manifest, self._lease(manifest))
 
     patch.setattr(CheckpointStore, "adopt", adopt)
     patch.setattr(CheckpointStore, "held", lambda *_: nullcontext())

@@ -12,7 +12,7 @@ import stateflow
 from stateflow import client, ledger, spark, state, testing
 from stateflow.cli.app import app
 from stateflow.errors import StateflowError
-from stateflow.ledger.schema import METADATA
+from stateflow.ledger.records import METADATA
 from tests.pages import ROOT
 
 with pytest.MonkeyPatch.context() as patch:

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from stateflow.ledger.schema import METADATA, VERSION_TABLE
+from stateflow.ledger.records import METADATA, VERSION_TABLE
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -5,8 +5,7 @@ from __future__ import annotations
 from stateflow.agent.agent import Figures, targets_of
 from stateflow.clock import ManualClock
 from stateflow.fleet import AgentInfo, Child, Spawned
-from stateflow.metrics.discovery import Target
-from stateflow.metrics.figures import AGENT, FIGURES
+from stateflow.metrics.figures import AGENT, FIGURES, Target
 from stateflow.release import VERSION
 
 INFO = AgentInfo("gw", "edge", "gw:1", cores=4, memory_bytes=8 << 30)

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from stateflow.changes import Mutations
 from stateflow.checkpoint import CheckpointStore, Manifest, ManifestFile, Retention
 from stateflow.checkpoint.backend import LocalBackend, Objects, Throttle
-from stateflow.checkpoint.catalog import MARK_LIFE_S, Found, Mark
+from stateflow.checkpoint.catalog import MARK_LIFE_S, Found, Mark, blob_name, digest_of, manifest_name, parse_name
 from stateflow.checkpoint.codec import KEY_VARIABLE, Codec, configured_key
 from stateflow.checkpoint.collecting import is_dead, to_drop, to_sweep, whose_turn
-from stateflow.checkpoint.manifest import blob_name, digest_of, manifest_name, parse_name
 from stateflow.errors import (
     CheckpointCorrupt,
     CheckpointNewer,

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stateflow.cli.app import app
-from stateflow.security.files import TlsFiles
+from stateflow.security.certificates import TlsFiles
 from tests.unit.security.test_authority import settings
 
 

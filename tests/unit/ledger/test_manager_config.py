@@ -10,8 +10,8 @@ import pytest
 from stateflow import ledger
 from stateflow.errors import InvalidArgument
 from stateflow.ledger import SqLiteStateManager, state_manager_from_yaml
-from stateflow.ledger.batches import check_affinity
 from stateflow.ledger.manager import TYPES, ledger_url
+from stateflow.ledger.rules import check_affinity
 
 SECRET = {"LEDGER_PASSWORD": "hunter2"}
 

@@ -14,10 +14,9 @@ import pytest
 
 from stateflow.errors import BadCertificate, InsecureRefused, InvalidArgument, PortInUse, StateflowError
 from stateflow.local.cluster import Certificates
-from stateflow.metrics.discovery import Target
-from stateflow.metrics.figures import Values
+from stateflow.metrics.figures import Target, Values
 from stateflow.metrics.page import Page
-from stateflow.security import files
+from stateflow.security import certificates as certificates_module
 
 
 async def figures() -> Values:
@@ -52,7 +51,7 @@ def certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certificate
     made = Certificates(tmp_path)
     for variable, file in made.issue("edge-0", "node", "127.0.0.1").items():
         monkeypatch.setenv(variable, file)
-    monkeypatch.setattr(files, "LOOK_S", 0.0)
+    monkeypatch.setattr(certificates_module, "LOOK_S", 0.0)
     return made
 
 

@@ -15,9 +15,8 @@ import pytest
 
 from stateflow.errors import OutputMismatch
 from stateflow.operator.arrow import parse_ddl, read_batch
-from stateflow.operator.casting import taken
 from stateflow.operator.exact import Misfit, column_of
-from stateflow.operator.rows import OutputWriter
+from stateflow.operator.output import OutputWriter, cast_column
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOON = dt.datetime(2013, 1, 1, 12)
@@ -250,7 +249,7 @@ def chunks(*arrays: pa.Array) -> pa.ChunkedArray:
     ],
 )
 def test_columns_are_taken_as_they_are(text: str, given: pa.ChunkedArray, read: list[Any]) -> None:
-    array = taken(given, declared(text))
+    array = cast_column(given, declared(text))
     array.validate(full=True)
     assert (array.type, array.to_pylist()) == (declared(text).type, read)
 
@@ -283,7 +282,7 @@ def test_columns_are_taken_as_they_are(text: str, given: pa.ChunkedArray, read: 
 )
 def test_columns_are_refused_with_their_place(text: str, given: pa.ChunkedArray, path: str, row: int | None) -> None:
     with pytest.raises(Misfit) as caught:
-        taken(given, declared(text))
+        cast_column(given, declared(text))
     assert (caught.value.path, caught.value.row) == (path, row)
 
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from stateflow.errors import InvalidArgument, KeyColumnMissing, NullKey, OutputMismatch
 from stateflow.operator.arrow import parse_ddl, read_batch
-from stateflow.operator.rows import OutputWriter, RowReader, alone
+from stateflow.operator.output import OutputWriter
+from stateflow.operator.rows import RowReader, alone
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("class", pa.string())])
 BATCH = pa.RecordBatch.from_pylist(

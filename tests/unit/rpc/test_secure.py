@@ -22,8 +22,8 @@ from stateflow.rpc import replica_pb2, secure
 from stateflow.rpc.secure import _SecureChannel
 from stateflow.rpc.serving import bind
 from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, connect, remote_error
-from stateflow.security import files as files_module
-from stateflow.security.files import TlsFiles
+from stateflow.security import certificates as files_module
+from stateflow.security.certificates import TlsFiles
 from tests.unit.rpc.test_serving_admission import APPLY, POSITIONS, World, ask, settings
 
 CALL = "/test/call"

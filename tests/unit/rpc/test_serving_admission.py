@@ -20,10 +20,9 @@ from stateflow.rpc import agent_pb2, controller_pb2, replica_pb2
 from stateflow.rpc.secure import server_credentials
 from stateflow.rpc.serving import Admission, caller, new_server
 from stateflow.rpc.wire import CHANNEL_OPTIONS, OPTIONS, remote_error
-from stateflow.security import files as files_module
+from stateflow.security import certificates as files_module
 from stateflow.security.authority import Authority
-from stateflow.security.certificates import ROLES, decoded_token
-from stateflow.security.files import TlsFiles
+from stateflow.security.certificates import ROLES, TlsFiles, decoded_token
 from stateflow.security.roles import RULES, Identity, Role, check_call, check_request
 from stateflow.settings import ConnectionSettings
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from stateflow.clock import SYSTEM_CLOCK, ManualClock
 from stateflow.errors import BadCertificate, InvalidArgument
 from stateflow.security.authority import Authority, own_request, read_own, write_own
-from stateflow.security.certificates import revoked_of
-from stateflow.security.files import TlsFiles
+from stateflow.security.certificates import TlsFiles, revoked_of
 from stateflow.security.roles import Identity
 from stateflow.settings import ConnectionSettings
 

@@ -14,8 +14,7 @@ from stateflow.clock import SYSTEM_CLOCK, ManualClock
 from stateflow.errors import BadCertificate, InvalidArgument
 from stateflow.security import plain
 from stateflow.security.authority import Authority, write_private
-from stateflow.security.certificates import LENGTH_MAX, PREFIX, decoded_token
-from stateflow.security.files import LOOK_S, TlsFiles
+from stateflow.security.certificates import LENGTH_MAX, LOOK_S, PREFIX, TlsFiles, decoded_token
 from stateflow.security.roles import Identity
 from stateflow.settings import ConnectionSettings
 

@@ -22,7 +22,7 @@ from stateflow.state import Coder, TrackedList, TrackedMap, TrackedSet, decode_r
 from stateflow.state.cells import row_part
 from stateflow.state.coders import Int64
 from stateflow.state.collection import Collection
-from stateflow.state.spec import StateSpec
+from stateflow.state.tracked import StateSpec
 from stateflow.storage import MemoryStore, PartitionStore, RocksEngine
 
 mapping_tests = pytest.importorskip("test.mapping_tests", reason="this interpreter came without its tests")

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy import BigInteger, Column, Index, Integer, PrimaryKeyConstraint, SmallInteger, UniqueConstraint
 
-from stateflow.ledger.schema import OPTIONS, big_key, long_text, text_id
+from stateflow.ledger.records import OPTIONS, big_key, long_text, text_id
 
 revision = "0001"
 down_revision = None

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic import context, op
 from sqlalchemy import BigInteger, Column, SmallInteger
 
-from stateflow.ledger.schema import HOLD, IDENTITY, OPTIONS, long_text, text_id
+from stateflow.ledger.records import HOLD, IDENTITY, OPTIONS, long_text, text_id
 
 revision = "0002"
 down_revision = "0001"

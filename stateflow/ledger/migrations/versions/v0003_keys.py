@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy import BigInteger, Column
 
-from stateflow.ledger.schema import ItemId, text_id
+from stateflow.ledger.records import ItemId, text_id
 
 revision = "0003"
 down_revision = "0002"

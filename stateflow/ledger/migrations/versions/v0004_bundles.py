@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import context, op
 from sqlalchemy import BigInteger, Column, Integer
 
-from stateflow.ledger.schema import OPTIONS, long_bytes, text_id
+from stateflow.ledger.records import OPTIONS, long_bytes, text_id
 
 revision = "0004"
 down_revision = "0003"

@@ -19,8 +19,8 @@ from stateflow.clock import ManualClock
 from stateflow.fleet import AgentInfo, Spawned
 from stateflow.ledger import Board, Ledger
 from stateflow.ledger import RecordState as S
-from stateflow.ledger.batches import EntityStatus
 from stateflow.ledger.records import Kind
+from stateflow.ledger.rules import EntityStatus
 from stateflow.reports import PartitionFault
 from stateflow.types import OperatorSpec, PartitionId, ReplicaInfo
 from tests.sizes import sized

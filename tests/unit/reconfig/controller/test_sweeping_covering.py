@@ -13,7 +13,7 @@ from reconfig.controller.folds import MOVED, Outcome, Task
 from reconfig.controller.sweeping import FAILURES_MAX, FAULTS_MAX, Covering, Piece
 from reconfig.decisions.sweeps import Chore
 from stateflow.errors import InvalidArgument, StateDamaged, StateflowError, Unavailable
-from stateflow.ledger.batches import EntityStatus
+from stateflow.ledger.rules import EntityStatus
 from stateflow.types import PartitionId, ReplicaInfo
 
 AWAY = Unavailable("it is away", remedy="wait")

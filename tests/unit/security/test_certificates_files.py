@@ -11,7 +11,7 @@ import pytest
 from stateflow.clock import SYSTEM_CLOCK, ManualClock
 from stateflow.errors import BadCertificate, InvalidArgument
 from stateflow.security.authority import Authority
-from stateflow.security.files import LOOK_S, TlsFiles
+from stateflow.security.certificates import LOOK_S, TlsFiles
 from stateflow.security.roles import Identity
 from tests.unit.security.test_authority import NODE, settings
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from stateflow.settings.base import SECTIONS, Settings, checked, known_variables
 from stateflow.settings.models import ReplicaProcess, ReplicaSettings
-from stateflow.settings.reference import kind_of, page, unit_of
-from tests.pages import blocks
+from tests.pages import ROOT, blocks
 
-PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(ROOT / ".ci" / "docs")
+    from settings_page import kind_of, page, unit_of
+
+PAGE = ROOT / "docs" / "settings.md"
 KINDS = [kind for kinds in SECTIONS.values() for kind in kinds]
 
 

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from stateflow.checkpoint import CheckpointStore, Codec, Manifest, Retention, collect
 from stateflow.checkpoint.backend import LocalBackend
-from stateflow.checkpoint.catalog import MANIFEST_BYTES_MAX, MANIFESTS
-from stateflow.checkpoint.manifest import _checksum
+from stateflow.checkpoint.catalog import MANIFEST_BYTES_MAX, MANIFESTS, _checksum
 from stateflow.cli import checkpoint as checkpoint_commands
 from stateflow.cli.app import app
 from stateflow.errors import CheckpointCorrupt, CheckpointMissing, StateflowError, Unavailable

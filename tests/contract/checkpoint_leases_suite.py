@@ -36,8 +36,8 @@ class At(Steps):
         return len(self.done) < self._at
 
     @property
-    def happened_held(self) -> bool:
-        """Returns whether the hold was there before ``work`` was done."""
+    def happened_leased(self) -> bool:
+        """Returns whether the lease was there before ``work`` was done."""
         return ("create", "intents") in [(op, name.partition("/")[0]) for op, name in self.done[: self._at - 1]]
 
 
@@ -50,7 +50,7 @@ def put_back(store: CheckpointStore, folder: Path, old: Manifest, epoch: int) ->
         adoption.publish(epoch, "edge-1")
 
 
-class HoldsContract(BackendContract):
+class LeasesContract(BackendContract):
     stride = 1
 
     def steps(self) -> range:
@@ -69,7 +69,7 @@ class HoldsContract(BackendContract):
                 put_back(store_of(beside), tmp_path, old, epoch + 1)
             except (StateflowError, StopIteration):
                 refused += 1
-                assert not beside.happened_held, "what is held is not collected"
+                assert not beside.happened_leased, "what is leased is not collected"
                 check_newest(store, tmp_path, {"a": f"new {at}".encode()})
                 continue
             check_newest(store, tmp_path, {"a": f"old {at}".encode(), "b": f"also old {at}".encode()})
@@ -81,7 +81,7 @@ class HoldsContract(BackendContract):
         else:
             raise AssertionError
         assert restored * self.stride > 12
-        assert refused <= 6, "it found what was there, and it was gone before it could be held"
+        assert refused <= 6, "it found what was there, and it was gone before it could be leased"
 
     def test_a_restore_beside_two_collections_loses_nothing(self, backend: Backend, tmp_path: Path) -> None:
         """Another collection and a whole restore run before each single operation of a collection."""
@@ -235,7 +235,7 @@ class HoldsContract(BackendContract):
                 kept = collect(elsewhere, Retention(keep=1, age_s=86400))
                 assert (kept.checkpoints_dropped, kept.blobs_deleted) == (0, 0), "all are young"
                 collect(elsewhere, Retention(keep=1))
-                assert backend.stat(f"blobs/{old.files[0].blob}"), "it is held"
+                assert backend.stat(f"blobs/{old.files[0].blob}"), "it is leased"
                 adoption.publish(2, "edge-1")
             check_newest(store, tmp_path, {"a": b"old"})
 
@@ -248,7 +248,7 @@ class HoldsContract(BackendContract):
         adoption = store.adopt(old, directory)  # the process that adopts ends here
         assert collect(store, Retention(keep=1)).blobs_deleted == 0
         assert collect(store_of(Later(backend, DEAD)), Retention(keep=1)).blobs_deleted == 1
-        with pytest.raises(StaleCheckpoint, match="the hold on the fetched blobs is gone"):
+        with pytest.raises(StaleCheckpoint, match="the lease on the fetched blobs is gone"):
             adoption.publish(2, "edge-1")
         check_newest(store, tmp_path, {"a": b"new"})
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from stateflow.metrics.discovery import Target, answer
+from stateflow.metrics.figures import Target
+from stateflow.metrics.page import answer
 
 
 @pytest.mark.parametrize(
