@@ -45,7 +45,7 @@ from stateflow.replica import server
 from stateflow.rpc.serving import ask_health
 from stateflow.settings import ControllerSettings, ReplicaSettings
 from stateflow.settings.base import check_variables
-from stateflow.storage.rocks import raise_limit
+from stateflow.storage.store import raise_limit
 from stateflow.types import WORKERS_MAX, ReplicaInfo, check_name, worker_name
 
 log = logging.getLogger(__name__)
