@@ -13,10 +13,9 @@ from stateflow.partition import layout
 from stateflow.partition.batches import Batches, not_owned
 from stateflow.partition.commits import read_sequence
 from stateflow.partition.entries import At, StateColumns, declaration_of, entries_of
-from stateflow.partition.evolution import is_evolved
 from stateflow.partition.lifecycle import State
 from stateflow.partition.positions import Retired, SourceView, sources_in
-from stateflow.partition.processor import read_watermark
+from stateflow.partition.processor import is_evolved, read_watermark
 from stateflow.partition.registry import PartitionRegistry
 from stateflow.storage import PartitionStore
 from stateflow.types import PartitionId

@@ -36,10 +36,10 @@ from stateflow.partition.change_feed import FileDigests
 from stateflow.partition.commits import Commits
 from stateflow.partition.data_directory import Quarantine, identify
 from stateflow.partition.environment import Environment
-from stateflow.partition.evolution import evolution_of
 from stateflow.partition.install import Copies
 from stateflow.partition.lifecycle import CheckedLifecycle, Lifecycle, State
 from stateflow.partition.local_partition import CheckedMutex, LocalPartition
+from stateflow.partition.processor import evolution_of
 from stateflow.partition.skipped import SkippedBatches
 from stateflow.settings import ReplicaSettings
 from stateflow.state import DeployedStates
